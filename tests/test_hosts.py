@@ -1,7 +1,9 @@
 """Trainings on hosts of their own: network namespaces, that are killed and cut off."""
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -78,10 +80,10 @@ class HostsRun(Run):
         assert ["error" in said for said in ended] == [False] * self.hosts.n, ended
         return ended
 
-    def wait_for_words(self, host, text, limit_s):
-        """Waits until a host's log has a text."""
+    def wait_for_words(self, host, text, limit_s, times=1):
+        """Waits until a host's log has a text, so many times."""
         deadline = time.monotonic() + limit_s
-        while text not in self.log(host).read_text():
+        while self.log(host).read_text().count(text) < times:
             assert time.monotonic() < deadline, self.log(host).read_text()
             time.sleep(0.05)
 
@@ -153,6 +155,48 @@ def test_a_short_cut_is_survived_and_a_long_one_is_gone_on_from(
     ended = run.finish_all()
     assert [said["restarts"] for said in ended] == [1, 1]
     assert_same_bits(run, undisturbed)
+
+
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_a_full_disk_is_one_sentence_and_with_room_the_bits_are_the_same(
+    is_of_all, undisturbed, data, two_hosts, tmp_path
+):
+    """The disk that all share, or what one host may write: a limit on the size of its files."""
+    with disk(tmp_path / "disk") as give_room:
+        run = HostsRun(tmp_path / "disk", data, two_hosts)
+        for host in (0, 1):
+            run.start_host(host)
+        run.reach(40)
+        if is_of_all:
+            filler = tmp_path / "disk" / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(1 << 16)):
+                    pass
+        else:
+            for pid in two_hosts.pids(1):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 10, resource.RLIM_INFINITY))
+        errors = [run.error(host) for host in (0, 1)]
+        assert {error["code"] for error in errors} <= {"R330", "R603"}, errors
+        assert "must be" in errors[0]["rule"]
+        give_room()
+        for host in (0, 1):
+            run.start_host(host)
+        run.finish_all()
+        assert run.summary()["resumed_at"]
+        assert_same_bits(run, undisturbed)
+
+
+@contextlib.contextmanager
+def disk(folder):
+    """Mounts a small file system; yields what makes it larger."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=24m", "recsys-test", str(folder)]
+    subprocess.run(words, check=True)
+    larger = ["mount", "-o", "remount,size=512m", str(folder)]
+    try:
+        yield lambda: subprocess.run(larger, check=True)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_those_that_are_left_go_on_when_the_list_says_so(undisturbed, data, two_hosts, tmp_path):

@@ -1,0 +1,71 @@
+"""Whole runs whose stages are started in several processes: the same, to the bit."""
+
+import json
+
+import pytest
+import yaml
+from golden_runs import recsys
+
+from benchmarks.crash_world import model_digest, write_events, write_world
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.thorough]
+FIGURES = ("metrics", "intervals", "baselines", "verdict")
+
+
+class Nights:
+    """Two runs on one root: the second one on more data, from the first one's model on."""
+
+    def __init__(self, folder, devices, processes):
+        self.folder = folder
+        config = yaml.safe_load(write_world(folder).read_text())
+        config["launcher"], config["warm_start"] = {"processes": processes}, {}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        self.nights = [self.run(devices // processes)]
+        write_events(folder / "ratings-2.csv", 300, 50, 55)
+        self.nights.append(self.run(devices // processes))
+
+    def run(self, devices, *words):
+        words = ("run", self.folder / "config.yaml", "--json", *words)
+        return json.loads(recsys(*words, devices=devices).stdout.splitlines()[-1])
+
+    def models(self):
+        return sorted(self.folder.glob("root/artifacts/Trainer/model/*"), key=lambda p: int(p.name))
+
+    def trainings(self):
+        return [json.loads((model / "training.json").read_text()) for model in self.models()]
+
+    def evaluations(self):
+        files = self.folder.glob("root/artifacts/RetrievalEvaluator/evaluation/*/evaluation.json")
+        read = [json.loads(p.read_text()) for p in sorted(files, key=lambda p: int(p.parent.name))]
+        return [{name: evaluation[name] for name in FIGURES} for evaluation in read]
+
+    def bundles(self):
+        return [files_of(self.folder / "root/serving/tiny" / str(n)) for n in (1, 2)]
+
+
+def files_of(bundle):
+    """Returns the files of a bundle, but for those with a date, and those that TF never repeats."""
+    changing = ("MODEL_CARD.md", "manifest.json", "fingerprint.pb", "tf_serving_warmup_requests")
+    return {
+        path.relative_to(bundle).as_posix(): path.read_bytes()
+        for path in bundle.rglob("*")
+        if path.is_file() and path.name not in changing
+    }
+
+
+def test_two_processes_make_the_bundles_of_one_on_as_many_devices(tmp_path):
+    one, two = Nights(tmp_path / "one", 2, 1), Nights(tmp_path / "two", 2, 2)
+    assert [t["processes"] for t in one.trainings()] == [1, 1]
+    assert [t["processes"] for t in two.trainings()] == [2, 2]
+    assert two.trainings()[1]["warm_start"]
+    assert [model_digest(m) for m in one.models()] == [model_digest(m) for m in two.models()]
+    assert one.evaluations() == two.evaluations()
+    ours, theirs = one.bundles(), two.bundles()
+    assert [bundle.keys() for bundle in ours] == [bundle.keys() for bundle in theirs]
+    for night, bundle in enumerate(ours):
+        for name, content in bundle.items():
+            assert content == theirs[night][name], (night, name)
+    # Where a model is trained is no reason to train it again.
+    again = two.run(2, "--set", "launcher=local")
+    assert again["bundle"] == two.nights[1]["bundle"]
+    assert len(two.models()) == 2
