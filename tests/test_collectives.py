@@ -60,6 +60,51 @@ def test_sums_over_devices_are_taken_in_float32(width):
     np.testing.assert_allclose(summed, expected, rtol=1e-6, atol=1e-6)
 
 
+# --- int8
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_number_of_int8_is_off_by_less_than_a_step_of_its_row(width):
+    x = numbers(16, width) * np.float32(10.0) ** np.arange(-8, 8)[:, None]
+    x[3] = 0
+    moved = over_devices(lambda x: collectives.all_gather(x, ALL, "int8"))(x)
+    moved = np.asarray(moved).reshape(8, 16, width)
+    step = np.abs(x).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(moved - x) <= step * (1 + 1e-5))
+    assert np.array_equal(moved[:, 3], np.zeros((8, width)))
+    # The largest of a row arrives, and every device gets the same.
+    np.testing.assert_allclose(np.abs(moved).max(axis=2), np.tile(step[:, 0] * 127, (8, 1)), 1e-5)
+    assert np.array_equal(moved[0], moved[5])
+
+
+def test_int8_is_right_on_average_also_for_numbers_far_below_a_step():
+    n, share = 8 * 4096, 0.3
+    rng = np.random.default_rng(4)
+    # A third of a step each, within a hundredth of it.
+    x = (rng.uniform(share - 0.005, share + 0.005, (n, 4)) / 127).astype(np.float32)
+    x[:, 0] = 1
+    moved = np.asarray(over_devices(lambda x: collectives.swap_chunks(x, ALL, "int8"))(
+        x.reshape(64, -1, 4)
+    )).reshape(n, 4)[:, 1:]  # fmt: skip
+    assert set(np.round(moved * 127).ravel()) == {0, 1}
+    # By column too: five standard deviations of so many draws.
+    off = 5 * np.sqrt(share * (1 - share) / n)
+    np.testing.assert_allclose((moved * 127).mean(axis=0), share, atol=off)
+    # What one column does says nothing of the next one.
+    assert abs(np.corrcoef(moved[:, 0], moved[:, 1])[0, 1]) < 5 / np.sqrt(n)
+
+
+def test_sums_of_int8_are_taken_in_float32():
+    x = numbers(64, 8, 6).reshape(512, 6)
+    summed = over_devices(lambda x: collectives.reduce_scatter(x, ALL, "int8"))(x)
+    steps = np.abs(x).max(axis=1).reshape(8, 64).sum(axis=0) / 127
+    expected = x.reshape(8, 64, 6).astype(np.float64).sum(axis=0)
+    assert np.all(np.abs(summed - expected) <= steps[:, None] * (1 + 1e-5))
+
+
+# --- gradients, and training
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "rows_to_columns"])
 def test_gradients_go_back_by_the_reverse_collective(name, kind):
@@ -141,6 +186,19 @@ def test_training_by_bfloat16_stays_near_that_by_float32(placement, exchange, ba
     for values, wanted in zip(half, state, strict=True):
         assert not np.array_equal(values, wanted)
         np.testing.assert_allclose(values, wanted, atol=2**-6 * np.abs(wanted).max(), rtol=0)
+
+
+@pytest.mark.parametrize("exchange", ["rows", "gathered"])
+def test_training_by_int8_stays_near_that_by_float32(exchange, batch):
+    read, state = after_steps("row", exchange, batch)
+    read_in_bytes, by_bytes = after_steps("row", exchange, batch, sent_as="int8")
+    # Of a bag's five ids each is off by a step.
+    np.testing.assert_allclose(read_in_bytes, read, atol=np.abs(read).max() / 40, rtol=0)
+    for values, wanted in zip(by_bytes, state, strict=True):
+        assert not np.array_equal(values, wanted)
+        off = np.abs(values - wanted)
+        assert off.max() < 0.1 * np.abs(wanted).max()
+        assert off.mean() < 0.01 * np.abs(wanted).max()
 
 
 def test_rows_of_a_bfloat16_table_lose_nothing_on_the_way(batch):

@@ -59,6 +59,7 @@ def of_process(mesh, *options):
         ("8", "cheapest", "bfloat16", ""),
         ("8", "nodes", "float32", "4"),
         pytest.param("8", "nodes", "bfloat16", "2", marks=pytest.mark.thorough),
+        pytest.param("8", "cheapest", "int8", "4", marks=pytest.mark.thorough),
         pytest.param("8", "rows", "float32", "", marks=pytest.mark.thorough),
         pytest.param("8", "dense", "float32", "", marks=pytest.mark.thorough),
         pytest.param("16", "auto", "float32", "", marks=pytest.mark.thorough),

@@ -92,9 +92,9 @@ class RetrievalConfig(Strict):
     distinct_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of a device's ids that is expected to be distinct, by which the bytes of an
     exchange are reckoned (0..1]."""
-    exchange_dtype: Literal["float32", "bfloat16"] = "float32"
+    exchange_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Type in which rows and their gradients travel between devices; `bfloat16` halves the
-    bytes and rounds."""
+    bytes and rounds; `int8`, with a scale a row, nearly quarters them and rounds at random."""
 
     @model_validator(mode="after")
     def _temperature_can_be_learned(self) -> Self:

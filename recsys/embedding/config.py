@@ -45,7 +45,7 @@ class TableConfig(keras_rs.layers.TableConfig):
             `gathered`, `rows`, `nodes` or `dense`; see `recsys.embedding.traffic`.
         distinct_share: Expected distinct ids of a device's part of a batch over all of
             its ids (0..1]. Only the choice of an exchange, and the plan, go by it.
-        exchange_dtype: What rows and gradients travel as: `float32` or `bfloat16`.
+        exchange_dtype: What rows and gradients travel as: `float32`, `bfloat16` or `int8`.
     """
 
     unknown: str = "row0"

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from recsys.embedding.rounding import noise
 from recsys.errors import UsageError
+from recsys.rounding import noise
 
 _TRUNCATED_STD = 0.87962566103423978  # Standard deviation of a normal cut at ±2.
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from recsys import kernels
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
-from recsys.embedding.rounding import round_stochastically
 from recsys.errors import RecsysError
+from recsys.rounding import round_stochastically
 
 
 class Lookups(NamedTuple):

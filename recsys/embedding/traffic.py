@@ -53,8 +53,8 @@ class ExchangeOptions:
             force one way, where a table can go it: `dense` for its gradients alone.
         distinct_share: Expected distinct ids of a device over all of its ids (0..1]; 1 if
             nothing is known.
-        payload: What rows and gradients travel as, `float32` or `bfloat16`; sums over
-            devices that XLA takes are float32.
+        payload: What rows and gradients travel as, `float32`, `bfloat16` or `int8`; sums
+            over devices that XLA takes are float32.
         rows: Rows of the table, without padding: no more ids are distinct.
     """
 

@@ -19,10 +19,10 @@ import keras
 from recsys.embedding import exchange
 from recsys.embedding.exchange import Use
 from recsys.embedding.optimizers import RowOptimizer
-from recsys.embedding.rounding import mixed
 from recsys.embedding.rows import Numbers
 from recsys.embedding.table import Table
 from recsys.errors import UsageError
+from recsys.rounding import mixed
 
 Arrays = list[jax.Array]
 
