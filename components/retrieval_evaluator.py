@@ -1,4 +1,4 @@
-"""RetrievalEvaluator: starts `recsys.evaluation.stage` and blesses the model, or not."""
+"""RetrievalEvaluator: starts `recsys.evaluation.stage` where the launcher says, and blesses."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from tfx.types.standard_artifacts import Model, ModelBlessing, ModelEvaluation
 
 from components.artifacts import InteractionData
 from components.metadata import CURRENT_MODEL
-from recsys.system.process import run_stage_with_config
+from recsys.system.launchers import run_launched
 
 
 @component
@@ -37,7 +37,7 @@ def RetrievalEvaluator(
     arguments = ["--model", model.uri, "--data", data.uri, "--out", evaluation.uri]
     if blessed_model is not None:
         arguments += ["--blessed", blessed_model.uri]
-    run_stage_with_config("recsys.evaluation.stage", config, arguments, backend="jax")
+    run_launched("recsys.evaluation.stage", config, arguments)
     result = json.loads((Path(evaluation.uri) / "evaluation.json").read_text())
     _bless(blessing, result["verdict"]["blessed"], model, blessed_model)
 

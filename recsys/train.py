@@ -183,7 +183,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, beside --out")
     parser.add_argument("--base", type=Path, help="model folder of a warm start")
     parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
-    parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
     add_host_options(parser)
     options = parser.parse_args(arguments)
     check_backend()
@@ -197,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if distributed.SERVICE not in os.environ:
         cluster = cluster_of(options)
         if cluster is not None:
-            facts = facts_of(stage, options.data, options.base)
+            read = {"the data folder": options.data, "the base model": options.base}
+            facts = facts_of("recsys.train", stage, read)
             return train_on_hosts(words, cluster, options.checkpoints, options.out, facts)
         if options.processes > 1:
             return launcher.launch(words, options.processes, options.checkpoints)

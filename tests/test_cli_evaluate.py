@@ -60,6 +60,7 @@ def stage(monkeypatch):
 
     class Stage:
         writes = EVALUATION
+        placed = None
 
         def __call__(self, module, arguments, environment, log):
             assert (module, environment["KERAS_BACKEND"]) == ("recsys.evaluation.stage", "jax")
@@ -68,7 +69,12 @@ def stage(monkeypatch):
             file = Path(self.given["--out"]) / "evaluation.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(json.dumps(self.writes))
-            return {"evaluation": str(file), "metrics": {"recall@5": 0.5}, **RESULT}
+            return {
+                "evaluation": str(file),
+                "metrics": {"recall@5": 0.5},
+                **RESULT,
+                **(self.placed or {}),
+            }
 
     started = Stage()
     monkeypatch.setattr("recsys.system.process.run_stage", started)
@@ -134,6 +140,19 @@ def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):
     _, said = run(*words)
     assert "Nothing was compared with the model of --against" in said
     assert "last blessed" not in said.split("Nothing")[0]
+
+
+def test_of_several_processes_the_first_one_writes_the_report(stage, run, tmp_path):
+    placed = {"--coordinator": "a:1", "--num-processes": "2", "--process-id": "1"}
+    words = ["evaluate", tmp_path / "b", "--out", tmp_path / "o"]
+    words += [word for pair in placed.items() for word in pair]
+    for number, is_written in ((1, False), (0, True)):
+        stage.placed = {"process": number}
+        out, said = run(*words)
+        assert placed.items() <= stage.given.items()
+        assert ("report" in out) == (tmp_path / "o" / "report.html").exists() == is_written
+        assert ("Surely better; blessed" in said) == is_written
+        assert "process" not in out
 
 
 @pytest.mark.parametrize("named", [[], ["a", "--model", "b"]], ids=["none", "two"])

@@ -13,7 +13,6 @@ from recsys.training.cluster import Cluster, add_host_options, cluster_of
 
 def parsed(*words):
     parser = argparse.ArgumentParser()
-    parser.add_argument("--processes", type=int, default=1)
     add_host_options(parser)
     return cluster_of(parser.parse_args([str(word) for word in words]))
 

@@ -10,6 +10,7 @@ import pytest
 from batch_sources import again, small_source
 from jax.sharding import NamedSharding, PartitionSpec
 
+from recsys.data.batch_part import held_part
 from recsys.data.batches import BatchSource
 from recsys.embedding import (
     Adagrad,
@@ -21,7 +22,7 @@ from recsys.embedding import (
     device_mesh,
     table_layout,
 )
-from recsys.training.prefetch import BatchIterator, held_part, part_of_process
+from recsys.training.prefetch import BatchIterator, part_of_process
 
 RANDOM = {"id_dropout": 0.3, "new_user_share": 0.3, "uniform_negatives": 6, "known_positives": 2}
 

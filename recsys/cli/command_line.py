@@ -43,6 +43,16 @@ Mesh = Annotated[
     Option(metavar="AXES", help="Arrange the devices as a grid, such as data=4,model=2."),
 ]
 Out = Annotated[Path, Option(help="Folder to write.")]
+Processes = Annotated[int, Option(min=1, max=256, help="Processes on this machine.")]
+Coordinator = Annotated[
+    str | None,
+    Option(metavar="HOST:PORT", help="First process of several hosts, or auto: a scheduler says."),
+]
+NumProcesses = Annotated[int | None, Option(min=1, help="How many processes there are.")]
+ProcessId = Annotated[int | None, Option(min=0, help="Which one this is, from 0.")]
+Wait = Annotated[
+    float | None, Option(min=0, help="Seconds that hosts wait for each other. Default: 300.")
+]
 Force = Annotated[bool, Option("--force", help="Overwrite existing files.")]
 
 
@@ -217,29 +227,20 @@ def train(
     checkpoints: Annotated[
         Path | None, Option(help="Folder of the checkpoints. Default: `checkpoints` beside --out.")
     ] = None,
-    processes: Annotated[int, Option(min=1, max=256, help="Processes on this machine.")] = 1,
+    processes: Processes = 1,
     base: Annotated[
         Path | None, Option(metavar="MODEL", help="Model folder to start from.")
     ] = None,
     mesh: Mesh = None,
-    coordinator: Annotated[
-        str | None,
-        Option(
-            metavar="HOST:PORT", help="First process of several hosts, or auto: a scheduler says."
-        ),
-    ] = None,
-    num_processes: Annotated[
-        int | None, Option(min=1, help="How many processes there are.")
-    ] = None,
-    process_id: Annotated[int | None, Option(min=0, help="Which one this is, from 0.")] = None,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
     hosts: Annotated[
         Path | None,
         Option(metavar="FILE", help="File of hosts, HOST:PORT a line; lost ones are waited for."),
     ] = None,
     host: Annotated[int | None, Option(min=0, help="Which line of it this is, from 0.")] = None,
-    wait: Annotated[
-        float | None, Option(min=0, help="Seconds that hosts wait for each other. Default: 300.")
-    ] = None,
+    wait: Wait = None,
 ) -> None:
     """Train a model without the pipeline; prints the result as JSON.
 
@@ -321,16 +322,29 @@ def evaluate(
     against: Annotated[
         Path | None, Option(metavar="MODEL", help="The last blessed model, to compare with.")
     ] = None,
+    processes: Processes = 1,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    wait: Wait = None,
     as_json: AlwaysJson = False,
 ) -> None:
     """Measure a bundle or a model folder over the whole catalogue, as the pipeline does.
 
     Writes evaluation.json and report.html into --out. Prints the result as JSON on
-    stdout, and a table for people on stderr.
+    stdout, and a table for people on stderr. Of several processes, each of which has
+    a part of the tables and of the catalogue, the first one does.
     """
     from recsys.cli import evaluate as command
 
-    _print_json(command.evaluate(measured, model, config, sets or [], data, out, against))
+    placed = {
+        "--processes": None if processes == 1 else processes,
+        "--coordinator": coordinator,
+        "--num-processes": num_processes,
+        "--process-id": process_id,
+        "--wait": wait,
+    }
+    _print_json(command.evaluate(measured, model, config, sets or [], data, out, against, placed))
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def evaluate(
     data: Path,
     out: Path,
     against: Path | None = None,
+    placed: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Measures a model, writes a report, and shows both on stderr.
 
@@ -37,9 +38,11 @@ def evaluate(
         data: Data folder of an InteractionEncoder.
         out: Folder to write `evaluation.json` and `report.html` into.
         against: Model folder or bundle that stands for the last blessed model.
+        placed: The options that say which of several processes this is, by name.
 
     Returns:
-        The result of the stage, with the path of the `report`.
+        The result of the stage, with the path of the `report`; of several processes the first
+        one writes and shows it.
 
     Raises:
         UsageError: No model is named, or two are.
@@ -47,7 +50,9 @@ def evaluate(
     """
     subject = _one_of(measured, model)
     config = load_config(config_path, overrides)
-    result = stages.evaluate(config, data, subject, out, against)
+    result = stages.evaluate(config, data, subject, out, against, placed)
+    if result.pop("process", 0):
+        return result
     report = _report(config, data, subject, out)
     result = {**result, "report": str(report)}
     show_evaluation(EvaluationResult.load(out).content, result, is_against=against is not None)

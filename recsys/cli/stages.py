@@ -50,15 +50,21 @@ def train(
     `placed` has those that say where processes run, by name; None: not given.
     """
     config = with_mesh(load_config(path, overrides), mesh)
-    words = _words(data=data, out=out, checkpoints=checkpoints, base=base)
-    for option, value in placed.items():
-        words += [] if value is None else [option, str(value)]
+    words = [
+        *_words(data=data, out=out, checkpoints=checkpoints, base=base),
+        *_placement_words(placed),
+    ]
     with _followed():
         return run_process("recsys.train", "jax", config, words)
 
 
 def evaluate(
-    config: Config, data: Path, model: Path, out: Path, blessed: Path | None = None
+    config: Config,
+    data: Path,
+    model: Path,
+    out: Path,
+    blessed: Path | None = None,
+    placed: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Measures `model` on the data folder `data`; shows how it goes.
 
@@ -68,8 +74,12 @@ def evaluate(
         model: Model folder or bundle.
         out: Evaluation folder to write.
         blessed: Model folder or bundle to compare with.
+        placed: As for `train`.
     """
-    words = _words(data=data, model=model, out=out, blessed=blessed)
+    words = [
+        *_words(data=data, model=model, out=out, blessed=blessed),
+        *_placement_words(placed or {}),
+    ]
     with _followed():
         return run_process("recsys.evaluation.stage", "jax", config, words)
 
@@ -166,6 +176,12 @@ def _words(**folders: Path | None) -> list[str]:
     """Returns options with their folders; those of None are left out."""
     named = {f"--{name}": folder for name, folder in folders.items() if folder is not None}
     return [word for option, path in named.items() for word in (option, str(path.resolve()))]
+
+
+def _placement_words(placed: Mapping[str, object]) -> list[str]:
+    """Returns options with their values; those of None are left out."""
+    given = {option: str(value) for option, value in placed.items() if value is not None}
+    return [word for pair in given.items() for word in pair]
 
 
 @contextmanager

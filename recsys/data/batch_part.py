@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from jax.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,13 @@ class BatchPart:
 
 WHOLE = BatchPart((0,), 1)
 """All rows."""
+
+
+def held_part(sharding: Sharding, n_shards: int) -> BatchPart:
+    """Returns which of `n_shards` equal parts of an array this process' devices hold."""
+    held = sharding.addressable_devices_indices_map((n_shards,)).values()
+    starts = {index[0].indices(n_shards)[0] for index in held if index is not None}
+    return BatchPart(tuple(sorted(starts)), n_shards)
 
 
 def _skip(n: int, random: np.random.Generator) -> None:

@@ -15,7 +15,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import keras
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.embedding.config import Placement, TableSpec, resolve, stacks
 from recsys.embedding.layer import ShardedEmbedding
@@ -213,6 +216,13 @@ def _table_rules(
 def activate(layout: keras.distribution.LayoutMap) -> None:
     """Makes Keras place variables by `layout`, and batches over its first axis."""
     keras.distribution.set_distribution(LayoutDistribution(layout))
+
+
+def replicate(values: Iterable[Any], mesh: keras.distribution.DeviceMesh) -> list[jax.Array]:
+    """Returns arrays that every process has whole, `[…]` each, on all devices of a mesh."""
+    everywhere = NamedSharding(mesh.backend_mesh, PartitionSpec())
+    arrays = [np.asarray(value) for value in values]
+    return [jax.make_array_from_callback(x.shape, everywhere, x.__getitem__) for x in arrays]
 
 
 def tables_of(model: keras.Model) -> list[Table]:

@@ -297,7 +297,8 @@ def physical_order(table: Table, values: Any) -> np.ndarray:
 def placed(table: Table, variable: Any, values: Any) -> Any:
     """Returns rows `[rows, width]` as an array that lies as a variable of the table does.
 
-    Over several devices each is given its own rows, and the host holds no more of them.
+    Each of several devices is given its own rows, some at a time, so that the host holds few
+    of them. All are gone through in their order, as a file is read best.
 
     Args:
         table: The table.
@@ -308,16 +309,40 @@ def placed(table: Table, variable: Any, values: Any) -> Any:
     if sharding is None or sharding.num_devices == 1:
         return physical_order(table, values)
 
-    def part(index: Any) -> np.ndarray:
-        places = np.arange(table.n_physical)[index[0]]
-        row = logical_rows(places, table.n_physical) if table.is_interleaved else places
-        out = np.zeros((len(row), values.shape[1]), values.dtype)
-        inside = row < len(values)
-        out[inside] = values[row[inside]]
-        return out[:, index[1]].astype(variable.dtype)
-
     shape = (table.n_physical, values.shape[1])
-    return jax.make_array_from_callback(shape, sharding, part)
+    parts = [
+        _placed_part(table, variable.dtype, values, device, index)
+        for device, index in sharding.addressable_devices_indices_map(shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def _placed_part(
+    table: Table, dtype: str, values: Any, device: jax.Device, index: tuple[slice, ...]
+) -> jax.Array:
+    """Returns the part of a variable at `index` of its places and columns, on one device."""
+    (first, stop, _), (left, right, _) = (
+        own.indices(n) for own, n in zip(index, (table.n_physical, values.shape[1]), strict=True)
+    )
+    n = max(1, _CHUNK_BYTES // (4 * values.shape[1]))
+    with jax.default_device(device):
+        out = jnp.zeros((stop - first, right - left), dtype)
+        for start in range(0, len(values), n):
+            rows = np.arange(start, min(start + n, len(values)))
+            place = table.physical(rows) - first
+            own = np.flatnonzero((place >= 0) & (place < stop - first))
+            size = 1 << max(len(own) - 1, 0).bit_length()  # For a few programs.
+            at = np.pad(place[own].astype(np.int32), (0, size - len(own)), constant_values=-1)
+            chunk = np.zeros((size, right - left), dtype)
+            chunk[: len(own)] = values[rows[own]][:, left:right]
+            out = _written(out, np.where(at < 0, stop - first, at), chunk)
+    return out
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _written(out: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns `out` with rows at some places; those past its end are left out."""
+    return out.at[at].set(rows, mode="drop")
 
 
 def _parts(value: Any) -> list[tuple[int, int, np.ndarray]]:

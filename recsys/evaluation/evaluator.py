@@ -51,6 +51,54 @@ _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_mom
 
 
 @dataclasses.dataclass(frozen=True)
+class _Measurements:
+    """What was measured of the model, and of the last blessed one, under one protocol.
+
+    Attributes:
+        protocol: Which queries there are.
+        case: The queries, and what else all systems share.
+        repeats: The held-out events that repeat an item.
+        counts: How many queries, users and positives there are.
+        systems: The measurements by name.
+    """
+
+    protocol: Protocol
+    case: Case
+    repeats: Repeats
+    counts: dict[str, Any]
+    systems: dict[str, Measured]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredSystems:
+    """All that is computed of embeddings; the rest of an evaluation needs none.
+
+    Attributes:
+        main: Under the protocol that decides.
+        other: The model under the other one; None: there is none of these data.
+        examples: Recommendations for a few users.
+        unknown_users: Ids of users for whom they were asked, and who aren't known.
+    """
+
+    main: _Measurements
+    other: _Measurements | None
+    examples: list[dict[str, Any]]
+    unknown_users: list[str]
+
+    def with_embeddings(self, embeddings: Any) -> MeasuredSystems:
+        """Returns it with other embeddings of the items; see `Items.embeddings`."""
+
+        def changed(measured: _Measurements) -> _Measurements:
+            items = dataclasses.replace(measured.case.items, embeddings=embeddings)
+            return dataclasses.replace(
+                measured, case=dataclasses.replace(measured.case, items=items)
+            )
+
+        other = None if self.other is None else changed(self.other)
+        return dataclasses.replace(self, main=changed(self.main), other=other)
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
     """Measures systems on the held-out events of a data folder.
 
@@ -73,11 +121,38 @@ class Evaluator:
         Raises:
             RecsysError: Nothing is held out, or none of it is known.
         """
-        config, store = self.stage.evaluate, self.data.store
-        protocol = protocol_of(store, config.query)
-        queries, repeats, counts = self._questions(protocol)
-        case = self._case(queries, systems[MODEL])
-        measured = {name: self._measure(name, case, system) for name, system in systems.items()}
+        return self.conclude(self.measure(systems))
+
+    def measure(self, systems: dict[str, System]) -> MeasuredSystems:
+        """Measures systems; of several processes, over whose devices they lie, each calls it.
+
+        Args:
+            systems: As for `run`.
+
+        Raises:
+            RecsysError: As for `run`.
+        """
+        protocol = protocol_of(self.data.store, self.stage.evaluate.query)
+        main, other = self._measured(protocol, systems), None
+        if self.data.store.split.split == "time":  # Else the two don't differ.
+            other = self._measured(_OTHER[protocol], {MODEL: systems[MODEL]})
+        examples, unknown = example_users(
+            self.stage.report_users,
+            self.data,
+            systems[MODEL],
+            systems.get(BLESSED),
+            mask_seen=self._masks_seen,
+        )
+        return MeasuredSystems(main, other, examples, unknown)
+
+    def conclude(self, systems: MeasuredSystems) -> dict[str, Any]:
+        """Measures the baselines, decides, and returns what `evaluation.json` holds.
+
+        Args:
+            systems: What `measure` returned; of several processes one is enough here.
+        """
+        config, store, main = self.stage.evaluate, self.data.store, systems.main
+        case, measured, repeats = main.case, main.systems, main.repeats
         baselines, left_out = self._baselines(case, config.baselines)
         figures = Figures(self.stage, case, measured | baselines, self._slices(case))
         slices = figures.slices()
@@ -93,22 +168,15 @@ class Evaluator:
                 figures.means,
                 config.confidence,
                 left_out,
-                has_blessed=BLESSED in systems,
+                has_blessed=BLESSED in measured,
                 n_sampled=config.sampled_negatives,
                 small_slice=config.small_slice,
                 titles=descriptions["baselines"],
             ),
         )
-        examples, unknown = example_users(
-            self.stage.report_users,
-            self.data,
-            systems[MODEL],
-            systems.get(BLESSED),
-            mask_seen=self._masks_seen,
-        )
         return {
             "format": FORMAT,
-            "query": protocol,
+            "query": main.protocol,
             "split": store.split.to_json(),
             "meaning": MEANINGS[store.split.split],
             "repeats": self.stage.repeats,
@@ -116,17 +184,17 @@ class Evaluator:
             "confidence": config.confidence,
             "resamples": config.resamples,
             "small_slice": config.small_slice,
-            **counts,
+            **main.counts,
             **_figures(figures, baselines),
             "baselines_left_out": left_out,
-            "blessed_model": figures.metrics(BLESSED) if BLESSED in systems else None,
+            "blessed_model": figures.metrics(BLESSED) if BLESSED in measured else None,
             "slices": slices,
-            **self._other_protocol(_OTHER[protocol], systems[MODEL]),
+            **self._other_protocol(systems.other),
             "exposure": self._exposure(measured[MODEL]),
             "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
             "descriptions": descriptions,
-            "examples": examples,
-            "unknown_report_users": unknown,
+            "examples": systems.examples,
+            "unknown_report_users": systems.unknown_users,
             "seconds": {
                 name: round(system.seconds, 2) for name, system in (measured | baselines).items()
             },
@@ -201,6 +269,12 @@ class Evaluator:
             config.seed,
         )
 
+    def _measured(self, protocol: Protocol, systems: dict[str, System]) -> _Measurements:
+        queries, repeats, counts = self._questions(protocol)
+        case = self._case(queries, systems[MODEL])
+        measured = {name: self._measure(name, case, system) for name, system in systems.items()}
+        return _Measurements(protocol, case, repeats, counts, measured)
+
     def _measure(self, name: str, case: Case, system: System) -> Measured:
         scorer = DotProducts(system.queries(case.queries), system.candidates)
         return measure(scorer, case, system.is_candidate, self._progress_of(name))
@@ -231,19 +305,13 @@ class Evaluator:
                 measured[name] = measure(scorer, case, progress=self._progress_of(name))
         return measured, left_out
 
-    def _other_protocol(self, protocol: Protocol, model: System) -> dict[str, Any]:
-        """Returns the figures under the other protocol, by its name.
-
-        The two differ only for data that are split by time.
-        """
-        if self.data.store.split.split != "time":
+    def _other_protocol(self, other: _Measurements | None) -> dict[str, Any]:
+        """Returns the figures under the other protocol, by its name."""
+        if other is None:
             return {}
-        queries, _, counts = self._questions(protocol)
-        case = self._case(queries, model)
-        measured = {MODEL: self._measure(MODEL, case, model)}
-        baselines, _ = self._baselines(case, [Popularity()])
-        figures = Figures(self.stage, case, measured | baselines)
-        return {protocol: counts | _figures(figures, baselines)}
+        baselines, _ = self._baselines(other.case, [Popularity()])
+        figures = Figures(self.stage, other.case, other.systems | baselines)
+        return {other.protocol: other.counts | _figures(figures, baselines)}
 
     def _slices(self, case: Case) -> list[Slice]:
         store, catalogue, queries = self.data.store, self.data.catalogue, case.queries

@@ -2,7 +2,7 @@
 
 Where the C kernel is available it ranks, on all cores; a host's devices are the same cores
 and memory, so it ignores them. Elsewhere the candidates are spread over all local devices
-(`ranking_devices`).
+(`ranking_devices`), or stay on those of several processes, on which they lie.
 
 Ranks among a few random items (`rank_sampled`) are there to reproduce papers that report
 such figures. They say little of the ranks among all items, and may order two models the
@@ -27,6 +27,7 @@ from recsys.evaluation.scores import (
     as_scores,
     check_products,
     check_scores,
+    sharded,
 )
 from recsys.kernels import rank_jobs as kernel
 from recsys.kernels.rank_jobs import RankResults
@@ -77,13 +78,17 @@ def rank(
     bias = None
     if isinstance(scorer, DotProducts):
         bias = None if scorer.bias is None else _floats(scorer.bias)
-        scorer = DotProducts(_floats(scorer.query), _floats(scorer.candidates), bias)
+        placed = sharded(scorer.candidates)
+        candidates = _floats(np.asarray(scorer.candidates)) if placed is None else placed
+        scorer = DotProducts(_floats(scorer.query), candidates, bias)
         check_products(scorer.query, scorer.candidates, bias, is_candidate)
     # What a sum starts from; NaN: it is no candidate.
     start = np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
     report = progress or (lambda done, total: None)
-    # Given scores come from this host, whatever the devices are.
-    is_host = kernels.available() if isinstance(scorer, DotProducts) else kernels.status().available
+    if isinstance(scorer, DotProducts):
+        is_host = kernels.available() and sharded(scorer.candidates) is None
+    else:  # Given scores come from this host, whatever the devices are.
+        is_host = kernels.status().available
     if is_host:
         return _rank_on_host(scorer, start, positives, seen, k, report)
     from recsys.evaluation.ranking_devices import rank_on_devices  # JAX, and all that it brings.
@@ -111,7 +116,7 @@ def _rank_on_host(
             def job(part: slice, given: np.ndarray = given, first: int = block.start) -> int:
                 query, table = None, given[part.start - first :]
                 if isinstance(scorer, DotProducts):
-                    query, table = scorer.query[part], scorer.candidates
+                    query, table = scorer.query[part], np.asarray(scorer.candidates)
                 kernel.rank_queries(part, query, table, bias, positives, seen, out)
                 return part.stop - part.start
 

@@ -1,6 +1,7 @@
-"""Ranking in JAX alone, with the candidates spread over all local devices.
+"""Ranking in JAX alone, with the candidates spread over devices.
 
-For accelerators, and where there is no C compiler. A device holds its own tiles of the
+For accelerators, where there is no C compiler, and for candidates that lie on the devices of
+several processes. A device holds its own tiles of the
 catalogue and scores a block of queries against all of them; tiles and blocks have the
 same shapes on any number of devices, and so each score has the same bits. What devices
 exchange is the scores of the positives, counts, and top lists.
@@ -19,18 +20,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
+from recsys.evaluation.sharded_candidates import (
+    ShardedCandidates,
+    power,
+    products,
+    split,
+    tile_rows,
+    tiles_of_device,
+)
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, slices
 
 # Most scores of a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24
 _SCORES = 2**27
-_TILES = 16
-"""Tiles of a small catalogue; a large one has more, of the largest size."""
-_SMALLEST_TILE, _LARGEST_TILE = 128, 2**17
 _FEWEST_QUERIES = 8
 
 
@@ -43,9 +49,15 @@ def rank_on_devices(
     progress: Progress,
 ) -> RankResults:
     """Ranks by JAX alone; see `ranking.rank`. NaN in `bias`: the row is no candidate."""
-    job = _Job.of(bias, positives, seen, k)
-    size, products = job.shapes.block, isinstance(scorer, DotProducts)
-    table = job.put(scorer.candidates, axis=0) if isinstance(scorer, DotProducts) else None
+    table: Any = None
+    if isinstance(scorer, DotProducts) and isinstance(scorer.candidates, ShardedCandidates):
+        job = _Job.of(bias, positives, seen, k, scorer.candidates.mesh)
+        table = scorer.candidates.table
+    else:
+        job = _Job.of(bias, positives, seen, k, Mesh(np.array(jax.local_devices()), ("items",)))
+        if isinstance(scorer, DotProducts):
+            table = job.put(np.asarray(scorer.candidates), axis=0)
+    size = job.shapes.block
 
     def run(block: slice, *pairs: Pairs) -> BlockResult:
         if isinstance(scorer, DotProducts):
@@ -53,7 +65,7 @@ def rank_on_devices(
         else:
             given = _padded(as_scores(scorer.scores(block), block, len(bias)), size, 0)
             scores, query = job.put(given, axis=1), np.zeros((size, 0), np.float32)
-        return program(job.shapes, job.mesh, not products)(scores, job.bias, query, *pairs)
+        return program(job.shapes, job.mesh, table is None)(scores, job.bias, query, *pairs)
 
     return _rank(job, run, progress)
 
@@ -67,7 +79,7 @@ class _Job(NamedTuple):
         seen: Item rows of each query that are left out; a positive among them ranks last.
         is_candidate: `[item rows]` bool.
         shapes: Sizes of blocks and tiles.
-        mesh: The local devices.
+        mesh: The devices.
         bias: `[all tiles, tile]` float32 on the devices; NaN: no candidate.
     """
 
@@ -80,9 +92,10 @@ class _Job(NamedTuple):
     bias: Any = None
 
     @classmethod
-    def of(cls, bias: np.ndarray, positives: RaggedRows, seen: RaggedRows, k: int) -> _Job:
-        """Returns the job, cut for the local devices."""
-        mesh = Mesh(np.array(jax.local_devices()), (AXIS,))
+    def of(
+        cls, bias: np.ndarray, positives: RaggedRows, seen: RaggedRows, k: int, mesh: Mesh
+    ) -> _Job:
+        """Returns the job, cut for the devices of `mesh`."""
         shapes = _shapes(len(positives), len(bias), k, mesh.size)
         job = cls(k, positives, seen, ~np.isnan(bias), shapes, mesh)
         return job._replace(bias=job.put(bias, axis=0, fill=np.nan))
@@ -99,21 +112,19 @@ class _Job(NamedTuple):
             rows = _padded(rows, own * size, axis, fill)
             return np.moveaxis(rows.reshape(*before, own, size, *after), axis, 0)
 
-        sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
-        return jax.make_array_from_callback(shape, sharding, part)
+        return jax.make_array_from_callback(shape, split(self.mesh), part)
 
 
 def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
     # All but the number of tiles is the same on any number of devices.
-    tile = min(max(_power(-(-n_rows // _TILES)), _SMALLEST_TILE), _LARGEST_TILE)
+    tile, each = tile_rows(n_rows), tiles_of_device(n_rows, n_devices)
     tiles = -(-n_rows // tile)
     most = (_CPU_SCORES if jax.default_backend() == "cpu" else _SCORES) // (tiles * tile)
-    block = min(max(_power(most + 1) // 2, _FEWEST_QUERIES), _power(n_queries))
+    block = min(max(power(most + 1) // 2, _FEWEST_QUERIES), power(n_queries))
     # As many maxima as members of the groups that are looked at.
-    group = min(_power(int((n_rows / max(k, 1)) ** 0.5)), tile)
-    each = -(-tiles // n_devices)
+    group = min(power(int((n_rows / max(k, 1)) ** 0.5)), tile)
     # Powers of two, so that few programs are compiled.
-    return Shapes(block, tile, each, group, min(_power(k), each * n_devices * tile))
+    return Shapes(block, tile, each, group, min(power(k), each * n_devices * tile))
 
 
 def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> RankResults:
@@ -148,7 +159,7 @@ def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
 
 
 def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
-    size = _power(max(len(keys), POSITIVES_STEP))
+    size = power(max(len(keys), POSITIVES_STEP))
     query, row = (keys // n_rows).astype(np.int32), (keys % n_rows).astype(np.int32)
     return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
 
@@ -176,18 +187,8 @@ def _padded(x: np.ndarray, size: int, axis: int, fill: float = 0) -> np.ndarray:
     return np.pad(x, widths, constant_values=fill)
 
 
-def _power(n: int) -> int:
-    """Returns the smallest power of two that is not below `n`."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-AXIS = "items"
 POSITIVES_STEP = 16
 """Positives that are counted at a time."""
-
-_dot = functools.partial(
-    jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-)
 
 
 class Shapes(NamedTuple):
@@ -248,8 +249,8 @@ def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., BlockRe
         hidden: `Pairs` that aren't ranked.
         positives: `Pairs` that are counted for, a multiple of `POSITIVES_STEP`.
     """
-    own, all_ = PartitionSpec(AXIS), PartitionSpec()
-    part = functools.partial(_part, shapes, is_given)
+    own, all_ = split(mesh).spec, PartitionSpec()
+    part = functools.partial(_part, shapes, mesh.axis_names, is_given)
     specs = (own, own, all_, all_, all_)
     mapped = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=all_, check_vma=False)
     return jax.jit(mapped)
@@ -257,6 +258,7 @@ def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., BlockRe
 
 def _part(
     shapes: Shapes,
+    axes: tuple[str, ...],
     is_given: bool,
     table: jax.Array,
     bias: jax.Array,
@@ -264,24 +266,19 @@ def _part(
     hidden: Pairs,
     positives: Pairs,
 ) -> BlockResult:
-    first = jax.lax.axis_index(AXIS) * shapes.tiles
-    scores = table if is_given else _products(query, table)
+    first = jax.lax.axis_index(axes) * shapes.tiles
+    scores = table if is_given else products(query, table)
     # Those of row 0 or of no row at all may be anything.
     bad = jnp.isnan(scores) & ~jnp.isnan(bias)[:, None, :]
     scores = scores + bias[:, None, :]
     scores = scores.at[_places(shapes, first, hidden)].set(jnp.nan, mode="drop")
     own = scores.at[_places(shapes, first, positives)].get(mode="fill", fill_value=-jnp.inf)
-    own = jax.lax.pmax(own, AXIS)
+    own = jax.lax.pmax(own, axes)
     rows = _rows(shapes, first)
-    before = jax.lax.psum(_before(scores, rows, own, positives), AXIS)
-    top, top_scores = _merged(shapes, *_top(shapes, scores, first))
+    before = jax.lax.psum(_before(scores, rows, own, positives), axes)
+    top, top_scores = _merged(shapes, axes, *_top(shapes, scores, first))
     worst = jnp.where(bad, rows[:, None, :], -1).max(axis=(0, 2))
-    return BlockResult(before, top, top_scores, jax.lax.pmax(worst, AXIS))
-
-
-def _products(query: jax.Array, table: jax.Array) -> jax.Array:
-    """Returns the dot products, each tile's by an operation of one shape."""
-    return jax.lax.map(lambda tile: _dot(query, tile, (((1,), (1,)), ((), ()))), table)
+    return BlockResult(before, top, top_scores, jax.lax.pmax(worst, axes))
 
 
 def _places(shapes: Shapes, first: jax.Array, pairs: Pairs) -> tuple[jax.Array, ...]:
@@ -329,8 +326,10 @@ def _top(shapes: Shapes, scores: jax.Array, first: jax.Array) -> tuple[jax.Array
     return rows.astype(jnp.int32), values
 
 
-def _merged(shapes: Shapes, rows: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _merged(
+    shapes: Shapes, axes: tuple[str, ...], rows: jax.Array, values: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     # One device's after the other's: of equal scores the smaller rows come first.
-    rows, values = (jax.lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (rows, values))
+    rows, values = (jax.lax.all_gather(x, axes, axis=1, tiled=True) for x in (rows, values))
     values, places = jax.lax.top_k(values, shapes.k)
     return jnp.take_along_axis(rows, places, axis=1), values

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from recsys.errors import RecsysError
+
+if TYPE_CHECKING:
+    from recsys.evaluation.sharded_candidates import ShardedCandidates
 
 Progress = Callable[[int, int], None]
 """Is called with the number of queries done, and with that of all."""
@@ -39,23 +42,32 @@ class DotProducts:
 
     Attributes:
         query: Embedding of each query `[queries, dim]` float32.
-        candidates: Embedding of each item row `[item rows, dim]` float32.
+        candidates: Embedding of each item row `[item rows, dim]` float32, in memory or on devices.
         bias: Added to the scores of an item row `[item rows]` float32, -inf: it can't be
             recommended; None: nothing is added.
     """
 
     query: np.ndarray
-    candidates: np.ndarray
+    candidates: np.ndarray | ShardedCandidates
     bias: np.ndarray | None = None
 
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32."""
-        products = self.query[block] @ self.candidates.T
+        query, placed = self.query[block], sharded(self.candidates)
+        products = query @ np.asarray(self.candidates).T if placed is None else placed.scores(query)
         return products if self.bias is None else products + self.bias
 
 
+def sharded(candidates: Any) -> ShardedCandidates | None:
+    """Returns candidates that lie on devices; None for those in memory. JAX isn't imported."""
+    return candidates if hasattr(candidates, "largest_of_rows") else None
+
+
 def check_products(
-    query: np.ndarray, candidates: np.ndarray, bias: np.ndarray | None, is_candidate: np.ndarray
+    query: np.ndarray,
+    candidates: np.ndarray | ShardedCandidates,
+    bias: np.ndarray | None,
+    is_candidate: np.ndarray,
 ) -> None:
     """Makes sure that no dot product, nor a part of its sum, can be too large or NaN.
 
@@ -124,12 +136,16 @@ def check_scores(not_a_number: np.ndarray, first: int) -> None:
         raise _not_a_number(f"NaN for {len(bad)} of {len(not_a_number)} queries; {where}")
 
 
-def _largest(x: np.ndarray) -> float:
+def _largest(x: Any) -> float:
     """Returns the largest magnitude; NaN if there is one."""
+    if (placed := sharded(x)) is not None:
+        return float(placed.largest_of_rows.max(initial=0))
     return float(np.maximum(x.max(initial=0), -x.min(initial=0)))
 
 
-def _largest_of_rows(x: np.ndarray) -> np.ndarray:
+def _largest_of_rows(x: Any) -> np.ndarray:
+    if (placed := sharded(x)) is not None:
+        return placed.largest_of_rows
     return np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0)).astype(np.float64)
 
 

@@ -8,9 +8,9 @@ the served model would name them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,17 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import Queries
+from recsys.evaluation.scores import sharded
 from recsys.formats import moment
 from recsys.models import load_model
-from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.inference import Inference, embed_catalogue, embed_queries
 from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
+
+if TYPE_CHECKING:
+    import keras
+
+    from recsys.evaluation.sharded_candidates import ShardedCandidates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +54,19 @@ class SystemEmbeddings:
     queries: Callable[[pa.Array, np.ndarray], np.ndarray]
     width: int | None = None
 
+    def candidates_of(
+        self, own_row: np.ndarray | None, is_candidate: np.ndarray
+    ) -> np.ndarray | ShardedCandidates:
+        """Returns the candidates in the rows of data `[item rows, dim]`; zeros for no candidates.
+
+        Args:
+            own_row: The system's row of each row of the data `[item rows]`; None: the same.
+            is_candidate: Which rows of the data it can recommend `[item rows]` bool.
+        """
+        of_rows = self.candidates if own_row is None else self.candidates[own_row]
+        of_rows[~is_candidate] = 0.0
+        return of_rows
+
 
 def check_numbers(name: str, *embeddings: np.ndarray) -> None:
     """Checks that embeddings `[n, dim]` are finite.
@@ -60,11 +79,24 @@ def check_numbers(name: str, *embeddings: np.ndarray) -> None:
         RecsysError: Some are NaN or infinite (R402).
     """
     for embedded in embeddings:
-        bad = int((~np.isfinite(embedded)).any(axis=1).sum())
-        if bad:
-            rule = f"Every embedding of {name} must be finite, else ranks mean nothing."
-            cure = "Train again with lower learning rates."
-            raise RecsysError("R402", rule, cure, f"{bad} of {len(embedded)} embeddings are not")
+        check_finite(name, np.isfinite(embedded).all(axis=1))
+
+
+def check_finite(name: str, is_finite: np.ndarray) -> None:
+    """Checks that embeddings are finite.
+
+    Args:
+        name: The system, for the message.
+        is_finite: Which embeddings are `[n]` bool.
+
+    Raises:
+        RecsysError: Some aren't (R402).
+    """
+    if not is_finite.all():
+        rule = f"Every embedding of {name} must be finite, else ranks mean nothing."
+        cure = "Train again with lower learning rates."
+        bad = int((~is_finite).sum())
+        raise RecsysError("R402", rule, cure, f"{bad} of {len(is_finite)} embeddings are not")
 
 
 def open_model(folder: Path, name: str) -> SystemEmbeddings:
@@ -101,8 +133,10 @@ def of_model(model: Any, inputs: Any, name: str) -> SystemEmbeddings:
     candidates = embed_catalogue(model, inputs)
     check_numbers(name, candidates)
 
+    inference = Inference(model)
+
     def queries(user_ids: pa.Array, history: np.ndarray) -> np.ndarray:
-        return embed_queries(model, inputs.users.rows(user_ids), history, inputs)
+        return inference.queries(inputs.users.rows(user_ids), history, inputs)
 
     config = model.spec.config
     width = config.dim if config.item_bias else None
@@ -121,6 +155,22 @@ def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
             needs (R409), or the embeddings are no numbers (R402).
     """
     manifest = verify(bundle)
+    items, candidates, history = read_bundle(bundle, manifest)
+    check_numbers(name, candidates)
+    queries, width = BundleProcess(bundle).queries, direction_width(manifest)
+    return SystemEmbeddings(items, candidates, history, queries, width)
+
+
+def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, np.ndarray, int]:
+    """Returns the items of a bundle, their embeddings, and the items of a history that it reads.
+
+    Args:
+        bundle: The bundle.
+        manifest: Its manifest.
+
+    Raises:
+        RecsysError: It lacks what measuring needs (R409).
+    """
     try:
         history = int(manifest["config"]["model"]["history"])
         items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
@@ -135,9 +185,7 @@ def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
         )
         cure = "Export the model again: recsys export."
         raise RecsysError("R409", rule, cure, f"{type(error).__name__}: {error}") from None
-    check_numbers(name, candidates)
-    queries, width = BundleProcess(bundle).queries, direction_width(manifest)
-    return SystemEmbeddings(items, candidates, history, queries, width)
+    return items, candidates, history
 
 
 def open_evaluation_data(folder: Path) -> Data:
@@ -168,7 +216,8 @@ class System:
     Attributes:
         name: What people call it.
         is_candidate: Which item rows of the data it can recommend `[item rows]` bool.
-        candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
+        candidates: Their embeddings `[item rows, dim]` float32, in memory or on devices; zeros
+            for all others.
 
     Raises:
         RecsysError: It shares no item with the data (R403), or was trained on events that
@@ -205,17 +254,16 @@ class System:
                 "Measure it on the data folder that it was trained on, or on a later one of the"
                 " same catalogue; if only the ids are written in another way, mend the ids.",
             )
-        of_rows = (
-            embeddings.candidates if self._own_row is None else embeddings.candidates[self._own_row]
-        )
-        of_rows[~self.is_candidate] = 0.0
-        self.candidates: np.ndarray = of_rows
+        self.candidates = embeddings.candidates_of(self._own_row, self.is_candidate)
         self._width = embeddings.width
 
     @property
-    def directions(self) -> np.ndarray:
+    def directions(self) -> np.ndarray | ShardedCandidates:
         """What tells how alike two items are `[item rows, dim]`: no bias."""
-        return self.candidates[:, : self._width]
+        placed = sharded(self.candidates)
+        if placed is None:
+            return np.asarray(self.candidates)[:, : self._width]
+        return dataclasses.replace(placed, width=self._width)
 
     def queries(self, queries: Queries) -> np.ndarray:
         """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
@@ -245,7 +293,12 @@ class System:
         return embedded
 
 
-def open_system(model: Any, data: Data, name: str | None = None) -> System:
+def open_system(
+    model: Any,
+    data: Data,
+    name: str | None = None,
+    mesh: keras.distribution.DeviceMesh | None = None,
+) -> System:
     """Opens a system to be measured.
 
     Args:
@@ -253,6 +306,8 @@ def open_system(model: Any, data: Data, name: str | None = None) -> System:
             `load_model` returns it, or a built retrieval model for the rows of `data`.
         data: The data folder to measure it on.
         name: What people call it; its path is said with it, and is all by default.
+        mesh: One axis of devices, of several processes too, over which the tables and the
+            candidates of a folder are split.
 
     Raises:
         RecsysError: The folder is neither (R404), is damaged, computes something else
@@ -262,7 +317,12 @@ def open_system(model: Any, data: Data, name: str | None = None) -> System:
     if isinstance(model, str | Path):
         path = Path(model)
         name = str(path) if name is None else f"{name} ({path})"
-        return System(name, _opener(path)(path, name), data)
+        opener = _opener(path)
+        if mesh is None:
+            return System(name, opener(path, name), data)
+        from recsys.evaluation.sharded_systems import open_sharded
+
+        return System(name, open_sharded(path, name, mesh), data)
     name = name or "the model"
     if hasattr(model, "embed_query"):
         inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recsys.metrics.metric import CatalogueMetric, Metric, RankedLists
+from recsys.metrics.metric import CatalogueMetric, Items, Metric, RankedLists
 from recsys.registry import register_metric
 
 _BLOCK_FLOATS = 2**23
@@ -112,24 +112,43 @@ class Diversity(Metric):
     def at_cut_offs(self, lists: RankedLists, ks: Sequence[int]) -> list[np.ndarray]:
         """Returns the values `[n_queries]` of each cut-off."""
         top, items = lists.lists()
-        lengths = np.maximum(np.linalg.norm(items.embeddings, axis=1, keepdims=True), 1e-12)
-        unit = (items.embeddings / lengths).astype(np.float32)
-        is_known = (unit != 0).any(axis=1)
         out = np.full((len(ks), len(top)), np.nan)
-        size = max(1, _BLOCK_FLOATS // max(1, top.shape[1] * unit.shape[1]))
+        size = max(1, _BLOCK_FLOATS // max(1, top.shape[1] * items.embeddings.shape[1]))
         for start in range(0, len(top), size):
             rows = top[start : start + size]
-            vectors = np.where((rows > 0)[..., None], unit[rows], 0.0)
+            unit, is_known, place = _unit_vectors(items, rows)
+            vectors = np.where((rows > 0)[..., None], unit[place], 0.0)
             sums = np.cumsum(vectors, axis=1, dtype=np.float64)
-            counts = np.cumsum((rows > 0) & is_known[rows], axis=1)
-            for place, k in enumerate(ks):
+            counts = np.cumsum((rows > 0) & is_known[place], axis=1)
+            for number, k in enumerate(ks):
                 last = min(k, rows.shape[1]) - 1
                 n, total = counts[:, last].astype(np.float64), sums[:, last]
                 squared = np.einsum("qd,qd->q", total, total)
                 with np.errstate(invalid="ignore", divide="ignore"):
                     mean = (squared - n) / (n * (n - 1))
-                out[place, start : start + size] = np.where(n > 1, 1.0 - mean, np.nan)
+                out[number, start : start + size] = np.where(n > 1, 1.0 - mean, np.nan)
         return list(out)
+
+
+def _unit_vectors(items: Items, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the directions of the items of some lists, each once.
+
+    Args:
+        items: The items.
+        rows: Item rows `[…]`.
+
+    Returns:
+        Vectors of length 1 `[n, dim]` float32; which of them aren't 0 `[n]` bool; which of them
+        each item row has `[…]`.
+    """
+    is_shown = np.zeros(len(items.is_candidate), bool)
+    is_shown[rows] = True
+    shown = np.flatnonzero(is_shown)
+    place = np.cumsum(is_shown, dtype=np.int64) - 1
+    vectors = items.embeddings[shown]
+    lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    unit = (vectors / lengths).astype(np.float32)
+    return unit, (unit != 0).any(axis=1), place[rows]
 
 
 def _running_means(values: np.ndarray, top: np.ndarray) -> np.ndarray:

@@ -31,12 +31,13 @@ class Items:
         counts: Training positives of each item row `[item rows]`.
         is_candidate: Which item rows are items `[item rows]` bool.
         embeddings: What tells how alike two items are `[item rows, dim]` float32; the same
-            for all systems that are compared.
+            for all systems that are compared. Of an evaluation in several processes they lie on
+            devices: `embeddings[rows]` has some of them in memory, `np.asarray` all.
     """
 
     counts: np.ndarray
     is_candidate: np.ndarray
-    embeddings: np.ndarray
+    embeddings: Any
 
     @functools.cached_property
     def information(self) -> np.ndarray:

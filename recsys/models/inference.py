@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from recsys.data.batch_part import held_part
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 
@@ -26,8 +28,9 @@ class Inference:
 
     def __init__(self, model: RetrievalModel) -> None:
         self._model = model
-        self._query = _compiled(model, model.embed_query)
-        self._candidate = _compiled(model, model.embed_candidate)
+        self._query = _compiled(model, model.embed_query, _everywhere())
+        self._candidate = _compiled(model, model.embed_candidate, _everywhere())
+        self._in_place = _compiled(model, model.embed_candidate, _by_rows())
 
     def queries(self, user_row: np.ndarray, history: np.ndarray, inputs: ModelInputs) -> np.ndarray:
         """Returns query embeddings `[n, dim]` float32.
@@ -38,10 +41,10 @@ class Inference:
             inputs: What is known of users and items.
         """
 
-        def of_block(block: slice) -> dict[str, Any]:
-            return inputs.query(user_row[block], history[block], self._model.spec.config)
+        def of_rows(rows: np.ndarray) -> dict[str, Any]:
+            return inputs.query(user_row[rows], history[rows], self._model.spec.config)
 
-        return self._whole(self._blocks(self._query, of_block, len(user_row)), len(user_row))
+        return self._whole(self._blocks(self._query, of_rows, len(user_row)), len(user_row))
 
     def catalogue(self, inputs: ModelInputs) -> np.ndarray:
         """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
@@ -49,8 +52,25 @@ class Inference:
 
     def catalogue_blocks(self, inputs: ModelInputs) -> Iterator[np.ndarray]:
         """Yields the candidate embeddings `[b, dim]` float32 of all item rows, in their order."""
-        rows = np.arange(inputs.catalogue.n_rows)
-        return self._blocks(self._candidate, lambda block: inputs.candidate(rows[block]), len(rows))
+        return self._blocks(self._candidate, inputs.candidate, inputs.catalogue.n_rows)
+
+    def candidates_in_place(self, item_rows: np.ndarray, inputs: ModelInputs) -> jax.Array:
+        """Returns candidate embeddings `[n, dim]` float32, split by rows over the devices.
+
+        Args:
+            item_rows: Their item rows `[n]`, as many for each device; one program for each n.
+            inputs: What is known of the items.
+        """
+        sharding, n = _by_rows(), len(item_rows)
+        if sharding is None:
+            block: dict[str, Any] = inputs.candidate(item_rows)
+        else:
+            block = _split(sharding, n, n, lambda rows: inputs.candidate(item_rows[rows]))
+        embedded: jax.Array = self._in_place(self._variables(), block)
+        return embedded
+
+    def _variables(self) -> list[Any]:
+        return [variable.value for variable in self._model.variables]
 
     def _whole(self, blocks: Iterable[np.ndarray], n: int) -> np.ndarray:
         out, start = np.empty((0, self._model.spec.config.vector_dim), np.float32), 0
@@ -61,30 +81,27 @@ class Inference:
         return out
 
     def _blocks(
-        self, run: Any, inputs: Callable[[slice], dict[str, Any]], n: int
+        self, run: Any, inputs: Callable[[np.ndarray], dict[str, Any]], n: int
     ) -> Iterator[np.ndarray]:
         """Runs a tower over blocks of one shape, so that it compiles once.
 
-        Each device embeds its part of a block; the host waits once a block.
+        Each device embeds its part of a block, whose inputs its process makes; the host waits
+        once a block.
         """
-        variables = [variable.value for variable in self._model.variables]
+        variables = self._variables()
         sharding = _by_rows()
         n_parts = 1 if sharding is None else int(sharding.mesh.shape[sharding.spec[0]])
         unit = n_parts * _UNIT
         length = -(-min(max(n, _BLOCK), _BLOCK * n_parts) // unit) * unit
         for start in range(0, n, length):
-            block = inputs(slice(start, start + length))
             size = min(length, n - start)
-            padded: dict[str, Any] = {
-                name: np.concatenate([x, np.zeros((length - size, *x.shape[1:]), x.dtype)])
-                for name, x in block.items()
-            }
-            if sharding is not None:
-                padded = {
-                    name: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
-                    for name, x in padded.items()
-                }
-            yield np.asarray(run(variables, padded))[:size]
+            if sharding is None:
+                own = inputs(np.arange(start, start + size))
+                block: dict[str, Any] = {name: _padded(x, length) for name, x in own.items()}
+            else:
+                of_rows = functools.partial(_from, start, inputs)
+                block = _split(sharding, length, size, of_rows)
+            yield np.asarray(run(variables, block))[:size]
 
 
 def embed_queries(
@@ -99,12 +116,47 @@ def embed_catalogue(model: RetrievalModel, inputs: ModelInputs) -> np.ndarray:
     return Inference(model).catalogue(inputs)
 
 
-def _compiled(model: RetrievalModel, embed: Callable[[dict[str, Any]], Any]) -> Any:
+def _from(
+    start: int, inputs: Callable[[np.ndarray], dict[str, Any]], rows: np.ndarray
+) -> dict[str, Any]:
+    return inputs(start + rows)
+
+
+def _padded(x: np.ndarray, n: int) -> np.ndarray:
+    return np.concatenate([x, np.zeros((n - len(x), *x.shape[1:]), x.dtype)])
+
+
+def _split(
+    sharding: NamedSharding,
+    length: int,
+    size: int,
+    inputs: Callable[[np.ndarray], dict[str, Any]],
+) -> dict[str, jax.Array]:
+    """Returns the inputs of a block on the devices; a process makes those of its own rows.
+
+    Args:
+        sharding: How its rows are split.
+        length: How many there are.
+        size: How many of them count.
+        inputs: Returns the inputs of some of them.
+    """
+    own = held_part(sharding, int(sharding.mesh.shape[sharding.spec[0]])).rows(length)
+    return {
+        name: jax.make_array_from_process_local_data(
+            sharding, _padded(x, len(own)), (length, *x.shape[1:])
+        )
+        for name, x in inputs(own[own < size]).items()
+    }
+
+
+def _compiled(
+    model: RetrievalModel, embed: Callable[[dict[str, Any]], Any], out: NamedSharding | None
+) -> Any:
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
         with keras.StatelessScope(list(zip(model.variables, variables, strict=True))):
             return embed(block)
 
-    return jax.jit(run, out_shardings=_everywhere())
+    return jax.jit(run, out_shardings=out)
 
 
 def _by_rows() -> NamedSharding | None:

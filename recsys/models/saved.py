@@ -24,12 +24,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import keras
 import numpy as np
 
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
-from recsys.embedding.layout import tables_of
+from recsys.embedding.layout import (
+    Layout,
+    activate,
+    replicate,
+    table_layout,
+    tables_of,
+    verify_placement,
+)
 from recsys.embedding.table import WEIGHTS, Table, placed
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference
@@ -156,7 +165,9 @@ def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) ->
 
 
 def load_model(
-    folder: Path, give: Callable[[Table, np.ndarray | SavedRows], None] | None = None
+    folder: Path,
+    give: Callable[[Table, np.ndarray | SavedRows], None] | None = None,
+    mesh: keras.distribution.DeviceMesh | None = None,
 ) -> TrainedModel:
     """Reads a model folder, on whatever backend and mesh is active, to compute with it.
 
@@ -164,6 +175,9 @@ def load_model(
         folder: What `save_model` wrote.
         give: Gives a table its weights `[rows, dim]` float32, memory-mapped, before it is
             built; None: variables of Keras, with all rows in memory.
+        mesh: One axis of devices, of several processes too, over which the tables are split.
+            It stays the active one of Keras. Each process then checks its share of files in
+            parts, and none holds a table.
 
     Raises:
         RecsysError: The folder holds no model, or a damaged one.
@@ -189,14 +203,33 @@ def load_model(
             if number is None:
                 raise _damaged(folder, f"no weights of the table {own.name!r}")
             give(own, _read(folder, number, summary, own.shape))
+    layout = None if mesh is None else _spread(model, mesh)
     model.build()
     kept = kept_weights(model)
     if [variable.path for variable, _ in kept] != list(numbers):
         raise _damaged(folder, "other variables than the code has")
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
-        weights = _read(folder, number, summary, (table or variable).shape)
-        variable.assign(weights if table is None else placed(table, variable, weights))
+        weights = _read(folder, number, summary, (table or variable).shape, mesh is not None)
+        if table is not None:
+            if mesh is not None:  # Its initial values make room.
+                variable.value.delete()
+            variable.assign(placed(table, variable, weights))
+        else:
+            variable.assign(weights if mesh is None else replicate([weights], mesh)[0])
+    if layout is not None:
+        verify_placement(model, layout)
     return TrainedModel(model, inputs, stage)
+
+
+def _spread(model: RetrievalModel, mesh: keras.distribution.DeviceMesh) -> Layout:
+    """Has a model that isn't built yet split its tables over devices, and returns its layout."""
+    layout = table_layout([*model.tables.values()], mesh=mesh)
+    activate(layout)
+    # Variables that are there already, such as seeds, go to all devices.
+    values = replicate([variable.value for variable in model.variables], mesh)
+    for variable, value in zip(model.variables, values, strict=True):
+        variable.assign(value)
+    return layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +282,26 @@ def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.nd
         RecsysError: They differ from those of the trainer.
     """
     pairs = ((probe.query, query), (probe.candidates, candidates))
-    difference = max(_relative_difference(trained, now) for trained, now in pairs)
+    check_differences(folder, *(largest_of(trained, now) for trained, now in pairs))
+
+
+def largest_of(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:
+    """Returns the largest magnitude of a trainer's embeddings, and the largest difference."""
+    largest = float(np.abs(trained).max(initial=0.0))
+    return largest, float(np.abs(trained - now).max(initial=0.0))
+
+
+def check_differences(folder: Path, *pairs: tuple[float, float]) -> None:
+    """Checks that no difference is too large, as `check_probe` does.
+
+    Args:
+        folder: Model folder, for the message.
+        *pairs: What `largest_of` returned of queries and of candidates.
+
+    Raises:
+        RecsysError: The embeddings differ from those of the trainer.
+    """
+    difference = max(by / max(1.0, largest) for largest, by in pairs)
     if not difference <= PROBE_TOLERANCE:
         raise RecsysError(
             "R311",
@@ -259,12 +311,6 @@ def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.nd
             " last blessed model, run once with --set bless.over_blessed=0.",
             difference,
         )
-
-
-def _relative_difference(trained: np.ndarray, now: np.ndarray) -> float:
-    """Returns the largest difference, as a share of the largest number where that is above 1."""
-    largest = max(1.0, float(np.abs(trained).max(initial=0.0)))
-    return float(np.abs(trained - now).max(initial=0.0)) / largest
 
 
 def kept_weights(model: RetrievalModel) -> list[tuple[Any, Table | None]]:
@@ -290,12 +336,19 @@ def _path(model: RetrievalModel, table: Table) -> str:
 
 
 def _read(
-    folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, ...]
+    folder: Path,
+    number: int,
+    summary: dict[str, Any],
+    shape: tuple[int, ...],
+    in_shares: bool = False,
 ) -> np.ndarray | SavedRows:
     entry = summary["variables"][number]
     path = path_of(folder / "weights", number, entry)
     try:
-        manifests.verify_files(folder / "weights", entry.get("parts", {}))
+        parts = entry.get("parts", {})
+        if in_shares:
+            parts = manifests.share_of(parts, jax.process_index(), jax.process_count())
+        manifests.verify_files(folder / "weights", parts)
         weights = open_variable(path)
     except manifests.ManifestError as damage:
         raise _damaged(folder / "weights" / damage.name, damage.reason) from None

@@ -1,4 +1,4 @@
-"""The hosts of a training, as the command line, a file or a scheduler names them."""
+"""The hosts of a run, as the command line, a file or a scheduler names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = re.compile(r"(\S+):(\d+)(?:\s+processes=(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The hosts of a training, and which one this is.
+    """The hosts of a training or an evaluation, and which one this is.
 
     Attributes:
         kind: `host` with `--hosts`; `process` with `--coordinator`.
@@ -162,17 +162,24 @@ def _lines(path: Path) -> list[tuple[str, int, int]]:
     return hosts
 
 
-def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a training on several hosts; the environment may name them too."""
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of one of several processes; the environment may name it too."""
+    parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
+    parser.set_defaults(hosts=None, host=None)
     for name, variable, text in (
         ("coordinator", "RECSYS_COORDINATOR", "HOST:PORT of the first process, or auto"),
         ("num-processes", "RECSYS_PROCESSES", "how many processes there are"),
         ("process-id", "RECSYS_PROCESS", "which one this is, from 0"),
     ):
         parser.add_argument(f"--{name}", default=os.environ.get(variable), help=text)
+    parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds that hosts are awaited")
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a training on several hosts: of a process, or of a file of hosts."""
+    add_process_options(parser)
     parser.add_argument("--hosts", type=Path, help="file of hosts, HOST:PORT [processes=N] a line")
     parser.add_argument("--host", type=int, help="which line of it this host is, from 0")
-    parser.add_argument("--wait", type=float, default=WAIT_S, help="seconds that hosts are awaited")
 
 
 def cluster_of(options: argparse.Namespace) -> Cluster | None:

@@ -1,4 +1,4 @@
-"""Training in several processes: join, agree, and stop together.
+"""Training and evaluation in several processes: join, agree, and stop together.
 
 The parent that starts a process names the others to it through the environment:
 
@@ -102,17 +102,27 @@ def _publish(address: str) -> None:
     register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
 
 
+def is_joined() -> bool:
+    """Returns whether a parent started this process as one of several, or as the only one."""
+    return bool(os.environ.get(SERVICE))
+
+
 def is_primary() -> bool:
     """Returns whether this process speaks for all."""
     return jax.process_index() == 0
 
 
-def agreed(decide: Callable[[], Any]) -> Any:
-    """Returns, or raises, on every process what `decide` does on the primary one: JSON."""
+def agreed(decide: Callable[[], Any], limit_s: float = _AGREE_S) -> Any:
+    """Returns, or raises, on every process what `decide` does on the primary one: JSON.
+
+    Args:
+        decide: What the primary one does alone.
+        limit_s: How long the others wait for it [s].
+    """
     if jax.process_count() == 1:
         return decide()
     text = json.dumps(_answer(decide) if is_primary() else {}).encode()
-    meet()
+    meet(limit_s)
     with _ending_after(_AGREE_S):
         length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
         letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
@@ -164,6 +174,32 @@ def _value(text: bytes) -> Any:
     return answer["value"]
 
 
+def of_first(make: Callable[[], np.ndarray]) -> np.ndarray:
+    """Returns, on every process, the array that `make` returns on the first one alone.
+
+    Raises:
+        RecsysError: As `agreed`.
+    """
+    own: list[np.ndarray] = []
+
+    def described() -> tuple[str, list[int]]:
+        own.append(np.ascontiguousarray(make()))
+        return own[0].dtype.str, list(own[0].shape)
+
+    kind, shape = agreed(described)
+    if jax.process_count() == 1:
+        return own[0]
+    array = own[0] if own else np.zeros(shape, kind)
+    letters = array.reshape(-1).view(np.uint8)
+    with _ending_after(_AGREE_S):
+        pieces = [
+            np.asarray(multihost_utils.broadcast_one_to_all(letters[start : start + _PIECE_BYTES]))
+            for start in range(0, len(letters), _PIECE_BYTES)
+        ]
+    none = np.zeros(0, np.uint8)
+    return np.concatenate([none, *pieces]).astype(np.uint8).view(kind).reshape(shape)
+
+
 def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
     """Returns, on every process, the arrays `[processes, …]` that `make` returns on each.
 
@@ -186,18 +222,21 @@ def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
     return np.concatenate(pieces, axis=1).view(array.dtype).reshape(count, *array.shape)
 
 
-def meet() -> None:
+def meet(limit_s: float = _AGREE_S) -> None:
     """Waits for the other processes, where each may have worked for long by itself.
 
     At JAX's service: gloo would give up after 30 s. JAX has no public option for either.
+
+    Args:
+        limit_s: After how long this process ends, with a sentence [s].
     """
     if jax.process_count() == 1:
         return
     from jax._src import distributed
 
-    with _ending_after(_AGREE_S):
+    with _ending_after(limit_s):
         service: Any = distributed.global_state.client
-        service.wait_at_barrier(f"recsys {next(_meetings)}", int(2000 * _AGREE_S))
+        service.wait_at_barrier(f"recsys {next(_meetings)}", int(2000 * limit_s))
 
 
 @contextmanager
@@ -218,10 +257,10 @@ def _ending_after(limit_s: float) -> Iterator[None]:
 def _too_late(limit_s: float) -> RecsysError:
     return RecsysError(
         "R389",
-        f"The processes of a training must agree within {limit_s:.0f} s; process"
+        f"The processes of a run must agree within {limit_s:.0f} s; process"
         f" {jax.process_index()} waited for longer.",
-        "Look into the logs of the others, and whether the folder of the checkpoints answers;"
-        " the same command goes on from the last checkpoint.",
+        "Look into the logs of the others, and whether the folders answer that all share; with"
+        " the same command a training goes on from its last checkpoint.",
     )
 
 

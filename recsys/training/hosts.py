@@ -1,11 +1,11 @@
-"""`--coordinator` and `--hosts`: a training on several hosts, and the parent of each of them.
+"""`--coordinator` and `--hosts`: a run on several hosts, and the parent of each of them.
 
-The parent of the first host leads: the others come to it, all are checked to train the same,
+The parent of the first host leads: the others come to it, all are checked to do the same,
 and each starts its own processes. When one of them dies, or a host is lost, all end. With
-`--hosts` they meet again and go on from the last checkpoint; with `--coordinator` each parent
-ends with the reason, and whoever started them may start them again.
+`--hosts` those of a training meet again and go on from the last checkpoint; with
+`--coordinator` each parent ends with the reason, and whoever started them may start them again.
 
-While it leads, the first host holds a lock in the folder of the checkpoints, and counts there
+While it leads, the first host holds a lock in a folder that all share, and counts there
 how often the hosts have met: its epoch. A parent that was given up, as on a machine that was
 suspended, finds another one's name in the lock, and ends.
 """
@@ -13,15 +13,24 @@ suspended, finds another one's name in the lock, and ends.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from recsys.errors import RecsysError
 from recsys.training.cluster import Cluster
 from recsys.training.distributed import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE
 from recsys.training.follower import Follower
-from recsys.training.launcher import Attempts, LocalProcesses, devices_of, not_all_saved
+from recsys.training.launcher import (
+    Attempts,
+    LocalProcesses,
+    devices_of,
+    evaluation_stopped,
+    not_all_saved,
+)
 from recsys.training.leader import Leader
 from recsys.training.meeting import End, Failure, Start
 from recsys.training.preflight import SharedFolders, address_to_publish, digest_of
@@ -42,7 +51,7 @@ def train_on_hosts(
         cluster: The hosts.
         checkpoints: Folder of the checkpoints of all runs, which all of them reach.
         out: Model folder, likewise.
-        facts: What this host would train, see `recsys.training.preflight.facts_of`.
+        facts: What this host would do, see `recsys.training.preflight.facts_of`.
 
     Returns:
         The result of this host's first process, with `restarts`.
@@ -51,16 +60,11 @@ def train_on_hosts(
         RecsysError: The hosts don't fit together, one was lost or refused to go on, or, with
             `--hosts`, this happened several times without a new checkpoint between.
     """
-    facts = {f"the number of {cluster.kind}s": cluster.n_members, **json.loads(json.dumps(facts))}
-    role = Leader if cluster.member == 0 else Follower
     folders = SharedFolders(checkpoints / f"hosts-{digest_of(facts)}", out.absolute().parent)
     attempts = Attempts(checkpoints)
-    with (
-        tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch,
-        role(cluster, facts, folders) as party,
-    ):
+    with _party(cluster, facts, folders) as party:
         while True:
-            end, result = _attempt(party, arguments, Path(scratch))
+            end, result = _attempt(party, "recsys.train", arguments, not_all_saved)
             if end.error is None:
                 return {**(result or {}), "restarts": attempts.failed}
             if cluster.kind == "process" or not end.again:
@@ -69,12 +73,66 @@ def train_on_hosts(
             note(f"{end.error.rule} All start again from the last checkpoint.")
 
 
+def evaluate_on_hosts(
+    arguments: Sequence[str], cluster: Cluster, out: Path, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Evaluates in several processes, of which this one starts one.
+
+    Args:
+        arguments: Command line of `python -m recsys.evaluation.stage` for each process.
+        cluster: The processes.
+        out: Folder of `evaluation.json`, which all of them reach.
+        facts: As for `train_on_hosts`.
+
+    Returns:
+        The result of this host's process.
+
+    Raises:
+        RecsysError: The hosts don't fit together, or one was lost or refused to go on.
+    """
+    folders = SharedFolders(out / f"hosts-{digest_of(facts)}", out)
+    with _party(cluster, facts, folders) as party:
+        try:
+            end, result = _attempt(party, "recsys.evaluation.stage", arguments, evaluation_stopped)
+        finally:
+            if cluster.member == 0:  # Of no use later: an evaluation begins anew each time.
+                shutil.rmtree(folders.folder, ignore_errors=True)
+    if end.error is not None:
+        raise end.error
+    return result or {}
+
+
+@contextmanager
+def _party(
+    cluster: Cluster, facts: Mapping[str, Any], folders: SharedFolders
+) -> Iterator[Leader | Follower]:
+    """Yields this host's part in the meetings."""
+    facts = {f"the number of {cluster.kind}s": cluster.n_members, **json.loads(json.dumps(facts))}
+    role = Leader if cluster.member == 0 else Follower
+    with role(cluster, facts, folders) as party:
+        yield party
+
+
 def _attempt(
-    party: Leader | Follower, arguments: Sequence[str], scratch: Path
+    party: Leader | Follower,
+    module: str,
+    arguments: Sequence[str],
+    stopped: Callable[[int | None], RecsysError],
 ) -> tuple[End, dict[str, Any] | None]:
-    """Meets, and runs this host's processes until all is over."""
+    """Meets, and runs this host's processes until all is over.
+
+    Args:
+        party: This host's part.
+        module: What each process runs.
+        arguments: Its command line.
+        stopped: Returns the error of a process that was asked to stop, by its exit code.
+    """
     start, is_reported = party.meet(), False
-    with LocalProcesses(arguments, _environments(party.cluster, start), scratch) as processes:
+    environments = _environments(party.cluster, start)
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch,
+        LocalProcesses(module, arguments, environments, Path(scratch)) as processes,
+    ):
         while (end := party.poll()) is None:
             if processes.stop.is_set:
                 party.check()
@@ -86,12 +144,12 @@ def _attempt(
                 words = processes.last_words(failed) or {}
                 error, code = words.get("error"), processes.codes[failed] or 0
                 if error is None and processes.stop.is_set:
-                    error = not_all_saved(code).to_json()
+                    error = stopped(code).to_json()
                 party.report_failed(Failure(start.first + failed, code, error))
             elif processes.are_done:
                 is_reported = True
                 party.report_done()
-    return end, processes.last_words(0)
+        return end, processes.last_words(0)
 
 
 def _environments(cluster: Cluster, start: Start) -> list[dict[str, str]]:

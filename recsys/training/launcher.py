@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from recsys.errors import RecsysError
 from recsys.system.parent import as_parent, child_command
-from recsys.system.process import last_json_line
+from recsys.system.process import last_json_line, stage_result
 from recsys.system.signals import signals_to
 from recsys.training.distributed import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
 from recsys.training.preflight import address_to_publish
@@ -52,11 +52,32 @@ def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dic
     attempts = Attempts(checkpoints)
     with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
         while True:
-            result, code = _attempt(arguments, n_processes, Path(scratch))
+            result, code = _attempt(
+                "recsys.train", arguments, n_processes, Path(scratch), not_all_saved
+            )
             if result is not None:
                 return {**result, "restarts": attempts.failed}
             attempts.add(f"exit code {code}")
             note(f"A process ended with {code}: all start again from the last checkpoint.")
+
+
+def launch_evaluation(arguments: Sequence[str], n_processes: int) -> dict[str, Any]:
+    """Evaluates in `n_processes` processes of this machine.
+
+    Args:
+        arguments: Command line of `python -m recsys.evaluation.stage` for each of them.
+        n_processes: How many.
+
+    Returns:
+        The result of the first process.
+
+    Raises:
+        RecsysError: A process refused to go on, or died (R610).
+    """
+    module = "recsys.evaluation.stage"
+    with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
+        result, code = _attempt(module, arguments, n_processes, Path(scratch), evaluation_stopped)
+    return stage_result(module, code, "") if result is None else result
 
 
 class Attempts:
@@ -100,9 +121,20 @@ def saved_in(checkpoints: Path) -> set[Path]:
 
 
 def _attempt(
-    arguments: Sequence[str], n_processes: int, scratch: Path
+    module: str,
+    arguments: Sequence[str],
+    n_processes: int,
+    scratch: Path,
+    stopped: Callable[[int | None], RecsysError],
 ) -> tuple[dict[str, Any] | None, int]:
     """Runs the processes once; leaves none of them running.
+
+    Args:
+        module: What each of them runs.
+        arguments: Its command line.
+        n_processes: How many.
+        scratch: Folder for what they print.
+        stopped: Returns the error of a process that was asked to stop, by its exit code.
 
     Returns:
         The first one's result, None if one died; and the exit code of that one.
@@ -117,7 +149,7 @@ def _attempt(
         {**same, INDEX: str(index), LOCAL_DEVICE: devices_of(index, n_processes)}
         for index in range(n_processes)
     ]
-    with LocalProcesses(arguments, environments, scratch) as processes:
+    with LocalProcesses(module, arguments, environments, scratch) as processes:
         while not processes.are_done and processes.failed() is None:
             time.sleep(POLL_S)
         failed = processes.failed()
@@ -133,8 +165,18 @@ def _attempt(
     if last_words is not None and "error" in last_words:
         raise RecsysError.from_json(last_words["error"])
     if processes.stop.is_set:
-        raise not_all_saved(code)
+        raise stopped(code)
     return None, code or 0
+
+
+def evaluation_stopped(code: int | None) -> RecsysError:
+    """Returns the error of an evaluation that was asked to stop."""
+    return RecsysError(
+        "R611",
+        "The evaluation was stopped before its end.",
+        "Run the same command again, on all hosts.",
+        f"exit code {code}",
+    )
 
 
 def not_all_saved(code: int | None) -> RecsysError:
@@ -148,13 +190,14 @@ def not_all_saved(code: int | None) -> RecsysError:
 
 
 class LocalProcesses:
-    """The processes of a training on this machine; none is left when it is closed.
+    """The processes of a run on this machine; none is left when it is closed.
 
-    While it is open, signals to stop are passed on to them, which save; on a second one
-    they end.
+    While it is open, signals to stop are passed on to them, of which those of a training
+    save; on a second one they end.
 
     Args:
-        arguments: Command line of `python -m recsys.train` for each of them.
+        module: What each of them runs, such as `recsys.train`.
+        arguments: Its command line.
         environments: Variables of each one, on top of those of this process.
         scratch: Folder for what they print.
 
@@ -163,10 +206,14 @@ class LocalProcesses:
     """
 
     def __init__(
-        self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], scratch: Path
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        scratch: Path,
     ) -> None:
         self.stop = StopSignals()
-        self._arguments, self._environments = arguments, environments
+        self._command, self._environments = child_command(module, arguments), environments
         self._outputs = [scratch / f"{index}.out" for index in range(len(environments))]
         self._children: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
@@ -178,7 +225,7 @@ class LocalProcesses:
             for own, output in zip(self._environments, self._outputs, strict=True):
                 with output.open("wb") as file:
                     child = subprocess.Popen(
-                        child_command("recsys.train", self._arguments),
+                        self._command,
                         env={**os.environ, **own, **as_parent()},
                         stdin=subprocess.DEVNULL,
                         stdout=file,

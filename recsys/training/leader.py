@@ -87,9 +87,9 @@ class Leader(Party):
                 if time.monotonic() > deadline or self._stop.is_set:
                     raise BusyError(
                         "R393",
-                        "Only one group of hosts at a time can train this, and another one does.",
+                        "Only one group of hosts at a time can do this, and another one does.",
                         "Wait until it ends, or stop it; or name another folder with"
-                        " --checkpoints.",
+                        " --checkpoints or --out.",
                         error.rule,
                     ) from None
                 time.sleep(1.0)
@@ -230,7 +230,7 @@ class Leader(Party):
             first += self._n_processes[index]
             leader = str(self._members[0])
             self._connections[index].send("start", leader=leader, **dataclasses.asdict(start))
-        note(f"All {len(self._members)} have met: epoch {self._epoch} of this training.")
+        note(f"All {len(self._members)} have met: epoch {self._epoch} of this run.")
         return Start(service, 0, total, own_address)
 
     def poll(self) -> End | None:

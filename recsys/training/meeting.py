@@ -1,4 +1,4 @@
-"""What the parents of a training's hosts say to each other, before it and while it runs.
+"""What the parents of a run's hosts say to each other, before it and while it runs.
 
 The parent of the first host leads, the others follow; see `recsys.system.host_connections`:
 
@@ -115,7 +115,7 @@ class Party:
         if self._stop.is_set:
             raise RecsysError(
                 "R611",
-                "The training was stopped while its hosts waited for each other.",
+                "The run was stopped while its hosts waited for each other.",
                 "Run the same command again; training goes on from its last checkpoint.",
                 "SIGTERM or SIGINT",
             )
@@ -128,8 +128,9 @@ def lost(who: str, how: str) -> RecsysError:
     """Returns the error of a host or a process that was lost, and how."""
     return RecsysError(
         "R388",
-        f"All hosts of a training must live and hear each other to its end; {who} was lost.",
-        "Look into its log; the same command on all hosts goes on from the last checkpoint.",
+        f"All hosts of a run must live and hear each other to its end; {who} was lost.",
+        "Look into its log; with the same command on all hosts a training goes on from its last"
+        " checkpoint, and an evaluation begins again.",
         how,
     )
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 import grain
 import jax
 import keras
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import BatchPart
+from recsys.data.batch_part import BatchPart, held_part
 from recsys.data.batches import Batch, BatchSource, read_ahead
 
 # Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
@@ -167,10 +167,3 @@ def part_of_process(mesh: keras.distribution.DeviceMesh) -> BatchPart:
     """
     sharding = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
     return held_part(sharding, mesh.shape[0])
-
-
-def held_part(sharding: Sharding, n_shards: int) -> BatchPart:
-    """Returns which of `n_shards` equal parts of an array this process' devices hold."""
-    held = sharding.addressable_devices_indices_map((n_shards,)).values()
-    starts = {index[0].indices(n_shards)[0] for index in held if index is not None}
-    return BatchPart(tuple(sorted(starts)), n_shards)

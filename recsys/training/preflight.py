@@ -1,6 +1,6 @@
 """Checks before the processes of several hosts start: what would hang later, or mean nothing.
 
-All hosts must train the same with the same code, see the same folder of checkpoints, and
+All hosts must do the same with the same code, see the same folders that are written, and
 have an address at which the others find them. Each error names the host.
 """
 
@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.config import TrainStage
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
+from recsys.strict import Strict
 from recsys.system.commit import commit_text
 from recsys.system.files import DAMAGE, read_json
 from recsys.system.host_connections import is_loopback, plain_address
@@ -27,7 +27,6 @@ from recsys.system.source_version import source_version, version_text
 
 SEEN_WITHIN_S = 30.0
 """How long a file of one host may take until another one sees it [s]: caches of NFS."""
-_DATA = "the data folder"
 _MANIFEST_BYTES = 1 << 20
 
 
@@ -40,7 +39,7 @@ class Member:
         kind: `host`, or `process` where each process comes by itself.
         name: Name of its machine.
         address: Its address as it sees it itself.
-        facts: What it would train; see `facts_of`.
+        facts: What it would train or measure; see `facts_of`.
     """
 
     index: int
@@ -53,28 +52,26 @@ class Member:
         return f"{self.kind} {self.index} ({self.name!r}, {self.address})"
 
 
-# --- the same training
+# --- the same run
 
 
-def facts_of(stage: TrainStage, data: Path, base: Path | None) -> dict[str, Any]:
+def facts_of(module: str, stage: Strict, folders: Mapping[str, Path | None]) -> dict[str, Any]:
     """Returns what all hosts must agree on, as JSON: a value for each thing by its name.
 
     Args:
-        stage: The model and the training loop.
-        data: Data folder of the InteractionEncoder.
-        base: Model folder of a warm start.
+        module: What runs, such as `recsys.train`.
+        stage: Its config.
+        folders: What it reads, by name; None: nothing of that name.
     """
-    config = dict(_leaves("config", stage.model_dump(mode="json")))
     source = version_text(source_version())
-    code = code_fingerprint("recsys.train", config=[stage])[:16]
-    facts = {"the code": f"{source} ({code})", _DATA: _digest_of(data), **config}
-    if base is not None:
-        facts["the base model"] = _digest_of(base)
-    return facts
+    code = code_fingerprint(module, config=[stage])[:16]
+    read = {name: _digest_of(path) for name, path in folders.items() if path is not None}
+    config = dict(_leaves("config", stage.model_dump(mode="json")))
+    return {"the code": f"{source} ({code})", **read, **config}
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """Returns one text for one training, on whatever hosts and devices and by whatever code."""
+    """Returns one text for one run, on whatever hosts and devices and by whatever code."""
     ignored = (
         "the number of",
         "the code",
@@ -112,7 +109,7 @@ def _digest_of(folder: Path) -> str:
 
 
 def check_same(ours: Member, theirs: Member) -> None:
-    """Checks that two hosts would train the same.
+    """Checks that two hosts would train, or measure, the same.
 
     Raises:
         UsageError: They wouldn't.
@@ -126,7 +123,7 @@ def check_same(ours: Member, theirs: Member) -> None:
         first = different[0]
         raise UsageError(
             "R387",
-            "All hosts of a training must have the same code, config and data;"
+            "All hosts of a run must have the same code, config and data;"
             f" {theirs} differs from {ours} in {shown}.",
             "Give all of them the same installation, config, options and data folder.",
             {theirs.index: theirs.facts.get(first), ours.index: ours.facts.get(first)},
@@ -149,15 +146,15 @@ def check_numbers(n_members: int, known: Sequence[Member], coming: Member) -> No
             raise UsageError("R376", rule, cure, coming.index)
 
 
-# --- the folders of checkpoints and model
+# --- the folders that are written
 
 
 class SharedFolders:
-    """The folders in which the hosts of a training see whether they share them.
+    """The folders in which the hosts of a run see whether they share them.
 
     Args:
-        folder: One of its own among the checkpoints; made where there is none.
-        models: The one in which the model folder is to be; likewise.
+        folder: One of its own, for a training among the checkpoints; made where there is none.
+        models: The one in which the model folder, or `evaluation.json`, is to be; likewise.
 
     Raises:
         RecsysError: One of them can't be made.
@@ -224,10 +221,10 @@ class SharedFolders:
 
 
 def not_shared(member: Member, folders: SharedFolders) -> RecsysError:
-    """Returns the error of a host that sees other folders of checkpoints or models."""
+    """Returns the error of a host that sees other folders of checkpoints or results."""
     return UsageError(
         "R386",
-        "All hosts must reach the same folders of checkpoints and of the model; what the first"
+        "All hosts must reach the same folders of checkpoints and results; what the first"
         f" one writes there, {member} doesn't see within {SEEN_WITHIN_S:.0f} s, or the other way"
         " round.",
         "Name folders on a file system that all of them mount, with --checkpoints and --out.",
@@ -280,7 +277,7 @@ def check_address(member: Member) -> None:
     if is_loopback(member.address):
         raise UsageError(
             "R385",
-            "The hosts of a training must find each other by addresses of the network;"
+            "The hosts of a run must find each other by addresses of the network;"
             f" {member} has a loopback address.",
             "Name the first host by an address, or a name that no /etc/hosts turns into 127.0.0.1.",
             member.address,

@@ -9,10 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import jax
 import keras
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.config import (
     LayoutRules,
@@ -28,7 +25,7 @@ from recsys.data.kept_events import training_events
 from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
-from recsys.embedding.layout import tables_of
+from recsys.embedding.layout import replicate, tables_of
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
@@ -313,11 +310,9 @@ class _Fit:
                 )
             return verify_placement(model, layout)
         # Variables that were made before the layout, such as seeds, go to all devices.
-        everywhere = NamedSharding(layout.device_mesh.backend_mesh, PartitionSpec())
-        for variable in model.variables:
-            value: Any = np.asarray(variable.value)
-            whole = jax.make_array_from_callback(value.shape, everywhere, value.__getitem__)
-            variable.assign(whole)
+        values = replicate([variable.value for variable in model.variables], self._mesh)
+        for variable, value in zip(model.variables, values, strict=True):
+            variable.assign(value)
         model.build()
         placements = verify_placement(model, layout)
         optimizer = tower_optimizer(train, updates, start)

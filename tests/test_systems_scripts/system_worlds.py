@@ -93,8 +93,8 @@ def make_events(rng, n, users, items):
     return [(str(u), str(i), int(t)) for u, i, t in zip(who, what, times, strict=True)]
 
 
-def make_world(folder):
-    """Writes a world; exports its model, which takes some seconds."""
+def make_data(folder):
+    """Writes the data folders of a world."""
     rng = np.random.default_rng(5)
     users, items = [f"u{n}" for n in range(40)], [f"i{n}" for n in range(30)]
     # The last ten of each have no row of their own; row 3 of the own ones is free.
@@ -111,6 +111,11 @@ def make_world(folder):
     events = [*make_events(rng, 500, people, [*known, "i0", "nothing"]), *late]
     plain = VocabularyConfig()
     write_data(folder / "later", events, (people[5:], plain), (known, plain))
+
+
+def make_world(folder):
+    """Writes a world; exports its model, which takes some seconds."""
+    make_data(folder)
     write_model(folder / "model", folder / "data")
     write_model(folder / "other", folder / "data", seed=9)
     (folder / "export.json").write_text(json.dumps({"name": "tiny", "export": {"k": 5}}))

@@ -1,0 +1,230 @@
+"""Embeddings of a whole catalogue, split by item rows over devices of one or several processes.
+
+The rows of a device follow each other, in tiles that `ranking_devices` scores one by one. No
+process holds more of them than its devices do: what is asked of them comes from where they lie.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from recsys.ragged import slices
+
+_TILES = 16
+"""Tiles of a small catalogue; a large one has more, of the largest size."""
+_SMALLEST_TILE, _LARGEST_TILE = 128, 2**17
+_EMBEDDED_ROWS = 1024
+"""Rows that a device is given at a time."""
+_GATHERED_ROWS = 8192
+
+EmbedRows = Callable[[np.ndarray], jax.Array]
+"""Returns the embeddings `[n, dim]` float32 of rows `[n]`, as many on each device."""
+
+_dot = functools.partial(
+    jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+)
+
+
+def tile_rows(n_rows: int) -> int:
+    """Returns the item rows of a tile, a power of two; the same for any number of devices."""
+    return min(max(power(-(-n_rows // _TILES)), _SMALLEST_TILE), _LARGEST_TILE)
+
+
+def tiles_of_device(n_rows: int, n_devices: int) -> int:
+    """Returns how many tiles each device holds."""
+    tiles = -(-n_rows // tile_rows(n_rows))
+    return -(-tiles // n_devices)
+
+
+def power(n: int) -> int:
+    """Returns the smallest power of two that is not below `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def split(mesh: Mesh) -> NamedSharding:
+    """Returns how tiles are split over all devices of a mesh, whatever its axes."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def products(query: jax.Array, table: jax.Array) -> jax.Array:
+    """Returns the dot products, each tile's by an operation of one shape.
+
+    Args:
+        query: Query embeddings `[queries, dim]` float32.
+        table: Tiles of candidates `[tiles, tile, dim]` float32.
+
+    Returns:
+        Scores `[tiles, queries, tile]` float32.
+    """
+    return jax.lax.map(lambda tile: _dot(query, tile, (((1,), (1,)), ((), ()))), table)
+
+
+def embedded_blocks(
+    embed: EmbedRows, rows: np.ndarray, mesh: Mesh
+) -> Iterator[tuple[int, jax.Array]]:
+    """Embeds a catalogue, some rows of each device at a time.
+
+    Args:
+        embed: Embeds rows of a model.
+        rows: The model's row of each item row `[item rows]`.
+        mesh: The devices.
+
+    Yields:
+        How many rows of each device came before, and the embeddings of the next ones
+        `[devices · n, dim]`, split over the devices; behind the last row it comes again.
+    """
+    n_rows, tile = len(rows), tile_rows(len(rows))
+    own = tiles_of_device(n_rows, mesh.size) * tile
+    n = min(tile, _EMBEDDED_ROWS)
+    first = (np.arange(mesh.size)[:, None] * own + np.arange(n)).ravel()
+    for before in range(0, own, n):
+        yield before, embed(rows[np.minimum(first + before, n_rows - 1)])
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedCandidates:
+    """Candidate embeddings `[item rows, dim]` float32 that lie on the devices of a mesh.
+
+    Under several processes each of them asks the same of it, in the same order.
+
+    Attributes:
+        table: `[all tiles, tile, dim]` float32, the tiles split over the devices; rows behind
+            the last one are anything.
+        n_rows: Item rows.
+        mesh: The devices.
+        width: How many numbers of an embedding are returned; None: all.
+    """
+
+    table: jax.Array
+    n_rows: int
+    mesh: Mesh
+    width: int | None = None
+
+    @classmethod
+    def embedded(cls, embed: EmbedRows, rows: np.ndarray, mesh: Mesh) -> ShardedCandidates:
+        """Embeds a catalogue where it is to lie, some rows of each device at a time.
+
+        Args:
+            embed: Embeds rows of a model.
+            rows: The model's row of each item row `[item rows]`.
+            mesh: The devices.
+        """
+        tile, tiles = tile_rows(len(rows)), tiles_of_device(len(rows), mesh.size)
+        table: Any = None
+        for before, block in embedded_blocks(embed, rows, mesh):
+            if table is None:
+                table = _zeros((mesh.size * tiles, tile, block.shape[1]), mesh)
+            table = _storing(mesh)(table, block, *np.divmod(np.int32(before), np.int32(tile)))
+        return cls(table, len(rows), mesh)
+
+    def without(self, is_left_out: np.ndarray) -> ShardedCandidates:
+        """Returns it with zeros for the rows of a mask `[item rows]` bool; it is used up."""
+        tiles, tile, _ = self.table.shape
+        mask = np.pad(is_left_out, (0, tiles * tile - self.n_rows)).reshape(tiles, tile)
+        placed = jax.make_array_from_callback(mask.shape, split(self.mesh), mask.__getitem__)
+        return dataclasses.replace(self, table=_zeroed(self.table, placed))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Item rows, and the numbers of an embedding."""
+        return self.n_rows, self.table.shape[2] if self.width is None else self.width
+
+    def __len__(self) -> int:
+        """Returns how many item rows."""
+        return self.n_rows
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the embeddings `[…, dim]` float32 of item rows `[…]`, in every process."""
+        wanted = np.asarray(rows, np.int32)
+        out = np.empty((wanted.size, self.shape[1]), np.float32)
+        for part in slices(wanted.size, _GATHERED_ROWS):
+            n = part.stop - part.start
+            padded = np.pad(wanted.ravel()[part], (0, _GATHERED_ROWS - n))
+            gathered = np.asarray(_gathering(self.mesh)(self.table, padded))
+            out[part] = gathered[:n, : self.shape[1]]
+        return out.reshape(*wanted.shape, self.shape[1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns all of them in memory, which few catalogues fit."""
+        return np.asarray(self[np.arange(self.n_rows)], dtype)
+
+    @functools.cached_property
+    def largest_of_rows(self) -> np.ndarray:
+        """The largest magnitude of each row `[item rows]` float64; NaN if there is one."""
+        largest = np.asarray(_reducing(self.mesh)(self.table))
+        return largest.reshape(-1)[: self.n_rows].astype(np.float64)
+
+    def scores(self, query: np.ndarray) -> np.ndarray:
+        """Returns the dot products `[queries, item rows]` of queries `[queries, dim]`."""
+        return np.asarray(_scoring(self.mesh)(query, self.table))[:, : self.n_rows]
+
+
+def _zeros(shape: tuple[int, ...], mesh: Mesh) -> jax.Array:
+    return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=split(mesh))()
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _zeroed(table: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask[:, :, None], 0.0, table)
+
+
+@functools.lru_cache(maxsize=16)
+def _storing(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Returns a function that writes rows of each device into a tile, from one of its rows on."""
+
+    def store(table: jax.Array, block: jax.Array, tile: jax.Array, at: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(table, block[None], (tile, at, jnp.int32(0)))
+
+    own, all_ = split(mesh).spec, PartitionSpec()
+    mapped = _mapped(store, mesh, (own, own, all_, all_), own)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+@functools.lru_cache(maxsize=16)
+def _gathering(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Returns a function that brings rows `[n]` from their devices to all."""
+
+    def gather(table: jax.Array, rows: jax.Array) -> jax.Array:
+        own = table.reshape(-1, table.shape[2])
+        at = rows - jax.lax.axis_index(mesh.axis_names) * len(own)
+        here = jnp.where(at < 0, len(own), at)
+        return jax.lax.psum(own.at[here].get(mode="fill", fill_value=0), mesh.axis_names)
+
+    return jax.jit(_mapped(gather, mesh, (split(mesh).spec, PartitionSpec()), PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=16)
+def _reducing(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Returns a function that gives the largest magnitude of each row `[all tiles, tile]`."""
+
+    def reduce(table: jax.Array) -> jax.Array:
+        # XLA's largest of several numbers need not be NaN where one of them is.
+        is_number = ~jnp.isnan(table).any(axis=2)
+        return jnp.where(is_number, jnp.abs(table).max(axis=2), jnp.nan)
+
+    return jax.jit(reduce, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+@functools.lru_cache(maxsize=16)
+def _scoring(mesh: Mesh) -> Callable[..., jax.Array]:
+    """Returns a function that gives the scores `[queries, all tiles · tile]` of queries."""
+
+    def score(query: jax.Array, table: jax.Array) -> jax.Array:
+        scores = jnp.moveaxis(products(query, table), 1, 0).reshape(len(query), -1)
+        return jax.lax.all_gather(scores, mesh.axis_names, axis=1, tiled=True)
+
+    return jax.jit(_mapped(score, mesh, (PartitionSpec(), split(mesh).spec), PartitionSpec()))
+
+
+def _mapped(function: Callable[..., jax.Array], mesh: Mesh, in_specs: Any, out_specs: Any) -> Any:
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
