@@ -25,7 +25,6 @@ ITEMS, USERS = 10**8, 10**9
 _DEVICES = [2, 4, 8, 16, 64]
 _EXCHANGES = ["gathered", "auto"]
 _TOKENS = {"genres": (21, 8), "words": (2138, 16)}
-_NEAR = 0.05  # Share by which the plan may be off.
 
 
 def main(
@@ -124,12 +123,11 @@ def measure(
         for collectives in (*map(table.to_read, table.readings), table.to_update())
         for collective in collectives
     ]
-    exchanged = [c.sent_bytes for c in planned if c.op == "all-to-all"]
-    expected = _expected(sent.choices, exchanged)
+    expected = sent.expected(planned)
     if expected is None:
-        raise ValueError(f"no capacities of the compiled step are those of the plan: {exchanged}")
+        raise ValueError(f"no capacities of the compiled step are those of the plan: {planned}")
     return {
-        "compiled": total(sent.always) + expected,
+        "compiled": total(expected),
         "planned": total(planned),
         "leaving": leaving(planned),
         "by_feature": {
@@ -138,24 +136,6 @@ def measure(
             for f in table.by_feature()
         },
     }
-
-
-def _expected(choices: list[list[list[Any]]], planned: list[int]) -> int | None:
-    """Returns the bytes of the planned branch of each choice; None if they don't fit the plan."""
-    if not choices:
-        return 0
-    for branch in choices[0]:
-        left = list(planned)
-        for collective in branch:
-            near = [n for n in left if abs(n - collective.sent_bytes) <= _NEAR * n]
-            if not near:
-                break
-            left.remove(near[0])
-        else:
-            others = _expected(choices[1:], left)
-            if others is not None:
-                return others + sum(collective.sent_bytes for collective in branch)
-    return None
 
 
 if __name__ == "__main__":

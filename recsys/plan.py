@@ -23,9 +23,9 @@ from recsys.data.sequences import packing
 from recsys.data.table_rows import TableRows
 from recsys.embedding.config import resolve
 from recsys.embedding.layout import activate, device_mesh, table_layout
-from recsys.embedding.step_check import StepProof
+from recsys.embedding.step_check import StepProof, sent_collectives
 from recsys.embedding.table import Table, TablePlacement, planned
-from recsys.embedding.traffic import FeatureTraffic
+from recsys.embedding.traffic import Collective, FeatureTraffic, total
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing
 from recsys.models.auto import DataShape, for_data
@@ -49,6 +49,8 @@ class Plan:
         tables: Where the tables lie.
         step: What the compiled training step holds and sends.
         traffic: What a device sends for each feature in a step.
+        sent: What a device sends in the whole compiled step, of exchanges what is expected.
+        saved_table_bytes: Tables with slots and padding in a checkpoint, each once.
     """
 
     devices: int
@@ -57,6 +59,8 @@ class Plan:
     tables: tuple[TablePlacement, ...]
     step: StepProof
     traffic: tuple[FeatureTraffic, ...]
+    sent: tuple[Collective, ...]
+    saved_table_bytes: int
 
     @property
     def bytes_per_device(self) -> int:
@@ -67,6 +71,11 @@ class Plan:
     def other_bytes(self) -> int:
         """Weights that are no tables, the slots of their optimizer, counters."""
         return self.step.state_bytes - _total(self.tables)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """A checkpoint: each table with its slots and padding once, and all other weights."""
+        return self.saved_table_bytes + self.other_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +119,10 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     check_divides(config.train, n_batch)
     # Keras keeps its distribution, and variables without a value, by thread.
     with ThreadPoolExecutor(1) as pool:
-        step, traffic = pool.submit(_step, config, rows, devices).result()
+        step, traffic, sent = pool.submit(_step, config, rows, devices).result()
     placements = tuple(_placements(config, rows, n_shards))
-    return Plan(devices, n_batch, n_shards, placements, step, traffic)
+    saved = _total(_placements(config, rows, n_shards, n_parts=1))
+    return Plan(devices, n_batch, n_shards, placements, step, traffic, sent, saved)
 
 
 def with_model(config: Config, rows: TableRows) -> Config:
@@ -135,18 +145,21 @@ def _tables(config: Config, spec: ModelSpec) -> Tables:
     return model_class(spec).make_tables(spec, *table_optimizers(config.train, 1))
 
 
-def _placements(config: Config, rows: TableRows, n_shards: int) -> Iterator[TablePlacement]:
+def _placements(
+    config: Config, rows: TableRows, n_shards: int, n_parts: int | None = None
+) -> Iterator[TablePlacement]:
+    """Yields where tables that are padded for `n_shards` devices lie if `n_parts` share a copy."""
     for table in _tables(config, model_spec(config, rows)).values():
-        yield planned(Table([resolve(table)], n_shards), n_shards)
+        yield planned(Table([resolve(table)], n_shards), n_parts or n_shards)
 
 
 def _step(
     config: Config, rows: TableRows, devices: int
-) -> tuple[StepProof, tuple[FeatureTraffic, ...]]:
+) -> tuple[StepProof, tuple[FeatureTraffic, ...], tuple[Collective, ...]]:
     """Returns the proof of the step of the model that `recsys.Trainer` would make.
 
     Returns:
-        The proof, and what a device sends for each feature.
+        The proof, what a device sends for each feature, and in the whole step.
     """
     train, spec = config.train, model_spec(config, rows)
     tables = _tables(config, spec)
@@ -161,13 +174,15 @@ def _step(
         model.build()
         exclude_vectors(optimizer, model)
         model.compile(optimizer=optimizer, jit_compile=True)
-        model.prove((_batch(config, rows, model, mesh),))
-    traffic = (
-        feature
-        for table in model.step_traffic
-        for feature in table.by_feature(rows.counts.get(table.table))
-    )
-    return cast(StepProof, model.step_proof), tuple(traffic)
+        compiled = model.prove((_batch(config, rows, model, mesh),))
+    counted = [(table, rows.counts.get(table.table)) for table in model.step_traffic]
+    traffic = [feature for table, counts in counted for feature in table.by_feature(counts)]
+    planned = [c for table, counts in counted for c in table.expected(counts)]
+    sent = sent_collectives(compiled, train.node_devices)
+    # Where no branches are as planned, as far as anybody knows, the largest.
+    largest = [c for choice in sent.choices for c in max(choice, key=total)]
+    expected = sent.expected(planned) or [*sent.always, *largest]
+    return cast(StepProof, model.step_proof), tuple(traffic), tuple(expected)
 
 
 def _batch(
@@ -245,6 +260,10 @@ def _more_devices(config: Config, plan: Plan) -> Iterator[tuple[str, Config, int
     while n <= MOST_DEVICES:
         mesh = config.mesh
         words = f"--devices {n}" if mesh is None else f"--mesh data={mesh.data},model={n}"
+        if in_node := config.train.node_devices:
+            n_hosts = -(-n * (1 if mesh is None else mesh.data) // in_node)
+            hosts = f"--hosts {n_hosts} --devices-per-host {in_node}"
+            words = hosts if mesh is None else f"{hosts} {words}"
         divides = not uneven(config.train, n if mesh is None else mesh.data)
         if divides and not any(width % n for width in widths):
             yield words, config, n

@@ -328,6 +328,11 @@ def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):
         ["--devices", "5000"],
         ["--devices", "6"],
         ["--memory", "much"],
+        ["--link", "fast"],
+        ["--devices-per-host", "8"],
+        ["--hosts", "2", "--devices", "3"],
+        ["--hosts", "2", "--devices-per-host", "4", "--mesh", "data=4,model=4"],
+        ["--hosts", "2", "--devices-per-host", "2", "--set", "train.node_devices=4"],
         ["--rows", "users"],
         ["--rows", "genre=5"],
         ["--set", "train.epochs=0"],
@@ -339,6 +344,27 @@ def test_what_is_typed_wrong_exits_with_2(config, arguments, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "Traceback" not in printed.err
+
+
+def test_hosts_say_what_they_hold_send_and_write(config, capsys):
+    words = [str(config), "--hosts", "2", "--devices-per-host", "4", "--fabric", "10GB", *ALL]
+    assert plan(*words) == 0
+    printed = capsys.readouterr().out
+    assert "On 2 hosts of 4 devices" in printed
+    assert re.search(r"│ sent by a device to other hosts +│ +\S+ \S+ │ +10.0 GB │", printed)
+    assert max(map(len, printed.split("On 2 hosts")[0].splitlines())) <= 100
+    assert plan(*words, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    hosts = summary["hosts"]
+    assert (summary["devices"], hosts["hosts"], hosts["devices_per_host"]) == (8, 2, 4)
+    assert hosts["bytes_per_host"] == 4 * summary["bytes_per_device"]
+    sent = sum(collective["sent_bytes"] for collective in summary["sent"])
+    assert hosts["within_bytes"] + hosts["leaving_bytes"] == sent
+    assert hosts["leaving_s"] == hosts["leaving_bytes"] / 10**10
+    of_tables = sum(feature["leaving_bytes"] for feature in summary["traffic"])
+    assert 0 < of_tables < hosts["leaving_bytes"]
+    assert plan(str(config), "--devices", "8", "--json", *ALL) == 0
+    assert json.loads(capsys.readouterr().out)["hosts"] is None
 
 
 def test_devices_are_simulated_and_neither_tfx_nor_tensorflow_imported(config):

@@ -10,6 +10,7 @@ import step_traffic
 from jax.sharding import AbstractMesh
 
 from recsys.embedding.sharding import TableSharding
+from recsys.embedding.step_check import first_group
 from recsys.embedding.traffic import (
     Bags,
     ExchangeOptions,
@@ -27,12 +28,18 @@ SMALL = 400
 def without(planned, collectives):
     """Returns what is planned beside collectives within 5 % of it; None if one isn't planned."""
     left = list(planned)
-    for op, sent, _ in collectives:
-        near = [other for other in left if other[0] == op and abs(other[1] - sent) <= 0.05 * sent]
+    for op, *sizes in collectives:
+        near = [other for other in left if other[0] == op and is_near(other[1:], sizes)]
         if not near:
             return None
         left.remove(near[0])
     return left
+
+
+def is_near(planned, sizes):
+    """Returns whether what is sent, and what of it leaves a node, is within 5 %."""
+    pairs = zip(planned, sizes, strict=True)
+    return all(abs(plan - size) <= max(8, 0.05 * size) for plan, size in pairs)
 
 
 def is_planned(planned, choices):
@@ -58,6 +65,7 @@ def of_process(mesh, *options):
         ("8", "auto", "float32", ""),
         ("8", "cheapest", "bfloat16", ""),
         ("8", "nodes", "float32", "4"),
+        pytest.param("8", "cheapest", "float32", "2", marks=pytest.mark.thorough),
         pytest.param("8", "nodes", "bfloat16", "2", marks=pytest.mark.thorough),
         pytest.param("8", "cheapest", "int8", "4", marks=pytest.mark.thorough),
         pytest.param("8", "rows", "float32", "", marks=pytest.mark.thorough),
@@ -77,6 +85,35 @@ def test_a_device_sends_what_is_planned(mesh, exchange, dtype, node):
     planned = without([c for c in step["planned"] if c not in small], always)
     assert planned is not None
     assert is_planned(planned, step["choices"])
+
+
+@pytest.mark.parametrize("mesh", ["2×2", pytest.param("1×4", marks=pytest.mark.thorough)])
+def test_a_device_of_a_grid_sends_what_is_planned_for_learned_weights_too(mesh):
+    step = step_traffic.traffic(mesh, "auto", "float32", "2", "learned wide small")
+    dense = [c for c in step["always"] if c[0] == "all-reduce" and c[1] <= SMALL]
+    compiled = [c for c in step["always"] if c not in dense]
+    for op in ("all-gather", "all-reduce", "reduce-scatter"):  # XLA joins sums that are alike.
+        sent = [[c[1:] for c in of_step if c[0] == op] for of_step in (step["planned"], compiled)]
+        assert is_near(*(np.sum(sizes, axis=0) for sizes in sent))
+    assert not step["choices"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "first"),
+    [
+        ("replica_groups={{0,1},{2,3}}", [0, 1]),
+        ("replica_groups={{0,2},{1,3}}, use_global_device_ids=true", [0, 2]),
+        ("replica_groups=[2,4]<=[8]", [0, 1, 2, 3]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", [0, 4]),
+        ("replica_groups=[1,8]<=[8]", list(range(8))),
+        ("replica_groups=mesh['data'=2,'model'=3]", list(range(6))),
+        ("replica_groups=mesh['data'=2,'model'=3] {'data'}", [0, 3]),
+        ("replica_groups=mesh['data'=2,'model'=3] {'model'}", [0, 1, 2]),
+        ("to_apply=add", [0]),
+    ],
+)
+def test_groups_of_a_collective_are_read_in_every_form(groups, first):
+    assert first_group(f"channel_id=1, {groups}, dimensions={{0}}") == first
 
 
 # --- choices

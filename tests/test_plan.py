@@ -12,10 +12,13 @@ from recsys.config.load import default_config_path, load_config
 from recsys.data.sequences import packing
 from recsys.data.table_rows import TableRows
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
+from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing
 from recsys.models.retrieval_model import model_class
 from recsys.plan import changes, make_plan, model_spec
+from recsys.plan_hosts import Hosts, HostsPlan
+from recsys.training.checkpoint import arrays_of, saved_variables
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 
 N = 8
@@ -108,7 +111,48 @@ def test_a_plan_is_what_the_step_of_the_real_model_holds(overrides):
         assert list(plan.traffic) == expected
         assert {"id_row + history", "history", "genres"} & {f.feature for f in plan.traffic}
         assert plan.tables == placements
+        saved = sum(array.nbytes for array in arrays_of(saved_variables(model)).values())
+        assert plan.checkpoint_bytes == pytest.approx(saved, rel=0.01)
     assert plan.other_bytes > 0
+
+
+# --- hosts
+
+
+def on_hosts(n, *overrides):
+    chosen = config("train.batch_size=64", *overrides, f"train.node_devices={N // n}")
+    plan = make_plan(chosen, rows(70_000, 60_000), N)
+    hosts = Hosts(n, N // n, link=10**9, fabric=10**8, disk=10**7)
+    return plan, HostsPlan.of(plan, hosts)
+
+
+def test_what_leaves_a_host_is_told_apart():
+    apart = {n: on_hosts(n) for n in (1, 2, 8)}
+    [sent] = {collectives.total(list(plan.sent)) for plan, _ in apart.values()}
+    assert all(found.within_bytes + found.leaving_bytes == sent for _, found in apart.values())
+    assert apart[1][1].leaving_bytes == 0
+    assert apart[8][1].within_bytes == 0
+    plan, found = apart[2]
+    by_op = {op: [c for c in plan.sent if c.op == op] for op in ("all-to-all", "all-reduce")}
+    assert all(by_op.values())
+    for op, share in (("all-to-all", 4 / 7), ("all-reduce", 1 / 4)):
+        left = collectives.leaving(by_op[op])
+        assert left == pytest.approx(share * collectives.total(by_op[op]), rel=1e-3)
+    assert found.within_s == found.within_bytes / 10**9
+    assert found.leaving_s == found.leaving_bytes / 10**8
+    assert found.floor_s == max(found.within_s, found.leaving_s)
+    assert found.bytes_per_host == 4 * plan.bytes_per_device
+    assert found.checkpoint_s == found.checkpoint_bytes / 2 / 10**7
+
+
+def test_the_tables_of_a_step_send_what_is_planned_for_them():
+    plan, _ = on_hosts(2)
+    of_tables = sum(f.read_bytes + f.update_bytes for f in plan.traffic)
+    # The rest are the loss' candidates, both ways, and sums of dense weights.
+    n = 64 + config().train.uniform_negatives
+    of_loss = 2 * n * 65 * 4 * 7 / 8
+    sent = collectives.total(list(plan.sent))
+    assert of_tables < sent < of_tables + 4 * of_loss + 8 * plan.other_bytes
 
 
 @recsys.register_model("plan_of_mine")

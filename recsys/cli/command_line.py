@@ -455,6 +455,21 @@ def plan(
         Option(metavar="NAME=N", help="Rows of a table, such as users=1e8; repeatable."),
     ] = None,
     data: Annotated[Path | None, Option(help="Data folder to take the table sizes from.")] = None,
+    hosts: Annotated[
+        int | None, Option(min=1, help="Number of hosts; says what each holds and sends.")
+    ] = None,
+    devices_per_host: Annotated[int | None, Option(min=1, help="Devices of each host.")] = None,
+    link: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="Bytes/s of a device within its host. Default: 450GB."),
+    ] = None,
+    fabric: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="Bytes/s of a device to other hosts. Default: 50GB."),
+    ] = None,
+    disk: Annotated[
+        str | None, Option(metavar="SIZE", help="Bytes/s that a host writes. Default: 2GB.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what each device would hold and send in training; needs no devices.
@@ -464,7 +479,19 @@ def plan(
     from recsys.cli import plan_command as command
 
     raise Exit(
-        command.plan(config, sets or [], devices, mesh, memory, rows or [], data, as_json=as_json)
+        command.plan(
+            config,
+            sets or [],
+            devices,
+            mesh,
+            memory,
+            rows or [],
+            data,
+            hosts,
+            devices_per_host,
+            {"link": link, "fabric": fabric, "disk": disk},
+            as_json=as_json,
+        )
     )
 
 

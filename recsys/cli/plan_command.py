@@ -7,23 +7,24 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from recsys.cli.failure import print_error
 from recsys.cli.terminal import fitted_console, plain_size, titled_table
-from recsys.config import with_mesh
+from recsys.config import Config, with_mesh
 from recsys.config.load import load_config
 from recsys.data.table_rows import find_rows, parse_rows
 from recsys.errors import RecsysError, UsageError
-from recsys.formats import ABSENT
+from recsys.formats import ABSENT, counted
 
 if TYPE_CHECKING:
     from recsys.plan import Change, Plan
+    from recsys.plan_hosts import HostsPlan
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _WIDTH = 100  # Where no terminal says its own.
@@ -37,6 +38,9 @@ def plan(
     memory: str | None,
     rows: Sequence[str],
     data: Path | None,
+    hosts: int | None = None,
+    devices_per_host: int | None = None,
+    speeds: Mapping[str, str | None] | None = None,
     *,
     as_json: bool,
 ) -> int:
@@ -50,6 +54,9 @@ def plan(
         memory: What each has, as `80GB`; None for whatever it takes.
         rows: `NAME=N` each, rows of tables.
         data: Data folder to take the other rows from.
+        hosts: How many hosts the devices are on; None: nothing is said of hosts.
+        devices_per_host: Devices of each; None: those of the others, divided.
+        speeds: `link`, `fabric` and `disk` in bytes a second, as `450GB`; None: as assumed.
         as_json: Print one object of JSON.
 
     Returns:
@@ -59,15 +66,24 @@ def plan(
         RecsysError: The training would stop before its first step.
     """
     limit = None if memory is None else parse_bytes(memory)
+    named = {name: text for name, text in (speeds or {}).items() if text is not None}
+    rates = {name: parse_bytes(text, f"--{name}") for name, text in named.items()}
     named_rows = parse_rows(rows)
     config = with_mesh(load_config(path, overrides), mesh)
-    devices = devices or (config.mesh.n_devices if config.mesh else 1)
+    devices = devices or (config.mesh.n_devices if config.mesh else None)
+    devices, devices_per_host = _of_hosts(devices, hosts, devices_per_host)
     table_rows = find_rows(config, named_rows, data)
     _simulate(devices)
     from recsys.plan import changes, make_plan, with_model
+    from recsys.plan_hosts import Hosts, HostsPlan
 
     config = with_model(config, table_rows)
+    if hosts is not None:
+        config = _with_nodes(config, devices_per_host)
     planned = make_plan(config, table_rows, devices)
+    on_hosts = None
+    if hosts is not None:
+        on_hosts = HostsPlan.of(planned, Hosts(hosts, devices_per_host, **rates))
     advice: list[Change] = []
     errors: list[RecsysError] = []
     if limit is not None and planned.bytes_per_device > limit:
@@ -85,15 +101,58 @@ def plan(
             "other_bytes_per_device": planned.other_bytes,
             "step": dataclasses.asdict(planned.step),
             "traffic": [dataclasses.asdict(feature) for feature in planned.traffic],
+            "sent": [collective._asdict() for collective in planned.sent],
+            "checkpoint_bytes": planned.checkpoint_bytes,
+            "hosts": None if on_hosts is None else _as_json(on_hosts),
             "errors": [error.to_json() for error in errors],
             "changes": [dataclasses.asdict(change) for change in advice],
         }
         print(json.dumps(summary))
     else:
-        _show(planned, table_rows.source, limit, advice)
+        _show(planned, on_hosts, table_rows.source, limit, advice)
     for error in errors:
         print_error(str(error))
     return 1 if errors else 0
+
+
+def _as_json(plan: HostsPlan) -> dict[str, Any]:
+    fields = dataclasses.asdict(plan)
+    return {**fields.pop("hosts"), **fields, "floor_s": plan.floor_s}
+
+
+def _of_hosts(
+    devices: int | None, hosts: int | None, devices_per_host: int | None
+) -> tuple[int, int]:
+    """Returns all devices, and those of a host.
+
+    Raises:
+        UsageError: They don't fit each other (R395).
+    """
+    if hosts is None and devices_per_host is None:
+        return devices or 1, devices or 1
+    n_hosts = hosts or 1
+    each = devices_per_host or (devices or n_hosts) // n_hosts
+    if hosts is None or not each or (devices or n_hosts * each) != n_hosts * each:
+        rule = "The devices must be those of --hosts hosts with --devices-per-host devices each."
+        cure = "Give both, and leave --devices out; --mesh must have as many devices."
+        received = {"devices": devices, "hosts": hosts, "devices_per_host": devices_per_host}
+        raise UsageError("R395", rule, cure, received)
+    return n_hosts * each, each
+
+
+def _with_nodes(config: Config, devices_per_host: int) -> Config:
+    """Returns a config whose exchanges are chosen for nodes of so many devices.
+
+    Raises:
+        UsageError: It says another number (R395).
+    """
+    stated = config.train.node_devices
+    if stated not in (None, devices_per_host):
+        rule = "The devices of a host must be those that train.node_devices says."
+        cure = "Leave one out, or give --set train.node_devices too."
+        raise UsageError("R395", rule, cure, {"host": devices_per_host, "node": stated})
+    train = config.train.model_copy(update={"node_devices": devices_per_host})
+    return config.model_copy(update={"train": train})
 
 
 def _simulate(devices: int) -> None:
@@ -105,8 +164,12 @@ def _simulate(devices: int) -> None:
         os.environ["KERAS_BACKEND"] = "jax"
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, option: str = "--memory") -> int:
     """Returns the bytes that `80GB`, `80GiB` or `8e10` mean.
+
+    Args:
+        text: The text.
+        option: What it was given to.
 
     Raises:
         UsageError: The text is no size.
@@ -119,7 +182,7 @@ def parse_bytes(text: str) -> int:
     if n_bytes < 1:
         raise UsageError(
             "R370",
-            "--memory must be a size.",
+            f"{option} must be a size.",
             "Write for example 80GB, 80GiB, 512MB, or a number of bytes.",
             text,
         )
@@ -138,7 +201,13 @@ def _too_large(planned: Plan, limit: int, advice: Sequence[Change]) -> RecsysErr
     )
 
 
-def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Change]) -> None:
+def _show(
+    planned: Plan,
+    on_hosts: HostsPlan | None,
+    rows_from: str,
+    limit: int | None,
+    advice: Sequence[Change],
+) -> None:
     console = fitted_console(_WIDTH)
     console.write_line(f"Rows: {rows_from}.")
     devices = "1 device" if planned.devices == 1 else f"each of {planned.devices:,} devices"
@@ -166,7 +235,11 @@ def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Cha
         step.add_row(f"received by {collective}, in a step", plain_size(n_bytes))
     console.print(step)
     if planned.devices > 1:
-        console.print(_traffic_table(planned))
+        console.print(_traffic_table(planned, has_hosts=on_hosts is not None))
+        console.print(_collectives_table(planned, has_hosts=on_hosts is not None))
+    if on_hosts is not None:
+        console.print(_hosts_table(on_hosts))
+        console.write_line(_floor(on_hosts))
     console.print(_verdict(planned, limit))
     if advice:
         headings = ("a device", "saves", "fits")
@@ -177,9 +250,55 @@ def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Cha
         console.print(changes)
 
 
-def _traffic_table(planned: Plan) -> Table:
-    columns = ("exchange", "ids", "distinct", "to read", "to update")
-    table = titled_table("Sent by each device in a step", "", *columns, numbers=columns[1:])
+def _collectives_table(planned: Plan, *, has_hosts: bool) -> Table:
+    """Returns what a device sends in the whole step, by the kind of collective."""
+    columns = ("bytes", "of them to other hosts") if has_hosts else ("bytes",)
+    table = titled_table("All that a device sends", "", *columns, numbers=columns)
+    sums: dict[str, list[int]] = {}
+    for op, sent, leaving in planned.sent:
+        of_op, of_all = sums.setdefault(op, [0, 0]), sums.setdefault("~all", [0, 0])
+        for sizes in (of_op, of_all):
+            sizes[0] += sent
+            sizes[1] += leaving
+    for op, sizes in sorted(sums.items()):
+        table.add_row(op.lstrip("~"), *map(plain_size, sizes[: len(columns)]))
+    return table
+
+
+def _hosts_table(plan: HostsPlan) -> Table:
+    hosts = plan.hosts
+    n_devices = counted(hosts.devices_per_host, "device", "devices")
+    title = f"On {counted(hosts.hosts, 'host', 'hosts')} of {n_devices}"
+    columns = ("bytes", "bytes a second", "time")
+    table = titled_table(title, "", *columns, numbers=columns)
+    table.add_row("held by the devices of a host", plain_size(plan.bytes_per_host), "", "")
+    written = plan.checkpoint_bytes // hosts.hosts
+    for words, n_bytes, rate, seconds in (
+        ("sent by a device within its host", plan.within_bytes, hosts.link, plan.within_s),
+        ("sent by a device to other hosts", plan.leaving_bytes, hosts.fabric, plan.leaving_s),
+        ("written by a host of a checkpoint", written, hosts.disk, plan.checkpoint_s),
+    ):
+        table.add_row(words, plain_size(n_bytes), plain_size(rate), _time(seconds))
+    return table
+
+
+def _floor(plan: HostsPlan) -> str:
+    return (
+        f"What is sent takes {_time(plan.floor_s)} of a step at least; a checkpoint has"
+        f" {plain_size(plan.checkpoint_bytes)}. The speeds are assumed: --link, --fabric, --disk."
+    )
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:,.1f} s"
+
+
+def _traffic_table(planned: Plan, *, has_hosts: bool) -> Table:
+    columns = ["exchange", "ids", "distinct", "to read", "to update"]
+    columns += ["to other hosts"] if has_hosts else []
+    table = titled_table("Sent by each device for the tables", "", *columns, numbers=columns[1:])
     for feature in planned.traffic:
         table.add_row(
             Text(feature.feature),
@@ -188,10 +307,12 @@ def _traffic_table(planned: Plan) -> Table:
             f"{feature.distinct_ids:,}",
             plain_size(feature.read_bytes),
             plain_size(feature.update_bytes),
+            *([plain_size(feature.leaving_bytes)] if has_hosts else []),
         )
     sums = [
         sum(f.read_bytes for f in planned.traffic),
         sum(f.update_bytes for f in planned.traffic),
+        *([sum(f.leaving_bytes for f in planned.traffic)] if has_hosts else []),
     ]
     table.add_row("all", "", "", "", *map(plain_size, sums))
     return table

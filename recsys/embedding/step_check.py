@@ -15,12 +15,15 @@ import functools
 import math
 import operator
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from recsys.embedding.table import Table, planned
-from recsys.embedding.traffic import Collective
+from recsys.embedding.traffic import Collective, leaving_of
 from recsys.errors import RecsysError
 
 COLLECTIVES = (
@@ -60,7 +63,8 @@ _CALLED = re.compile(
     r"|branch_computations=\{([^}]*)\}"
 )
 _GROUPS = re.compile(
-    r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]|mesh\[([^\]]+)\](?: ?\{([^}]*)\})?)"
+    r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?)?"
+    r"|mesh\[([^\]]+)\](?: ?\{([^}]*)\})?)"
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
@@ -129,27 +133,42 @@ class _Instruction:
             for kind, dims in _ARRAY.findall(self.shape)
         )
 
-    def _group_size(self) -> int:
-        """Returns how many devices take part, in any of the forms that HLO has for it."""
-        groups = _GROUPS.search(self.rest)
-        if groups is None:
-            return 1
-        listed, size, mesh, axes = groups.groups()
-        if mesh is None:
-            return int(size or len(listed.split(",")))
-        sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
-        names = re.findall(r"'?([\w]+)'?", axes) if axes else sizes
-        return math.prod(sizes[name] for name in names)
-
-    def sent_bytes(self) -> int:
+    def collective(self, node_devices: int | None) -> Collective:
         """Returns what a device sends in this collective, over as few links as it takes."""
-        n = self._group_size()
+        group = first_group(self.rest)
+        n, nodes = len(group), {device // (node_devices or sys.maxsize) for device in group}
         others = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1}
-        return round(self.bytes() * others.get(self.op, (n - 1) / n))
+        sent = round(self.bytes() * others.get(self.op, (n - 1) / n))
+        return Collective(self.op, sent, leaving_of(self.op, sent, n, n // len(nodes)))
 
 
-def _sizes(dims: str) -> list[int]:
-    return [int(d) for d in dims.split(",") if d not in ("", "1")]
+def first_group(attributes: str) -> list[int]:
+    """Returns the devices of the first group of a collective, which are like those of the others.
+
+    Args:
+        attributes: What stands behind the operands in HLO: groups listed, as an iota of a
+            shape whose axes may be turned, or as axes of a mesh.
+    """
+    groups = _GROUPS.search(attributes)
+    if groups is None:
+        return [0]
+    listed, size, shape, order, mesh, axes = groups.groups()
+    if listed is not None:
+        return _sizes(listed, but=())
+    if mesh is None:
+        devices = np.arange(math.prod(_sizes(shape or size, but=())))
+        if order is not None:
+            devices = devices.reshape(_sizes(shape, but=())).transpose(_sizes(order, but=()))
+        return [int(device) for device in devices.ravel()[: int(size)]]
+    sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    names = re.findall(r"'?([\w]+)'?", axes) if axes else list(sizes)
+    devices = np.arange(math.prod(sizes.values())).reshape(list(sizes.values()))
+    first = tuple(slice(None) if name in names else 0 for name in sizes)
+    return [int(device) for device in devices[first].ravel()]
+
+
+def _sizes(dims: str, but: Sequence[str] = ("", "1")) -> list[int]:
+    return [int(d) for d in dims.split(",") if d not in but]
 
 
 class _Program:
@@ -188,13 +207,15 @@ class _Program:
             n_bytes += functools.reduce(join, called, Counter())
         return n_bytes
 
-    def sent(self, computation: str | None = None) -> SentCollectives:
+    def sent(
+        self, node_devices: int | None = None, computation: str | None = None
+    ) -> SentCollectives:
         """Returns the collectives, those of branches apart."""
         sent = SentCollectives([], [])
         for instruction in self._by_computation[computation or self._entry]:
             if instruction.op in COLLECTIVES:
-                sent.always.append(Collective(instruction.op, instruction.sent_bytes()))
-            called = [self.sent(name) for name in instruction.called]
+                sent.always.append(instruction.collective(node_devices))
+            called = [self.sent(node_devices, name) for name in instruction.called]
             if instruction.op == "conditional":
                 sent.choices.append([branch.always for branch in called])
                 continue
@@ -242,10 +263,51 @@ class SentCollectives(NamedTuple):
     always: list[Collective]
     choices: list[list[list[Collective]]]
 
+    def expected(self, planned: Sequence[Collective]) -> list[Collective] | None:
+        """Returns what a step sends where each choice falls as planned.
 
-def sent_collectives(compiled: Any) -> SentCollectives:
-    """Returns what a device sends in a compiled training step."""
-    sent = _Program(compiled.as_text()).sent()
+        Args:
+            planned: The collectives of all tables, by which the capacities are chosen.
+
+        Returns:
+            The collectives; None if no branches of the choices are planned.
+        """
+        chosen = _chosen(self.choices, [c.sent_bytes for c in planned if c.op == "all-to-all"])
+        return None if chosen is None else [*self.always, *chosen]
+
+
+_NEAR = 0.05
+"""Share by which a plan may be off a compiled collective."""
+
+
+def _chosen(
+    choices: list[list[list[Collective]]], planned: Sequence[int]
+) -> list[Collective] | None:
+    """Returns the planned branch of each choice; None if they don't fit the plan."""
+    if not choices:
+        return []
+    for branch in choices[0]:
+        left = list(planned)
+        for collective in branch:
+            near = [n for n in left if abs(n - collective.sent_bytes) <= _NEAR * n]
+            if not near:
+                break
+            left.remove(near[0])
+        else:
+            others = _chosen(choices[1:], left)
+            if others is not None:
+                return [*branch, *others]
+    return None
+
+
+def sent_collectives(compiled: Any, node_devices: int | None = None) -> SentCollectives:
+    """Returns what a device sends in a compiled training step.
+
+    Args:
+        compiled: What `jax.jit(step).lower(...).compile()` returned.
+        node_devices: Devices of a node, neighbours on the mesh; None: all of them.
+    """
+    sent = _Program(compiled.as_text()).sent(node_devices)
     choices = [branches for branches in sent.choices if any(branches)]
     return SentCollectives(sent.always, choices)
 

@@ -107,8 +107,7 @@ class Collective(NamedTuple):
     Attributes:
         op: Its name in HLO.
         sent_bytes: Bytes that a device sends in it.
-        leaving_bytes: Those of them that leave its node, in the mean over its devices; of a
-            compiled step they aren't read.
+        leaving_bytes: Those of them that leave its node, in the mean over its devices.
     """
 
     op: str
@@ -198,8 +197,10 @@ class TableTraffic:
     def to_read(self, reading: Reading) -> Collectives:
         """Returns what one reading sends, and the learning of its weights."""
         sharding, bags = self.sharding, reading.bags
-        if sharding.is_local or sharding.split == "none":
+        if sharding.is_local:
             return []
+        if sharding.split == "none":
+            return self._learned_on_a_grid(bags)
         if reading.way == "rows":
             return self._row_exchange([reading], is_read=True)
         if reading.way == "nodes":
@@ -208,10 +209,21 @@ class TableTraffic:
         if sharding.shares_axis:
             return self._pooled(reading, self._table_devices)
         among = self._table_devices
-        pooled = bags.bags * bags.dim * _FLOAT
+        pooled, learned = bags.bags * bags.dim * _FLOAT, self._learned_on_a_grid(bags)
         if sharding.split == "rows":
-            return [_all_reduce(pooled, among)]
-        return [_all_gather(pooled // among.n, among)]
+            back = [_all_reduce(pooled, among)] if learned else []
+            return [_all_reduce(pooled, among), *back, *learned]
+        back = [_reduce_scatter(pooled, among)] if learned else []
+        return [_all_gather(pooled // among.n, among), *back, *learned]
+
+    def _learned_on_a_grid(self, bags: Bags) -> Collectives:
+        """Returns the sums of weights' gradients over the devices that have the same batch."""
+        mesh, n = self.sharding.mesh, self.sharding.n_batch_parts
+        if not bags.learns_weights or mesh is None or mesh.size == n:
+            return []
+        among = _Among(mesh.size // n, self.sharding.devices_in_node(mesh.axis_names[-1]))
+        # Once for the weights of ids and once for those that the caller has.
+        return [_all_reduce(bags.ids * _FLOAT, among)] * 2
 
     def _pooled(self, reading: Reading, among: _Among) -> Collectives:
         """Returns what a reading sends if devices gather their ids and sum each other's bags."""
@@ -228,6 +240,18 @@ class TableTraffic:
         if self.sharding.is_local:
             return []
         return self.dense_update() if self.is_dense else self.sparse_update(self.readings)
+
+    def expected(self, counts: np.ndarray | None = None) -> Collectives:
+        """Returns all that a step sends for the table.
+
+        Args:
+            counts: As in `by_feature`.
+        """
+        sized = dataclasses.replace(self, counts=counts)
+        reads = [c for reading in self.readings for c in sized.to_read(reading)]
+        if self.sharding.is_local or self.is_dense:
+            return [*reads, *self.to_update()]
+        return [*reads, *sized.sparse_update(self.readings)]
 
     def dense_update(self) -> Collectives:
         """Returns what an update by one sum of all rows' gradients sends."""
@@ -424,14 +448,31 @@ def _all_reduce(n_bytes: int, among: _Among) -> Collective:
 
 
 def _in_ring(op: str, sent: int, among: _Among) -> Collective:
-    """Returns a collective in which each device sends to the next: one of a node to another."""
-    return Collective(op, sent, sent // among.in_node if among.in_node < among.n else 0)
+    return Collective(op, sent, leaving_of(op, sent, *among))
 
 
 def _all_to_all(n_bytes: int, among: _Among) -> Collective:
-    n, in_node = among
-    leaving_bytes = n_bytes * (n - min(n, in_node)) // n
-    return Collective("all-to-all", n_bytes * (n - 1) // n, leaving_bytes)
+    sent = n_bytes * (among.n - 1) // among.n
+    return Collective("all-to-all", sent, leaving_of("all-to-all", sent, *among))
+
+
+def leaving_of(op: str, sent_bytes: int, n: int, in_node: int) -> int:
+    """Returns how many of the bytes that a device sends in a collective leave its node.
+
+    An all-to-all goes to each of the others alike. The others go around a ring, where each
+    device sends to the next: one of a node to another node.
+
+    Args:
+        op: Name of the collective in HLO.
+        sent_bytes: Bytes that a device sends in it.
+        n: Devices that take part.
+        in_node: How many of them are in one node.
+    """
+    if in_node >= n:
+        return 0
+    if op == "all-to-all":
+        return sent_bytes * (n - in_node) // (n - 1)
+    return sent_bytes // in_node
 
 
 # --- the chunks of a row exchange

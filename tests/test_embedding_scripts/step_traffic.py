@@ -34,10 +34,11 @@ DIM, BAGS, LENGTH = 16, 32, 20
 
 
 class Features(SparseModel):
-    """Features of every placement; `learned` learns its weights, those of `large` are a mask."""
+    """Features of every placement; some learn their weights, those of `large` are a mask."""
 
-    def __init__(self, exchange, dtype):
+    def __init__(self, exchange, dtype, learned=("learned",)):
         super().__init__()
+        self.learned = learned
         # A table that is larger than what a batch reads of it may not be summed whole.
         large_exchange = "gathered" if exchange == "dense" else exchange
         options = {
@@ -64,15 +65,16 @@ class Features(SparseModel):
 
     def call(self, x):
         weights = {
-            "bag": None, "learned": x["weight"] * self.of_places, "ragged": None, "item": None,
+            "bag": None, "learned": None, "ragged": None, "item": None,
             "user": None, "wide": x["weight"], "small": None, "large": x["weight"] > 0,
         }  # fmt: skip
+        weights |= dict.fromkeys(self.learned, x["weight"] * self.of_places)
         ids = {**x, "ragged": Ragged(x["values"], x["lengths"])}
         embeddings = self.embedding({n: ids[n] for n in weights}, weights)
         return ops.concatenate([embeddings[n] for n in weights], axis=-1)
 
 
-def traffic(mesh, exchange, dtype="float32", node_devices=None):
+def traffic(mesh, exchange, dtype="float32", node_devices=None, learned="learned"):
     """Returns the collectives that are planned, and those of the compiled step."""
     node_devices = node_devices and int(node_devices)
     with on_mesh(mesh, Features(exchange, dtype).configs, node_devices=node_devices):
@@ -88,13 +90,14 @@ def traffic(mesh, exchange, dtype="float32", node_devices=None):
         x |= {name: array(np.int32, BAGS) for name in ("item", "user", "lengths")}
         x |= {"values": array(np.int32, BAGS * LENGTH), "weight": array(np.float32, BAGS, LENGTH)}
         y = array(np.float32, BAGS, 8 * DIM)
-        model, optimizer = Features(exchange, dtype), keras.optimizers.SGD(0.1)
+        model = Features(exchange, dtype, tuple(learned.split()))
+        optimizer = keras.optimizers.SGD(0.1)
         with keras.StatelessScope(initialize_variables=False):
             model.embedding.build()
             model.built = True
             model.compile(optimizer, loss=half_squares)
             compiled = model.prove((x, y))
-    sent = sent_collectives(compiled)
+    sent = sent_collectives(compiled, node_devices or None)
     planned = [
         collective
         for table in model.step_traffic
