@@ -1,35 +1,39 @@
-"""`python -m benchmarks.hosts`: several hosts, one of which is killed or cut off.
+"""`python -m benchmarks.hosts`: do several hosts send what is planned, and outlive each other?
 
 Hosts are network namespaces of this machine, with addresses, names and links of their own; it
-needs root and iproute2. A run of `recsys train --hosts` on synthetic data is done once
-undisturbed, and then once for each disturbance: `kill N`, the end of all that runs on host N,
-whose command is started again; and `cut N`, its cable pulled for `--cut-s` seconds. Each run
-must end with the bits of the undisturbed one. Printed are the seconds until the others name the
-host, whether the bits are the same, and the bytes that a step sends over all links.
+needs root and iproute2. First `recsys train --hosts` on synthetic data runs on 1, 2, … hosts, with
+a batch of `--batch` for each: the time of a step, the bytes that the links carry over those of
+the plan, and the input that the first host reads. Then it runs once
+for each disturbance: `kill N`, the end of all that runs on host N, whose command is started again;
+and `cut N`, its cable pulled for `--cut-s` seconds. Each run must end with the bits of the
+undisturbed one. The lines:
+
+- `step, N hosts`; `wire / planned, N hosts`; `input, N hosts`: over what one reads of as many;
+- `kill N, noticed`: the seconds until the others name the host; `kill N, same bits`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 from typer import Option
 
-from benchmarks.measure import log, module, print_line, run, simulated, words_of
+from benchmarks.measure import call, log, module, print_line, run, simulated
 from benchmarks.namespaces import Hosts
 from benchmarks.public_splits import Csr, write_data_folder
-from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
+from benchmarks.trainings import MODEL, POLL_S, TRAIN, Training
 
-_MODEL = {"dim": 16, "history": 5, "widths": [16], "table_placement": "row", "dropout": 0.1}
-_TRAIN = {"batch_size": 256, "uniform_negatives": 128, "table_learning_rate": 0.1}
 _PORT = 8476
-_POLL_S = 0.02
 _LIMIT_S = 600.0
+_NUMBERS = (1, 2, 4, 8, 16, 32)
+_ROWS = 2000
 _ALL: list[int] = []
 
 
@@ -37,50 +41,94 @@ def main(
     hosts: Annotated[int, Option(help="How many.", min=2, max=64)] = 2,
     victims: Annotated[list[int], Option(help="Hosts to disturb; by default all.")] = _ALL,
     cut_s: Annotated[float, Option(help="How long a link is cut [s].")] = 40.0,
-    epochs: int = 2,
+    dim: Annotated[int, Option(help="Width of the tables [floats].")] = 16,
+    batch: Annotated[int, Option(help="Examples of a host in a step.")] = 128,
+    steps: int = 200,
     every: Annotated[int, Option(help="Steps between checkpoints.")] = 20,
 ) -> None:
-    """Disturbs runs, and prints what the others notice and how the runs end."""
-    train = {**_TRAIN, "epochs": epochs, "checkpoint": {"every_steps": every}}
-    with tempfile.TemporaryDirectory() as name, Hosts(hosts) as network:
-        root = Path(name)
-        write_data_folder(Csr.drawn(2000, 3000, 30), root / "data")
-        (root / "stage.json").write_text(json.dumps({"model": _MODEL, "train": train}))
-        lines = [f"{network.address(host)}:{_PORT}\n" for host in range(hosts)]
-        (root / "hosts.txt").write_text("".join(lines))
-        undisturbed = _HostsTraining(root, "undisturbed", network)
-        sent = undisturbed.run(every, 3 * every)
-        print_line("hosts", "sent by a step", [sent], "bytes")
-        for kind in ("kill", "cut"):
-            for victim in victims or range(hosts):
-                training = _HostsTraining(root, f"{kind}_{victim}", network)
-                seconds = training.run_disturbed(kind, victim, 2 * every, cut_s)
-                equal = float(training.weights() == undisturbed.weights())
-                print_line("hosts", f"{kind} {victim}, noticed", seconds, "s")
-                print_line("hosts", f"{kind} {victim}, same bits", [equal], "1 if so")
+    """Measures undisturbed runs, then disturbs some, and prints the lines."""
+    alone = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        for n in [*(n for n in _NUMBERS if n < hosts), hosts]:
+            root = Path(name) / str(n)
+            write_world(root, dim, batch * n, steps, every)
+            with Hosts(n) as network:
+                undisturbed = _HostsTraining(root, "undisturbed", network)
+                seconds, wire = undisturbed.run(every, 3 * every)
+                # As many examples each.
+                read = undisturbed.summary["input_bytes_per_epoch"]
+                alone = alone or read
+                print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
+                print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
+                if n > 1:
+                    sent = call(_sent, simulated(n), root=str(root), n=n).result
+                    print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
+                if n == hosts:
+                    _disturb(undisturbed, victims or range(hosts), cut_s, 2 * every)
 
 
-class _HostsTraining:
-    """A run on some hosts.
+def write_world(root: Path, dim: int, batch: int, steps: int, every: int) -> None:
+    """Writes data of so many batches, and a whole config, which the plan reads."""
+    users, items = np.random.default_rng(0).integers(0, _ROWS, (2, batch * steps))
+    write_data_folder(Csr.of_pairs(users, items, _ROWS, _ROWS), root / "data")
+    train: dict[str, Any] = {**TRAIN, "batch_size": batch, "uniform_negatives": batch}
+    train |= {"epochs": 1, "checkpoint": {"every_steps": every}}
+    data = {"interactions": {"files": "none", "columns": _COLUMNS}}
+    model = {**MODEL, "dim": dim}
+    config = {"name": "hosts", "root": str(root), "data": data, "model": model, "train": train}
+    (root / "stage.json").write_text(json.dumps(config))
+
+
+_COLUMNS = {"user": "user", "item": "item", "timestamp": "time"}
+
+
+def _sent(root: str, n: int) -> int:
+    """Returns what a device sends in a step, as the plan says [bytes]."""
+    from recsys.config.load import load_config
+    from recsys.data.table_rows import find_rows
+    from recsys.embedding.traffic import total
+    from recsys.plan import make_plan
+
+    config = load_config(Path(root) / "stage.json")
+    plan = make_plan(config, find_rows(config, {}, Path(root) / "data"), n)
+    return total([*plan.sent])
+
+
+def _disturb(undisturbed: _HostsTraining, victims: Iterable[int], cut_s: float, step: int) -> None:
+    for kind in ("kill", "cut"):
+        for victim in victims:
+            name = f"{kind}_{victim}"
+            training = _HostsTraining(undisturbed.root, name, undisturbed.network)
+            seconds = training.run_disturbed(kind, victim, step, cut_s)
+            equal = float(training.weights() == undisturbed.weights())
+            print_line("hosts", f"{kind} {victim}, noticed", seconds, "s")
+            print_line("hosts", f"{kind} {victim}, same bits", [equal], "1 if so")
+
+
+class _HostsTraining(Training):
+    """A run on some hosts, which has started.
 
     Args:
-        root: Folder with data, config and list of hosts.
+        root: Folder with data and config.
         name: Name of the run.
         network: The hosts.
     """
 
     def __init__(self, root: Path, name: str, network: Hosts) -> None:
-        self._root, self._folder, self._network = root, root / name, network
-        self._folder.mkdir()
-        self._events = self._folder / "events.jsonl"
+        super().__init__(root, name)
+        self.network = network
+        lines = [f"{network.address(host)}:{_PORT}\n" for host in range(network.n)]
+        (root / "hosts.txt").write_text("".join(lines))
         self._running = [self._start(host) for host in range(network.n)]
 
-    def run(self, first: int, last: int) -> float:
-        """Runs to the end; returns the bytes that a step between two of them sends."""
+    def run(self, first: int, last: int) -> tuple[float, float]:
+        """Runs to the end; returns seconds and bytes of a step between two of them."""
         before = self._wait_for(first), self._wire_bytes()
         after = self._wait_for(last), self._wire_bytes()
         self._end()
-        return (after[1] - before[1]) / (after[0] - before[0])
+        n_steps = after[0] - before[0]
+        times = {event["done"]: event["time"] for event in self.events()}
+        return (times[after[0]] - times[before[0]]) / n_steps, (after[1] - before[1]) / n_steps
 
     def run_disturbed(self, kind: str, victim: int, step: int, cut_s: float) -> list[float]:
         """Disturbs a host after a step, and runs to the end.
@@ -90,11 +138,8 @@ class _HostsTraining:
         """
         self._wait_for(step)
         began = time.monotonic()
-        if kind == "kill":
-            self._network.kill(victim)
-        else:
-            self._network.cut(victim)
-        others = {host for host in range(self._network.n) if host != victim}
+        (self.network.kill if kind == "kill" else self.network.cut)(victim)
+        others = {host for host in range(self.network.n) if host != victim}
         noticed: dict[int, float] = {}
         while len(noticed) < len(others):
             for host in others - {*noticed}:
@@ -105,54 +150,31 @@ class _HostsTraining:
             self._running[victim] = self._start(victim)
         else:
             time.sleep(max(0.0, cut_s - (time.monotonic() - began)))
-            self._network.mend(victim)
+            self.network.mend(victim)
         self._end()
         return [*noticed.values()]
 
-    def weights(self) -> dict[str, bytes]:
-        """Returns the bytes of the model's weights, by file."""
-        folder = self._folder / "model" / "weights"
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
     def _start(self, host: int) -> subprocess.Popen[str]:
-        if host == 0:
-            self._events.unlink(missing_ok=True)
-        own = {
-            **simulated(1),
-            **({ENVIRONMENT_VARIABLE: str(self._events)} if host == 0 else {}),
-            "JAX_COMPILATION_CACHE_DIR": str(self._root / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        }
-        words = words_of(config=self._root / "stage.json", data=self._root / "data")
-        words += words_of(out=self._folder / "model", hosts=self._root / "hosts.txt", host=host)
+        own = self.begin(1, is_first=host == 0)
+        command = module("recsys.train", *self.words(hosts=self.root / "hosts.txt", host=host))
         with self._log(host).open("ab") as file:
-            return self._network.start(
-                host,
-                module("recsys.train", *words),
-                env={**os.environ, **own},
-                stdout=file,
-                stderr=file,
-            )
+            return self.network.start(host, command, env=own, stdout=file, stderr=file)
 
     def _log(self, host: int) -> Path:
-        return self._folder / f"log_{host}.txt"
+        return self.folder / f"log_{host}.txt"
 
     def _wire_bytes(self) -> int:
-        return sum(self._network.wire_bytes(host) for host in range(self._network.n))
+        return sum(self.network.wire_bytes(host) for host in range(self.network.n))
 
     def _wait_for(self, step: int) -> int:
         """Waits until the events name a step, or a later one, which is returned."""
         began = time.monotonic()
-        while True:
-            events = EventReader(self._events)
-            now = max((event.get("done") or 0 for event in events), default=0)
-            if now >= step:
-                return now
+        while (now := self.step()) < step:
             self._give_up_after(began)
+        return now
 
     def _give_up_after(self, began: float) -> None:
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
         for host, process in enumerate(self._running):
             if (process.poll() or 0) > 0 or time.monotonic() - began > _LIMIT_S:
                 raise SystemExit(self._log(host).read_text()[-3000:])
@@ -161,7 +183,7 @@ class _HostsTraining:
         for host, process in enumerate(self._running):
             if process.wait(_LIMIT_S):
                 raise SystemExit(self._log(host).read_text()[-3000:])
-        log(f"{self._folder.name} has ended")
+        log(f"{self.folder.name} has ended")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Hosts:
         _ip("link", "add", self._id, "type", "bridge")
         _ip("link", "set", self._id, "up")
         for host in range(self.n):
-            name, link = self._name(host), self._link(host)
+            name, link = self.namespace(host), self._link(host)
             _ip("netns", "add", name)
             _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("link", "set", link, "master", self._id, "up")
@@ -61,12 +61,13 @@ class Hosts:
         for host in range(self.n):
             self.kill(host)
             with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("netns", "del", self._name(host))
+                _ip("netns", "del", self.namespace(host))
         self._stack.close()
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", self._id)
 
-    def _name(self, host: int) -> str:
+    def namespace(self, host: int) -> str:
+        """Returns the name of a host's namespace."""
         return f"{self._id}-{host}"
 
     def _link(self, host: int) -> str:
@@ -88,7 +89,7 @@ class Hosts:
             **options: Of `subprocess.Popen`.
         """
         own = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name or f"node{host}"]
-        command = ["ip", "netns", "exec", self._name(host), *own, *map(str, words)]
+        command = ["ip", "netns", "exec", self.namespace(host), *own, *map(str, words)]
         return self._stack.enter_context(subprocess.Popen(command, text=True, **options))
 
     def kill(self, host: int) -> None:
@@ -101,7 +102,7 @@ class Hosts:
 
     def pids(self, host: int) -> list[int]:
         """Returns all processes of a host."""
-        words = ["ip", "netns", "pids", self._name(host)]
+        words = ["ip", "netns", "pids", self.namespace(host)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
 

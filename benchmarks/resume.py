@@ -26,13 +26,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from benchmarks.measure import children_of, log, module, print_line, run, simulated, words_of
+from benchmarks.measure import children_of, log, module, print_line, run
 from benchmarks.public_splits import Csr, write_data_folder
-from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
+from benchmarks.trainings import MODEL, POLL_S, TRAIN, Training
 
-_MODEL = {"dim": 16, "history": 5, "widths": [16], "table_placement": "row", "dropout": 0.1}
-_TRAIN = {"batch_size": 256, "uniform_negatives": 128, "table_learning_rate": 0.1}
-_POLL_S = 0.02
 _BY_CLOCK = 0.3
 """Share of the kills at a time drawn since the start, and not after a step."""
 _NOWHERE: list[int] = []
@@ -52,7 +49,7 @@ def main(
 ) -> None:
     """Kills runs, and prints how many came to the same weights, and what the kills cost."""
     draw = random.Random(seed)
-    train: dict[str, Any] = {**_TRAIN, "epochs": epochs, "checkpoint": {"every_steps": every}}
+    train: dict[str, Any] = {**TRAIN, "epochs": epochs, "checkpoint": {"every_steps": every}}
     train["hard_negatives"] = {"count": hard_negatives}
     if validation:
         train["validation"] = {"share": 0.02, "patience": None}
@@ -60,19 +57,19 @@ def main(
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_data_folder(Csr.drawn(2000, 3000, 30), root / "data")
-        (root / "stage.json").write_text(json.dumps({"model": _MODEL, "train": train}))
-        undisturbed = Training(root, "undisturbed", devices, processes)
+        (root / "stage.json").write_text(json.dumps({"model": MODEL, "train": train}))
+        undisturbed = _KilledTraining(root, "undisturbed", devices, processes)
         start_s = undisturbed.run_undisturbed()
         n_steps = int(undisturbed.summary["steps"])
         while len(lost) < kills:
             # A process that is killed beside others is started again with them.
             most = min(1 if processes > 1 else kills_a_run, kills - len(lost))
-            training = Training(root, f"killed_{len(equal)}", devices, processes)
+            training = _KilledTraining(root, f"killed_{len(equal)}", devices, processes)
             lost += training.run_with_kills(most, draw, start_s, n_steps)
             equal.append(float(training.is_same(undisturbed)))
             log(f"{len(lost)} kills, {equal}")
         for n in on:
-            training = Training(root, f"moved_to_{n}", devices, processes)
+            training = _KilledTraining(root, f"moved_to_{n}", devices, processes)
             training.run_half(n_steps // 2)
             training.devices = n
             training.run_to_the_end()
@@ -85,8 +82,8 @@ def main(
         print_line("resume", "kills", [float(len(lost))], "kills")
 
 
-class Training:
-    """A run on the data in a folder, which may be killed and started again.
+class _KilledTraining(Training):
+    """A run that may be killed and started again.
 
     Args:
         root: Folder with data and config.
@@ -96,10 +93,8 @@ class Training:
     """
 
     def __init__(self, root: Path, name: str, devices: int, processes: int) -> None:
-        self._root, self._folder = root, root / name
+        super().__init__(root, name)
         self.devices, self._n_processes = devices, processes
-        self._events = self._folder / "events.jsonl"
-        self._folder.mkdir()
 
     def run_undisturbed(self) -> float:
         """Runs to the end; returns half as long again as the first step took to come [s]."""
@@ -130,7 +125,7 @@ class Training:
                 if draw.random() < _BY_CLOCK:  # It starts, restores, compiles, takes first steps.
                     cost = self._kill_after(process, draw.uniform(0.0, start_s), draw)
                 else:
-                    self._wait_for_step(process, draw.randint(self._newest(), n_steps))
+                    self._wait_for_step(process, draw.randint(self.saved(), n_steps))
                     # Anywhere in a step, or in a save.
                     cost = self._kill_after(process, draw.uniform(0.0, 0.2), draw)
             lost += [] if cost is None else [cost]
@@ -150,22 +145,11 @@ class Training:
         with self._started() as process:
             self._end(process)
 
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What the run says of itself."""
-        return dict(json.loads((self._folder / "model" / "training.json").read_text()))
-
     def is_same(self, other: Training) -> bool:
         """Returns whether two runs have the same curve, looks and weights, bit for bit."""
-        (ours, our_weights), (theirs, their_weights) = self._result(), other._result()
-        return our_weights == their_weights and all(
-            ours[key] == theirs[key] for key in ("curve", "validation", "best_step")
-        )
-
-    def _result(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        weights = self._folder / "model" / "weights"
-        files = {str(path.relative_to(weights)): path for path in weights.rglob("*.npy")}
-        return self.summary, {name: path.read_bytes() for name, path in files.items()}
+        ours, theirs = self.summary, other.summary
+        same = (ours[key] == theirs[key] for key in ("curve", "validation", "best_step"))
+        return all(same) and self.weights() == other.weights()
 
     def differences(self, other: Training) -> dict[str, float]:
         """Returns how far two runs are apart at the most: their losses, and their looks."""
@@ -180,31 +164,22 @@ class Training:
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        self._events.unlink(missing_ok=True)
-        # Most of a start goes into compiling what the start before compiled.
-        environment = {
-            **simulated(self.devices // self._n_processes),
-            ENVIRONMENT_VARIABLE: str(self._events),
-            "JAX_COMPILATION_CACHE_DIR": str(self._root / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        }
-        words = words_of(config=self._root / "stage.json", data=self._root / "data")
-        words += words_of(out=self._folder / "model", processes=self._n_processes)
-        command, own = module("recsys.train", *words), {**os.environ, **environment}
+        own = self.begin(self.devices // self._n_processes)
+        command = module("recsys.train", *self.words(processes=self._n_processes))
         with (
-            (self._folder / "log.txt").open("ab") as file,
+            (self.folder / "log.txt").open("ab") as file,
             subprocess.Popen(command, env=own, stdout=file, stderr=file) as process,
         ):
             yield process
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         if process.wait():
-            raise SystemExit((self._folder / "log.txt").read_text()[-3000:])
+            raise SystemExit((self.folder / "log.txt").read_text()[-3000:])
 
     def _wait_for_step(self, process: subprocess.Popen[bytes], step: int) -> None:
         """Waits until the events name a step, or the run has ended."""
-        while process.poll() is None and self._step() < step:
-            time.sleep(_POLL_S)
+        while process.poll() is None and self.step() < step:
+            time.sleep(POLL_S)
 
     def _kill_after(
         self, process: subprocess.Popen[bytes], seconds: float, draw: random.Random
@@ -220,18 +195,9 @@ class Training:
         if process.poll() is not None or not victims:
             return None
         os.kill(draw.choice(victims), signal.SIGKILL)
-        cost = float(self._step() - self._newest())
+        cost = float(self.step() - self.saved())
         process.wait()
         return max(0.0, cost)
-
-    def _step(self) -> int:
-        """Returns the newest step that the events name."""
-        return max((event.get("done") or 0 for event in EventReader(self._events)), default=0)
-
-    def _newest(self) -> int:
-        """Returns the step of the newest checkpoint."""
-        steps = (self._folder / "checkpoints").glob("*/last/*")
-        return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from training_runs import STAGE, Run, assert_same_bits
+from training_runs import STAGE, Run, assert_same_bits, flip_a_bit
 
 from benchmarks.namespaces import Hosts, can_have_hosts
+from recsys.system.launchers import CommandLauncher, launching_by, run_launched
 from recsys.system.process import last_json_line
 
 pytestmark = [
@@ -68,11 +70,11 @@ class HostsRun(Run):
             time.sleep(0.05)
             assert self.running[0].poll() is None, self.log(0).read_text()
 
-    def end(self, host, timeout=200):
+    def end(self, host, timeout=400):
         """Returns what a host said last."""
         return last_json_line(self.running[host].communicate(timeout=timeout)[0])
 
-    def error(self, host, timeout=200):
+    def error(self, host, timeout=400):
         return self.end(host, timeout)["error"]
 
     def finish_all(self):
@@ -133,6 +135,38 @@ def test_supervised_hosts_meet_again_when_one_comes_back(
     assert ended[1 - victim]["restarts"] == 1
     assert run.summary()["resumed_at"]
     assert_same_bits(run, undisturbed)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_host_may_die_in_a_save_in_a_seal_and_while_the_model_is_written(
+    victim, undisturbed, data, two_hosts, tmp_path
+):
+    """Each time its command is started again, and in the end the bits are the same."""
+    run = HostsRun(tmp_path / "run", data, two_hosts)
+    run.start_all()
+    run.reach(40)
+    moments = ["checkpoints/*/last/*.writing", "checkpoints/*/last/*.writing/manifests/*.json"]
+    left = set()
+    for lost, moment in enumerate([*moments, "model/weights"], 1):
+        while not (files_at(run, moment) - left):
+            assert run.running[victim].poll() is None, run.log(victim).read_text()
+        two_hosts.kill(victim)
+        run.wait_for_words(1 - victim, f"host {victim} (", 30, lost)
+        left = set().union(*(files_at(run, moment) for moment in moments))
+        run.start_host(victim)
+        run.wait_for_words(0, "have met", 120, lost + 1)
+    ended = run.finish_all()
+    assert ended[1 - victim]["restarts"] == 3
+    assert_same_bits(run, undisturbed)
+
+
+def files_at(run, moment):
+    """Returns the files that a moment shows itself by; one of the same name may be another."""
+    files = set()
+    for path in run.folder.glob(moment):
+        with contextlib.suppress(FileNotFoundError):
+            files.add((path, path.stat().st_ino))
+    return files
 
 
 def test_a_short_cut_is_survived_and_a_long_one_is_gone_on_from(
@@ -199,6 +233,31 @@ def disk(folder):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_part_that_is_missing_or_flipped_leaves_the_checkpoint_before(
+    is_missing, undisturbed, data, two_hosts, tmp_path
+):
+    run = HostsRun(tmp_path / "run", data, two_hosts)
+    run.start_all()
+    run.reach(60)
+    run.running[1].send_signal(signal.SIGTERM)
+    errors = [run.error(host) for host in (0, 1)]
+    assert {error["code"] for error in errors} <= {"R375", "R378"}
+    before, newest = run.saved()[-2:]
+    folder = next(run.folder.glob(f"checkpoints/*/last/{newest}"))
+    parts = [path for path in folder.glob("ocdbt.process_1/**/*") if path.is_file()]
+    largest = max(parts, key=lambda path: path.stat().st_size)
+    if is_missing:
+        largest.unlink()
+    else:
+        flip_a_bit(folder / "ocdbt.process_1")
+    run.start_all()
+    run.finish_all()
+    assert run.summary()["resumed_at"] == [before]
+    assert folder.with_name(f"{newest}.damaged").exists()
+    assert_same_bits(run, undisturbed)
+
+
 def test_those_that_are_left_go_on_when_the_list_says_so(undisturbed, data, two_hosts, tmp_path):
     run = HostsRun(tmp_path / "run", data, two_hosts)
     run.start_all()
@@ -245,6 +304,21 @@ def test_what_would_hang_later_is_one_sentence_before_the_first_step(data, two_h
         assert "config.train.batch_size" in error["rule"]
         assert error["received"] == "{1: 128, 0: 64}"
     assert run.saved() == []
+
+
+def test_the_commands_of_a_launcher_train_on_hosts(undisturbed, data, two_hosts, tmp_path):
+    run = Run(tmp_path / "run", data, TRAINING)
+    launcher = CommandLauncher(
+        argv=("ip", "netns", "exec", "{host}", "{command}"),
+        hosts=tuple(two_hosts.namespace(host) for host in (0, 1)),
+        address=two_hosts.address(0),
+    )
+    folders = ["--data", str(data), "--out", str(run.model)]
+    with launching_by(launcher, tmp_path / "root"):
+        result = run_launched("recsys.train", json.dumps(TRAINING), folders)
+    assert result["processes"] == 2
+    assert_same_bits(run, undisturbed)
+    assert two_hosts.wire_bytes(1) > 100_000
 
 
 def test_a_host_whose_name_is_its_loopback_is_reached_by_its_address(data, two_hosts, tmp_path):
