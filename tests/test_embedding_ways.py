@@ -1,6 +1,7 @@
 """Every way that bags and gradients travel gives the numbers of gathering them."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -123,15 +124,25 @@ def trained(exchange, placement, mesh, steps, clipnorm=None, node=None):
         yield model, [model.train_on_batch(*b, return_dict=True)["loss"] for b in steps]
 
 
+@functools.cache
+def gathered(placement, mesh, clipnorm):
+    """Returns losses, state and predictions of a model whose bags are gathered: the reference."""
+    steps = batches(mesh)
+    with trained("gathered", placement, mesh, steps, clipnorm) as (model, losses):
+        return losses, model.state(), model.predict_on_batch(steps[0][0])
+
+
+def batches(mesh):
+    return [batch(seed, N_PARTS[mesh]) for seed in range(3)]
+
+
 @pytest.mark.parametrize(("exchange", "placement", "mesh", "node"), CASES)
 @pytest.mark.parametrize("clipnorm", [None, 0.05], ids=["", "clipped"])
 def test_what_is_exchanged_otherwise_trains_the_same_tables(
     exchange, placement, mesh, node, clipnorm, monkeypatch
 ):
-    steps = [batch(seed, N_PARTS[mesh]) for seed in range(3)]
-    with trained("gathered", placement, mesh, steps, clipnorm) as (model, expected_losses):
-        expected = model.state()
-        predicted = model.predict_on_batch(steps[0][0])
+    expected_losses, expected, predicted = gathered(placement, mesh, clipnorm)
+    steps = batches(mesh)
     if exchange == "mixed":
         # Each way in one step: single ids as rows, learned bags by nodes, those of places too.
         monkeypatch.setattr("recsys.embedding.exchange.way_of", mixed_ways)
