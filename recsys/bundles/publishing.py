@@ -32,8 +32,6 @@ from recsys.system.commit import commit_folder
 from recsys.system.disk_space import free_there
 from recsys.system.held_folder import HeldFolder
 
-_LOCK = ".lock"
-
 
 class WithdrawnError(RecsysError):
     """What is to be published was rolled back (R513)."""
@@ -118,24 +116,18 @@ def _prune(held: HeldFolder, keep: int, pinned: int | None) -> None:
         VersionRegistry.open(serving_root).save(serving_root)
     for path in [*old, *rolled_back]:
         hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
-        held.rename(path, hidden)
-        held.remove(hidden)
+        held.retire(path, hidden)
 
 
 @contextlib.contextmanager
 def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
     """Waits for other publishers, and sweeps after those that were killed.
 
-    The system frees the lock of a killed one.
-
     Yields:
         The folder, which is what is removed and renamed in whatever its path leads to then.
     """
     try:
-        serving_root.mkdir(parents=True, exist_ok=True)
-        with HeldFolder(serving_root) as held, held.locked(held.path, _LOCK):
-            for path in serving_root.glob(f"{HIDDEN}*"):
-                held.remove(path)
+        with HeldFolder.for_writer(serving_root, HIDDEN) as held:
             yield held
     except OSError as error:
         rule = (

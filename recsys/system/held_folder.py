@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+_WRITER = ".lock"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -42,6 +43,27 @@ class HeldFolder:
 
     def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
+
+    @classmethod
+    @contextmanager
+    def for_writer(cls, path: Path, unfinished: str) -> Iterator[Self]:
+        """Yields a folder, made if missing, to its only writer.
+
+        Others wait, and what killed ones left is removed. The system frees the lock of a
+        killed writer.
+
+        Args:
+            path: The folder.
+            unfinished: Start of the names of what a writer is at; after a kill it is debris.
+
+        Raises:
+            OSError: The folder can't be made, locked or swept.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        with cls(path) as held, held.locked(path, _WRITER):
+            for left in path.glob(f"{unfinished}*"):
+                held.remove(left)
+            yield held
 
     @contextmanager
     def opened(self, path: Path) -> Iterator[int]:
@@ -99,6 +121,15 @@ class HeldFolder:
                     os.unlink(path.name, dir_fd=folder)
         except FileNotFoundError:
             return
+
+    def retire(self, path: Path, hidden: Path) -> None:
+        """Removes a folder under another name, so that no one sees a part of it.
+
+        Raises:
+            OSError: As of `rename` and `remove`.
+        """
+        self.rename(path, hidden)
+        self.remove(hidden)
 
     def rename(self, path: Path, to: Path) -> None:
         """Renames a file, a folder, or a link itself; both names lie below the folder.

@@ -34,7 +34,7 @@ from recsys.vectors.vector_files import FORMATS
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_LOCK, _HIDDEN = ".lock", ".partial-"
+_HIDDEN = ".partial-"
 _IDS, _DELETED, _DIGEST = "ids", "deleted", "digest"
 
 Tell = Callable[[int, int], None]
@@ -115,8 +115,7 @@ def publish_vectors(
                 held.remove(folder)  # A full disk gets its space back.
         for old in versions(held.path)[:-keep]:
             hidden = held.path / f"{_HIDDEN}old-{old.name}"
-            held.rename(old, hidden)
-            held.remove(hidden)
+            held.retire(old, hidden)
     return dataclasses.replace(publication, folder=final)
 
 
@@ -135,10 +134,7 @@ def _check_options(formats: Sequence[str], shard_rows: int, keep: int) -> None:
 def _only_writer(out: Path) -> Iterator[HeldFolder]:
     """Waits for other writers, and sweeps after those that were killed."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with HeldFolder(out) as held, held.locked(held.path, _LOCK):
-            for path in out.glob(f"{_HIDDEN}*"):
-                held.remove(path)
+        with HeldFolder.for_writer(out, _HIDDEN) as held:
             yield held
     except OSError as error:
         rule = f"The vectors must be written whole into {str(out)!r}{free_there(out)}."
