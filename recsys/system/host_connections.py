@@ -200,3 +200,15 @@ def plain_address(text: str) -> str:
 def is_loopback(address: str) -> bool:
     """Returns whether only this machine reaches an address."""
     return ipaddress.ip_address(address).is_loopback
+
+
+def loopback_in(host: str) -> str | None:
+    """Returns the address that `host` is, if only this machine reaches it.
+
+    Another name may mean a loopback address here and none elsewhere, as a machine's own does.
+    """
+    if host == "localhost":
+        return "127.0.0.1"
+    with suppress(ValueError):
+        return host if is_loopback(host) else None
+    return None

@@ -33,6 +33,7 @@ from jax.experimental import multihost_utils
 from jax.extend.backend import register_backend_factory
 
 from recsys.errors import RecsysError
+from recsys.system.host_connections import loopback_in
 from recsys.system.process import log_traceback, storage_error
 from recsys.system.signals import signals_to
 
@@ -58,7 +59,7 @@ def join() -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # CPUs aren't divided: each process has as many devices as XLA_FLAGS says.
     devices = os.environ.get(LOCAL_DEVICE, "")
-    is_here = service.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+    is_here = loopback_in(service.rpartition(":")[0].strip("[]")) is not None
     jax.distributed.initialize(
         service,
         int(os.environ[COUNT]),

@@ -7,12 +7,12 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from recsys.errors import BusyError, RecsysError, UsageError
 from recsys.runs.lock import RunLock, run_lock
-from recsys.system.host_connections import Connection, Listener, is_loopback, wait_for
+from recsys.system.host_connections import Connection, Listener, loopback_in, wait_for
 from recsys.training.cluster import Cluster
 from recsys.training.launcher import LAST_WORDS_S, POLL_S, free_port
 from recsys.training.meeting import (
@@ -58,7 +58,7 @@ class Leader(Party):
         with ExitStack() as stack, self._stoppable():
             self._lock: RunLock = stack.enter_context(self._held())
             try:
-                self._listener = Listener(cluster.port, _loopback_in(cluster.host))
+                self._listener = Listener(cluster.port, loopback_in(cluster.host))
             except OSError as error:
                 raise UsageError(
                     "R383",
@@ -303,18 +303,6 @@ class Leader(Party):
                 link.messages()
         for link in self._connections.values():
             link.close()
-
-
-def _loopback_in(host: str) -> str | None:
-    """Returns the address that `host` is, if only this machine reaches it.
-
-    Another name may mean a loopback address here and none elsewhere, as a machine's own does.
-    """
-    if host == "localhost":
-        return "127.0.0.1"
-    with suppress(ValueError):
-        return host if is_loopback(host) else None
-    return None
 
 
 def _ending(code: int) -> str:
