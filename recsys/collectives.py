@@ -72,6 +72,15 @@ class Group:
         return first + numbers * self.stride
 
 
+def over_gloo() -> bool:
+    """Returns whether collectives go over gloo, whose reduce-scatter loses numbers.
+
+    The end of what the first device gets may be wrong: others write their sums over what
+    they still send (jax-ml/jax#40830). So no step may hold a reduce-scatter there.
+    """
+    return jax.default_backend() == "cpu" and jax.distributed.is_initialized()
+
+
 def packed_width(width: int, payload: str) -> int:
     """Returns the numbers of four bytes that a row of `width` floats travels as."""
     return {"float32": width, "bfloat16": -(-width // 2), "int8": -(-width // 4) + 1}[payload]
@@ -126,6 +135,11 @@ def from_bits(bits: jax.Array, width: int, payload: str) -> jax.Array:
 
 def gather_parts(x: jax.Array, group: Group) -> jax.Array:
     """Returns the `x` `[n, ...]` of all devices, of any type, one after the other."""
+    return all_gather(x, group) if jnp.issubdtype(x.dtype, jnp.floating) else _gather(x, group)
+
+
+def _gather(x: jax.Array, group: Group) -> jax.Array:
+    # JAX would take a gradient back by psum_scatter.
     return jax.lax.all_gather(x, group.axis, axis_index_groups=group.index_groups, tiled=True)
 
 
@@ -146,7 +160,7 @@ def swap_chunks(x: jax.Array, group: Group, payload: str = "float32") -> jax.Arr
     """Returns the chunks that all devices have for this one.
 
     Args:
-        x: A chunk for each device `[size, n, width]` float32.
+        x: A chunk for each device `[size, n, ..., width]` float32.
         group: The devices.
         payload: What numbers travel as.
     """
@@ -174,17 +188,17 @@ def columns_to_rows(x: jax.Array, group: Group, payload: str = "float32") -> jax
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
     """Returns this device's part `[n / size, ...]` of the sum of all `x` `[n, ...]`."""
-    if payload == "float32":
+    if payload == "float32" and not over_gloo():
         groups = group.index_groups
         return jax.lax.psum_scatter(x, group.axis, axis_index_groups=groups, tiled=True)
-    parts = x.reshape(group.size, -1, x.shape[1])
+    parts = x.reshape(group.size, -1, *x.shape[1:])
     return swap_chunks(parts, group, payload).sum(axis=0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
     """Returns the `x` `[n, ...]` of all devices, one after the other."""
-    return _unpacked(gather_parts(_packed(x, payload), group), x.shape[-1], payload)
+    return _unpacked(_gather(_packed(x, payload), group), x.shape[-1], payload)
 
 
 for forward, backward in (

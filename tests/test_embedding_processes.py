@@ -12,17 +12,17 @@ import pytest
 from recsys.models.saved_arrays import open_variable, path_of
 from recsys.system.manifest import ManifestError, verify_files
 
-SCRIPT = Path(__file__).parent / "test_embedding_scripts" / "processes.py"
+SCRIPTS = Path(__file__).parent / "test_embedding_scripts"
 
 
-def run(processes, folder):
+def run(script, processes, *words):
     """Returns what each process ended with."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     started = [
         subprocess.Popen(
-            [sys.executable, SCRIPT, str(n), str(processes), str(port), folder],
+            [sys.executable, SCRIPTS / script, str(n), str(processes), str(port), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -36,8 +36,8 @@ def run(processes, folder):
 
 
 def test_two_processes_train_the_table_that_one_process_trains_and_write_its_parts(tmp_path):
-    (alone,) = run(1, tmp_path)
-    first, second = run(2, tmp_path)
+    (alone,) = run("processes.py", 1, tmp_path)
+    first, second = run("processes.py", 2, tmp_path)
     assert first == second
     for name in ("loss", "squares"):
         assert first[name] == pytest.approx(alone[name], rel=1e-6)
@@ -68,3 +68,11 @@ def test_two_processes_train_the_table_that_one_process_trains_and_write_its_par
     flipped.write_bytes(content)
     with pytest.raises(ManifestError, match=r"0/shard-2-of-4\.npy"):
         verify_files(tmp_path / "parts", files)
+
+
+def test_two_processes_sum_without_the_reduce_scatter_that_gloo_damages():
+    first, second = run("sums.py", 2)
+    assert first == second
+    assert first["wrong"] == 0
+    assert "R397" in first["error"]
+    assert "recsys.collectives.reduce_scatter" in first["error"]

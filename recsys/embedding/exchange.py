@@ -412,7 +412,7 @@ def _summed(sharding: TableSharding, gradients: Gradients, shard_rows: int) -> G
     was_read = jnp.zeros((n_rows, 1), jnp.float32).at[rows].set(1.0, mode="drop")
     sums = jnp.concatenate([sums, was_read], axis=1)
     if scatters:
-        sums = jax.lax.psum_scatter(sums, sharding.table_axis, scatter_dimension=0, tiled=True)
+        sums = reduce_scatter(sums, sharding.table_devices)
     else:
         sums = jax.lax.psum(sums, sharding.batch_axis)
     here = jnp.arange(shard_rows, dtype=jnp.int32)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recsys.collectives import over_gloo
 from recsys.embedding.table import Table, planned
 from recsys.embedding.traffic import Collective, leaving_of
 from recsys.errors import RecsysError
@@ -364,10 +365,21 @@ def check_step(
         What the step holds.
 
     Raises:
-        RecsysError: It copies, gathers, makes or reads something of a table's size, or
-            doesn't change a table in place.
+        RecsysError: It copies, gathers, makes or reads something of a table's size,
+            doesn't change a table in place, or sums by what is wrong over gloo.
     """
     program = _Program(compiled.as_text())
+    collectives = dict(program.collectives())
+    if over_gloo() and "reduce-scatter" in collectives:
+        raise RecsysError(
+            "R397",
+            "On CPUs of several processes a step must not hold a reduce-scatter, whose sums"
+            " gloo damages now and then.",
+            "Use recsys.collectives.reduce_scatter in place of jax.lax.psum_scatter, and"
+            " recsys.collectives.all_gather in place of a jax.lax.all_gather that is learnt"
+            " through.",
+            f"{collectives['reduce-scatter']} bytes",
+        )
     memory = compiled.memory_analysis()
     checked: list[str] = []
     per_row: dict[str, int] = {}
@@ -389,7 +401,7 @@ def check_step(
         tables=tuple(checked),
         state_bytes=int(memory.alias_size_in_bytes),
         temporary_bytes=int(memory.temp_size_in_bytes),
-        collectives=dict(program.collectives()),
+        collectives=collectives,
         dense_per_row=tuple(per_row),
     )
 
