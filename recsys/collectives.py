@@ -16,8 +16,11 @@ reverse collective, in the same payload.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +82,27 @@ def over_gloo() -> bool:
     they still send (jax-ml/jax#40830). So no step may hold a reduce-scatter there.
     """
     return jax.default_backend() == "cpu" and jax.distributed.is_initialized()
+
+
+_is_planning = contextvars.ContextVar("is_planning", default=False)
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Lets CPUs stand for accelerators: a step that is compiled here is never run."""
+    token = _is_planning.set(True)
+    try:
+        yield
+    finally:
+        _is_planning.reset(token)
+
+
+def _adds_in_order() -> bool:
+    """Returns whether sums are an all-to-all and an addition in the order of the devices.
+
+    They are on CPUs, in one process too, so that one and several compute the same bits.
+    """
+    return jax.default_backend() == "cpu" and not _is_planning.get()
 
 
 def packed_width(width: int, payload: str) -> int:
@@ -188,7 +212,7 @@ def columns_to_rows(x: jax.Array, group: Group, payload: str = "float32") -> jax
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
     """Returns this device's part `[n / size, ...]` of the sum of all `x` `[n, ...]`."""
-    if payload == "float32" and not over_gloo():
+    if payload == "float32" and not _adds_in_order():
         groups = group.index_groups
         return jax.lax.psum_scatter(x, group.axis, axis_index_groups=groups, tiled=True)
     parts = x.reshape(group.size, -1, *x.shape[1:])

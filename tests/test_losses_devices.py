@@ -26,6 +26,7 @@ from softmax_reference import (
     use_kernels,
 )
 
+from recsys.collectives import planning
 from recsys.losses.softmax_plain import plain_loss
 
 
@@ -128,7 +129,9 @@ def test_sizes_that_dont_divide_are_computed_too(distribution, n_queries, n_cand
 @pytest.mark.parametrize("distribution", ["1-D"], indirect=True)
 def test_devices_exchange_candidates_and_their_gradients_and_nothing_larger(kernels, distribution):
     args = placed(distribution, arguments(random_batch(64, 96, 16, items=40)))
-    text = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1))).lower(*args).compile().as_text()
+    step = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
+    with planning():  # As accelerators do.
+        text = step.lower(*args).compile().as_text()
     collectives = re.findall(r"= (\w+\[[\d,]*\])\S* ([a-z-]+)\(.*replica_groups", text)
     assert {(shape, kind) for shape, kind in collectives if "," in shape} == {
         ("f32[96,16]", "all-gather"),

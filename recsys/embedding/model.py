@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from keras import ops
 
+from recsys.collectives import planning
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.layer import Counts, Record, Tape, recording, refuse
 from recsys.embedding.layout import LayoutDistribution, check_rules
@@ -265,6 +266,9 @@ class SparseModel(keras.Model):
     def prove(self, data: Any) -> Any:
         """Compiles and checks the training step ahead of time, for shapes alone.
 
+        On CPUs it sums over devices by reduce-scatter, as accelerators do; a step that is
+        run there does it by all-to-all.
+
         The model must have been built and compiled in an open
         `keras.StatelessScope(initialize_variables=False)`, so that no variable has a value.
 
@@ -278,7 +282,8 @@ class SparseModel(keras.Model):
             _place(variable)
         self.optimizer.build(self.trainable_variables)
         self._with_buffers(self._shapes(), data)
-        return self._proven_step(self._shapes(), data)[1]
+        with planning():
+            return self._proven_step(self._shapes(), data)[1]
 
     def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
         """Returns the state that `train_step` takes, without values."""
