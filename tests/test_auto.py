@@ -1,5 +1,6 @@
 """The model that a config without `model` gets."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -23,9 +24,9 @@ from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape, described, outgrown
 
-ORDERED = DataShape(events=200_000, users=20_000, has_order=True, has_features=True)
-LONG = DataShape(events=200_000, users=2_000, has_order=True, has_features=True)
-SETS = DataShape(events=800_000, users=30_000, has_order=False, has_features=False)
+ORDERED = DataShape(events=200_000, users=20_000, items=9_000, has_order=True, has_features=True)
+LONG = DataShape(events=200_000, users=2_000, items=9_000, has_order=True, has_features=True)
+SETS = DataShape(events=800_000, users=30_000, items=9_000, has_order=False, has_features=False)
 
 
 def stage_of(tmp_path, text):
@@ -97,13 +98,21 @@ def test_what_goes_on_from_an_earlier_model_keeps_its_choice():
 
 def test_features_are_read_wherever_there_are_any():
     for has_order in (True, False):
-        shape = DataShape(10_000, 1_000, has_order, has_features=True)
+        shape = DataShape(10_000, 1_000, 500, has_order, has_features=True)
         assert for_data(TrainStage(), shape).model.widths is not None
 
 
-@given(st.integers(0, 10**11), st.integers(0, 10**9), st.booleans(), st.booleans())
-def test_any_shape_gets_a_whole_config(events, users, has_order, has_features):
-    shape = DataShape(events, users, has_order, has_features)
+def test_neighbours_are_left_out_where_every_device_would_hold_too_many():
+    few, many = (dataclasses.replace(SETS, items=n) for n in (10**6, 10**6 + 1))
+    assert for_data(TrainStage(), few).model.item_neighbours == 16
+    assert for_data(TrainStage(), many).model.item_neighbours == 0
+    asked = TrainStage(model={"type": "auto", "item_neighbours": 8})
+    assert for_data(asked, many).model.item_neighbours == 8
+
+
+@given(*[st.integers(0, 10**n) for n in (11, 9, 9)], st.booleans(), st.booleans())
+def test_any_shape_gets_a_whole_config(events, users, items, has_order, has_features):
+    shape = DataShape(events, users, items, has_order, has_features)
     chosen = for_data(TrainStage(), shape)
     assert TrainStage.model_validate_json(chosen.model_dump_json()) == chosen
     assert chosen.train.epochs >= 2

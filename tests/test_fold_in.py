@@ -103,11 +103,13 @@ def test_another_loss_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "layers"),
-    [(1, {"widths": None}), (2, {"widths": [], "history_tower": True})],
+    ("devices", "layers", "validation"),
+    [(1, {"widths": None}, {"share": 0.1}), (2, {"widths": [], "history_tower": True}, None)],
     ids=["rows", "features on two devices"],
 )
-def test_a_trained_model_solves_any_user_by_the_vectors_of_its_items(devices, layers, tmp_path):
+def test_a_trained_model_solves_any_user_by_the_vectors_of_its_items(
+    devices, layers, validation, tmp_path
+):
     """Its users like items of one of two tastes; a new one is as good as a known one."""
     random = np.random.default_rng(0)
     lists = [(2 * random.permutation(20)[:12] + user % 2).tolist() for user in range(64)]
@@ -122,7 +124,7 @@ def test_a_trained_model_solves_any_user_by_the_vectors_of_its_items(devices, la
             "uniform_negatives": 64,
             "epochs": 12,
             "table_learning_rate": 0.3,
-            "validation": {"share": 0.1},
+            "validation": validation,
         },
     }
     train_here(stage, tmp_path / "data", tmp_path / "model", devices)

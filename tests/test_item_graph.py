@@ -75,6 +75,12 @@ def test_without_a_least_number_of_users_it_is_two_layers_without_the_way_back(m
     np.testing.assert_allclose(dense(rows, shares) @ items, expected, atol=1e-6)
 
 
+def test_of_equal_neighbours_the_smaller_row_goes_first():
+    rows, shares = graph_neighbours(KeptEvents(log_of([[1, 2, 3]] * 2)), 4, 2)
+    assert rows.tolist() == [[0, 0], [2, 3], [1, 3], [1, 2]]
+    assert (shares[1:] == shares[1, 0]).all()
+
+
 def test_held_back_events_and_row_0_are_in_no_pair():
     histories = [[1, 2, 0], [1, 2, 0], [1, 3], [1, 3, 4]]
     log = log_of(histories)

@@ -21,8 +21,8 @@ import json
 from recsys import kernels
 from recsys.errors import RecsysError
 try:
-    state = kernels.status()
-    print(json.dumps({"available": state.available, "reason": state.reason}))
+    state, warning = kernels.status(), kernels.warning()
+    print(json.dumps({"available": state.available, "reason": state.reason, "warning": warning}))
 except RecsysError as error:
     print(json.dumps({"error": error.code, "text": str(error)}))
 """
@@ -74,6 +74,9 @@ def test_a_package_without_libraries_says_so(package):
     state = status_in_a_process(package)
     assert not state["available"]
     assert "built without a C compiler" in state["reason"]
+    assert state["reason"] in state["warning"]
+    # Who switched them off knows.
+    assert status_in_a_process(package, RECSYS_NATIVE="0")["warning"] is None
 
 
 @needs_kernels
@@ -86,7 +89,11 @@ def test_a_library_that_is_wrong_is_passed_over(package):
     assert fastest.name in state["reason"]
     for path in others:
         shutil.copy(path, folder)
-    assert status_in_a_process(package) == {"available": bool(others), "reason": ""}
+    assert status_in_a_process(package) == {
+        "available": bool(others),
+        "reason": "",
+        "warning": None,
+    }
 
 
 def test_the_switch_turns_the_kernels_off(monkeypatch):

@@ -320,9 +320,11 @@ def test_a_run_that_is_stopped_lets_its_pods_save(cluster, pod, tmp_path):
 
 def test_a_right_that_is_missing_is_told_before_the_run(cluster, pod):
     launcher(pod).check()
-    cluster.forbidden.add(("get", "pods", "log"))
-    with pytest.raises(UsageError, match=r"R396.*get pods/log in 'night'"):
-        launcher(pod).check()
+    rights = [("get", "pods", "log"), ("get", "jobs", "status"), ("delete", "services", None)]
+    for right in rights:
+        cluster.forbidden = {right}
+        with pytest.raises(UsageError, match=rf"R396.*{right[0]} {right[1]}.* in 'night'"):
+            launcher(pod).check()
 
 
 @pytest.mark.parametrize(

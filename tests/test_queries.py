@@ -67,6 +67,11 @@ def test_a_query_tells_how_long_ago_its_history_was(store):
     assert make_queries(store, "at_cut").history_facts(FACTS, 2) == {}
 
 
+def test_at_the_cut_histories_count_back_from_there_though_nobody_did_anything_then(tmp_path):
+    queries = make_queries(make_store(tmp_path, TRAIN, HELD_OUT, cut=7), "at_cut", facts=FACTS)
+    assert lists(queries.facts["history_age"]) == [[6, 5], []]
+
+
 def test_a_query_tells_the_weights_of_its_history(tmp_path):
     tables = [table(events) for events in (TRAIN, HELD_OUT)]
     weights = [[1.0, 4.0, 0.5], [2.0, 8.0, 0.0, 3.0]]
@@ -96,6 +101,14 @@ def test_stored_histories_tell_their_times_in_order(store):
     assert histories.item_rows.tolist() == [11, 12, 13, 14, 15, 21, 30]
     assert histories.times.tolist() == [1, 2, 10, 20, 20, 1, 12]
     assert serving_histories(store).times is None
+
+
+def test_stored_histories_are_in_order_though_the_parts_were_drawn_at_random(tmp_path):
+    train, held_out = [("ann", 1, 11, 1), ("ann", 1, 13, 3)], [("ann", 1, 12, 2)]
+    write_store(tmp_path, 10, table(train), table(held_out), SplitRule("random", "time"))
+    histories = serving_histories(InteractionStore.open(tmp_path), FACTS)
+    assert histories.item_rows.tolist() == [11, 12, 13]
+    assert histories.times.tolist() == [1, 2, 3]
 
 
 def test_users_who_share_a_row_have_histories_of_their_own(tmp_path):

@@ -9,12 +9,20 @@ from batch_sources import N_ITEMS, N_USERS, PLAIN, make_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.config import TrainConfig, TwoTowerConfig
+from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
 from recsys.config.architecture import HstuConfig, SasRecConfig
 from recsys.data.batch_part import BatchPart
 from recsys.data.batches import read_ahead
 from recsys.data.catalogue import Catalogue
-from recsys.data.history_facts import AGES, ASKED, OLDEST, WEIGHTS, weight_buckets
+from recsys.data.history_facts import (
+    AGES,
+    ASKED,
+    OLDEST,
+    UNKNOWN,
+    WEIGHTS,
+    ages,
+    weight_buckets,
+)
 from recsys.data.kept_events import KeptEvents
 from recsys.data.sequences import NO_STATE, SequenceSource
 from recsys.errors import RecsysError
@@ -324,6 +332,25 @@ def test_what_comes_later_changes_no_time_between_an_example_and_its_past():
     assert any(told[0][item] != told[1][item] for item in told[0])
 
 
+def test_a_history_is_told_as_of_the_moment_of_its_event():
+    user, item, time = some_events()
+    weight = np.random.default_rng(1).uniform(0, 9, 103).astype(np.float32)
+    log = make_log(user, item, time, weight)
+    events = np.arange(len(log))
+    told = log.history_facts((AGES, WEIGHTS), events, 4)
+    times, users, weights = np.asarray(log.timestamp), log.user_index(events), log.weight[events]
+    for event in events.tolist():
+        before = np.flatnonzero((users == users[event]) & (times < times[event]))[::-1][:4]
+        padding = [UNKNOWN] * (4 - len(before))
+        assert told[AGES][event].tolist() == [*(times[event] - times[before]), *padding]
+        assert told[WEIGHTS][event].tolist() == [*weight_buckets(weights[before]), *padding]
+
+
+def test_what_is_still_to_come_and_what_is_older_than_any_have_ages_too():
+    times = np.array([12, 10, 3, 10 - 2 * OLDEST])
+    assert ages(10, times).tolist() == [0, 0, 7, OLDEST]
+
+
 def test_the_times_of_a_part_are_those_of_the_whole_batch_and_survive_dropped_items():
     options = {"history": 6, "history_dropout": 0.4, "pooling": TIMED, "multiple": 2}
     source = make(*some_events(), **options)
@@ -333,6 +360,12 @@ def test_the_times_of_a_part_are_those_of_the_whole_batch_and_survive_dropped_it
         for name in (AGES, ASKED):
             joined = np.concatenate([part[step][name] for part in parts])
             np.testing.assert_array_equal(joined, whole[name])
+
+
+def test_no_feature_may_have_the_name_of_an_input():
+    every = HstuConfig(relative_time=True, event_weight=True)
+    source = make(*some_events(), pooling=every, weight=np.ones(103, np.float32), history=6)
+    assert {AGES, ASKED, WEIGHTS, "segment", "at"} < {*source[0]} <= RESERVED_FEATURE_NAMES
 
 
 def test_an_item_has_the_weight_of_its_event():

@@ -220,7 +220,7 @@ def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
             columns = (log.timestamp, log.item_row, weight_buckets(np.asarray(log.weight)))
             done += zip(*(column[own].tolist() for column in columns), strict=True)
     newest = max(time for done in of_users.values() for time, *_ in done)
-    asked = [("u3", 5000), ("u5", newest), ("u3", newest), ("u5", 3600), ("nobody", 7)]
+    asked = [("u3", 500), ("u5", newest), ("u3", newest), ("u5", 3600), ("nobody", 7)]
     history, age = np.zeros((5, _HISTORY), np.int32), np.full((5, _HISTORY), -1)
     weight = age.copy()
     for place, (user, now) in enumerate(asked):
@@ -251,6 +251,7 @@ def test_a_loaded_bundle_is_told_times_and_one_that_reads_none_refuses_them(worl
     np.testing.assert_allclose(found["by_python"], found["by_graph"], atol=1e-5)
     assert np.abs(found["by_python"][0] - found["by_python"][1]).max() > 5e-5
     np.testing.assert_allclose(found["of_file"], found["alone"], atol=1e-6)
+    np.testing.assert_allclose(found["by_command"], [found["alone"]] * 2, atol=1e-6)
     assert np.load(worlds["sequence"] / "found-model-sequence.npz")["refused"] == 1
 
 

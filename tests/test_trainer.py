@@ -15,6 +15,7 @@ from recsys.bundles.exporting import export
 from recsys.config import TrainStage
 from recsys.config.training import CheckpointConfig
 from recsys.data.dataset import open_data
+from recsys.data.neighbours import graph_neighbours
 from recsys.errors import UsageError
 from recsys.models import TwoTower
 from recsys.training.trainer import Trainer
@@ -94,6 +95,15 @@ def trained(data, tmp_path_factory):
     log = EpochLog()
     checkpoints = tmp_path_factory.mktemp("trained")
     return fit(data, checkpoints, callbacks=[log]), log, checkpoints
+
+
+def test_a_model_has_the_neighbours_of_what_it_was_trained_on(trained):
+    result, _, _ = trained
+    graph = result.model.item_graph
+    rows, shares = graph_neighbours(result.events, graph.rows, 3)
+    assert rows.any()
+    np.testing.assert_array_equal(graph.neighbours.value, rows)
+    np.testing.assert_array_equal(graph.shares.value, shares)
 
 
 def test_a_callback_sees_the_epochs_of_the_run_with_their_metrics(trained):

@@ -349,7 +349,7 @@ class StoredUsers(tf.Module):
         self._items = constant(np.append(histories.item_rows, 0), tf.int32)
         if histories.times is not None:
             # Behind all others the newest: when is asked, if nobody says so.
-            newest = histories.times.max(initial=0)
+            newest = histories.times.max() if len(histories.times) else 0
             self._times = constant(np.append(histories.times, newest), tf.int64)
         if histories.weights is not None:
             self._weights = constant(np.append(histories.weights, UNKNOWN), tf.int32)

@@ -16,17 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from recsys.bundles.signatures import raw_inputs
+from recsys.bundles.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
 from recsys.data.history_facts import AGES, LEAST_WEIGHTS, OLDEST, UNKNOWN
 from recsys.errors import RecsysError
 
 # All that Unicode calls a blank: RE2's \s is ASCII without \v.
 _BLANKS = r"[\s\v\pZ\x{1c}-\x{1f}\x{85}]+"
-_WHOLE = r"[0-9]{1,18}(\.0*)?"
-_DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
-_ZONE = r"(Z|[+-][0-9]{2}:[0-9]{2}| UTC)?"
-_ISO = rf"{_DAY}([T ]{_TIME}{_ZONE})?"
 _DAY_S = 86_400
 _YEARS = (1000, 3000)
 
@@ -75,8 +70,8 @@ def seconds(texts: tf.Tensor) -> tf.Tensor:
     without an offset they are UTC. The lowest int64 stands for none.
     """
     texts = trimmed(texts)
-    is_iso = tf.strings.regex_full_match(texts, _ISO)
-    is_whole = tf.strings.regex_full_match(texts, _WHOLE)
+    is_iso = tf.strings.regex_full_match(texts, ISO)
+    is_whole = tf.strings.regex_full_match(texts, WHOLE)
     whole = tf.where(is_whole, tf.strings.regex_replace(texts, r"\.0*$", ""), texts)
     plain = tf.where(texts == "", str(tf.int64.min), tf.where(is_iso, "0", whole))
     number = tf.strings.to_number(plain, tf.int64)
@@ -87,12 +82,12 @@ def seconds(texts: tf.Tensor) -> tf.Tensor:
 
 
 def _iso_seconds(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the seconds of texts `[n]` that fit `_ISO`."""
+    """Returns the seconds of texts `[n]` that fit `ISO`."""
     day = _days(*(_part(texts, start, length) for start, length in ((0, 4), (5, 2), (8, 2))))
-    clock = tf.strings.regex_replace(texts, rf"^{_DAY}[T ]?", "")
-    zone = tf.strings.regex_replace(clock, rf"^({_TIME})?", "")
+    clock = tf.strings.regex_replace(texts, rf"^{DAY}[T ]?", "")
+    zone = tf.strings.regex_replace(clock, rf"^({CLOCK})?", "")
     # Padded, so that each part is there.
-    clock = tf.where(tf.strings.regex_full_match(clock, rf"{_TIME}.*"), clock, "00:00")
+    clock = tf.where(tf.strings.regex_full_match(clock, rf"{CLOCK}.*"), clock, "00:00")
     has_seconds = tf.strings.regex_full_match(clock, r".{5}:.*")
     clock = tf.where(has_seconds, clock, tf.strings.substr(clock, 0, 5) + ":00")
     hours, minutes, rest = (_part(clock, start, 2) for start in (0, 3, 6))

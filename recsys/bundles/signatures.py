@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from recsys.data.history_facts import AGES, LEAST_WEIGHTS, UNKNOWN, WEIGHTS
 from recsys.data.store import ServingHistories
+from recsys.errors import UsageError
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """The score of a place without an item."""
@@ -45,6 +46,11 @@ QUERY_TIME = "query_time"
 """Input of a model that reads times, as text: the moment of the question, from which stored
 histories count back. What is told of a given history are inputs too, `recsys.data.history_facts`:
 how long before the question each item was, in seconds, and the weight of each event."""
+WHOLE = r"[0-9]{1,18}(\.0*)?"
+DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
+ISO = rf"{DAY}([T ]{CLOCK}(Z|[+-][0-9]{{2}}:[0-9]{{2}}| UTC)?)?"
+"""What texts a signature reads as times, beside whole numbers below 0."""
 _OWN = (
     "user_id", "item_id", "history", "exclude_seen", "exclude_ids", AGES, WEIGHTS, QUERY_TIME
 )  # fmt: skip
@@ -63,6 +69,44 @@ def fact_texts(name: str, fact: np.ndarray) -> np.ndarray:
         least = np.concatenate([[0.0], LEAST_WEIGHTS.astype(np.float64)])
         texts = least.astype(str)[np.maximum(fact, 0)]
     return np.where(fact == UNKNOWN, "", texts).astype(object)
+
+
+def check_told(
+    told: Mapping[str, Sequence[str]], inputs: Container[str], history: Sequence[str]
+) -> None:
+    """Checks what is told of a history that is given, and of the moment of the question.
+
+    Args:
+        told: Texts by input: the facts that a model reads, and `QUERY_TIME`.
+        inputs: What the model can be told.
+        history: Item ids, the newest first.
+
+    Raises:
+        UsageError: It can't be told that, or not so (R549).
+    """
+    for name, texts in told.items():
+        if name not in inputs:
+            rule = f"A model must read {name} to be told it."
+            cure = "Leave it out; model.pooling.relative_time and event_weight have it read."
+        elif name == QUERY_TIME:
+            if all(re.fullmatch(rf"|-[0-9]{{1,18}}|{WHOLE}|{ISO}", text.strip()) for text in texts):
+                continue
+            rule = "The moment of a question must be seconds since 1970 (UTC), or ISO 8601."
+            cure = "Write it as 2026-11-23T18:00:00Z."
+        else:
+            if len(texts) <= len(history) and all(map(_is_number_or_empty, texts)):
+                continue
+            rule = f"{name} must hold a number for each item of history, and for no other."
+            cure = 'Give the history too, and "" for an event of which nobody knows it.'
+        raise UsageError("R549", rule, cure, list(texts))
+
+
+def _is_number_or_empty(text: str) -> bool:
+    try:
+        float(text or 0)
+    except ValueError:
+        return False
+    return True
 
 
 def raw_inputs(columns: Iterable[str]) -> dict[str, str]:

@@ -42,7 +42,11 @@ def recommend(
     ] = None,
     batch: Annotated[int, Option(min=1, max=1 << 20, help="Users of FILE at a time.")] = 8192,
     at: Annotated[
-        str, Option(metavar="TIME", help="Moment of the question, for a model that reads times.")
+        str,
+        Option(
+            metavar="TIME",
+            help="Moment of the question, for a model that reads times: seconds or ISO 8601.",
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:

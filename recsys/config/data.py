@@ -31,10 +31,11 @@ def refuse(*rules: tuple[Any, str]) -> None:
             raise ValueError(sentence)
 
 
-# Tables and inputs of the model that aren't features of an item.
+# Tables and inputs of the model that are no features.
 RESERVED_FEATURE_NAMES = frozenset(
-    ("users", "items", "item_bias", "user_row", "history", "history_age", "history_weight",
-     "asked_age", "id_row", "item_row", "log_q", "weight", "known")
+    ("users", "items", "item_bias", "item_neighbours", "user_row", "history", "history_rows",
+     "history_item", "history_place", "history_age", "history_weight", "asked_age", "segment",
+     "at", "id_row", "item_row", "log_q", "weight", "known")
 )  # fmt: skip
 
 

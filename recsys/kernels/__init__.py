@@ -22,7 +22,7 @@ from pathlib import Path
 
 from recsys.errors import RecsysError, UsageError
 
-__all__ = ["KernelStatus", "available", "library", "status"]
+__all__ = ["KernelStatus", "available", "library", "status", "warning"]
 
 _SWITCH = "RECSYS_NATIVE"
 HANDLERS = ("pool", "weight_grad", "update", "sum_squares", "candidate_loss")
@@ -95,6 +95,22 @@ def status() -> KernelStatus:
             f"Install recsys anew where there is a C compiler, or unset {_SWITCH}.",
         )
     return state
+
+
+def warning() -> str | None:
+    """Returns a sentence if JAX computes on the CPU without the kernels, and nobody wanted that.
+
+    Raises:
+        RecsysError: As `status`.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu" or os.environ.get(_SWITCH) == "0" or status().available:
+        return None
+    return (
+        f"Training is several times slower than it could be, as the C kernels can't be had:"
+        f" {status().reason}. `recsys doctor` says what to install."
+    )
 
 
 def library() -> ctypes.CDLL:

@@ -7,7 +7,8 @@ The rules are few, and each was measured on public data; docs/defaults.md has th
     ordered, many a user   a user is a row of its own and its newest items, by attention, which
                            bring their features; items have a bias
     no order               a user is the mean of its other items, and with many of them a row
-                           of its own too; items have a bias
+                           of its own too; items have a bias, and where users have few of them
+                           and items aren't too many, neighbours
 
 A key of `train` that the config names itself stays as it says, and so do the keys of
 `{type: auto, …}`.
@@ -45,12 +46,14 @@ class DataShape:
     Attributes:
         events: Training events.
         users: Users with one.
+        items: Rows of the items.
         has_order: Whether the events of a user have an order.
         has_features: Whether items or users have features.
     """
 
     events: int
     users: int
+    items: int
     has_order: bool
     has_features: bool
 
@@ -62,6 +65,7 @@ class DataShape:
             users=sum(
                 int((part.offsets[1:] > part.offsets[:-1]).sum()) for part in data.train.shards
             ),
+            items=data.spec.item_rows,
             has_order=data.store.split.order != "none",
             has_features=bool(data.catalogue.features or data.user_features),
         )
@@ -182,6 +186,7 @@ def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
 def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns settings of model and training for events without an order."""
     is_long = shape.events_per_user > _MANY
+    has_neighbours = not is_long and shape.items <= _MOST_WITH_NEIGHBOURS
     return {
         "dim": 256,
         "user_id": is_long,
@@ -189,7 +194,7 @@ def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "history_of": "others",
         "history_dropout": 0.5 if is_long else 0.0,
         "item_bias": True,
-        "item_neighbours": 0 if is_long else 16,
+        "item_neighbours": 16 if has_neighbours else 0,
         "widths": () if shape.has_features else None,
         "id_dropout": 0.1 if shape.has_features else 0.0,
         "temperature": 0.1,
@@ -210,6 +215,9 @@ def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
 
 _FEW, _MANY = 20, 80
 """Events of a user in the mean: up to the first few, from the second on many."""
+_MOST_WITH_NEIGHBOURS = 1_000_000
+"""Items, at the most, that are averaged with others: each device holds the neighbours of all,
+8 bytes each."""
 _ENOUGH = 12_000_000
 """Examples of a training, where two epochs have no more."""
 

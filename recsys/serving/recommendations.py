@@ -236,7 +236,7 @@ class LoadedBundle:
 
         Raises:
             UsageError: An id is no text (R540), `k` is out of range (R541), there is no such
-                feature or column, or the model reads no such thing (R549).
+                feature or column, or the model reads no such thing, or not so (R549).
         """
         ids = [normal_id(str(id_).strip()) for id_ in ([user] if users is None else users)]
         if not ids:

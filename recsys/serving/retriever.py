@@ -27,6 +27,7 @@ from recsys.bundles.signatures import (
     QUERY_TIME,
     Arrays,
     Signature,
+    check_told,
 )
 from recsys.bundles.versions import is_version
 from recsys.data.history_facts import AGES, WEIGHTS
@@ -175,13 +176,9 @@ class Retriever:
 
         Raises:
             UsageError: A text can't be written as UTF-8 (R540), or something is told that the
-                model doesn't read (R549).
+                model doesn't read, or not as it is read (R549).
         """
-        for name, told_texts in (told or {}).items():
-            if name not in self.signatures[RECOMMEND]:
-                rule = f"A model must read {name} to be told it."
-                cure = "Leave it out; model.pooling.relative_time and event_weight have it read."
-                raise UsageError("R549", rule, cure, list(told_texts))
+        check_told(told or {}, self.signatures[RECOMMEND], history)
         n = len(user_ids)
         texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
         texts |= told or {}

@@ -49,8 +49,8 @@ _NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 class KubernetesLauncher(Launcher):
     """An indexed Job for each stage, with a pod for each host.
 
-    The run itself may be a pod too. It needs the right to create, get and delete jobs and
-    services, and to list pods and get their logs, in its namespace.
+    The run itself may be a pod too. It needs the right to create and delete jobs and services,
+    to get the status of jobs, and to list pods and get their logs, in its namespace.
     """
 
     hosts: Annotated[int, Field(ge=1, le=10_000)]
@@ -80,7 +80,9 @@ class KubernetesLauncher(Launcher):
         for verb, group, resource in (
             ("create", "batch", "jobs"),
             ("delete", "batch", "jobs"),
+            ("get", "batch", "jobs/status"),
             ("create", "", "services"),
+            ("delete", "", "services"),
             ("list", "", "pods"),
             ("get", "", "pods/log"),
         ):

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import keras
 
+from recsys import kernels
 from recsys.config import (
     LayoutRules,
     MeshConfig,
@@ -231,8 +232,9 @@ class _Fit:
                 "model.pooling is sequence, and the events have no order: its places say nothing,"
                 " so mean or attention learn as much for less."
             )
-        for sentence in remarks:
-            note_once(sentence)
+        for sentence in (*remarks, kernels.warning()):
+            if sentence:
+                note_once(sentence)
         self._all_inputs, self._inputs = inputs, trained_inputs(inputs, self._events)
         self._unknown_share = unknown_share(self._events, self._inputs)
         source = SequenceSource if self._stage.model.over_positions else BatchSource

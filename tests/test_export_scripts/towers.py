@@ -11,6 +11,8 @@ import tensorflow as tf
 from checked_here import CheckedHere
 
 from recsys.bundles.export import Sources, export
+from recsys.cli.recommend import _recommend_file as recommend_to_file
+from recsys.cli.recommend import _recommend_user as recommend_to_user
 from recsys.config import ExportConfig, ExportStage
 from recsys.data.history_facts import weight_buckets
 from recsys.data.vocabulary import Vocabulary
@@ -88,7 +90,7 @@ def asked_with_times(folder, bundle, signatures):
     """What a bundle that reads times answers to stored and given histories."""
     nothing = [[""]] * 5
     users = ["u3", "u5", "u3", "u5", "nobody"]
-    moments = [["5000"], [""], [""], ["1970-01-01T01:00:00"], ["7"]]
+    moments = [["500"], [""], [""], ["1970-01-01T01:00:00"], ["7"]]
     stored = embedding(signatures, users, nothing, nothing, nothing, moments)
     history = [["i4", "i5", "i6"]] * 3
     ages = [["60", "", "-3"], ["59.9", "+1", ""], ["1e300", "7", " 8 "]]
@@ -119,6 +121,13 @@ def asked_with_times(folder, bundle, signatures):
                          history_weight=[2], exclude_seen=False),
     ]  # fmt: skip
     of_file = batch_answer(loaded.retriever, pa.array(["u3"]), 15, query_time="5000")
+    pq.write_table(pa.table({"user": ["u3"]}), files / "of_file.parquet")
+    out = files / "answers.parquet"
+    recommend_to_file(bundle, files / "of_file.parquet", out, None, 15, 8, "5000")
+    by_command = [
+        [item.score for item in recommend_to_user(bundle, "u3", 15, "5000")],
+        pq.read_table(out)["scores"][0].as_py(),
+    ]
     by_graph = signatures["recommend"](
         user_id=tf.constant(["u3"] * 3),
         history=tf.constant([["", ""], ["", ""], ["i4", "i5"]]),
@@ -135,6 +144,7 @@ def asked_with_times(folder, bundle, signatures):
         "by_python": np.array([[item.score for item in answer] for answer in by_python]),
         "by_graph": by_graph["scores"].numpy(),
         "of_file": np.array(of_file["scores"][0].as_py()),
+        "by_command": np.array(by_command),
         "alone": np.array([item.score for item in loaded.recommend("u3", k=15, query_time=5000)]),
     }
 
