@@ -32,7 +32,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -43,7 +42,7 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 from typer import Option
 
 from benchmarks.crash_world import MOMENTS, Ended, Kill, World
-from benchmarks.measure import log, print_line, run
+from benchmarks.measure import log, print_line, repeated, run
 from recsys.bundles.bundle import verify
 from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
@@ -396,28 +395,19 @@ def watched(serving: Path, every_s: float = 1.0) -> Iterator[list[str]]:
         The breaches so far.
     """
     breaches: list[str] = []
-    is_over = threading.Event()
 
-    def watch() -> None:
-        is_last = False
-        while not is_last:
-            is_last = is_over.wait(every_s)
-            newest = versions(serving)[-1:]
-            try:
-                verify(newest[0])
-            except IndexError:
-                breaches.append("nothing is served")
-            except (RecsysError, OSError) as error:
-                if newest[0].exists():  # Else it was pruned meanwhile, which only old ones are.
-                    breaches.append(str(error))
+    def look() -> None:
+        newest = versions(serving)[-1:]
+        try:
+            verify(newest[0])
+        except IndexError:
+            breaches.append("nothing is served")
+        except (RecsysError, OSError) as error:
+            if newest[0].exists():  # Else it was pruned meanwhile, which only old ones are.
+                breaches.append(str(error))
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeated(look, every_s):
         yield breaches
-    finally:
-        is_over.set()
-        thread.join()
 
 
 if __name__ == "__main__":

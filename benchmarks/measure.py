@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,21 +102,42 @@ def watch(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own)
 
     def sample() -> None:
-        while memory and process.poll() is None:
-            pids = [process.pid, *children_of(process.pid)]
-            held = sum(memory_mib(f"{pid}/smaps_rollup", "Pss") for pid in pids)
-            watched.peak_rss_mib = max(watched.peak_rss_mib, held)
-            time.sleep(_SAMPLE_EVERY_S)
+        pids = [process.pid, *children_of(process.pid)]
+        held = sum(memory_mib(f"{pid}/smaps_rollup", "Pss") for pid in pids)
+        watched.peak_rss_mib = max(watched.peak_rss_mib, held)
 
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    stdout, _ = process.communicate()
-    watched.seconds = time.perf_counter() - started
-    sampler.join()
+    with repeated(sample, _SAMPLE_EVERY_S) if memory else contextlib.nullcontext():
+        stdout, _ = process.communicate()
+        watched.seconds = time.perf_counter() - started
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, stdout)
     watched.result = json.loads(stdout.strip().splitlines()[-1])
     return watched
+
+
+@contextlib.contextmanager
+def repeated(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Calls `look` again and again while it is open, in a thread, and once more at its end.
+
+    Args:
+        look: What is called.
+        every_s: After how long again [s].
+    """
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        is_last = False
+        while not is_last:
+            is_last = is_over.wait(every_s)
+            look()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def call(

@@ -8,11 +8,12 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from benchmarks.measure import repeated
 
 _NUMBERS = itertools.count()
 _GROUPS = Path("/sys/fs/cgroup/memory")
@@ -141,19 +142,13 @@ class Hosts:
     @contextlib.contextmanager
     def peak(self) -> Iterator[list[int]]:
         """Yields the most memory that a limited host's processes hold while it is open [bytes]."""
-        most, is_over = [0], threading.Event()
+        most = [0]
 
-        def watch() -> None:
-            while not is_over.wait(_SAMPLE_EVERY_S):
-                most[0] = max(most[0], *map(self._held, range(self.n)))
+        def look() -> None:
+            most[0] = max(most[0], *map(self._held, range(self.n)))
 
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
+        with repeated(look, _SAMPLE_EVERY_S):
             yield most
-        finally:
-            is_over.set()
-            thread.join()
 
     def _held(self, host: int) -> int:
         stat = (self._group(host) / "memory.stat").read_text().split()

@@ -4,7 +4,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from baseline_worlds import log_of, random_histories
+from baseline_worlds import dense, log_of, random_histories
 from hypothesis import given
 from hypothesis import strategies as st
 from tower_models import BARE, DIM, HISTORY, ITEMS, batch, build, run, trained, weights
@@ -15,15 +15,6 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.neighbours import graph_neighbours
 from recsys.embedding import SGD, Adagrad, activate, table_layout
 from recsys.models import ModelSpec, TwoTower
-
-
-def matrix(histories, n_rows):
-    """Returns who took what `[users, n_rows]`, without row 0."""
-    taken = np.zeros((len(histories), n_rows))
-    for user, items in enumerate(histories):
-        taken[user, items] = 1.0
-    taken[:, 0] = 0.0
-    return taken
 
 
 def normalised(taken):
@@ -42,7 +33,7 @@ def closest(taken, n, least_common):
     return weights
 
 
-def dense(rows, shares):
+def of_lists(rows, shares):
     found = np.zeros((len(rows), len(rows)))
     np.put_along_axis(found, rows.astype(int), shares, axis=1)
     return found
@@ -58,9 +49,9 @@ def test_neighbours_are_the_strongest_of_the_graph(seed, n, n_shards, pairs):
     assert (rows.shape, rows.dtype, shares.dtype) == ((11, n), np.int32, np.float32)
     assert not rows[shares == 0].any()
     assert (np.diff(shares, axis=1) <= 0).all()
-    expected = closest(matrix(histories, 11), n, 2)
+    expected = closest(dense(histories, 11), n, 2)
     # Which of equal ones stay is told by rounding.
-    np.testing.assert_allclose(np.sort(dense(rows, shares)), np.sort(expected), atol=1e-6)
+    np.testing.assert_allclose(np.sort(of_lists(rows, shares)), np.sort(expected), atol=1e-6)
 
 
 def test_without_a_least_number_of_users_it_is_two_layers_without_the_way_back(monkeypatch):
@@ -69,10 +60,10 @@ def test_without_a_least_number_of_users_it_is_two_layers_without_the_way_back(m
     rows, shares = graph_neighbours(KeptEvents(log_of(histories)), 11, 10)
     rng = np.random.default_rng(0)
     items = rng.normal(size=(11, 4))
-    both = normalised(matrix(histories, 11))
+    both = normalised(dense(histories, 11))
     users = both @ items  # Layer 1 of users, of items' rows.
     expected = both.T @ users - (both**2).sum(axis=0)[:, None] * items
-    np.testing.assert_allclose(dense(rows, shares) @ items, expected, atol=1e-6)
+    np.testing.assert_allclose(of_lists(rows, shares) @ items, expected, atol=1e-6)
 
 
 def test_of_equal_neighbours_the_smaller_row_goes_first():

@@ -43,11 +43,15 @@ def stage(**model):
     }
 
 
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    run = Run(tmp_path_factory.mktemp("whole"), data, stage())
+def trained(folder, data, told):
+    run = Run(folder, data, told)
     run.finish_here()
     return run
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("whole"), data, stage())
 
 
 def test_the_rule_of_the_next_item_is_learned(whole):
@@ -94,9 +98,7 @@ def timed_stage(**changes):
 
 @pytest.fixture(scope="module")
 def timed(timed_data, tmp_path_factory):
-    run = Run(tmp_path_factory.mktemp("timed"), timed_data, timed_stage())
-    run.finish_here()
-    return run
+    return trained(tmp_path_factory.mktemp("timed"), timed_data, timed_stage())
 
 
 def test_what_comes_next_is_told_by_the_time_that_has_passed(timed):
