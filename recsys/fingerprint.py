@@ -53,6 +53,8 @@ def code_fingerprint(*modules: str, config: Sequence[Any] = (), root: Path = _RO
         packages (templates and the like), and over the versions of Python and of
         the distributions that they import.
     """
+    for kept in (_source, _passes_on, _contents):  # Files change between calls, not within one.
+        kept.cache_clear()
     code = _Code(root)
     code.add(*modules, *modules_of(*config))
     digest = hashlib.sha256(f"python {sys.version_info[:2]}".encode())
@@ -200,6 +202,7 @@ def _plugin_sources(package: str) -> Iterator[tuple[str, Path]]:
         yield f"{package}.py", Path(spec.origin)
 
 
+@functools.cache
 def _source(module: str, root: Path) -> Path | None:
     path = root.joinpath(*module.split("."))
     for file in (path / "__init__.py", path.with_suffix(".py")):
@@ -246,6 +249,7 @@ def _imports(file: Path, module: str, root: Path) -> Iterator[str]:
                 yield from (name for name in above if _passes_on(name, root))
 
 
+@functools.cache
 def _passes_on(package: str, root: Path) -> bool:
     """Returns whether a module is a package that only passes on names."""
     file = _source(package, root) if package.split(".")[0] in _PACKAGES else None
@@ -254,12 +258,18 @@ def _passes_on(package: str, root: Path) -> bool:
 
 def _homes(package: str, names: Iterable[str], root: Path) -> Iterator[str]:
     """Yields the modules that `names` of a package come from; the package, if one is its own."""
-    file = _source(package, root)
-    homes = contents_of(file.read_text()) if file else {}
+    homes = _contents(package, root)
     # Without names the package itself is imported, and any of them may be used.
     for name in names or [""]:
         is_module = name and _source(f"{package}.{name}", root) is not None
         yield f"{package}.{name}" if is_module else homes.get(name, package).split(":")[0]
+
+
+@functools.cache
+def _contents(package: str, root: Path) -> dict[str, str]:
+    """Returns the module that each name of a package comes from."""
+    file = _source(package, root)
+    return contents_of(file.read_text()) if file else {}
 
 
 @functools.cache
