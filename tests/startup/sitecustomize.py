@@ -2,8 +2,11 @@
 
 Without what Keras looks for and no test needs, which takes longer to import than Keras. Nothing
 of ours counts as imported by it.
+
+Garbage is looked for less often: to import and to trace makes many objects and hardly any.
 """
 
+import gc
 import importlib.util
 import sys
 from pathlib import Path
@@ -14,3 +17,4 @@ _spec = importlib.util.spec_from_file_location(
 _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 sys.meta_path.insert(0, _module.KerasAlone())
+gc.set_threshold(20_000, 20, 20)
