@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import shutil
 import tempfile
@@ -47,6 +46,7 @@ from recsys.system.commit import commit_folder
 from recsys.system.disk_space import free_there
 from recsys.system.events import emit
 from recsys.system.files import read_json
+from recsys.system.memory import release_freed
 from recsys.system.process import stage_main
 
 
@@ -224,7 +224,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         evaluated = sources.evaluation
         evaluation = read_json(evaluated / "evaluation.json") if evaluated else None
         fields, reference = _write_contents(folder, stage, sources)
-        gc.collect()  # The memory is needed by the process of the checks.
+        release_freed()  # The process of the checks needs it.
         reference.save(Path(scratch))
         checked = parity.check(folder, Path(scratch))
     trained_with = fields["config"]

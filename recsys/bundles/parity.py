@@ -53,7 +53,7 @@ def refused(code: str, subject: str, received: str) -> RecsysError:
     return RecsysError(code, rule, cure, received)
 
 
-_BLOCK_ROWS = 8192
+_BLOCK_ROWS = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,9 @@ def _expected(
     return -np.sort(-best, axis=1), of_rows
 
 
-_BATCHES = (0, 1, 7, 512)
+_BATCHES = (0, 1, 7)
+_PROBES, _ITEMS = 64, 512
+"""Of the last, larger batches: the graph holds scores `[batch, items]` several times."""
 
 Tell = Callable[[str], None]
 """Called with a sentence after each check."""
@@ -156,7 +158,7 @@ def check(model: Any, bundle: Path, reference: Reference, report: Tell) -> float
     """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
 
     The embeddings of all probes and all items, the candidates of all probes, in
-    batches of 0, 1, 7 and 512, and the same from serialized tf.Examples. Where the vectors lie
+    batches of 0, 1, 7 and more, and the same from serialized tf.Examples. Where the vectors lie
     apart: what each probe's answer rests on, and what is popular.
 
     Args:
@@ -240,17 +242,17 @@ def _examples(reference: Reference, part: slice) -> tf.Tensor:
 
 
 def _in_batches(ask: Callable[[slice], dict[str, tf.Tensor]], n: int) -> dict[str, np.ndarray]:
-    answers = [{name: t.numpy() for name, t in ask(part).items()} for part in _parts(n)]
+    answers = [{name: t.numpy() for name, t in ask(part).items()} for part in _parts(n, _PROBES)]
     return {name: np.concatenate([a[name] for a in answers]) for name in answers[0]}
 
 
-def _parts(n: int) -> Iterator[slice]:
-    """Yields slices of 0, 1, 7 and 512, then of 512 up to `n`."""
+def _parts(n: int, most: int) -> Iterator[slice]:
+    """Yields slices of 0, 1 and 7, then of `most` up to `n`."""
     start = 0
     for size in _BATCHES:
         yield slice(start, min(start + size, n))
         start = min(start + size, n)
-    yield from slices(n, _BATCHES[-1], start)
+    yield from slices(n, most, start)
 
 
 def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
@@ -258,7 +260,7 @@ def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray)
     rows = np.flatnonzero(items.has_id())
     raw = set(signature.structured_input_signature[1]) - {"item_id"}
     worst = 0.0
-    for part in _parts(len(rows)):
+    for part in _parts(len(rows), _ITEMS):
         # Batch by batch: all at once they may be as large as a table.
         ids = items.ids_of_rows.take(rows[part]).to_pylist()
         columns = {name: tf.fill([len(ids), 1], "") for name in raw}

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from recsys.bundles.row_slices import SLICE_BYTES, slices
+from recsys.bundles.row_slices import slices
 from recsys.errors import RecsysError
 from recsys.system.disk_space import free_there
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
 SMALL_BYTES = 1 << 20
 """A variable of `constant` up to this size has its content from the start."""
 
-_SLICES_OF_A_FILE = 4
 _SOURCE, _PREFIX = "_recsys_source", "filled_later_"
 _NUMBERS = itertools.count()
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -112,10 +111,10 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
     total = sum(getattr(x, _SOURCE).size * x.dtype.size for x in variables)
     done = 0
     for number, (key, variable) in enumerate(by_key.items()):
-        for part in _written(f"{prefix}-{number}", key, variable):
+        for part, n_bytes in _written(f"{prefix}-{number}", key, variable):
             written.append(part)
-            done += _SLICES_OF_A_FILE * SLICE_BYTES
-            report(min(done, total), total)
+            done += n_bytes
+            report(done, total)
     del reader
     for path in [prefix.with_suffix(".index"), *prefix.parent.glob(f"{prefix.name}.data-*")]:
         path.unlink()
@@ -124,30 +123,22 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
     )
 
 
-def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[str]:
-    """Writes a variable in files of a few slices each; yields the prefix of each file."""
+def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str, int]]:
+    """Writes a variable in files of a slice each; yields the prefix and the bytes of each."""
     values = cast("np.ndarray | SavedRows", getattr(variable, _SOURCE))
     shape = " ".join(str(size) for size in values.shape)
     rest = "".join(f":0,{size}" for size in values.shape[1:])
     if not len(values):
-        pending = [("", tf.constant(np.asarray(values), variable.dtype))]
-        yield _saved(f"{prefix}-0", key, pending)
-        return
-    pending, n_files = [], 0
-    for start, rows in slices(values):
+        yield _saved(f"{prefix}-0", key, "", tf.constant(np.asarray(values), variable.dtype)), 0
+    for number, (start, rows) in enumerate(slices(values)):
         described = f"{shape} {start},{len(rows)}{rest}"
-        pending.append((described, tf.cast(rows, variable.dtype)))
-        if len(pending) == _SLICES_OF_A_FILE or start + len(rows) == len(values):
-            yield _saved(f"{prefix}-{n_files}", key, pending)
-            pending, n_files = [], n_files + 1
+        own = _saved(f"{prefix}-{number}", key, described, tf.cast(rows, variable.dtype))
+        yield own, rows.size * variable.dtype.size
 
 
-def _saved(prefix: str, key: str, pending: list[tuple[str, tf.Tensor]]) -> str:
+def _saved(prefix: str, key: str, described: str, rows: tf.Tensor) -> str:
     tf.raw_ops.SaveV2(
-        prefix=prefix,
-        tensor_names=[key] * len(pending),
-        shape_and_slices=[described for described, _ in pending],
-        tensors=[rows for _, rows in pending],
+        prefix=prefix, tensor_names=[key], shape_and_slices=[described], tensors=[rows]
     )
     return prefix
 
