@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,11 @@ from tower_models import BARE, DROPPED, POOLINGS, random_values
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.config.architecture import HstuConfig, LigrConfig, SasRecConfig, UserGateConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.history_facts import N_WEIGHTS, weight_buckets
+from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
+from recsys.evaluation.queries import make_queries
+from recsys.evaluation.systems import System, open_bundle, open_model
 from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
 
@@ -253,6 +256,23 @@ def test_a_loaded_bundle_is_told_times_and_one_that_reads_none_refuses_them(worl
     np.testing.assert_allclose(found["of_file"], found["alone"], atol=1e-6)
     np.testing.assert_allclose(found["by_command"], [found["alone"]] * 2, atol=1e-6)
     assert np.load(worlds["sequence"] / "found-model-sequence.npz")["refused"] == 1
+
+
+def test_an_evaluation_tells_a_model_and_its_bundle_of_times_and_weights(worlds):
+    folder = worlds["times"]
+    saved = load_model(folder / "model-times")
+    store = InteractionStore.open(folder / "data" / "store")
+    data = SimpleNamespace(items=saved.items, store=store)
+    queries = make_queries(store, "each_moment", facts=FACTS)
+    asked = queries.histories(_HISTORY), saved.inputs, queries.history_facts(FACTS, _HISTORY)
+    ids = store.eval_users.ids.take(pa.array(queries.user))
+    expected = embed_queries(saved.model, saved.users.rows(ids), *asked)
+    for opened in (
+        open_model(folder / "model-times", "the model"),
+        open_bundle(folder / "bundle-model-times", "the bundle"),
+    ):
+        found = System("it", opened, data).queries(queries)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_learned_temperature_is_kept(worlds):
