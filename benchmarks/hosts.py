@@ -6,9 +6,10 @@ a batch of `--batch` for each: the time of a step, the bytes that the links carr
 the plan, and the input that the first host reads. Then it runs once
 for each disturbance: `kill N`, the end of all that runs on host N, whose command is started again;
 and `cut N`, its cable pulled for `--cut-s` seconds. Each run must end with the bits of the
-undisturbed one. Last, with tables of `--users` and `--items` rows, it trains, loses a host,
-evaluates over all hosts and exports on one, each in a memory cgroup: its limit is 0.6 × the
-tables with their slots, and what the same stage holds with tables of 2,000 rows. The lines:
+undisturbed one. Last, with tables of `--users` and `--items` rows, it trains, evaluates over all
+hosts, exports on one, and trains again and loses a host, each in a memory cgroup: its limit is
+0.6 × the tables with their slots, and what the same stage holds with tables of 2,000 rows.
+`--part steps` and `--part memory` do one of both. The lines:
 
 - `step, N hosts`; `wire / planned, N hosts`; `input, N hosts`: over what one reads of as many;
 - `kill N, noticed`: the seconds until the others name the host; `kill N, same bits`;
@@ -24,6 +25,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +43,8 @@ _LIMIT_S = 600.0
 _NUMBERS = (1, 2, 4, 8, 16, 32)
 _ROWS = 2000
 _ALL: list[int] = []
+Part = StrEnum("Part", ["STEPS", "MEMORY"])
+_PARTS = [*Part]
 
 
 def main(
@@ -51,31 +55,47 @@ def main(
     batch: Annotated[int, Option(help="Examples of a host in a step.")] = 128,
     steps: int = 200,
     every: Annotated[int, Option(help="Steps between checkpoints.")] = 20,
-    users: Annotated[int, Option(help="Rows of the large tables; 0: leave them out.")] = 1_800_000,
-    items: int = 200_000,
-    wide: Annotated[int, Option(help="Width of the large tables [floats].")] = 128,
+    users: Annotated[int, Option(help="Rows of the large tables.")] = 225_000,
+    items: int = 25_000,
+    wide: Annotated[int, Option(help="Width of the large tables [floats].")] = 512,
+    part: Annotated[list[Part], Option(help="What to do.")] = _PARTS,
 ) -> None:
     """Measures undisturbed runs, then disturbs some, and prints the lines."""
-    alone = 0.0
     with tempfile.TemporaryDirectory() as name:
-        for n in [*(n for n in _NUMBERS if n < hosts), hosts]:
-            root = Path(name) / str(n)
-            write_world(root, dim, batch * n, steps, every)
-            with Hosts(n) as network:
-                undisturbed = _HostsTraining(root, "undisturbed", network)
-                seconds, wire = undisturbed.run(every, 3 * every)
-                # As many examples each.
-                read = undisturbed.summary["input_bytes_per_epoch"]
-                alone = alone or read
-                print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
-                print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
-                if n > 1:
-                    sent = call(_sent, simulated(n), root=str(root), n=n).result
-                    print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
-                if n == hosts:
-                    _disturb(undisturbed, victims or range(hosts), cut_s, 2 * every)
-        if users:
+        if Part.STEPS in part:
+            _steps(Path(name), hosts, dim, batch, steps, every, victims or range(hosts), cut_s)
+        if Part.MEMORY in part:
             _limit(Path(name), hosts, (users, items), wide, batch * hosts, every)
+
+
+def _steps(
+    folder: Path,
+    hosts: int,
+    dim: int,
+    batch: int,
+    steps: int,
+    every: int,
+    victims: Iterable[int],
+    cut_s: float,
+) -> None:
+    """Prints what undisturbed runs send and read, and what becomes of disturbed ones."""
+    alone = 0.0
+    for n in [*(n for n in _NUMBERS if n < hosts), hosts]:
+        root = folder / str(n)
+        write_world(root, dim, batch * n, steps, every)
+        with Hosts(n) as network:
+            undisturbed = _HostsTraining(root, "undisturbed", network)
+            seconds, wire = undisturbed.run(every, 3 * every)
+            # As many examples each.
+            read = undisturbed.summary["input_bytes_per_epoch"]
+            alone = alone or read
+            print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
+            print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
+            if n > 1:
+                sent = call(_sent, simulated(n), root=str(root), n=n).result
+                print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
+            if n == hosts:
+                _disturb(undisturbed, victims, cut_s, 2 * every)
 
 
 def write_world(
@@ -151,7 +171,8 @@ def _peaks(root: Path, n: int, limit: int, killed_at: int = 0) -> Iterator[tuple
         if killed_at:
             other = _HostsTraining(root, "resumed", network)
             with network.peak() as most:
-                other.run_disturbed("kill", 1, killed_at, 0.0)
+                noticed = other.run_disturbed("kill", 1, killed_at, 0.0)
+            print_line("hosts", "resuming, noticed", noticed, "s")
             yield "resuming", most[0]
             equal = float(other.weights() == first.weights())
             print_line("hosts", "resuming, same bits", [equal], "1 if so")
