@@ -60,11 +60,13 @@ _WITHOUT_FEATURES = {
     "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
 }
 
-_FIRST = ("sequence", "ligr", "fold-in", "times")
-_ASKED = [
-    pytest.param(kind, marks=() if kind in _FIRST else pytest.mark.thorough)
-    for kind in (*_KINDS, *_WITHOUT_FEATURES)
-]
+_EXPORTED = ("sequence", "fold-in", "times")
+
+
+def of_kinds(*first):
+    """Returns every kind as a parameter; all but the `first` ones are `thorough`."""
+    kinds = (*_KINDS, *_WITHOUT_FEATURES)
+    return [pytest.param(k, marks=() if k in first else pytest.mark.thorough) for k in kinds]
 
 
 def write_data(folder, with_features):
@@ -127,28 +129,31 @@ def write_model(folder, options, data):
     (folder / "training.json").write_text(json.dumps(training))
 
 
-def is_ours(item):
-    return item.path == Path(__file__) and hasattr(item, "callspec")
+def kinds_of(test, session):
+    """Returns the kinds that a test of this file is asked for."""
+    items = [item for item in session.items if getattr(item, "originalname", "") == test.__name__]
+    return {item.callspec.params["kind"] for item in items}
 
 
 @pytest.fixture(scope="module")
 def worlds(request, tmp_path_factory):
-    """Returns the folder of each kind of model that is asked for, computed with and exported."""
-    asked = {item.callspec.params["kind"] for item in request.session.items if is_ours(item)}
+    """Returns the folder of each kind of model that is computed with; exported where asked."""
+    exported = {*_EXPORTED, *kinds_of(test_its_bundle_answers_by_its_own_scores, request.session)}
+    computed = exported | kinds_of(test_a_model_computes_the_same_on_tensorflow, request.session)
     found = {}
     for kinds, with_features in ((_KINDS, True), (_WITHOUT_FEATURES, False)):
         folder = tmp_path_factory.mktemp("towers")
         write_data(folder / "data", with_features)
         for kind, options in kinds.items():
-            if kind in {*asked, "dot"}:
+            if kind in {*computed, "dot"}:
                 write_model(folder / f"model-{kind}", options, folder / "data")
                 found[kind] = folder
-        if exported := asked & kinds.keys():
-            run_on_tensorflow(_SCRIPT, folder, *exported)
+        if here := computed & kinds.keys():
+            run_on_tensorflow(_SCRIPT, folder, " ".join(here), " ".join(exported))
     return found
 
 
-@pytest.mark.parametrize("kind", _ASKED)
+@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED, "ligr"))
 def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     folder = worlds[kind]
     found = np.load(folder / f"found-model-{kind}.npz")
@@ -158,7 +163,6 @@ def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     np.testing.assert_allclose(found["candidate"], candidates, atol=1e-5)
     # Of 30 users drawn from 20 some are the same, and so are their queries without histories.
     assert len(np.unique(np.round(expected, 3), axis=0)) > (12 if kind == "no-history" else 20)
-    assert found["checked"] == 30
 
 
 def popularity(folder):
@@ -167,7 +171,7 @@ def popularity(folder):
     return np.bincount(rows, minlength=_ITEMS + 1)[1:] / len(rows)
 
 
-@pytest.mark.parametrize("kind", _ASKED)
+@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED))
 def test_its_bundle_answers_by_its_own_scores(worlds, kind):
     folder = worlds[kind]
     saved = load_model(folder / f"model-{kind}")
@@ -182,6 +186,7 @@ def test_its_bundle_answers_by_its_own_scores(worlds, kind):
     scores = query @ candidates[1:].T
     if kind in _WITHOUT_FEATURES:  # Of a stranger nothing is known then.
         scores[1] = popularity(folder)
+    assert found["checked"] == 30
     assert (found["source"][1] == "popularity") == (kind in _WITHOUT_FEATURES)
     best = np.argsort(-scores, axis=1, kind="stable")
     expected = np.take_along_axis(scores, best, axis=1)

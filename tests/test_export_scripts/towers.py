@@ -1,4 +1,4 @@
-"""Loads models with Keras on TensorFlow, computes with them, and exports them."""
+"""Loads models with Keras on TensorFlow, computes with them, and exports some of them."""
 
 import sys
 from pathlib import Path
@@ -25,18 +25,27 @@ from recsys.serving.retriever import Retriever
 from recsys.serving.saved_model import SavedModelGraph
 
 
-def main(folder, *kinds):
+def main(folder, kinds, exported):
     with mock.patch("recsys.bundles.export.ParityProcess", CheckedHere):
-        for kind in kinds:
-            export_and_ask(folder, folder / f"model-{kind}")
+        for kind in kinds.split():
+            saved = load_model(folder / f"model-{kind}")
+            found = computed(saved, np.load(folder / f"model-{kind}" / "probe.npz"))
+            if kind in exported.split():
+                found |= export_and_ask(folder, folder / f"model-{kind}", saved)
+            np.savez(folder / f"found-model-{kind}.npz", **found)
 
 
-def export_and_ask(folder, model):
-    stage = ExportStage(name="tiny", export=ExportConfig(k=100))
-    saved = load_model(model)
-    probe = np.load(model / "probe.npz")
+def computed(saved, probe):
     query = saved.inputs.query(probe["user_row"], probe["history"], saved.model.config, probe)
     candidate = saved.inputs.candidate(np.arange(saved.inputs.catalogue.n_rows))
+    return {
+        "query": saved.model.embed_query(query).numpy(),
+        "candidate": saved.model.embed_candidate(candidate).numpy(),
+    }
+
+
+def export_and_ask(folder, model, saved):
+    stage = ExportStage(name="tiny", export=ExportConfig(k=100))
     bundle = folder / f"bundle-{model.name}"
     exported = export(stage, Sources(model, folder / "data"), bundle)
     signatures = tf.saved_model.load(str(bundle)).signatures
@@ -54,16 +63,13 @@ def export_and_ask(folder, model):
     )
     served = asked_of_retriever(bundle) if saved.model.spec.config.item_bias else {}
     served |= asked_with_times(folder, bundle, signatures) if reads_times else refused(bundle)
-    np.savez(
-        folder / f"found-{model.name}.npz",
-        query=saved.model.embed_query(query).numpy(),
-        candidate=saved.model.embed_candidate(candidate).numpy(),
-        checked=exported["checked_queries"],
-        source=answer["source"].numpy().astype(str),
-        ids=answer["candidate_ids"].numpy().astype(str),
-        scores=answer["scores"].numpy(),
+    return {
+        "checked": exported["checked_queries"],
+        "source": answer["source"].numpy().astype(str),
+        "ids": answer["candidate_ids"].numpy().astype(str),
+        "scores": answer["scores"].numpy(),
         **served,
-    )
+    }
 
 
 def asked_of_retriever(bundle):
