@@ -22,6 +22,7 @@ from recsys.config import TrainStage, parse_mesh
 from recsys.config.architecture import AutoConfig
 from recsys.config.load import load_stage
 from recsys.data.dataset import Data
+from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore, verify_store
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
@@ -171,6 +172,8 @@ def _write_probe(
     untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
     user_row[len(events) - len(untrained) :] = untrained
     facts = log.history_facts(model.spec.config.history_facts, events, length)
+    if model.spec.config.item_age:
+        facts[ASKED_AT] = minutes(log.timestamp[events])
     query = embed_queries(model, user_row, history, inputs, facts)
     asked: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
     distributed.agreed(lambda: np.savez(out / "probe.npz", **asked))

@@ -84,6 +84,7 @@ def trained(config):
             "model.table_placement=column",
             "train.table_optimizer={type: row_wise_adagrad, clipnorm: 1.0}",
             "model.item_neighbours=4",
+            "model.item_age={bins: 4}",
             "train.accumulate=2",
             "train.ema=0.9",
             "train.negative_groups=2",

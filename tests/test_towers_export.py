@@ -11,7 +11,13 @@ from on_tensorflow import run_on_tensorflow
 from tower_models import BARE, DROPPED, POOLINGS, random_values
 
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
-from recsys.config.architecture import HstuConfig, LigrConfig, SasRecConfig, UserGateConfig
+from recsys.config.architecture import (
+    HstuConfig,
+    ItemAgeConfig,
+    LigrConfig,
+    SasRecConfig,
+    UserGateConfig,
+)
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
 from recsys.data.store import InteractionStore, write_store
@@ -25,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 _SCRIPT = Path(__file__).resolve().parent / "test_export_scripts" / "towers.py"
 _HISTORY, _USERS, _ITEMS = 5, 20, 15
+_MOMENTS = np.int32([3, 6, 9, 12])
 TIMED = HstuConfig(layers=2, heads=2, relative_time=True, event_weight=True)
 # Without layers there are no features: such models have a data folder of their own.
 _KINDS = {
@@ -51,6 +58,7 @@ _KINDS = {
         "history_tower": True,
     },
     "times": {"pooling": TIMED, "item_bias": True},
+    "ages": {"widths": (6,), "item_bias": True, "item_age": ItemAgeConfig(bins=4)},
 }
 _WITHOUT_FEATURES = {
     "no-layers": {"widths": None},
@@ -60,7 +68,7 @@ _WITHOUT_FEATURES = {
     "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
 }
 
-_EXPORTED = ("sequence", "fold-in", "times")
+_EXPORTED = ("sequence", "fold-in", "times", "ages")
 
 
 def of_kinds(*first):
@@ -109,6 +117,8 @@ def write_model(folder, options, data):
         if "steps" not in variable.path:
             scale = 30.0 if folder.name == "model-large" else 0.5
             variable.assign(random_values(variable, number, scale))
+    if config.item_age:
+        model.item_ages.moments.assign(_MOMENTS)
     model.settle([embed_catalogue(model, inputs)])
     loss = "sampled_softmax" if config.trains_on_history else "least_squares"
     save_model(folder, model, TrainStage(model=config, train=TrainConfig(loss=loss)), data)
@@ -122,6 +132,8 @@ def write_model(folder, options, data):
         probe["history_age"] = (10 ** rng.uniform(-1, 10, history.shape)).clip(0, 2**30) - 1
         probe["history_age"] = probe["history_age"].astype(np.int32)
         probe["history_weight"] = rng.integers(-1, N_WEIGHTS, history.shape).astype(np.int32)
+    if config.item_age:
+        probe["asked_at"] = rng.integers(-1, 15, 30).astype(np.int32)
     query = embed_queries(model, user_row, history, inputs, probe)
     np.savez(folder / "probe.npz", **probe, query=query)
     np.save(folder / "candidates.npy", embed_catalogue(model, inputs))
@@ -252,6 +264,31 @@ def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
     np.testing.assert_allclose(found["given"], expected, atol=1e-5)
     np.testing.assert_allclose(found["embedded"], found["given"], atol=1e-6)
     assert found["refused"] == 3
+
+
+def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
+    """At the last one that isn't after it, and at the end where nobody says when it is asked."""
+    folder = worlds["ages"]
+    found = np.load(folder / "found-model-ages.npz")
+    asked = np.int32([-1, 2, 3, 8, 9, 11, 5000])
+    assert found["asked"][:, 9:].tolist() == [
+        [float(place == last) for place in range(4)] for last in (3, None, 0, 1, 2, 2, 3)
+    ]
+    saved = load_model(folder / "model-ages")
+    history = np.tile(saved.items.rows(["i4", "i5", "", "", ""]), (7, 1))
+    rows, facts = saved.users.rows(["u3"] * 7), {"asked_at": asked}
+    query = embed_queries(saved.model, rows, history, saved.inputs, facts)
+    np.testing.assert_allclose(found["asked"], query, atol=1e-5)
+    np.testing.assert_allclose(found["embedded"], query, atol=1e-5)
+    candidates = np.load(folder / "model-ages" / "candidates.npy")[1:]
+    assert candidates.shape[1] == 8 + 1 + 4
+    scores = -np.sort(-query @ candidates.T, axis=1)
+    np.testing.assert_allclose(found["by_python"], scores[[0, 3]], atol=1e-5)
+    assert np.abs(scores[0] - scores[3]).max() > 0.01
+    directions = candidates[:, :8]
+    alike = directions @ directions[3]
+    alike[3] = -np.inf
+    assert found["similar"].tolist() == [f"i{row}" for row in np.argsort(-alike)[:5]]
 
 
 def test_a_loaded_bundle_is_told_times_and_one_that_reads_none_refuses_them(worlds):

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "test_training_scripts" / "own_program.py"
 EPOCHS = 4
 SETTINGS = TrainStage.model_validate(
     {
-        "model": {**STAGE["model"], "item_neighbours": 3},
+        "model": {**STAGE["model"], "item_neighbours": 3, "item_age": {"bins": 4}},
         "train": {
             **STAGE["train"],
             "epochs": EPOCHS,

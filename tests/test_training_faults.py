@@ -114,6 +114,7 @@ def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, t
     train = {**STAGE["train"], "epochs": 3, "validation": {"share": 0.1, "patience": None}}
     train["hard_negatives"] = {"count": 32, "pool": 10, "skip": 1}
     model = {**STAGE["model"], "table_placement": placement, "item_neighbours": 3}
+    model["item_age"] = {"bins": 4}
     stage = {"model": model, "train": train}
     one, two = Run(tmp_path / "one", data, stage), Run(tmp_path / "two", data, stage, processes=2)
     one.finish_here()
@@ -123,11 +124,11 @@ def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, t
     assert_same_bits(one, two)
     assert len(alone["validation"]) == 3
     assert alone["validation"] == first["validation"]
-    # Of a batch: users and histories of 4 items; and items, of which the first process has
+    # Of a batch: users, histories of 4 items and times; and items, of which the first process has
     # the 64 positives in its half of 64 + 32 + 32 candidates.
     steps_per_epoch = alone["steps"] // 3
-    assert alone["input_bytes_per_epoch"] == 4 * (64 * (1 + 4) + 64) * steps_per_epoch
-    assert first["input_bytes_per_epoch"] == 4 * (32 * (1 + 4) + 64) * steps_per_epoch
+    assert alone["input_bytes_per_epoch"] == 4 * (64 * (2 + 4) + 64) * steps_per_epoch
+    assert first["input_bytes_per_epoch"] == 4 * (32 * (2 + 4) + 64) * steps_per_epoch
 
 
 @pytest.mark.faults

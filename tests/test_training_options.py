@@ -161,6 +161,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
                 "item_bias": True,
                 "learn_temperature": True,
                 "item_neighbours": 3,
+                "item_age": {"bins": 4},
             },
             {"loss": "full_softmax", "accumulate": 4, "table_regularisation": {"items": 1e-5}},
         ),
@@ -178,7 +179,7 @@ def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, 
     has_users = any("/users/" in variable["path"] for variable in described["variables"])
     assert has_users == model.get("user_id", True)
     if model.get("item_bias"):
-        assert np.load(run.model / "candidates.npy")[:, -1].std() > 0.01
+        assert np.load(run.model / "candidates.npy")[:, saved.model.config.dim].std() > 0.01
     if model.get("learn_temperature"):
         temperatures = [point["temperature"] for point in run.summary()["curve"]]
         assert temperatures[0] != temperatures[-1]

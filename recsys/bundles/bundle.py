@@ -92,16 +92,19 @@ def _verify_some(bundle: Path, files: manifests.Files, names: Collection[str]) -
 
 
 def direction_width(manifest: Mapping[str, Any]) -> int | None:
-    """Returns how many numbers of an embedding tell what is alike: all but a bias; None: all."""
+    """Returns how many numbers of an embedding tell what is alike; None: all.
+
+    A bias, and what ages add, say nothing of it.
+    """
     config = manifest.get("config")
     model = config.get("model") if isinstance(config, dict) else None
-    if not isinstance(model, dict) or model.get("item_bias") is not True:
+    if not isinstance(model, dict) or not (model.get("item_bias") or model.get("item_age")):
         return None
     return model["dim"] if type(model.get("dim")) is int else None
 
 
 def facts_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns what the model of a bundle reads of the events of a history beside their items."""
+    """Returns what the model of a bundle reads of a question and its history beside items."""
     facts = manifest.get("history_facts")
     return tuple(map(str, facts)) if isinstance(facts, list) else ()
 

@@ -277,7 +277,7 @@ def _write_contents(
         "index": index,
         "item_columns": opened.items.columns if opened.items else (),
         "user_columns": opened.users.columns if opened.users else (),
-        "history_facts": saved.model.spec.config.history_facts,
+        "history_facts": saved.model.spec.config.query_facts,
         "counts": {"users": len(opened.histories.ids), "items": opened.n_items},
         "config": saved.stage.model_dump(mode="json"),
     }

@@ -14,7 +14,8 @@ Conventions of every signature:
   with the empty string, which means unknown: `history_age`, how long before the question each
   item of `history` was, in seconds; `history_weight`, the weight of each event. With ages there
   is `query_time`, one value: the moment of the question, a time as raw columns have it, from
-  which stored histories count back; empty: the newest event that is stored.
+  which stored histories count back; empty: the newest event that is stored. A model that knows
+  how old items are (`model.item_age`) reads it too; empty: after all training events.
 - `exclude_seen` masks what the user did, stored or given.
 - Candidates come best first, always `k` of them: a client that wants fewer takes the first
   ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
@@ -39,7 +40,14 @@ import tensorflow as tf
 from recsys.bundles.candidates import Allow, GraphFilters, GraphRanker
 from recsys.bundles.id_table import IdTable, hash_rows
 from recsys.bundles.quantization import Kind, stored
-from recsys.bundles.raw_features import RawFeatures, fact_of_texts, seconds, text_columns
+from recsys.bundles.raw_features import (
+    RawFeatures,
+    fact_of_texts,
+    first_of,
+    minutes_of_texts,
+    seconds,
+    text_columns,
+)
 from recsys.bundles.signatures import (
     FEATURES,
     HISTORY,
@@ -53,7 +61,7 @@ from recsys.bundles.signatures import (
 )
 from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags, of_history
-from recsys.data.history_facts import AGES, OLDEST, UNKNOWN
+from recsys.data.history_facts import AGES, ASKED_AT, OLDEST, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
@@ -291,7 +299,9 @@ class Retrieval(tf.Module):
         told = {name: given[name] for name in query_facts(self._towers.facts)}
         raw = {name: column for name, column in given.items() if name not in told}
         facts = {}
-        for name in self._towers.facts:
+        if ASKED_AT in self._towers.facts:
+            facts[ASKED_AT] = minutes_of_texts(told[QUERY_TIME])
+        for name in self._towers.history_facts:
             stored = self._users.fact(name, user, told.get(QUERY_TIME), length)
             of_given = fact_of_texts(name, told[name], length)
             facts[name] = tf.where(has_history[:, None], of_given, stored)
@@ -380,7 +390,7 @@ class StoredUsers(tf.Module):
         """
         places, is_inside = self._newest_places(user, length)
         if name == AGES and now is not None:
-            moment = seconds(tf.strings.reduce_join(now[:, :1], axis=1))
+            moment = seconds(first_of(now))
             newest = tf.gather(self._times, tf.size(self._times) - 1)
             moment = tf.where(moment == tf.int64.min, newest, moment)[:, None]
             age = moment - tf.gather(self._times, places)
@@ -446,7 +456,8 @@ class RowEmbedder:
         self._first_own_row = saved.users.first_own_row
         self._reads_user_row = saved.model.spec.config.user_id
         self._reads_history = saved.model.spec.config.reads_history
-        self.facts: tuple[str, ...] = saved.model.spec.config.history_facts
+        self.facts: tuple[str, ...] = saved.model.spec.config.query_facts
+        self.history_facts: tuple[str, ...] = saved.model.spec.config.history_facts
         self._reads_items = saved.model.spec.config.history_features
         # A model without layers reads none.
         self._user_features = [feature.name for feature in saved.model.spec.of_side("user")]
@@ -472,7 +483,8 @@ class RowEmbedder:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`.
             bags: Token rows `[b, width]` of each feature of the users.
-            facts: What the model reads of their events, each `[b, history]` int32.
+            facts: What the model reads of their events, each `[b, history]` int32, and of the
+                questions `[b]`.
         """
         rows = {
             "user_row": _or_0(self._user_is_trained, user_row),

@@ -53,6 +53,7 @@ def model_card(
         summary=getattr(config, "summary", ""),
         similarity="dot product" if model["similarity"] == "dot" else model["similarity"],
         item_bias=model.get("item_bias", False),
+        item_age=model.get("item_age"),
         counts=counts,
         training=training,
         loss=Choice("loss").read(trained_with["train"]["loss"]).title,

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.quantization import Kind
-from recsys.bundles.signatures import fact_texts
+from recsys.bundles.signatures import QUERY_TIME, told_texts
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -221,10 +221,10 @@ def raw_probes(
 
 
 def raw_facts(facts: Facts) -> dict[str, np.ndarray]:
-    """Returns facts `[n, length]` as texts `[n, length + 1]`, as a client sends them."""
+    """Returns facts as texts `[n, …]`, as a client sends them: for `raw_probes`."""
     return {
-        name: np.pad(fact_texts(name, fact), ((0, 0), (0, 1)), constant_values="")
-        for name, fact in facts.items()
+        name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
+        for name, texts in told_texts(facts).items()
     }
 
 

@@ -62,6 +62,21 @@ def fact_of_texts(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
     return tf.pad(fact, [[0, 0], [0, missing]], constant_values=UNKNOWN)
 
 
+def first_of(texts: tf.Tensor) -> tf.Tensor:
+    """Returns the first of texts `[b, any]` in each row `[b]`, `""` where there is none."""
+    return tf.strings.reduce_join(texts[:, :1], axis=1)
+
+
+def minutes_of_texts(texts: tf.Tensor) -> tf.Tensor:
+    """Returns the minutes since 1970 of the first of texts `[b, any]`, `[b]` int32.
+
+    See `recsys.data.history_facts.minutes`; `UNKNOWN` stands for no time.
+    """
+    moment = seconds(first_of(texts))
+    minute = tf.cast(tf.clip_by_value(moment // 60, 0, tf.int32.max), tf.int32)
+    return tf.where(moment == tf.int64.min, UNKNOWN, minute)
+
+
 def seconds(texts: tf.Tensor) -> tf.Tensor:
     """Returns the times that `texts` `[n]` are [seconds since 1970, UTC] int64.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsys.data.history_facts import AGES, LEAST_WEIGHTS, UNKNOWN, WEIGHTS
+from recsys.data.history_facts import AGES, ASKED_AT, LEAST_WEIGHTS, UNKNOWN, WEIGHTS, Facts
 from recsys.data.store import ServingHistories
 from recsys.errors import UsageError
 
@@ -44,8 +44,9 @@ Signature = Mapping[str, SignatureInput]
 ONLY = "only_"
 QUERY_TIME = "query_time"
 """Input of a model that reads times, as text: the moment of the question, from which stored
-histories count back. What is told of a given history are inputs too, `recsys.data.history_facts`:
-how long before the question each item was, in seconds, and the weight of each event."""
+histories count back, and at which items have their ages. What is told of a given history are
+inputs too, `recsys.data.history_facts`: how long before the question each item was, in seconds,
+and the weight of each event."""
 WHOLE = r"[0-9]{1,18}(\.0*)?"
 DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
@@ -59,12 +60,23 @@ _OWN = (
 def query_facts(facts: Iterable[str]) -> tuple[str, ...]:
     """Returns the inputs of a query by which a model is told the facts that it reads."""
     names = tuple(facts)
-    return (*names, QUERY_TIME) if AGES in names else names
+    of_history = tuple(name for name in names if name != ASKED_AT)
+    return (*of_history, QUERY_TIME) if {AGES, ASKED_AT} & {*names} else of_history
 
 
-def fact_texts(name: str, fact: np.ndarray) -> np.ndarray:
-    """Returns a fact of histories `[…]` int32 as the texts that its input takes; "" for unknown."""
+def told_texts(facts: Facts) -> Arrays:
+    """Returns facts of histories `[n, …]` and of questions `[n]` as texts `[n, …]`, by input."""
+    texts = {name: _texts(name, fact) for name, fact in facts.items()}
+    if ASKED_AT in texts:
+        texts[QUERY_TIME] = texts.pop(ASKED_AT)[:, None]
+    return texts
+
+
+def _texts(name: str, fact: np.ndarray) -> np.ndarray:
+    """Returns a fact `[…]` int32 as the texts that its input takes; "" for unknown."""
     texts = fact.astype("U11")
+    if name == ASKED_AT:  # A small number would be a year.
+        texts = np.datetime_as_string(fact.astype("datetime64[m]"))
     if name == WEIGHTS:  # Any weight of the bucket says the same.
         least = np.concatenate([[0.0], LEAST_WEIGHTS.astype(np.float64)])
         texts = least.astype(str)[np.maximum(fact, 0)]
@@ -87,7 +99,10 @@ def check_told(
     for name, texts in told.items():
         if name not in inputs:
             rule = f"A model must read {name} to be told it."
-            cure = "Leave it out; model.pooling.relative_time and event_weight have it read."
+            cure = (
+                "Leave it out; model.pooling.relative_time and event_weight, and of query_time"
+                " model.item_age too, have it read."
+            )
         elif name == QUERY_TIME:
             if all(re.fullmatch(rf"|-[0-9]{{1,18}}|{WHOLE}|{ISO}", text.strip()) for text in texts):
                 continue

@@ -13,9 +13,19 @@ Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
 AGES, WEIGHTS = "history_age", "history_weight"
 """What may be read of the events of a history beside their items: see
 `recsys.data.history_facts`."""
+ASKED_AT = "asked_at"
+"""When a question is asked, likewise."""
 LEARNED_TEMPERATURE = (0.01, 10.0)
 """Bounds of a learned temperature. CLIP bounds its own below, by 0.01 (Radford et al.,
 ICML 2021, section 2.5); a mean of losses is least sharp long before 10."""
+
+
+class ItemAgeConfig(Strict):
+    """What the age of an item adds to its score."""
+
+    bins: Annotated[int, Field(ge=2, le=1024)] = 32
+    """Moments that ages are counted at, as many training events between one and the next: each
+    adds a number to every vector."""
 
 
 class RetrievalConfig(Strict):
@@ -50,7 +60,8 @@ class RetrievalConfig(Strict):
     )
 
     dim: PositiveInt = 64
-    """Width of the id tables and of the vectors that are compared, a bias left out [floats]."""
+    """Width of the id tables and of the vectors that are compared, without bias and ages
+    [floats]."""
     feature_dim: PositiveInt = 32
     """Width of the tables of the items' and users' features [floats]."""
     user_id: bool = True
@@ -68,6 +79,10 @@ class RetrievalConfig(Strict):
     """Whether each item has a learned bias, which is added to its similarity with any query,
     and with that divided by the temperature: popularity needs no room in the vectors. Items
     without training events share the bias of row 0, as they share its vector."""
+    item_age: ItemAgeConfig | None = None
+    """What the time since an item's first training event adds to its similarity with any query,
+    as a learned function of that age, the same for all items; `null`: nothing. Needs events with
+    times."""
     item_neighbours: NonNegativeInt = 0
     """Items that are most taken together with an item, and whose mean is averaged with its own
     vector where it is a candidate: propagation over the graph of users and items (LightGCN);
@@ -119,8 +134,8 @@ class RetrievalConfig(Strict):
 
     @property
     def vector_dim(self) -> int:
-        """Width of the vectors that are compared, a bias included [floats]."""
-        return self.dim + self.item_bias
+        """Width of the vectors that are compared, bias and ages included [floats]."""
+        return self.dim + self.item_bias + (self.item_age.bins if self.item_age else 0)
 
     @property
     def needs_order(self) -> bool:
@@ -151,6 +166,11 @@ class RetrievalConfig(Strict):
         return ()
 
     @property
+    def query_facts(self) -> tuple[str, ...]:
+        """What a query reads beside rows and features: `history_facts`, and when it is asked."""
+        return (*self.history_facts, *((ASKED_AT,) if self.item_age else ()))
+
+    @property
     def reads_times(self) -> bool:
         """Whether a query reads when the events of a history happened."""
         return AGES in self.history_facts
@@ -168,6 +188,7 @@ class RetrievalConfig(Strict):
     def architecture(self) -> dict[str, Any]:
         """Returns the options that weights and vectors depend on, by key, fit for JSON."""
         dumped = self.model_dump(mode="json")
+        dumped["item_age"] = self.item_age is not None  # No weight depends on the moments.
         return {key: value for key, value in dumped.items() if key not in self.FREE}
 
 
@@ -313,7 +334,7 @@ class TwoTowerConfig(RetrievalConfig):
         fits = (
             self.user_id
             and self.similarity == "dot"
-            and not (self.item_bias or self.item_neighbours or self.user_gate)
+            and not (self.item_bias or self.item_age or self.item_neighbours or self.user_gate)
             and (self.temperature, self.learn_temperature) == (1.0, False)
             and (self.widths is None or self.history_tower)
         )
@@ -321,7 +342,8 @@ class TwoTowerConfig(RetrievalConfig):
             raise ValueError(
                 "pooling fold_in solves users by dot products with the items' vectors: set user_id"
                 " to true, similarity to dot, temperature to 1, history_tower to true unless widths"
-                " is null; leave learn_temperature, item_bias, item_neighbours and user_gate out"
+                " is null; leave learn_temperature, item_bias, item_age, item_neighbours and"
+                " user_gate out"
             )
         return self
 

@@ -18,6 +18,7 @@ import numpy as np
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
+from recsys.data.history_facts import ASKED_AT
 from recsys.data.history_items import ITEM, PLACE, each_once, items_for
 from recsys.data.kept_events import KeptEvents, read_events
 from recsys.data.sampling import BatchCandidates, HardNegatives
@@ -29,6 +30,9 @@ Batch = dict[str, np.ndarray]
 
 _DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
 """Arrays of a batch that are drawn or looked up, not read; but the positives are."""
+
+_OF_EVENTS = (ASKED_AT, "weight", "known")
+"""Arrays that stay as they were read."""
 
 _LOOKED_AT = 8
 """Batches whose histories say how many different items to expect."""
@@ -152,7 +156,7 @@ class BatchSource:
 
         The items are `n_candidates`, in the order of `BatchCandidates`: `id_row`, `item_row`,
         `log_q` and the items' features have an entry for each. `user_row`, `history`,
-        the users' features, and, where there are any, `weight` and `known` have
+        the users' features, and, where there are any, `asked_at`, `weight` and `known` have
         `batch_size`. Of each array the rows of `part` are read, and returned. Where the query
         reads the features of a history's items, they may be those of `history_item`, the items
         once each, and `history_place` says which is where; see `recsys.data.history_items`.
@@ -231,7 +235,7 @@ class BatchSource:
             "id_row": drop_rows(id_row, share, random, self.part),
             "item_row": item_row,
             "log_q": self._log_q(step // self.steps_per_epoch)[item_row],
-            **{name: examples[name] for name in ("weight", "known") if name in examples},
+            **{name: examples[name] for name in _OF_EVENTS if name in examples},
             **bags_of(self.catalogue.features, item_row),
             # A user who is shown as a new one keeps its features: they are known.
             **bags_of(self.user_features, examples["user_row"]),

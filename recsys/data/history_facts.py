@@ -1,9 +1,10 @@
-"""What models may read of a history's events beside their items: when they were, and weights.
+"""What models may read of a question and its history beside items: times, and weights.
 
 Each is a whole number an event, `UNKNOWN` where nobody knows it. An age counts back from a
 moment of the history's own, so that no date reaches a model: from the question, or in a packed
 row of training from the newest event of the same user. Models read differences of ages alone.
-A weight is read as its bucket on a scale of logarithms.
+A weight is read as its bucket on a scale of logarithms. The moment of a question itself is a
+fact too, for models that know how old items are then (`recsys.models.item_ages`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from recsys.config.architecture import AGES as AGES  # Ages of events [s].
+from recsys.config.architecture import ASKED_AT as ASKED_AT  # Moment of the question [min].
 from recsys.config.architecture import WEIGHTS as WEIGHTS  # Buckets of their weights.
 
-FACTS = (AGES, WEIGHTS)
+FACTS = (AGES, WEIGHTS, ASKED_AT)
 ASKED = "asked_age"
 """Of packed training, ages of the events to predict `[rows, examples of a row]` int32 [s]."""
 Facts = Mapping[str, np.ndarray]
-"""What is told of the items of histories, by the names of inputs."""
+"""What is told of the items of histories `[n, history]`, and of questions `[n]`, by the names
+of inputs."""
 UNKNOWN = -1
 """Of padding, and of an event of which nobody knows it."""
 OLDEST = 1 << 30
@@ -45,6 +48,14 @@ def ages(now: np.ndarray | int, times: np.ndarray) -> np.ndarray:
     return np.clip(now - times, 0, OLDEST).astype(np.int32)
 
 
+def minutes(times: np.ndarray | int) -> np.ndarray:
+    """Returns times [seconds since 1970, UTC] as whole minutes since then int32, 0 at least.
+
+    Keras and JAX have no int64, and seconds leave int32 in 2038.
+    """
+    return np.clip(np.asarray(times) // 60, 0, np.iinfo(np.int32).max).astype(np.int32)
+
+
 def weight_buckets(weights: np.ndarray) -> np.ndarray:
     """Returns the buckets of weights `[…]` float32, 0 … `N_WEIGHTS` - 1, int32."""
     return np.searchsorted(LEAST_WEIGHTS, weights, side="right").astype(np.int32)
@@ -56,7 +67,8 @@ def all_of(names: Iterable[str], facts: Facts | None, history: np.ndarray) -> di
     Args:
         names: Which are wanted.
         facts: What is told; None: nothing.
-        history: Item rows, 0 for none; of the shape of each fact.
+        history: Item rows `[n, history]`, 0 for none.
     """
     unknown = np.full(history.shape, UNKNOWN, np.int32)
-    return {name: (facts or {}).get(name, unknown) for name in names}
+    nothing = {name: unknown[:, 0] if name == ASKED_AT else unknown for name in names}
+    return {name: (facts or {}).get(name, nothing[name]) for name in names}

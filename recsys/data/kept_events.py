@@ -14,6 +14,7 @@ import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
+from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.hold_out import Draw, draw_of, held_back
 from recsys.data.split import BY_TIME, SplitRule
 
@@ -237,8 +238,9 @@ def read_events(
     Returns:
         `user_row` and, where wanted, `item_row` `[n]` int32; `history` `[n, model.history]`
         int32, what the user did before, or did else; where `known` is not 0, `known`
-        `[n, known]` int32, the newest items of the user, its own among them or not; and
-        `weight` `[n]` float32 where one is not 1. Items are the newest first, padded with 0.
+        `[n, known]` int32, the newest items of the user, its own among them or not;
+        `weight` `[n]` float32 where one is not 1; and `asked_at` `[n]` int32 [min] where the
+        model reads it, when the events happened. Items are the newest first, padded with 0.
     """
     n, order = len(numbers), np.argsort(numbers)
     widths = {"history": model.history, **({"known": known} if known else {})}
@@ -247,6 +249,8 @@ def read_events(
     read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
     if events.log.weight is not None or user_balance > 0:
         read["weight"] = np.empty(n, np.float32)
+    if model.item_age:
+        read[ASKED_AT] = np.empty(n, np.int32)
     for number, part in split_sorted(numbers[order], events.starts):
         kept, to = events.shards[number], order[part]
         ordered, shard = numbers[to] - events.starts[number], kept.shard
@@ -259,6 +263,8 @@ def read_events(
             read["history"][to] = kept.past(ordered, model.history)
         if known:
             read["known"][to] = kept.newest(ordered, known)
+        if ASKED_AT in read:
+            read[ASKED_AT][to] = minutes(shard.timestamp[places])
         if "weight" in read:
             own = 1.0 if shard.weight is None else shard.weight[places]
             read["weight"][to] = own * kept.of_user(ordered) ** -user_balance

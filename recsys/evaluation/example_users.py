@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
+from recsys.data.history_facts import minutes
 from recsys.data.store import InteractionStore
 from recsys.evaluation.queries import Queries, train_slices
 from recsys.evaluation.ranking import rank
@@ -73,7 +74,7 @@ _NONE = np.zeros(0, np.int32)
 
 def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> RankResults:
     history = queries.histories(system.history)
-    facts = queries.history_facts(system.facts, system.history)
+    facts = queries.told(system.facts, system.history)
     embedded = system.embed(pa.array(ids, pa.large_string()), history, facts)
     scorer = DotProducts(embedded, system.candidates)
     masked = queries.seen if mask_seen else RaggedRows.empty(len(queries))
@@ -125,6 +126,7 @@ def _queries_at_cut(
         RaggedRows.of(store.train.item_row[events] for events in of_users),
         RaggedRows.of(held_out),
         facts={name: RaggedRows.of(of_user[name] for of_user in told) for name in store.facts},
+        asked_at=np.full(n, minutes(store.cut)) if store.split.order == "time" else None,
     )
 
 

@@ -8,13 +8,14 @@ counted, and are answers of a query only where `repeats` is `include`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import numpy as np
 
 from recsys.config import Split
 from recsys.data.event_log import EventLog, newest_first
+from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
@@ -37,6 +38,8 @@ class Queries:
             a user without one, or where nobody asked.
         facts: What is told of each of `seen`, in its order; of what was asked for, what is
             known. See `recsys.data.history_facts`.
+        asked_at: When each query is asked `[n]` int32 [minutes since 1970]; None: the events
+            have no times.
     """
 
     user: np.ndarray
@@ -45,6 +48,7 @@ class Queries:
     positives: RaggedRows
     idle_s: np.ndarray | None = None
     facts: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
+    asked_at: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.user)
@@ -58,15 +62,19 @@ class Queries:
             self.positives.select(chosen),
             None if self.idle_s is None else self.idle_s[chosen],
             {name: lists.select(chosen) for name, lists in self.facts.items()},
+            None if self.asked_at is None else self.asked_at[chosen],
         )
 
     def histories(self, length: int) -> np.ndarray:
         """Returns the newest seen items `[n, length]` int32, the newest first, padded with 0."""
         return self._newest(self.seen, length)
 
-    def history_facts(self, names: Iterable[str], length: int) -> dict[str, np.ndarray]:
-        """Returns what is known of those of `histories`, each `[n, length]` int32."""
-        return {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
+    def told(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
+        """Returns what is known of `histories`, each `[n, length]` int32, and of the queries."""
+        known = {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
+        if ASKED_AT in names and self.asked_at is not None:
+            known[ASKED_AT] = self.asked_at
+        return known
 
     def _newest(self, lists: RaggedRows, length: int) -> np.ndarray:
         return newest_first(lists.rows, lists.offsets[:-1], lists.offsets[1:], length)
@@ -134,6 +142,7 @@ def make_queries(
         positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
         idle_s=_idle(store, user, starts, kind),
         facts={name: _seen(store, user, starts, (name, now)) for name in known},
+        asked_at=minutes(now) if store.split.order == "time" else None,
     )
 
 

@@ -47,8 +47,9 @@ class SystemEmbeddings:
         queries: From ids of users `[n]` text and item rows `[n, history]` int32, the
             newest first, padded with 0, to embeddings `[n, dim]` float32; of a system that
             reads facts also from what is known of the histories, each `[n, history]` int32.
-        facts: What it reads of a history's events: see `recsys.data.history_facts`.
-        width: How many numbers of an embedding tell what is alike: all but a bias; None: all.
+        facts: What it reads of a question and its history: see `recsys.data.history_facts`.
+        width: How many numbers of an embedding tell what is alike: all but bias and ages; None:
+            all.
     """
 
     items: Vocabulary
@@ -149,8 +150,8 @@ def of_model(model: Any, inputs: Any, name: str) -> SystemEmbeddings:
         candidates,
         config.history,
         queries,
-        width=config.dim if config.item_bias else None,
-        facts=config.history_facts,
+        width=config.dim if config.vector_dim > config.dim else None,
+        facts=config.query_facts,
     )
 
 
@@ -285,7 +286,7 @@ class System:
             RecsysError: One of them is not finite (R402), or the bundle can't be asked.
         """
         ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
-        facts = queries.history_facts(self.facts, self.history)
+        facts = queries.told(self.facts, self.history)
         return self.embed(ids, queries.histories(self.history), facts)
 
     def embed(

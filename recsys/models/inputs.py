@@ -71,13 +71,14 @@ class ModelInputs:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`, the newest first, padded with 0.
             model: What the query reads.
-            facts: What is told of the items of the histories, each `[b, history]` int32; what
-                isn't, and is read, is unknown. See `recsys.data.history_facts`.
+            facts: What is told of the items of the histories, each `[b, history]` int32, and of
+                the questions `[b]`; what isn't, and is read, is unknown. See
+                `recsys.data.history_facts`.
         """
         return {
             "user_row": trained_rows(user_row, self.users),
             "history": trained_rows(history, self.items),
-            **all_of(model.history_facts, facts, history),
+            **all_of(model.query_facts, facts, history),
             **bags_of(self.user_features, user_row),
             **bags_of_histories(self.catalogue.features, history, model),
         }

@@ -6,6 +6,8 @@ Inputs are rows of tables, never ids; `RetrievalModel.inputs_of_sides` lists the
     history    [batch, history]   rows of the item table, the newest first; 0 is padding
     <fact>     [batch, history]   what is told of the events of histories, -1: unknown; of
                                   models whose config has `history_facts`
+    asked_at   [batch]            when the question is asked [min], -1: after all training events;
+                                  of models whose config has `item_age`
     id_row     [candidates]       row of the item table; 0 for an item without one
     <feature>  [batch, width]     token rows of the user, or `[candidates, width]` of the
                                   item; 0 is padding
@@ -32,7 +34,7 @@ from recsys.config import TrainConfig
 from recsys.config.architecture import AutoConfig, RetrievalConfig
 from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
-from recsys.data.history_facts import AGES, ASKED, UNKNOWN, WEIGHTS
+from recsys.data.history_facts import AGES, ASKED, ASKED_AT, UNKNOWN, WEIGHTS
 from recsys.data.history_items import ITEM, PLACE
 from recsys.data.kept_events import KeptEvents
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
@@ -40,6 +42,7 @@ from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.sharing import SHARED_BY_ALL
+from recsys.models.item_ages import ItemAges
 from recsys.models.item_graph import ItemGraph
 from recsys.models.layers import Latest, LogTemperature
 from recsys.models.spec import ModelSpec, Side
@@ -49,7 +52,8 @@ Tables = dict[str, TableConfig]
 _READ_BY_ID = {"users": "user_row", "items": "id_row", "item_bias": "item_bias"}
 """Tables whose rows a user or a candidate reads one by one, and what `look_up` calls them."""
 _PASSED = ("segment", "at", AGES, ASKED, WEIGHTS, PLACE)
-"""Inputs of a query that no table is asked for."""
+"""Inputs of a query that no table is asked for; nor is one for `asked_at`, which `query` doesn't
+read."""
 _OF_KERAS = {"_layers", "_metrics", "_tracker", "_inbound_nodes", "_outbound_nodes"}
 
 
@@ -138,6 +142,7 @@ class RetrievalModel(SparseModel):
         self.tables = self.make_tables(spec) if tables is None else tables
         self.temperature: LogTemperature | None = None
         self.item_graph: ItemGraph | None = None
+        self.item_ages: ItemAges | None = None
         self.regularisation: dict[str, float] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -329,7 +334,8 @@ class RetrievalModel(SparseModel):
         }
         history = [InputSpec("history", "user", (config.history,))]
         history += [InputSpec(name, "user", (config.history,)) for name in config.history_facts]
-        query = [*history, *own, *bags["user"]]
+        asked = [InputSpec(ASKED_AT, "user", ())] if config.item_age else []
+        query = [*history, *asked, *own, *bags["user"]]
         if config.history_features:
             query += [
                 InputSpec(of_history(f.name), "user", (config.history, f.width))
@@ -381,7 +387,7 @@ class RetrievalModel(SparseModel):
         With `config.item_bias` there is `item_bias` `[candidates, 1]` beside `id_row`, which
         is for neither.
         """
-        names = tuple(name for name in names if name not in _PASSED)
+        names = tuple(name for name in names if name not in (*_PASSED, ASKED_AT))
         ids = {name: inputs[name] for name in names}
         weights: dict[str, Any] = dict.fromkeys(names)
         for feature in self.spec.features:
@@ -433,6 +439,10 @@ class RetrievalModel(SparseModel):
             n = self.spec.config.item_neighbours
             self.item_graph = ItemGraph(self.spec.item_rows, n, name="item_graph")
             self.item_graph.build()
+        if self.spec.config.item_age:
+            bins = self.spec.config.item_age.bins
+            self.item_ages = ItemAges(self.spec.item_rows, bins, name="item_ages")
+            self.item_ages.build()
         _name_attributes(self)
         with _keras_seeds(self.seed + 5000):
             self.build_layers()
@@ -446,15 +456,16 @@ class RetrievalModel(SparseModel):
         """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine.
 
         With `config.item_bias` vectors are `[…, dim + 1]`: a query's last number is 1, that
-        of a candidate its bias, so that their dot product is the whole score.
+        of a candidate its bias, so that their dot product is the whole score. With
+        `config.item_age` there follow the numbers of `ItemAges`.
         """
         features = self.look_up(inputs, self.names_of_side("user"))
-        return self._query_vectors(features, training=False)
+        return self._query_vectors(inputs, features, training=False)
 
     def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns candidate vectors `[candidates, dim]` float32, as `embed_query` does."""
         features = self.look_up(inputs, self.names_of_side("item"))
-        return self._candidate_vectors(features, features.pop("item_bias", None), training=False)
+        return self._candidate_vectors(inputs, features, training=False)
 
     def call(self, inputs: Tensors, training: bool = False) -> Tensors:
         """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32.
@@ -467,27 +478,35 @@ class RetrievalModel(SparseModel):
             names = [name for name in names if name in inputs]
         features = self.look_up(inputs, names)
         own = {_READ_BY_ID[table]: features[_READ_BY_ID[table]] for table in self.regularisation}
-        bias = features.pop("item_bias", None)
         return {
             **own,
-            "query": self._query_vectors(features, training),
-            "candidate": self._candidate_vectors(features, bias, training),
+            "query": self._query_vectors(inputs, features, training),
+            "candidate": self._candidate_vectors(inputs, features, training),
         }
 
-    def _query_vectors(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        vectors = self._compared(self.query(features, training=training))
-        if not self.spec.config.item_bias:
-            return vectors
-        return ops.concatenate([vectors, ops.ones_like(vectors[:, :1])], axis=-1)
+    def _query_vectors(
+        self, inputs: Tensors, features: Tensors, training: bool
+    ) -> keras.KerasTensor:
+        parts = [self._compared(self.query(features, training=training))]
+        if self.spec.config.item_bias:
+            parts.append(ops.ones_like(parts[0][:, :1]))
+        if self.item_ages is not None:
+            parts.append(self.item_ages.of_queries(inputs[ASKED_AT]))
+        return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
     def _candidate_vectors(
-        self, features: Tensors, bias: keras.KerasTensor | None, training: bool
+        self, inputs: Tensors, features: Tensors, training: bool
     ) -> keras.KerasTensor:
+        bias = features.pop("item_bias", None)
         if self.item_graph is not None:
             mean = features.pop("item_neighbours")
             features["id_row"] = self.item_graph.averaged(features["id_row"], mean)
-        vectors = self._compared(self.candidate(features, training=training))
-        return vectors if bias is None else ops.concatenate([vectors, bias], axis=-1)
+        parts = [self._compared(self.candidate(features, training=training))]
+        if bias is not None:
+            parts.append(bias)
+        if self.item_ages is not None:
+            parts.append(self.item_ages.of_items(inputs["id_row"]))
+        return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
     def adapt(self, events: KeptEvents) -> None:
         """Takes what the model reads of the training events themselves, before it trains.
@@ -495,13 +514,15 @@ class RetrievalModel(SparseModel):
         Args:
             events: The events that training sees.
         """
-        if self.item_graph is not None:
-            self.item_graph.adapt(events)
+        for layer in (self.item_graph, self.item_ages):
+            if layer is not None:
+                layer.adapt(events)
 
     @property
     def adapted(self) -> list[Any]:
         """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
-        return [] if self.item_graph is None else self.item_graph.weights
+        of_graph = [] if self.item_graph is None else self.item_graph.weights
+        return [*of_graph, *([] if self.item_ages is None else self.item_ages.adapted)]
 
     def compute_loss(
         self,
@@ -556,6 +577,8 @@ class RetrievalModel(SparseModel):
         config, features = self.spec.config, {}
         widths = {f.name: f.dim for f in self.spec.features}
         for name in self.names_of_side(side):
+            if name == ASKED_AT:
+                continue
             features[name] = ops.zeros((1, widths.get(name, config.dim)))
         if side == "user" and config.history_features:
             for feature in self.spec.of_side("item"):

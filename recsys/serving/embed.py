@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.bundles.parity_process import stand_ins
-from recsys.bundles.signatures import fact_texts
+from recsys.bundles.signatures import told_texts
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
 from recsys.ragged import slices
@@ -40,7 +40,8 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
         folder: Holds `users.parquet`, the column `user_id` `[n]`, at least one, and
             `histories.npy`, item rows of the bundle `[n, history]` int32, the newest
             first, padded with 0, and `facts.npz`, what is known of them, each
-            `[n, history]` int32; gets `embeddings.npy` `[n, dim]` float32.
+            `[n, history]` int32, and of the queries `[n]`; gets `embeddings.npy` `[n, dim]`
+            float32.
     """
     users = np.asarray(pq.read_table(folder / USERS)["user_id"].to_pylist(), object)
     rows = np.load(folder / HISTORIES, mmap_mode="r", allow_pickle=False)
@@ -56,7 +57,7 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
         given = np.full((size, 1), "?", object)
         history = np.concatenate([id_of_row[rows[block]], given], axis=1)
         inputs |= {"user_id": users[block], "history": history}
-        inputs |= {name: fact_texts(name, fact[block]) for name, fact in facts.items()}
+        inputs |= told_texts({name: fact[block] for name, fact in facts.items()})
         embeddings.append(graph.ask(_SIGNATURE, inputs)["embedding"])
         text = f"{block.stop:,} of {n:,} queries embedded"
         emit("progress", step=_STEP, done=block.stop, total=n, text=text)

@@ -230,9 +230,10 @@ class LoadedBundle:
                 in seconds; unknown by default.
             history_weight: Of a model that reads weights, that of each event of `history`;
                 unknown by default.
-            query_time: Of such a model, the moment of the question, from which stored histories
-                count back: seconds since 1970, UTC, or ISO 8601; by default the newest event
-                that the bundle has stored.
+            query_time: Of a model that reads times, or the ages of items, the moment of the
+                question, from which stored histories count back: seconds since 1970, UTC, or
+                ISO 8601; by default the newest event that the bundle has stored, and ages at
+                the end of the training events.
 
         Raises:
             UsageError: An id is no text (R540), `k` is out of range (R541), there is no such

@@ -193,6 +193,13 @@ def _with_histories(config: Any, store: InteractionStore) -> Any:
                 f"Name their column by data.interactions.columns.{column}, or leave {key} out.",
                 store.split.text,
             )
+    if config.item_age and store.split.order != "time":
+        raise UsageError(
+            "R336",
+            "model.item_age needs events that have times.",
+            "Name their column by data.interactions.columns.timestamp, or leave item_age out.",
+            store.split.text,
+        )
     has_order = store.split.order != "none"
     if config.history_of == "past" and not has_order:
         raise UsageError(
@@ -378,7 +385,7 @@ class _Fit:
             )
             note_once(f"Goes on from the model in {base.folder}: {text}.")
         if self._model.adapted:
-            report_progress(0, 1, "finds the neighbours of items")
+            report_progress(0, 1, "finds neighbours and ages of items")
         self._model.adapt(self._events)
         return progress
 

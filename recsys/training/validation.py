@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from recsys.config import Repeats, RetrievalConfig, ValidationConfig
+from recsys.data.history_facts import minutes
 from recsys.data.hold_out import AT_ONCE
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError
@@ -62,7 +63,7 @@ class Validator:
             raise _nothing_held_back(len(events.log), len(queries.positives.rows))
         self._inputs = inputs
         self._histories = self.queries.histories(model.history)
-        self._facts = self.queries.history_facts(model.history_facts, model.history)
+        self._facts = self.queries.told(model.query_facts, model.history)
         k = config.metric.rpartition("@")[2]
         self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
 
@@ -149,6 +150,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
         seen=RaggedRows(log.item_row[seen.rows], seen.offsets),
         positives=without_twins(log.item_row[places], end - first),
         facts={name: RaggedRows(fact, seen.offsets) for name, fact in told.items()},
+        asked_at=minutes(now),
     )
 
 

@@ -50,6 +50,7 @@ def export_and_ask(folder, model, saved):
     exported = export(stage, Sources(model, folder / "data"), bundle)
     signatures = tf.saved_model.load(str(bundle)).signatures
     reads_times = saved.model.spec.config.reads_times
+    knows_ages = saved.model.spec.config.item_age is not None
     times = {
         "history_age": tf.constant([["30", "90000"], ["", ""]]),
         "history_weight": tf.constant([[""], [""]]),
@@ -60,9 +61,13 @@ def export_and_ask(folder, model, saved):
         history=tf.constant([["i4", "i5"], ["", ""]]),
         exclude_seen=tf.constant([False, False]),
         **(times if reads_times else {}),
+        **({"query_time": times["query_time"]} if knows_ages else {}),
     )
     served = asked_of_retriever(bundle) if saved.model.spec.config.item_bias else {}
-    served |= asked_with_times(folder, bundle, signatures) if reads_times else refused(bundle)
+    if reads_times:
+        served |= asked_with_times(folder, bundle, signatures)
+    else:
+        served |= asked_at(folder, bundle, signatures) if knows_ages else refused(bundle)
     return {
         "checked": exported["checked_queries"],
         "source": answer["source"].numpy().astype(str),
@@ -152,6 +157,35 @@ def asked_with_times(folder, bundle, signatures):
         "of_file": np.array(of_file["scores"][0].as_py()),
         "by_command": np.array(by_command),
         "alone": np.array([item.score for item in loaded.recommend("u3", k=15, query_time=5000)]),
+    }
+
+
+def asked_at(folder, bundle, signatures):
+    """What a bundle that knows how old items are answers at some moments."""
+    moments = ["", "1970-01-01T00:02:59Z", "180", "539.0", "1970-01-01 00:09", "719", "300000"]
+    n, history = len(moments), ["i4", "i5"]
+    answer = signatures["embed_query"](
+        user_id=tf.constant(["u3"] * n),
+        history=tf.constant([history] * n),
+        query_time=tf.constant([[moment] for moment in moments]),
+    )
+    # As an evaluation asks.
+    items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+    files = folder / "asked"
+    files.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"user_id": ["u3"] * n}), files / "users.parquet")
+    np.save(files / "histories.npy", np.tile(items.rows([*history, "", "", ""]), (n, 1)))
+    np.savez(files / "facts.npz", asked_at=np.int32([-1, 2, 3, 8, 9, 11, 5000]))
+    embed(SavedModelGraph(bundle), items, files)
+    loaded = load_bundle(bundle)
+    by_python = [
+        loaded.recommend("u3", k=15, history=history, query_time=moment, exclude_seen=False)
+        for moment in ("", 539)
+    ]
+    return {
+        "asked": answer["embedding"].numpy(),
+        "embedded": np.load(files / "embeddings.npy"),
+        "by_python": np.array([[item.score for item in answer] for answer in by_python]),
     }
 
 

@@ -1,0 +1,112 @@
+"""How old an item is when it is asked for, as a part of the score that is one dot product.
+
+The score of an item born at b, in a question at time t, gets g(m - b) beside the similarity:
+m is the last of K moments that isn't after t, g a learned function, the same for all items. The
+item's K numbers are g of its ages at the K moments, the question's are 1 at its moment and 0
+elsewhere, so that their dot product is that term.
+
+An age counts at a moment *before* the question, and an item is born with its first training
+event. So an item's own event never says that the item is there: what wasn't seen before the
+moment has a learned value of its own, as an item without any event has, and that is what it
+meets when it is served. The last moment is the end of the training events: it is the one of all
+later questions, and no training example is asked from then on.
+
+Time-dependent biases of items in bins are Koren's ("Collaborative Filtering with Temporal
+Dynamics", KDD 2009, section 4.1), there free numbers of each item; age as an input of a ranking
+is Covington et al.'s "example age" (RecSys 2016, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from recsys.data.history_facts import OLDEST, UNKNOWN
+from recsys.data.item_births import item_births, moments
+from recsys.data.kept_events import KeptEvents
+
+_N_KNOTS = 16
+_HOUR = 60.0
+_STEP = math.log1p(OLDEST / 60 / _HOUR) / (_N_KNOTS - 1)
+KNOTS = np.expm1(_STEP * np.arange(_N_KNOTS)) * _HOUR
+"""Ages at which g is learned `[16]` [minutes]: evenly on the scale ln(1 + hours), to 34 years."""
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class ItemAges(keras.layers.Layer):
+    """Keeps when items were born, and learns what their age adds to their score.
+
+    Births and moments are weights that the training events say and no step changes, so they
+    are saved, restored and exported with the model. Each device holds all of them.
+
+    Args:
+        rows: Item rows, row 0 included.
+        bins: Moments.
+    """
+
+    def __init__(self, rows: int, bins: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rows, self.bins = rows, bins
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates births `[rows]` and moments `[bins]` [min], g at its knots, and of the unseen."""
+        options: dict[str, Any] = {"dtype": "int32", "trainable": False}
+        unknown = keras.initializers.Constant(UNKNOWN)
+        self.births = self.add_weight(
+            name="births", shape=(self.rows,), initializer=unknown, **options
+        )
+        self.moments = self.add_weight(
+            name="moments", shape=(self.bins,), initializer="zeros", **options
+        )
+        self.at_knots = self.add_weight(
+            name="at_knots", shape=(_N_KNOTS,), initializer="zeros", dtype="float32"
+        )
+        self.unseen = self.add_weight(
+            name="unseen", shape=(1,), initializer="zeros", dtype="float32"
+        )
+
+    def adapt(self, events: KeptEvents) -> None:
+        """Takes births and moments of the training events."""
+        self.births.assign(item_births(events, self.rows))
+        self.moments.assign(moments(events, self.bins))
+
+    @property
+    def adapted(self) -> list[Any]:
+        """The weights that `adapt` sets."""
+        return [self.births, self.moments]
+
+    def of_items(self, rows: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the numbers `[b, bins]` float32 of items `[b]`: g of their ages."""
+        birth = ops.take(self.births, rows, axis=0)[:, None]
+        moment = ops.convert_to_tensor(self.moments)[None, :]
+        was_seen = ops.logical_and(birth != UNKNOWN, birth < moment)
+        age = ops.cast(ops.where(was_seen, moment - birth, 0), "float32")
+        place = ops.log1p(age / _HOUR) / _STEP
+        # Linear between two knots: of all others the weight is 0.
+        distance = ops.abs(place[..., None] - ops.arange(_N_KNOTS, dtype="float32"))
+        of_age = ops.sum(ops.maximum(1.0 - distance, 0.0) * self.at_knots, axis=-1)
+        return ops.where(was_seen, of_age, ops.convert_to_tensor(self.unseen))
+
+    def of_queries(self, asked: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the numbers `[b, bins]` float32 of questions.
+
+        Args:
+            asked: When they are asked `[b]` int32 [min]; `UNKNOWN`: after all training events.
+
+        Returns:
+            1 at the last moment that isn't after the question; 0 before the first, where no
+            item was seen and the same is added to all.
+        """
+        asked = ops.where(asked == UNKNOWN, np.iinfo(np.int32).max, asked)
+        moment = ops.convert_to_tensor(self.moments)[None, :]
+        passed = ops.sum(ops.cast(asked[:, None] >= moment, "int32"), axis=1)
+        places = ops.arange(1, self.bins + 1, dtype="int32")
+        return ops.cast(passed[:, None] == places, "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "rows": self.rows, "bins": self.bins}
