@@ -306,7 +306,7 @@ def test_an_evaluation_tells_a_model_and_its_bundle_of_times_and_weights(worlds)
     store = InteractionStore.open(folder / "data" / "store")
     data = SimpleNamespace(items=saved.items, store=store)
     queries = make_queries(store, "each_moment", facts=FACTS)
-    asked = queries.histories(_HISTORY), saved.inputs, queries.history_facts(FACTS, _HISTORY)
+    asked = queries.histories(_HISTORY), saved.inputs, queries.told(FACTS, _HISTORY)
     ids = store.eval_users.ids.take(pa.array(queries.user))
     expected = embed_queries(saved.model, saved.users.rows(ids), *asked)
     for opened in (
