@@ -83,9 +83,43 @@ class FoldIn(HistoryEncoder):
         system = ops.matmul(ops.transpose(items, (0, 2, 1)), items)
         system = system + self.negative_weight * n * ops.convert_to_tensor(self.gramian)
         system = system + self.regularisation * ops.sqrt(n) * ops.eye(self.dim)
-        return ops.solve(system, ops.sum(items, axis=1)[..., None])[..., 0]
+        return _solved(system, ops.sum(items, axis=1))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         own = {name: getattr(self, name) for name in ("negative_weight", "regularisation")}
         return {**super().get_config(), **own}
+
+
+def _solved(system: keras.KerasTensor, sums: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the x `[batch, dim]` of `system` `[batch, dim, dim]` x = `sums` `[batch, dim]`."""
+    if _lapack_can_hang():
+        return _eliminated(system, sums)
+    return ops.solve(system, sums[..., None])[..., 0]
+
+
+def _lapack_can_hang() -> bool:
+    """Returns whether several devices share the threads that LAPACK waits for.
+
+    Each device's batch of systems holds a thread of the pool of jaxlib 0.10 while it waits
+    for others of the same pool: as many devices as threads wait for ever.
+    """
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu" and jax.local_device_count() > 1
+
+
+def _eliminated(system: keras.KerasTensor, sums: keras.KerasTensor) -> keras.KerasTensor:
+    """Solves by Gauss and Jordan; no pivots are sought, as systems are positive definite."""
+    rows = ops.concatenate([system, sums[..., None]], axis=-1)
+    places = ops.arange(system.shape[1])
+
+    def eliminate(k: keras.KerasTensor, rows: keras.KerasTensor) -> keras.KerasTensor:
+        row, column = ops.take(rows, k, axis=1), ops.take(rows, k, axis=2)
+        row = row / ops.take(row, k, axis=1)[:, None]
+        others = rows - column[..., None] * row[:, None]
+        return ops.where((places == k)[None, :, None], row[:, None], others)
+
+    return ops.fori_loop(0, system.shape[1], eliminate, rows)[..., -1]
