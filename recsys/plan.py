@@ -29,7 +29,8 @@ from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.embedding.traffic import Collective, FeatureTraffic, total
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape, for_data
-from recsys.models.retrieval_model import InputSpec, RetrievalModel, Tables, model_class
+from recsys.models.lookups import InputSpec, Tables
+from recsys.models.retrieval_model import RetrievalModel, model_class
 from recsys.models.spec import ModelSpec
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, uneven

@@ -64,10 +64,21 @@ def signature(thing):
     elif callable(thing):
         yield str(inspect.signature(thing))
     if inspect.isclass(thing) and thing.__module__.startswith("recsys."):
-        for name, method in sorted(vars(thing).items()):
+        for name, method in sorted(own_and_of_private_bases(thing).items()):
             method = getattr(method, "__func__", method)
             if not name.startswith("_") and inspect.isfunction(method):
                 yield f".{name}{inspect.signature(method)}"
+
+
+def own_and_of_private_bases(cls):
+    """Returns what a class defines, with what its bases do that have no public name."""
+    found = {}
+    for base in cls.__mro__:
+        is_public = base is not cls and base.__name__ in recsys.__all__
+        if is_public or not base.__module__.startswith("recsys."):
+            break
+        found = {**vars(base), **found}
+    return found
 
 
 def signatures():

@@ -1,29 +1,14 @@
 """The base class of retrieval models: queries, candidates, and their similarity.
 
-Inputs are rows of tables, never ids; `RetrievalModel.inputs_of_sides` lists them:
-
-    user_row   [batch]            row of the user table; 0 for a user without one
-    history    [batch, history]   rows of the item table, the newest first; 0 is padding
-    <fact>     [batch, history]   what is told of the events of histories, -1: unknown; of
-                                  models whose config has `history_facts`
-    asked_at   [batch]            when the question is asked [min], -1: after all training events;
-                                  of models whose config has `item_age`
-    id_row     [candidates]       row of the item table; 0 for an item without one
-    <feature>  [batch, width]     token rows of the user, or `[candidates, width]` of the
-                                  item; 0 is padding
-
 Training, evaluation and the exported graph feed the same inputs, so a model is written with
 `keras.ops` alone: it trains on JAX, and is exported on TensorFlow.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import random
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -34,49 +19,28 @@ from recsys.config import TrainConfig
 from recsys.config.architecture import AutoConfig, RetrievalConfig
 from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
-from recsys.data.history_facts import AGES, ASKED, ASKED_AT, UNKNOWN, WEIGHTS
-from recsys.data.history_items import ITEM, PLACE
+from recsys.data.history_facts import ASKED_AT, UNKNOWN
 from recsys.data.kept_events import KeptEvents
-from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
-from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.sharing import SHARED_BY_ALL
 from recsys.models.item_ages import ItemAges
 from recsys.models.item_graph import ItemGraph
+from recsys.models.layer_names import keras_seeds, name_attributes
 from recsys.models.layers import Latest, LogTemperature
+from recsys.models.lookups import LookupModel, Tables, Tensors
 from recsys.models.spec import ModelSpec, Side
 
-Tensors = dict[str, keras.KerasTensor]
-Tables = dict[str, TableConfig]
 _READ_BY_ID = {"users": "user_row", "items": "id_row", "item_bias": "item_bias"}
 """Tables whose rows a user or a candidate reads one by one, and what `look_up` calls them."""
-_PASSED = ("segment", "at", AGES, ASKED, WEIGHTS, PLACE)
-"""Inputs of a query that no table is asked for; nor is one for `asked_at`, which `query` doesn't
-read."""
-_OF_KERAS = {"_layers", "_metrics", "_tracker", "_inbound_nodes", "_outbound_nodes"}
 
 
-class InputSpec(NamedTuple):
-    """An input of a retrieval model.
-
-    Attributes:
-        name: Its name.
-        side: Whether the query or the candidate reads it.
-        shape: Its shape, without the batch; its type is int32.
-    """
-
-    name: str
-    side: Side
-    shape: tuple[int, ...]
-
-
-class RetrievalModel(SparseModel):
+class RetrievalModel(LookupModel):
     """Embeds queries and candidates, which are compared by their dot product or cosine.
 
-    A subclass gives `query` and `candidate`; the tables, their lookups, the loss, the
-    temperature and the similarity are here. Its layers are made in `__init__`, as those of
-    any Keras model; `Config` is its typed config:
+    A subclass gives `query` and `candidate`. The loss, the temperature and the similarity are
+    here, the tables and their lookups in `LookupModel`. Its layers are made in `__init__`, as
+    those of any Keras model; `Config` is its typed config:
 
         @recsys.register_model("my_retrieval")
         class MyRetrieval(recsys.RetrievalModel):
@@ -134,14 +98,11 @@ class RetrievalModel(SparseModel):
                 "Set model.type in the config to the name that the model is registered by.",
                 type(spec.config).__name__,
             )
-        super().__init__(name=registry.name_of("model", spec.config))
-        spec.check()
-        self.spec, self.seed, self.compute_dtype_of_training = spec, seed, compute_dtype
+        super().__init__(spec, tables, seed, name=registry.name_of("model", spec.config))
+        self.compute_dtype_of_training = compute_dtype
         self.training_loss: Loss = registry.Choice("loss").read(loss)
         self.sharing = SHARED_BY_ALL
-        self.tables = self.make_tables(spec) if tables is None else tables
         self.temperature: LogTemperature | None = None
-        self.item_graph: ItemGraph | None = None
         self.item_ages: ItemAges | None = None
         self.regularisation: dict[str, float] = {}
 
@@ -153,7 +114,7 @@ class RetrievalModel(SparseModel):
 
             @functools.wraps(make)
             def seeded(self: Any, *args: Any, **options: Any) -> None:
-                with _keras_seeds(options.get("seed", 0)):
+                with keras_seeds(options.get("seed", 0)):
                     make(self, *args, **options)
 
             setattr(cls, "__init__", seeded)  # noqa: B010  mypy: a method.
@@ -212,11 +173,6 @@ class RetrievalModel(SparseModel):
             )
         self.regularisation = {str(name): x for name, x in train.table_regularisation.items()}
 
-    @property
-    def config(self) -> Any:
-        """The model's options, a `Config`."""
-        return self.spec.config
-
     # --- what a subclass gives
 
     def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
@@ -250,175 +206,10 @@ class RetrievalModel(SparseModel):
         """
         raise NotImplementedError
 
-    @classmethod
-    def make_tables(
-        cls,
-        spec: ModelSpec,
-        optimizer: RowOptimizer | None = None,
-        user_optimizer: RowOptimizer | None = None,
-    ) -> Tables:
-        """Returns the tables by name: `users`, `items`, `item_bias`, and one for each feature.
-
-        Args:
-            spec: What the model is.
-            optimizer: Optimizer of the tables; None for a model that is only read.
-            user_optimizer: That of the users' own rows, if it is another one.
-        """
-        config = spec.config
-        users = {"users": (spec.user_rows, config.dim)} if config.user_id else {}
-        biases = {"item_bias": (spec.item_rows, 1)} if config.item_bias else {}
-        sizes = {
-            **users,
-            "items": (spec.item_rows, config.dim),
-            **biases,
-            **{f.name: (f.rows, f.dim) for f in spec.features},
-        }
-        stddev = {"users": config.user_init_stddev or config.init_stddev}
-        optimizers = {"users": user_optimizer or optimizer}
-        tables = {
-            name: TableConfig(
-                name,
-                rows,
-                dim,
-                initializer=keras.initializers.RandomNormal(
-                    stddev=stddev.get(name, config.init_stddev)
-                ),
-                optimizer=optimizers.get(name, optimizer),
-                combiner="mean",
-                placement=config.table_placement,
-                dtype=config.table_dtype,
-                exchange=config.table_exchange,
-                distinct_share=config.distinct_share,
-                exchange_dtype=config.exchange_dtype,
-            )
-            for name, (rows, dim) in sizes.items()
-        }
-        if biases:
-            bias = tables["item_bias"]
-            bias.initializer = keras.initializers.Zeros()
-            if bias.placement == "column":  # It has one.
-                bias.placement = "row"
-        return tables
-
     def build_layers(self) -> None:
         """Creates the variables of the layers: by one query and one candidate of zeros."""
         self.query(self._zeros("user"), training=False)
         self.candidate(self._zeros("item"), training=False)
-
-    def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
-        """Returns weights by which the lookup averages the items of histories.
-
-        `history` then reaches `query` as `[batch, dim]`, and its items are never there one
-        by one. A model that does so sets `averages_history`.
-
-        Args:
-            rows: The histories `[batch, history]` int32.
-        """
-        return None
-
-    @property
-    def averages_history(self) -> bool:
-        """Whether the lookup averages histories by `history_weights`."""
-        return False
-
-    # --- inputs and lookups
-
-    @property
-    def inputs_of_sides(self) -> tuple[InputSpec, ...]:
-        """The inputs: of the query, then of the candidate."""
-        config = self.spec.config
-        own = (InputSpec("user_row", "user", ()),) if config.user_id else ()
-        bags = {
-            side: [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
-            for side in ("user", "item")
-        }
-        history = [InputSpec("history", "user", (config.history,))]
-        history += [InputSpec(name, "user", (config.history,)) for name in config.history_facts]
-        asked = [InputSpec(ASKED_AT, "user", ())] if config.item_age else []
-        query = [*history, *asked, *own, *bags["user"]]
-        if config.history_features:
-            query += [
-                InputSpec(of_history(f.name), "user", (config.history, f.width))
-                for f in self.spec.of_side("item")
-            ]
-        return (*query, InputSpec("id_row", "item", ()), *bags["item"])
-
-    def names_of_side(self, side: Side) -> tuple[str, ...]:
-        """Returns the names of the inputs that the query, or the candidate, reads."""
-        return tuple(x.name for x in self.inputs_of_sides if x.side == side)
-
-    @property
-    def embedding(self) -> Any:
-        """The layer of the tables, made when it is first used."""
-        if not hasattr(self, "_embedding"):
-            self._embedding = embedding_layer(
-                self._feature_configs(), seed=self.seed, name="embedding"
-            )
-        return self._embedding
-
-    def _feature_configs(self) -> dict[str, FeatureConfig]:
-        """Returns the inputs by name, each with its table and shape."""
-        config, tables = self.spec.config, self.tables
-        users = {"user_row": ("users", (None,))} if config.user_id else {}
-        biases = {"item_bias": ("item_bias", (None,))} if config.item_bias else {}
-        n = config.item_neighbours
-        close = {"item_neighbours": ("items", (None, n))} if n else {}
-        # A history whose items are read one by one is single ids `[batch * history]`.
-        history = (None, config.history) if self.averages_history else (None,)
-        shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
-            **users,
-            "history": ("items", history),
-            "id_row": ("items", (None,)),
-            **close,
-            **biases,
-            **{f.name: (f.name, (None, f.width)) for f in self.spec.features},
-        }
-        if config.history_features:
-            of_items = self.spec.of_side("item")
-            shapes |= {of_history(f.name): (f.name, (None, f.width)) for f in of_items}
-        return {
-            name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
-            for name, (table, shape) in shapes.items()
-        }
-
-    def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the features that `query` and `candidate` read, of some inputs.
-
-        With `config.item_bias` there is `item_bias` `[candidates, 1]` beside `id_row`, which
-        is for neither.
-        """
-        names = tuple(name for name in names if name not in (*_PASSED, ASKED_AT))
-        ids = {name: inputs[name] for name in names}
-        weights: dict[str, Any] = dict.fromkeys(names)
-        for feature in self.spec.features:
-            if feature.name in ids:
-                # Row 0 of a feature's table is padding.
-                weights[feature.name] = ops.greater(inputs[feature.name], 0)
-        if self.spec.config.item_bias and "id_row" in ids:
-            ids["item_bias"], weights["item_bias"] = ids["id_row"], None
-        if self.item_graph is not None and "id_row" in ids:
-            name = "item_neighbours"
-            ids[name], weights[name] = self.item_graph.bags(ids["id_row"])
-        if "history" not in ids:
-            return self.embedding(ids, weights=weights)
-        rows = inputs["history"]
-        if self.averages_history:
-            weights["history"] = self.history_weights(rows)
-            return {**self.embedding(ids, weights=weights), "history_rows": rows}
-        # Single ids go to the device that has them, and not all of them to every device.
-        ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
-        of_items = [of_history(f.name) for f in self.spec.of_side("item")]
-        of_items = [name for name in of_items if name in ids]
-        for name in of_items:
-            ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
-            weights[name] = ops.greater(ids[name], 0)
-        features = self.embedding(ids, weights=weights)
-        if PLACE not in inputs:
-            for name in ("history", *of_items):
-                shape = (-1, self.spec.config.history, features[name].shape[-1])
-                features[name] = ops.reshape(features[name], shape)
-        passed = {name: inputs[name] for name in _PASSED if name in inputs}
-        return {**features, "history_rows": rows, **passed}
 
     # --- the Keras model
 
@@ -443,8 +234,8 @@ class RetrievalModel(SparseModel):
             bins = self.spec.config.item_age.bins
             self.item_ages = ItemAges(self.spec.item_rows, bins, name="item_ages")
             self.item_ages.build()
-        _name_attributes(self)
-        with _keras_seeds(self.seed + 5000):
+        name_attributes(self)
+        with keras_seeds(self.seed + 5000):
             self.build_layers()
         if self.spec.config.learn_temperature:
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
@@ -593,51 +384,7 @@ class RetrievalModel(SparseModel):
         return features
 
 
-@contextlib.contextmanager
-def _keras_seeds(seed: int) -> Iterator[None]:
-    """Seeds Python's random numbers meanwhile, from which Keras takes the seeds of layers."""
-    state = random.getstate()
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
 def model_class(spec: ModelSpec) -> type[RetrievalModel]:
     """Returns the class of a model."""
     cls: type[RetrievalModel] = registry.get("model", registry.name_of("model", spec.config))
     return cls
-
-
-def _name_layers(name: str, value: Any) -> None:
-    """Names layers by their attributes, where Keras numbered them by their order of creation.
-
-    Saved weights are found by the names of layers, and Keras counts the layers of a process.
-    """
-    if isinstance(value, list | tuple):
-        for place, part in enumerate(value):
-            _name_layers(f"{name}_{place}", part)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            _name_layers(f"{name}_{key}", part)
-    elif isinstance(value, keras.layers.Layer) and not value.built:
-        if re.fullmatch(rf"{_snake_case(type(value).__name__)}(_\d+)?", value.name):
-            value.name = name.strip("_")
-        if isinstance(value, keras.Sequential):
-            _name_layers("layer", value.layers)
-        else:
-            _name_attributes(value)
-
-
-def _name_attributes(layer: keras.layers.Layer) -> None:
-    for name, value in list(vars(layer).items()):
-        if name not in _OF_KERAS and not name.startswith("_self_"):  # As TensorFlow's are.
-            _name_layers(name, value)
-
-
-def _snake_case(name: str) -> str:
-    """Returns the name that Keras gives to a layer of a class."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -22,7 +22,8 @@ from recsys.errors import UsageError
 from recsys.models import fold_in as fold_in
 from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower, UserGate
-from recsys.models.retrieval_model import RetrievalModel, Tensors
+from recsys.models.lookups import Tensors
+from recsys.models.retrieval_model import RetrievalModel
 
 
 @registry.register_model("two_tower", config="recsys.config.architecture:TwoTowerConfig")
