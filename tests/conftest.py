@@ -75,6 +75,14 @@ def heard_signal(request):
     signal.signal(request.param, before)
 
 
+@pytest.fixture(autouse=True)
+def no_layout_stays():
+    """A test that lays a model out on a mesh leaves no mesh to the next one."""
+    yield
+    if "keras" in sys.modules:
+        sys.modules["keras"].distribution.set_distribution(None)
+
+
 def pytest_collection_finish():
     """Leaves its eight devices to this process: what tests start compiles less for one.
 

@@ -35,12 +35,6 @@ READ = TableConfig("read", 50, DIM, optimizer=None, placement="row")
 ALL = [ROW, COLUMN, FLAT, ROWWISE, HALF, PLAIN, READ]
 
 
-@pytest.fixture(autouse=True)
-def without_mesh():
-    yield
-    keras.distribution.set_distribution(None)
-
-
 class Tower(Lookup):
     """A dense layer over the lookups."""
 

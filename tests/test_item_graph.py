@@ -177,10 +177,7 @@ def after_steps(devices):
 @pytest.mark.slow
 def test_eight_devices_train_as_one_does():
     losses, tables, candidates = after_steps(1)
-    try:
-        found, found_tables, found_candidates = after_steps(8)
-    finally:
-        keras.distribution.set_distribution(None)
+    found, found_tables, found_candidates = after_steps(8)
     np.testing.assert_allclose(found, losses, atol=1e-5)
     np.testing.assert_allclose(found_candidates, candidates, atol=1e-5)
     for name, rows in tables.items():

@@ -64,8 +64,7 @@ DISTRIBUTIONS = {
 @pytest.fixture(params=DISTRIBUTIONS)
 def distribution(request):
     keras.distribution.set_distribution(DISTRIBUTIONS[request.param]())
-    yield keras.distribution.distribution()
-    keras.distribution.set_distribution(None)
+    return keras.distribution.distribution()
 
 
 def placed(distribution, args):

@@ -290,8 +290,7 @@ def eight_devices():
     mesh = keras.distribution.DeviceMesh((8,), ("x",), keras.distribution.list_devices())
     distribution = keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False)
     keras.distribution.set_distribution(distribution)
-    yield mesh.backend_mesh
-    keras.distribution.set_distribution(None)
+    return mesh.backend_mesh
 
 
 @each_loss

@@ -52,8 +52,7 @@ def place():
         )
         return [jax.device_put(x, split if np.ndim(x) else whole) for x in args]
 
-    yield placed
-    keras.distribution.set_distribution(None)
+    return placed
 
 
 def loss_with(sharing):

@@ -2,7 +2,6 @@
 
 import shutil
 
-import keras
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -179,12 +178,6 @@ def test_what_a_user_is_known_to_like_is_no_negative(data, loss):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.fixture
-def without_mesh():
-    yield
-    keras.distribution.set_distribution(None)
-
-
 @pytest.mark.parametrize(
     "block",
     [
@@ -192,9 +185,7 @@ def without_mesh():
         pytest.param((2, 1), id="blocks"),
     ],
 )
-def test_a_model_of_one_device_gives_the_same_numbers_on_eight(
-    data, tmp_path, without_mesh, monkeypatch, block
-):
+def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, monkeypatch, block):
     monkeypatch.setattr(inference, "_BLOCK", block[0])
     monkeypatch.setattr(inference, "_UNIT", block[1])
     one = build(data)

@@ -32,12 +32,6 @@ def _source():
     return small_source()
 
 
-@pytest.fixture(autouse=True)
-def no_distribution_stays():
-    yield
-    keras.distribution.set_distribution(None)
-
-
 def assert_batch(found, expected):
     assert found.keys() == expected.keys()
     for name, values in expected.items():

@@ -14,12 +14,6 @@ pytestmark = pytest.mark.slow
 USERS, ITEMS = 5000, 6000
 
 
-@pytest.fixture
-def without_mesh():
-    yield
-    keras.distribution.set_distribution(None)
-
-
 def after_steps(options, devices):
     """Returns the losses of two steps, the weights after them and what these give."""
     config = TwoTowerConfig(dim=8, history=5, table_placement="row", **options)
@@ -56,7 +50,7 @@ def after_steps(options, devices):
     ],
     ids=["attention", "two blocks", "dropout"],
 )
-def test_one_and_eight_devices_train_alike(options, without_mesh):
+def test_one_and_eight_devices_train_alike(options):
     losses, expected = after_steps(options, 1)
     on_eight, found = after_steps(options, 8)
     np.testing.assert_allclose(on_eight, losses, atol=1e-5)

@@ -68,12 +68,6 @@ def data(folder):
     return open_data(folder)
 
 
-@pytest.fixture(autouse=True)
-def no_distribution():
-    yield
-    keras.distribution.set_distribution(None)
-
-
 def fit(data, checkpoints, model=None, settings=SETTINGS, **options):
     model = model or TwoTower.from_config(settings, data)
     return Trainer(settings.train, checkpoints, verbose=0, **options).fit(model, data)

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import shutil
 
-import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,16 +57,8 @@ NEW = World(
 )
 
 
-@pytest.fixture
-def without_mesh():
-    keras.distribution.set_distribution(None)
-    yield
-    keras.distribution.set_distribution(None)
-
-
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):
-    keras.distribution.set_distribution(None)
     folder = tmp_path_factory.mktemp("old")
     data = OLD.save(folder / "data")
     return save_base(folder / "model", data, OLD, stage())
@@ -94,7 +85,7 @@ def neighbours_mean(x, of, vectors, tokens):
     return sum(s * vectors[y] for s, y in zip(share, of, strict=True)) / sum(share)
 
 
-def test_surviving_rows_keep_vector_and_slots_and_others_begin_anew(old, without_mesh):
+def test_surviving_rows_keep_vector_and_slots_and_others_begin_anew(old):
     model, report, cold = carried(old, NEW)
     before, slot = Folder(old).table("items").astype(np.float64), Folder(old).slot("items")
     now, slots = table_of(model, "items")
@@ -118,7 +109,7 @@ def test_surviving_rows_keep_vector_and_slots_and_others_begin_anew(old, without
     assert users[5] == pytest.approx(Folder(old).table("users")[1:3].mean(axis=0), abs=1e-6)
 
 
-def test_a_model_in_parts_is_taken_over_as_one_in_whole_files_is(old, tmp_path, without_mesh):
+def test_a_model_in_parts_is_taken_over_as_one_in_whole_files_is(old, tmp_path):
     parts = tmp_path / "parts"
     shutil.copytree(old, parts)
     numbers = divide_all(parts)
@@ -131,7 +122,7 @@ def test_a_model_in_parts_is_taken_over_as_one_in_whole_files_is(old, tmp_path, 
         EarlierModel.open(parts)
 
 
-def test_biases_follow_the_ids_of_their_items(tmp_path, without_mesh):
+def test_biases_follow_the_ids_of_their_items(tmp_path):
     asked = stage({"item_bias": True})
     data = OLD.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, OLD, asked)
@@ -149,7 +140,7 @@ def test_biases_follow_the_ids_of_their_items(tmp_path, without_mesh):
     assert report["item_bias"] == report["items"]
 
 
-def test_neighbours_of_items_are_no_earlier_model_s(tmp_path, without_mesh):
+def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
     asked = stage({"item_neighbours": 2})
     data = OLD.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, OLD, asked)
@@ -160,7 +151,7 @@ def test_neighbours_of_items_are_no_earlier_model_s(tmp_path, without_mesh):
     assert not np.asarray(model.item_graph.neighbours.value).any()
 
 
-def test_what_ages_add_goes_on_and_births_and_moments_are_counted_anew(tmp_path, without_mesh):
+def test_what_ages_add_goes_on_and_births_and_moments_are_counted_anew(tmp_path):
     asked, data = stage({"item_age": {"bins": 3}}), OLD.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, OLD, asked)
     now = stage({"item_age": {"bins": 5}})  # No other model.
@@ -178,7 +169,7 @@ def test_what_ages_add_goes_on_and_births_and_moments_are_counted_anew(tmp_path,
     assert stage().model.architecture() != asked.model.architecture()
 
 
-def test_towers_moments_and_dropout_go_on_and_steps_are_counted_on(old, without_mesh):
+def test_towers_moments_and_dropout_go_on_and_steps_are_counted_on(old):
     model, _, _ = carried(old, NEW)
     found, before = all_in_order(model), Folder(old).everything()
     dense = [path for path in before if "/embedding/" not in path]
@@ -191,7 +182,7 @@ def test_towers_moments_and_dropout_go_on_and_steps_are_counted_on(old, without_
 
 
 @pytest.mark.parametrize("kind", ["mean", "initial"])
-def test_new_rows_start_from_the_mean_or_as_in_a_first_training(old, without_mesh, kind):
+def test_new_rows_start_from_the_mean_or_as_in_a_first_training(old, kind):
     model, report, cold = carried(old, NEW, stage(warm={"new_rows": kind}))
     now, _ = table_of(model, "items")
     mean = Folder(old).table("items")[[1, 2, 4]].astype(np.float64).mean(axis=0)
@@ -212,9 +203,7 @@ def test_new_rows_start_from_the_mean_or_as_in_a_first_training(old, without_mes
         ),
     ],
 )
-def test_every_table_optimizer_and_type_comes_over_bit_for_bit(
-    tmp_path, without_mesh, optimizer, dtype
-):
+def test_every_table_optimizer_and_type_comes_over_bit_for_bit(tmp_path, optimizer, dtype):
     asked = stage({"table_dtype": dtype}, table_optimizer=optimizer)
     data = OLD.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, OLD, asked)
@@ -233,7 +222,7 @@ def test_every_table_optimizer_and_type_comes_over_bit_for_bit(
         pytest.param("replicated", marks=pytest.mark.thorough),
     ],
 )
-def test_eight_devices_take_over_what_one_does(old, without_mesh, placement):
+def test_eight_devices_take_over_what_one_does(old, placement):
     asked = stage({"table_placement": placement, "dim": 8, "feature_dim": 8})
     data = old.parent / "data"
     base = save_base(old.parent / f"eight-{placement}", data, OLD, asked)
@@ -251,7 +240,7 @@ def test_eight_devices_take_over_what_one_does(old, without_mesh, placement):
         assert array.tobytes() == eight[path].tobytes(), path
 
 
-def test_a_table_of_several_chunks_is_the_same(old, without_mesh, monkeypatch):
+def test_a_table_of_several_chunks_is_the_same(old, monkeypatch):
     whole = all_in_order(carried(old, NEW)[0])
     for module in ("state_transfer._CHUNK_BYTES", "row_sources._CHUNK_NUMBERS"):
         monkeypatch.setattr(f"recsys.training.{module}", 3 * 4 * 4)
@@ -289,7 +278,7 @@ def test_rows_follow_ids_whatever_the_vocabularies(before, now, shared, data):
     assert found.counts["kept"] + found.counts["dropped"] == sum(id_ is not None for id_ in before)
 
 
-def test_a_vocabulary_that_was_built_anew_gives_each_id_its_vector(old, without_mesh):
+def test_a_vocabulary_that_was_built_anew_gives_each_id_its_vector(old):
     world = World(
         users=["u3", "u9", "u1", "u4"],
         items=["i4", "i1", "i5", "i2"],
@@ -311,7 +300,7 @@ def test_a_vocabulary_that_was_built_anew_gives_each_id_its_vector(old, without_
     assert table_of(model, "genres")[0][2] == pytest.approx(mean, abs=1e-6)
 
 
-def test_buckets_follow_who_is_in_them(tmp_path, without_mesh):
+def test_buckets_follow_who_is_in_them(tmp_path):
     """Young people joined: who was in bucket 1 is in bucket 2 now, and bucket 1 is new."""
     old_ages = {f"u{n}": n for n in range(20)}
     before = World(users=list(old_ages), items=["i1", "i2"], ages=old_ages, buckets=2)
@@ -329,7 +318,7 @@ def test_buckets_follow_who_is_in_them(tmp_path, without_mesh):
     assert report["age"]["kept"] == report["age"]["moved"] == 2
 
 
-def test_before_the_first_step_survivors_score_as_they_did(old, without_mesh, tmp_path):
+def test_before_the_first_step_survivors_score_as_they_did(old, tmp_path):
     model, _, _ = carried(old, NEW)
     base = load_model(old)
     rows = np.array([1, 2, 3, 4], np.int32)
@@ -341,7 +330,7 @@ def test_before_the_first_step_survivors_score_as_they_did(old, without_mesh, tm
     assert now.tobytes() == embed_catalogue(base.model, base.inputs)[items].tobytes()
 
 
-def test_averaged_towers_go_on_from_their_averages(tmp_path, without_mesh):
+def test_averaged_towers_go_on_from_their_averages(tmp_path):
     asked = stage(ema=0.9, accumulate=4)
     data = OLD.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, OLD, asked)
@@ -406,9 +395,7 @@ def chosen(base, data, asked=None, world=NEW):
         (stage(), World(["u1"], ["i1"], hash_buckets=4), r"users\.hash_buckets: 0 → 4"),
     ],
 )
-def test_another_model_is_refused_with_what_differs_or_begins_cold(
-    old, today, without_mesh, asked, world, words
-):
+def test_another_model_is_refused_with_what_differs_or_begins_cold(old, today, asked, world, words):
     with pytest.raises(RecsysError, match=rf"R390.*{words}.*warm_start\.changed=cold"):
         chosen(old, today, asked, world)
     cold = asked.model_copy(
@@ -419,7 +406,7 @@ def test_another_model_is_refused_with_what_differs_or_begins_cold(
     assert "traits changed" in reason
 
 
-def test_other_features_are_refused(old, today, without_mesh):
+def test_other_features_are_refused(old, today):
     bags = NEW.catalogue.features[0]
     inputs = dataclasses.replace(
         NEW.inputs,
@@ -439,7 +426,7 @@ def test_other_features_are_refused(old, today, without_mesh):
         choose(old, stage(), store_of(today), hashed)
 
 
-def test_what_changes_training_alone_may_change(old, today, without_mesh):
+def test_what_changes_training_alone_may_change(old, today):
     asked = stage(
         {"temperature": 0.5, "dropout": 0.3, "id_dropout": 0.0, "table_placement": "auto"},
         batch_size=16,
@@ -449,7 +436,7 @@ def test_what_changes_training_alone_may_change(old, today, without_mesh):
     assert chosen(old, today, asked)[0].folder == old
 
 
-def test_a_model_that_has_seen_what_is_evaluated_is_not_used(tmp_path, old, without_mesh):
+def test_a_model_that_has_seen_what_is_evaluated_is_not_used(tmp_path, old):
     data = NEW.save(tmp_path / "data", cut=9 * DAY, days=(1, 9))
     assert chosen(old, data)[0] is not None
     data = NEW.save(tmp_path / "earlier", cut=9 * DAY - 1, days=(1, 8))
@@ -458,7 +445,7 @@ def test_a_model_that_has_seen_what_is_evaluated_is_not_used(tmp_path, old, with
     assert "it has seen the answers" in reason
 
 
-def test_a_model_that_has_seen_what_validation_asks_is_not_used(tmp_path, old, without_mesh):
+def test_a_model_that_has_seen_what_validation_asks_is_not_used(tmp_path, old):
     asked = stage(validation={"share": 0.2})
     data = NEW.save(tmp_path / "data", days=(1, 9))
     assert "all that validation holds back" in chosen(old, data, asked)[1]
@@ -508,7 +495,7 @@ def flip(name):
         (lambda folder: (folder / "model.json").unlink(), "no model folder"),
     ],
 )
-def test_a_damaged_or_older_model_is_not_used(tmp_path, old, today, without_mesh, damage, words):
+def test_a_damaged_or_older_model_is_not_used(tmp_path, old, today, damage, words):
     folder = tmp_path / "damaged"
     shutil.copytree(old, folder)
     damage(folder)
@@ -517,12 +504,12 @@ def test_a_damaged_or_older_model_is_not_used(tmp_path, old, today, without_mesh
     assert re.search(words, reason)
 
 
-def test_a_base_that_is_not_there_is_a_mistake(tmp_path, today, without_mesh):
+def test_a_base_that_is_not_there_is_a_mistake(tmp_path, today):
     with pytest.raises(RecsysError, match="R391"):
         chosen(tmp_path / "nowhere", today)
 
 
-def test_evaluation_and_export_read_a_model_without_its_state(old, tmp_path, without_mesh):
+def test_evaluation_and_export_read_a_model_without_its_state(old, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(old, folder)
     remove_state(folder)

@@ -2,7 +2,6 @@
 
 import json
 
-import keras
 import numpy as np
 import pytest
 from training_runs import Run, assert_same_bits
@@ -38,7 +37,6 @@ def as_stage(parts):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Yesterday's model, of random numbers, and today's data."""
-    keras.distribution.set_distribution(None)
     folder = tmp_path_factory.mktemp("worlds")
     old = OLD.save(folder / "old")
     base = save_base(folder / "base", old, OLD, stage(), until=5 * DAY, cut=6 * DAY)
@@ -56,10 +54,7 @@ def test_a_warm_run_makes_its_own_passes_and_tells_what_it_took_over(folders, tm
         batch_size=64,
         checkpoint={"every_steps": 1000},
     )
-    try:
-        told = train(as_stage(of_config), data, tmp_path / "model", base=base)
-    finally:
-        keras.distribution.set_distribution(None)
+    told = train(as_stage(of_config), data, tmp_path / "model", base=base)
     steps = EPOCHS * (32 * 30 // 64)
     assert (told["steps"], told["cold"], told["devices"]) == (steps, None, 8)
     warm = told["warm_start"]
