@@ -23,6 +23,7 @@ from recsys.config.load import load_stage
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape, described, outgrown
+from recsys.models.inference import embed_queries
 
 ORDERED = DataShape(events=200_000, users=20_000, items=9_000, has_order=True, has_features=True)
 LONG = DataShape(events=200_000, users=2_000, items=9_000, has_order=True, has_features=True)
@@ -102,6 +103,29 @@ def test_features_are_read_wherever_there_are_any():
         assert for_data(TrainStage(), shape).model.widths is not None
 
 
+def test_items_without_events_count_where_features_tell_of_them():
+    for shape in (ORDERED, dataclasses.replace(SETS, has_features=True)):
+        few, many = (dataclasses.replace(shape, new_items=n) for n in (90, 91))
+        assert for_data(TrainStage(), few) == for_data(TrainStage(), shape)
+        chosen = for_data(TrainStage(), many)
+        assert (chosen.train.cold_negatives, chosen.model.item_id_dropout) == (0.0, 0.3)
+        # The night's choice stays, though its new items are old by now.
+        night = for_data(TrainStage(), shape, base=chosen)
+        assert (night.model, night.train) == (chosen.model, chosen.train)
+        named = TrainStage(train={"cold_negatives": 0.5})
+        assert for_data(named, many).train.cold_negatives == 0.5
+    long = dataclasses.replace(LONG, new_items=5_000)
+    assert for_data(TrainStage(), long) == for_data(TrainStage(), LONG)
+
+
+def test_new_items_are_those_of_the_catalogue_without_events(tmp_path):
+    lists = [[0, 1, 2], [1, 2, 4]]
+    for name, tokens in (("with", {"colour": [["red"]] * 6}), ("without", {})):
+        write_data_folder(Csr.of_lists(lists, 6), tmp_path / name, tokens)
+    with_features, without = (DataShape.of(open_data(tmp_path / x)) for x in ("with", "without"))
+    assert (with_features.new_items, without.new_items) == (2, 0)
+
+
 def test_neighbours_are_left_out_where_every_device_would_hold_too_many():
     few, many = (dataclasses.replace(SETS, items=n) for n in (10**6, 10**6 + 1))
     assert for_data(TrainStage(), few).model.item_neighbours == 16
@@ -149,3 +173,40 @@ def test_the_defaults_learn_what_users_like(order, tmp_path):
     close = items @ items.T
     same = taste[:, None] == taste
     assert close[same].mean() > close[~same].mean() + 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [pytest.param("file", marks=pytest.mark.thorough), "none"])
+def test_items_without_events_are_found_by_their_features(order, tmp_path):
+    n_users, n_items, n_tastes, of_a_user = 400, 420, 10, 9
+    random, warm = np.random.default_rng(0), n_items - 2 * n_tastes
+    taste_of_user, taste = np.arange(n_users) % n_tastes, np.arange(n_items) % n_tastes
+    lists = [
+        (n_tastes * random.permutation(warm // n_tastes)[:of_a_user] + t).tolist()
+        for t in taste_of_user
+    ]
+    # New items have makers of their own, so that a model could tell that they are new.
+    makers = [[f"m{i // 4}"] for i in range(n_items)]
+    tokens = {"colour": [[f"c{t}"] for t in taste], "maker": makers}
+    rule = SplitRule("last_out" if order == "file" else "random", order)
+    write_data_folder(Csr.of_lists(lists, n_items), tmp_path / "data", tokens, rule=rule)
+    train_here({}, tmp_path / "data", tmp_path / "model")
+    saved = load_model(tmp_path / "model")
+
+    newest_first = np.zeros((n_users, saved.model.config.history), np.int32)
+    newest_first[:, :of_a_user] = np.array(lists)[:, ::-1] + 1
+    users = embed_queries(
+        saved.model, np.arange(1, n_users + 1, dtype=np.int32), newest_first, saved.inputs
+    )
+    scores = users @ np.load(tmp_path / "model" / "candidates.npy")[1:].T
+    np.put_along_axis(scores, np.array(lists), -np.inf, axis=1)
+    is_liked = taste == taste_of_user[:, None]
+    is_new = np.arange(n_items) >= warm
+    # Among new items the two of the taste: by chance a tenth would be.
+    best_new = warm + np.argsort(-scores[:, is_new], axis=1)[:, :2]
+    assert np.take_along_axis(is_liked, best_new, axis=1).mean() > 0.9
+    # Of all items 31 + 2 of the taste are left. Taken alike, a third of the new ones is in a list
+    # of 11; by chance .03.
+    best = np.argsort(-scores, axis=1)[:, :11]
+    assert is_new[best].sum(axis=1).mean() / 2 > 0.15
+    assert np.take_along_axis(is_liked, best, axis=1).mean() > 0.9

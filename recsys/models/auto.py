@@ -10,6 +10,9 @@ The rules are few, and each was measured on public data; docs/defaults.md has th
                            of its own too; items have a bias, and where users have few of them
                            and items aren't too many, neighbours
 
+Where more than one in a hundred items has no event, and items have features, the first and the
+last learn to tell items by their features alone, and don't push such items down.
+
 A key of `train` that the config names itself stays as it says, and so do the keys of
 `{type: auto, …}`.
 """
@@ -49,6 +52,7 @@ class DataShape:
         items: Rows of the items.
         has_order: Whether the events of a user have an order.
         has_features: Whether items or users have features.
+        new_items: Items without an event, if items have features; else 0.
     """
 
     events: int
@@ -56,10 +60,13 @@ class DataShape:
     items: int
     has_order: bool
     has_features: bool
+    new_items: int = 0
 
     @classmethod
     def of(cls, data: Data) -> DataShape:
         """Returns the shape of data."""
+        catalogue = data.catalogue
+        is_new = catalogue.is_item & (data.items.row_counts == 0)
         return cls(
             events=len(data.train),
             users=sum(
@@ -67,13 +74,19 @@ class DataShape:
             ),
             items=data.spec.item_rows,
             has_order=data.store.split.order != "none",
-            has_features=bool(data.catalogue.features or data.user_features),
+            has_features=bool(catalogue.features or data.user_features),
+            new_items=int(is_new.sum()) if catalogue.features else 0,
         )
 
     @property
     def events_per_user(self) -> float:
         """Training events of a user in the mean."""
         return self.events / max(self.users, 1)
+
+    @property
+    def has_new_items(self) -> bool:
+        """Whether items that features alone tell of are more than a few."""
+        return self.new_items > _FEW_NEW * self.items
 
 
 @register_model("auto", config="recsys.config.architecture:AutoConfig")
@@ -153,10 +166,12 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "pooling": SasRecConfig(dropout=0.5),
         "history_tower": True,
         "widths": (),
+        "item_id_dropout": 0.3 if shape.has_new_items else None,
         "temperature": 0.1,
     }, {
         "batch_size": _batch(shape, 512),
         "uniform_negatives": 512,
+        "cold_negatives": 0.0 if shape.has_new_items else 1.0,
         "known_positives": 20,
         "epochs": _epochs(shape, 10),
         "table_optimizer": LazyAdamConfig(),
@@ -197,12 +212,14 @@ def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "item_neighbours": 16 if has_neighbours else 0,
         "widths": () if shape.has_features else None,
         "id_dropout": 0.1 if shape.has_features else 0.0,
+        "item_id_dropout": 0.3 if shape.has_new_items else None,
         "temperature": 0.1,
         "init_stddev": 0.0625,
         "user_init_stddev": 0.005,
     }, {
         "batch_size": _batch(shape, 1024),
         "uniform_negatives": 512,
+        "cold_negatives": 0.0 if shape.has_new_items else 1.0,
         "known_positives": 1000 if is_long else 100,
         "user_balance": 0.5 if is_long else 0.0,
         "epochs": _epochs(shape, 12 if is_long else 6),
@@ -215,6 +232,8 @@ def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
 
 _FEW, _MANY = 20, 80
 """Events of a user in the mean: up to the first few, from the second on many."""
+_FEW_NEW = 0.01
+"""Share of the items up to which those without an event change nothing."""
 _MOST_WITH_NEIGHBOURS = 1_000_000
 """Items, at the most, that are averaged with others: each device holds the neighbours of all,
 8 bytes each."""
