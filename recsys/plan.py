@@ -218,7 +218,7 @@ def _batch(
         batch |= {"segment": batch["history"], "at": array(n_rows, n_new)}
         batch |= {ASKED: batch["at"]} if config.model.reads_times else {}
     batch |= {"item_row": array(n_candidates), "log_q": array(n_candidates, dtype="float32")}
-    if train.user_balance or config.data.interactions.columns.weight:
+    if train.user_balance or train.half_life or config.data.interactions.columns.weight:
         batch["weight"] = array(n_queries, dtype="float32")
     if train.known_positives:
         batch["known"] = array(n_queries, train.known_positives)

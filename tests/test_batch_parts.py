@@ -25,7 +25,7 @@ CASES = {
     "as shipped": {"uniform_negatives": 16},
     "dropped and known": {**DROPPED, "uniform_negatives": 8, "known_positives": 3},
     "negatives by popularity": {**DROPPED, "uniform_negatives": 24, "negative_power": 0.5},
-    "weights of users": {**DROPPED, "user_balance": 0.5},
+    "weights of users and times": {**DROPPED, "user_balance": 0.5, "half_life": 0.3},
     "whole catalogue": {**DROPPED, "loss": "full_softmax", "uniform_negatives": 0},
     "others": {**DROPPED, "history_of": "others", "known_positives": 5},
     "features of histories": {"history_tower": True, "widths": (), "pooling": SasRecConfig()},

@@ -324,7 +324,7 @@ def test_what_is_held_back_is_in_no_history(like, history_of):
     time = rng.integers(0, 60, len(user))
     drawn = {"random": {}, "popular": {"popularity": 1.0}, "last": {"last": 5}, "given": {}}[like]
     validation = ValidationConfig(like=like, **({} if like == "last" else {"share": 0.3}), **drawn)
-    train = TrainConfig(validation=validation)
+    train = TrainConfig(validation=validation, known_positives=50)
     plain = make_log(user, item, time)
     plain = EventLog(
         tuple(
@@ -344,7 +344,7 @@ def test_what_is_held_back_is_in_no_history(like, history_of):
     )
     events = KeptEvents(log, held)
     model = TwoTowerConfig(history=50, history_of=history_of)
-    read = read_events(events, np.arange(len(events)), model, known=50)
+    read = read_events(events, np.arange(len(events)), model, train)
     assert len(held) > 20
     assert read["item_row"].max() < 100
     assert 0 < read["history"].max() < 100
@@ -362,6 +362,33 @@ def test_a_users_examples_weigh_less_the_more_there_are():
         batch = source[step]
         assert batch["weight"] == pytest.approx(n_events[batch["user_row"]] ** -0.5)
     assert len(set(n_events[1:])) > 1
+
+
+def test_an_example_weighs_half_after_as_many_newer_events():
+    """Of any order of users, with weights of events, and without what validation holds back."""
+    time = np.array([10, 30, 30, 70, 20, 40, 50, 60, 90, 80])
+    user, item = np.repeat([1, 2], 5), np.arange(1, 11)
+    held = np.array([8])
+    log = make_log(user, item, time, weight=np.arange(1, 11))
+    read = read_events(
+        KeptEvents(log, held), np.arange(9), TwoTowerConfig(), TrainConfig(half_life=1 / 3)
+    )
+    times, weights = np.delete(log.timestamp[:], held), np.delete(log.weight[:], held)
+    newer = (times[None, :] > times[:, None]).sum(axis=1)
+    np.testing.assert_allclose(read["weight"], weights * 0.5 ** (newer / 3), rtol=1e-6)
+    assert sorted(newer) == [0, 1, 2, 3, 4, 5, 5, 7, 8]
+
+
+def test_of_many_events_a_sample_says_how_many_are_newer(monkeypatch):
+    monkeypatch.setattr("recsys.data.kept_events._MOST_TIMES", 100)
+    rng = np.random.default_rng(0)
+    user, time = rng.integers(1, N_USERS, 2000), rng.integers(0, 10**9, 2000)
+    events = KeptEvents(make_log(user, np.ones(2000, int), time))
+    assert 100 <= len(events.times) <= 102
+    at = rng.integers(0, 10**9, 200)
+    exact = (time[None, :] > at[:, None]).mean(axis=1)
+    assert np.abs(events.newer_share(at) - exact).max() < 0.2
+    assert np.abs(events.newer_share(at) - exact).mean() < 0.06
 
 
 def test_an_item_taken_twice_is_not_in_the_history_that_asks_for_it():

@@ -56,7 +56,7 @@ def test_births_and_moments_are_those_of_the_kept_events(seed, n, n_shards, n_he
 
 
 def test_of_many_events_moments_are_found_by_a_sample(monkeypatch):
-    monkeypatch.setattr("recsys.data.item_births._MOST_TIMES", 10)
+    monkeypatch.setattr("recsys.data.kept_events._MOST_TIMES", 10)
     log = log_of([[1] * 100], [np.arange(100) * MINUTE])
     assert moments(KeptEvents(log), 5).tolist() == [20, 40, 60, 80, 100]
 
@@ -178,12 +178,17 @@ def write_world(folder):
     write_data_folder(Csr.of_lists(lists, DAYS * BORN), folder, times=np.concatenate(times))
 
 
-def fitted(folder, checkpoints, **options):
+def fitted(folder, checkpoints, half_life=None, **options):
     config = TwoTowerConfig(
         dim=8, history=4, widths=None, item_bias=True, table_placement="row", **options
     )
     train = TrainConfig(
-        batch_size=128, uniform_negatives=64, epochs=4, validation=None, tower_learning_rate=0.05
+        batch_size=128,
+        uniform_negatives=64,
+        epochs=4,
+        validation=None,
+        tower_learning_rate=0.05,
+        half_life=half_life,
     )
     data = open_data(folder)
     model = TwoTower.from_config(config, data)
@@ -210,13 +215,21 @@ def test_where_recency_alone_decides_a_model_with_ages_finds_the_newest_items(tm
     found = best_of_a_stranger(model, n)
     assert (plain >= newest).mean() <= 0.5
     assert (found >= newest).mean() >= 0.8
+    # Weights of two days' half-life find what was taken most of late, which isn't the newest.
+    weighed = fitted(tmp_path / "data", tmp_path / "weighed", half_life=2 / DAYS)
+    assert (plain > (DAYS - 6) * BORN).mean() <= 0.5
+    assert (best_of_a_stranger(weighed, n) > (DAYS - 6) * BORN).mean() >= 0.8
     # On another day others were new.
     then = best_of_a_stranger(model, n, asked_at=20 * DAY // 60)
     assert ((then > 17 * BORN) & (then <= 20 * BORN)).mean() >= 0.8
 
 
-def test_events_without_times_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [("model.item_age", {"item_age": AGED}), ("train.half_life", {"half_life": 0.1})],
+)
+def test_events_without_times_are_refused(key, options, tmp_path):
     by_place = SplitRule(split="last_out", order="file")
     write_data_folder(Csr.of_lists([[0, 1, 2]] * 9, 3), tmp_path / "data", rule=by_place)
-    with pytest.raises(UsageError, match=r"R336.*model\.item_age needs events that have times"):
-        fitted(tmp_path / "data", tmp_path / "run", item_age=AGED)
+    with pytest.raises(UsageError, match=rf"R336.*{key} needs events that have times"):
+        fitted(tmp_path / "data", tmp_path / "run", **options)

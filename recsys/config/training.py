@@ -209,6 +209,10 @@ class TrainConfig(Strict):
     user_balance: Share = 0.0
     """An example's weight is divided by this power of its user's positives: at 0 all
     examples count alike, at 1 all users do."""
+    half_life: PositiveFloat | None = None
+    """An example's weight is halved by as many newer training events, as a share of all: at 0.1
+    the newest tenth has half of the weight; `null`: all moments count alike. Needs events with
+    times."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
     shuffle: ShuffleConfig = ShuffleConfig()

@@ -200,8 +200,7 @@ class BatchSource:
             self.events,
             self._numbers(epoch, (starts[:, None] + rows).ravel()),
             self._read_model,
-            self.train.known_positives,
-            self.train.user_balance,
+            self.train,
             with_items=self.part.is_whole,
         )
 

@@ -10,9 +10,6 @@ from recsys.data.history_facts import UNKNOWN, minutes
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import UNKNOWN_ROW
 
-_MOST_TIMES = 1 << 24
-"""Times that moments are found by, at the most; of more events an even sample."""
-
 
 def item_births(events: KeptEvents, n_rows: int) -> np.ndarray:
     """Returns when each item had its first event `[n_rows]` int32 [minutes since 1970, UTC].
@@ -43,12 +40,9 @@ def moments(events: KeptEvents, n: int) -> np.ndarray:
         events: The events that training sees; at least one.
         n: How many moments.
     """
-    stride = -(-len(events) // _MOST_TIMES)
-    parts = [minute for _, minute in _items_and_minutes(events)]
-    newest = max(int(part.max()) for part in parts)
-    times = np.sort(np.concatenate([part[::stride] for part in parts]))
-    places = np.arange(1, n) * len(times) // n
-    return np.append(times[places], newest + 1).astype(np.int32)
+    newest = max(int(minute.max()) for _, minute in _items_and_minutes(events))
+    places = np.arange(1, n) * len(events.times) // n
+    return np.append(minutes(events.times[places]), newest + 1).astype(np.int32)
 
 
 def _items_and_minutes(events: KeptEvents) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -18,6 +18,9 @@ from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.hold_out import Draw, draw_of, held_back
 from recsys.data.split import BY_TIME, SplitRule
 
+_MOST_TIMES = 1 << 22
+"""Times that are sorted, at the most."""
+
 
 class _Kept:
     """Events without those at the places `held`, which are held back."""
@@ -178,6 +181,20 @@ class KeptEvents(_Kept):
         return np.cumsum([0, *(len(shard) for shard in self.shards)])
 
     @functools.cached_property
+    def times(self) -> np.ndarray:
+        """When kept events happened, int64 [seconds since 1970, UTC], ascending.
+
+        Of more than `_MOST_TIMES` events they are an even sample.
+        """
+        stride = -(-len(self) // _MOST_TIMES)
+        parts = [np.delete(part.shard.timestamp, part.held)[::stride] for part in self.shards]
+        return np.sort(np.concatenate(parts))
+
+    def newer_share(self, times: np.ndarray) -> np.ndarray:
+        """Returns the share of the kept events that came after times `[n]`, float64 [0..1]."""
+        return 1.0 - np.searchsorted(self.times, times, side="right") / len(self.times)
+
+    @functools.cached_property
     def _item_counts(self) -> np.ndarray:
         return self._counts("item_row")
 
@@ -215,8 +232,7 @@ def read_events(
     events: KeptEvents,
     numbers: np.ndarray,
     model: RetrievalConfig,
-    known: int,
-    user_balance: float = 0.0,
+    train: TrainConfig,
     with_items: bool = True,
 ) -> dict[str, np.ndarray]:
     """Reads events at any places, with the histories of their users.
@@ -228,26 +244,28 @@ def read_events(
         events: The events that training sees.
         numbers: Which of them `[n]` int64.
         model: What a history is, and how long.
-        known: Newest items of each event's user.
-        user_balance: Power of its user's events that an event's weight is divided by:
-            at 1 all users weigh the same, whatever they did (Covington et al., "Deep
-            Neural Networks for YouTube Recommendations", RecSys 2016, section 3.3,
-            takes equally many examples of each).
+        train: What is known of a user, and what an event weighs. `user_balance` divides by a
+            power of its user's events: at 1 all users weigh the same, whatever they did
+            (Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys 2016,
+            section 3.3, takes equally many examples of each). `half_life` halves it with the
+            events that came after (Ding and Li, "Time Weight Collaborative Filtering", CIKM
+            2005, there with days in place of events).
         with_items: Whether their own items are read.
 
     Returns:
         `user_row` and, where wanted, `item_row` `[n]` int32; `history` `[n, model.history]`
-        int32, what the user did before, or did else; where `known` is not 0, `known`
-        `[n, known]` int32, the newest items of the user, its own among them or not;
+        int32, what the user did before, or did else; where `train.known_positives` is not 0,
+        `known` of that width int32, the newest items of the user, its own among them or not;
         `weight` `[n]` float32 where one is not 1; and `asked_at` `[n]` int32 [min] where the
         model reads it, when the events happened. Items are the newest first, padded with 0.
     """
     n, order = len(numbers), np.argsort(numbers)
+    known = train.known_positives
     widths = {"history": model.history, **({"known": known} if known else {})}
     names = ("user_row", "item_row") if with_items else ("user_row",)
     read = {name: np.empty(n, np.int32) for name in names}
     read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
-    if events.log.weight is not None or user_balance > 0:
+    if events.log.weight is not None or train.user_balance > 0 or train.half_life:
         read["weight"] = np.empty(n, np.float32)
     if model.item_age:
         read[ASKED_AT] = np.empty(n, np.int32)
@@ -266,6 +284,11 @@ def read_events(
         if ASKED_AT in read:
             read[ASKED_AT][to] = minutes(shard.timestamp[places])
         if "weight" in read:
-            own = 1.0 if shard.weight is None else shard.weight[places]
-            read["weight"][to] = own * kept.of_user(ordered) ** -user_balance
+            weight = kept.of_user(ordered) ** -train.user_balance
+            if shard.weight is not None:
+                weight = weight * shard.weight[places]
+            if train.half_life:
+                newer = events.newer_share(shard.timestamp[places])
+                weight = weight * 0.5 ** (newer / train.half_life)
+            read["weight"][to] = weight
     return read

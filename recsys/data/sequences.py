@@ -112,8 +112,7 @@ class SequenceSource(BatchSource):
             self.events,
             numbers,
             self.model.model_copy(update={"history": 0}),
-            self.train.known_positives,
-            self.train.user_balance,
+            self.train,
             with_items=self.part.is_whole,
         )
         return events | self._windows(end)

@@ -152,7 +152,7 @@ class Trainer:
                 "Register the class with @recsys.register_model, with a Config of its own.",
                 type(model).__qualname__,
             )
-        config = _with_histories(model.spec.config, data.store)
+        config = _with_histories(model.spec.config, self.stage.train, data.store)
         spec = model.spec.model_copy(update={"config": config})
         if spec != ModelSpec.for_data(
             config, data.users.n_rows, data.catalogue, data.user_features
@@ -177,7 +177,7 @@ _NEEDED = {
 }
 
 
-def _with_histories(config: Any, store: InteractionStore) -> Any:
+def _with_histories(config: Any, train: TrainConfig, store: InteractionStore) -> Any:
     """Returns a model's config with `history_of` as the order of the events asks for.
 
     Raises:
@@ -193,13 +193,15 @@ def _with_histories(config: Any, store: InteractionStore) -> Any:
                 f"Name their column by data.interactions.columns.{column}, or leave {key} out.",
                 store.split.text,
             )
-    if config.item_age and store.split.order != "time":
-        raise UsageError(
-            "R336",
-            "model.item_age needs events that have times.",
-            "Name their column by data.interactions.columns.timestamp, or leave item_age out.",
-            store.split.text,
-        )
+    read_times = {"model.item_age": config.item_age, "train.half_life": train.half_life}
+    for key, value in read_times.items():
+        if value and store.split.order != "time":
+            raise UsageError(
+                "R336",
+                f"{key} needs events that have times.",
+                f"Name their column by data.interactions.columns.timestamp, or leave {key} out.",
+                store.split.text,
+            )
     has_order = store.split.order != "none"
     if config.history_of == "past" and not has_order:
         raise UsageError(
