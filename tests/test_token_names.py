@@ -11,11 +11,11 @@ from recsys.config import read_feature
 from recsys.data.catalogue import (
     Catalogue,
     FeatureBags,
-    TokenNames,
     open_user_features,
     write_features,
     write_titles,
 )
+from recsys.data.texts import Texts
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
@@ -94,8 +94,8 @@ def test_names_are_not_read_before_one_is_asked_for(folder):
 
 def test_names_of_another_table_are_refused(tmp_path):
     pq.write_table(pa.table({"token": _GENRES[:3]}), tmp_path / "genres.tokens.parquet")
-    with pytest.raises(RecsysError, match=r"R230.*3 names of 4 token rows"):
-        list(TokenNames(tmp_path / "genres.tokens.parquet", 4))
+    with pytest.raises(RecsysError, match=r"R230.*3 texts of 4"):
+        list(Texts(tmp_path / "genres.tokens.parquet", "token", 4, cure="Run again."))
 
 
 def test_a_table_needs_a_name_for_each_row(tmp_path):

@@ -111,7 +111,7 @@ class Retrieval(tf.Module):
             [id_ for id_ in saved.catalogue.ids if id_], np.flatnonzero(is_item)
         )
         self._n_item_hash_rows = saved.items.first_own_row - 1
-        self._item_ids = constant(np.asarray(saved.catalogue.ids, object), tf.string)
+        self._item_ids = constant(np.asarray([*saved.catalogue.ids], object), tf.string)
         shares = popularity_shares(histories, is_item)
         self._is_apart = item_embeddings is None
         embeddings = None if item_embeddings is None else stored(item_embeddings, kind)

@@ -16,18 +16,19 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.config import RetrievalConfig
+from recsys.data.texts import Texts, are_filled
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE, read_json
 
 SUMMARY, TITLES = "features.json", "titles.parquet"
+_CURE = "Name the folder that the InteractionEncoder wrote, or run again."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,8 @@ class Catalogue:
         features: The features, in the order of the config.
     """
 
-    ids: list[str]
-    titles: list[str]
+    ids: Sequence[str]
+    titles: Sequence[str]
     features: tuple[FeatureBags, ...]
 
     @property
@@ -97,7 +98,7 @@ class Catalogue:
     @functools.cached_property
     def is_item(self) -> np.ndarray:
         """Which item rows are items `[item rows]` bool: those that can be recommended."""
-        return np.fromiter((id_ != "" for id_ in self.ids), bool, len(self.ids))
+        return are_filled(self.ids)
 
     def save(self, folder: Path) -> None:
         """Writes the catalogue into `folder`; `features.json` comes last."""
@@ -107,18 +108,20 @@ class Catalogue:
 
     @classmethod
     def open(cls, folder: Path) -> Catalogue:
-        """Reads the catalogue in `folder`; the bags are memory-mapped.
+        """Opens the catalogue in `folder`; bags are memory-mapped, ids and titles read when used.
 
         Raises:
             RecsysError: The folder holds no catalogue, or a damaged one.
         """
         try:
-            names = pq.read_table(folder / TITLES)
-            ids, titles = names["id"].to_pylist(), names["title"].to_pylist()
-        except (OSError, ValueError, KeyError) as error:
+            n_rows = pq.read_metadata(folder / TITLES).num_rows + 1
+        except (OSError, ValueError) as error:
             raise _damaged(folder, str(error)) from None
-        features = open_features(folder, n_rows=len(ids) + 1)
-        return cls(ids=["", *ids], titles=["", *titles], features=features)
+        ids, titles = (
+            Texts(folder / TITLES, column, n_rows, first=1, cure=_CURE)
+            for column in ("id", "title")
+        )
+        return cls(ids, titles, open_features(folder, n_rows))
 
 
 def save_features(features: Sequence[FeatureBags], folder: Path) -> None:
@@ -188,47 +191,14 @@ def _damaged(folder: Path, received: str) -> RecsysError:
     return RecsysError(
         "R230",
         f"{str(folder)!r} must hold a catalogue, or the features of the users.",
-        "Name the folder that the InteractionEncoder wrote, or run again.",
+        _CURE,
         received,
     )
 
 
-def _token_names(folder: Path, feature: str, n_rows: int) -> TokenNames | None:
+def _token_names(folder: Path, feature: str, n_rows: int) -> Texts | None:
     path = folder / f"{feature}.tokens.parquet"
-    return TokenNames(path, n_rows) if path.exists() else None
-
-
-class TokenNames(Sequence[str]):
-    """Names of token rows, read from their file when the first is asked for.
-
-    Args:
-        path: A table with the column `token`.
-        n_rows: Names that it must hold, that of row 0 included.
-    """
-
-    def __init__(self, path: Path, n_rows: int) -> None:
-        self._path, self._n_rows = path, n_rows
-
-    def __len__(self) -> int:
-        return self._n_rows
-
-    def __getitem__(self, row: Any) -> Any:
-        """Returns the name of a token row, or of a slice of them.
-
-        Raises:
-            RecsysError: The file is damaged, or is of another table.
-        """
-        return self._names[row]
-
-    @functools.cached_property
-    def _names(self) -> list[str]:
-        try:
-            names: list[str] = pq.read_table(self._path)["token"].to_pylist()
-        except (OSError, ValueError, KeyError) as error:
-            raise _damaged(self._path, f"{type(error).__name__}: {error}") from None
-        if len(names) != self._n_rows:
-            raise _damaged(self._path, f"{len(names)} names of {self._n_rows} token rows")
-        return names
+    return Texts(path, "token", n_rows, cure=_CURE) if path.exists() else None
 
 
 TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]

@@ -118,7 +118,7 @@ class Data:
         return open_user_features(self.folder / "user_features", self.users.n_rows)
 
     @property
-    def titles(self) -> list[str]:
+    def titles(self) -> Sequence[str]:
         """Title of each item row; its id where it has no title, empty where it is no item."""
         return self.catalogue.titles
 

@@ -97,7 +97,9 @@ class Vocabulary:
 
     def has_id(self) -> np.ndarray:
         """Returns which rows `[n_rows]` bool belong to one id."""
-        return self.ids_of_rows.is_valid().to_numpy(zero_copy_only=False)
+        # Not of `ids_of_rows`, which is a copy.
+        own = self.own_ids.is_valid().to_numpy(zero_copy_only=False)
+        return np.concatenate([np.zeros(self.first_own_row, bool), own])
 
     def rows(self, ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> np.ndarray:
         """Returns the rows `[n]` int32 of `ids` `[n]`.

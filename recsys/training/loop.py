@@ -17,6 +17,7 @@ import keras
 from recsys.config import TrainConfig
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
+from recsys.system.memory import release_freed
 from recsys.training.checkpoint import (
     DAMAGED,
     CheckpointStore,
@@ -158,6 +159,8 @@ class TrainingRun(keras.callbacks.Callback):
         progress = self._progress
         progress.step += 1
         step = progress.step
+        if batch == 0:
+            release_freed()  # What compiling the step took.
         self._profile(step)
         if self._has_end:
             self._callbacks.on_train_batch_end((step - 1) % self._steps_per_epoch, logs)
@@ -235,6 +238,7 @@ class TrainingRun(keras.callbacks.Callback):
                 arrays = self._finite(weights_of(self.model))
                 self._best.save(progress.step, arrays, {})
                 self._wait_if_asked(self._best)
+        release_freed()  # What compiling the towers and the ranking took, and the scores.
         return metrics
 
     def _save(self) -> None:
