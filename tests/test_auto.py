@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from training_runs import train_here
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys import TwoTower, for_data, load_model, open_data
-from recsys.config import Config, TrainStage
+from recsys.config import Config, Order, TrainStage
 from recsys.config.architecture import (
     AttentionConfig,
     AutoConfig,
@@ -25,9 +26,11 @@ from recsys.errors import UsageError
 from recsys.models.auto import DataShape, described, outgrown
 from recsys.models.inference import embed_queries
 
-ORDERED = DataShape(events=200_000, users=20_000, items=9_000, has_order=True, has_features=True)
-LONG = DataShape(events=200_000, users=2_000, items=9_000, has_order=True, has_features=True)
-SETS = DataShape(events=800_000, users=30_000, items=9_000, has_order=False, has_features=False)
+ORDERED = DataShape(events=200_000, users=20_000, items=9_000, order="time", has_features=True)
+LONG = DataShape(events=200_000, users=2_000, items=9_000, order="time", has_features=True)
+SETS = DataShape(events=800_000, users=30_000, items=9_000, order="none", has_features=False)
+
+ORDERS = get_args(Order)
 
 
 def stage_of(tmp_path, text):
@@ -98,8 +101,8 @@ def test_what_goes_on_from_an_earlier_model_keeps_its_choice():
 
 
 def test_features_are_read_wherever_there_are_any():
-    for has_order in (True, False):
-        shape = DataShape(10_000, 1_000, 500, has_order, has_features=True)
+    for order in ORDERS:
+        shape = DataShape(10_000, 1_000, 500, order, has_features=True)
         assert for_data(TrainStage(), shape).model.widths is not None
 
 
@@ -126,6 +129,13 @@ def test_new_items_are_those_of_the_catalogue_without_events(tmp_path):
     assert (with_features.new_items, without.new_items) == (2, 0)
 
 
+def test_the_newest_events_count_most_where_events_have_times_and_users_many():
+    by_file = dataclasses.replace(LONG, order="file")
+    half_lives = [for_data(TrainStage(), x).train.half_life for x in (LONG, by_file, ORDERED, SETS)]
+    assert half_lives == [0.3, None, None, None]
+    assert for_data(TrainStage(train={"half_life": None}), LONG).train.half_life is None
+
+
 def test_neighbours_are_left_out_where_every_device_would_hold_too_many():
     few, many = (dataclasses.replace(SETS, items=n) for n in (10**6, 10**6 + 1))
     assert for_data(TrainStage(), few).model.item_neighbours == 16
@@ -134,9 +144,9 @@ def test_neighbours_are_left_out_where_every_device_would_hold_too_many():
     assert for_data(asked, many).model.item_neighbours == 8
 
 
-@given(*[st.integers(0, 10**n) for n in (11, 9, 9)], st.booleans(), st.booleans())
-def test_any_shape_gets_a_whole_config(events, users, items, has_order, has_features):
-    shape = DataShape(events, users, items, has_order, has_features)
+@given(*[st.integers(0, 10**n) for n in (11, 9, 9)], st.sampled_from(ORDERS), st.booleans())
+def test_any_shape_gets_a_whole_config(events, users, items, order, has_features):
+    shape = DataShape(events, users, items, order, has_features)
     chosen = for_data(TrainStage(), shape)
     assert TrainStage.model_validate_json(chosen.model_dump_json()) == chosen
     assert chosen.train.epochs >= 2

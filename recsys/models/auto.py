@@ -5,7 +5,8 @@ The rules are few, and each was measured on public data; docs/defaults.md has th
     ordered, few a user    a user is the sequence of its items (SASRec), which bring their
                            features; training learns at every position
     ordered, many a user   a user is a row of its own and its newest items, by attention, which
-                           bring their features; items have a bias
+                           bring their features; items have a bias; where there are times, the
+                           newest events count most
     no order               a user is the mean of its other items, and with many of them a row
                            of its own too; items have a bias, and where users have few of them
                            and items aren't too many, neighbours
@@ -23,7 +24,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from recsys import registry
-from recsys.config import TrainConfig, TrainStage
+from recsys.config import Order, TrainConfig, TrainStage
 from recsys.config.architecture import (
     AttentionConfig,
     AutoConfig,
@@ -50,7 +51,7 @@ class DataShape:
         events: Training events.
         users: Users with one.
         items: Rows of the items.
-        has_order: Whether the events of a user have an order.
+        order: What orders the events of a user.
         has_features: Whether items or users have features.
         new_items: Items without an event, if items have features; else 0.
     """
@@ -58,7 +59,7 @@ class DataShape:
     events: int
     users: int
     items: int
-    has_order: bool
+    order: Order
     has_features: bool
     new_items: int = 0
 
@@ -73,7 +74,7 @@ class DataShape:
                 int((part.offsets[1:] > part.offsets[:-1]).sum()) for part in data.train.shards
             ),
             items=data.spec.item_rows,
-            has_order=data.store.split.order != "none",
+            order=data.store.split.order,
             has_features=bool(catalogue.features or data.user_features),
             new_items=int(is_new.sum()) if catalogue.features else 0,
         )
@@ -109,7 +110,7 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     if not isinstance(auto, AutoConfig):
         return config
     shape = data if isinstance(data, DataShape) else DataShape.of(data)
-    if not shape.has_order:
+    if shape.order == "none":
         model, train = _sets(shape)
     elif shape.events_per_user <= _FEW:
         model, train = _short_sequences(shape)
@@ -192,6 +193,7 @@ def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     }, {
         "batch_size": _batch(shape, 512),
         "uniform_negatives": 512,
+        "half_life": 0.3 if shape.order == "time" else None,
         "epochs": _epochs(shape, 12),
         "table_learning_rate": 0.07,
         "tower_learning_rate": 0.0015,
