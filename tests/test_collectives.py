@@ -63,6 +63,13 @@ def test_sums_over_devices_are_taken_in_float32(width):
     np.testing.assert_allclose(summed, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_sums_over_devices_keep_the_shape_of_a_part():
+    x = numbers(128, 3, 5)
+    summed = over_devices(lambda x: collectives.reduce_scatter(x, ALL, "bfloat16"))(x)
+    expected = rounded(x).reshape(8, 16, 3, 5).astype(np.float64).sum(axis=0)
+    np.testing.assert_allclose(summed, expected, rtol=1e-6, atol=1e-6)
+
+
 # --- int8
 
 

@@ -249,7 +249,11 @@ def launcher(pod, n=2, **more):
 def test_the_result_is_the_first_pods_and_its_progress_is_seen(cluster, pod, tmp_path, monkeypatch):
     file = tmp_path / "events.jsonl"
     monkeypatch.setenv(events.ENVIRONMENT_VARIABLE, str(file))
-    result = launch(launcher(pod), tmp_path / "a $(HOME) of 5 $$", "ends", "ends")
+    folder = tmp_path / "a $(HOME) of 5 $$"
+    (folder / "launch").mkdir(parents=True)
+    of_before = {"kind": "progress", "time": 0.0, "done": 7}
+    (folder / "launch" / "launched_stage.0.jsonl").write_text(json.dumps(of_before) + "\n")
+    result = launch(launcher(pod), folder, "ends", "ends")
     assert result["process_id"] == 0
     assert result["num_processes"] == "2"
     (_, name), _ = cluster.made

@@ -94,6 +94,8 @@ def timed_stage(**changes):
     told = stage(pooling={**pooling, "relative_time": True}, **changes)
     # Of four seeds two have learnt the times after 20 epochs; this one has by far.
     told["train"] |= {"batch_size": 96, "epochs": 20, "seed": 3}
+    once = {"like": "newest", "share": 0.03, "metric": "recall@1", "every_epochs": 20}
+    told["train"]["validation"] = once
     return told
 
 
@@ -121,6 +123,20 @@ def test_what_comes_next_is_told_by_the_time_that_has_passed(timed):
     best = (query @ items.T).argmax(axis=1)
     likely = [best == after_gap(after(first), gap) for gap in (SOON, LATE)]
     assert np.logical_or(*likely).mean() > 0.7
+
+
+def test_validation_asks_with_the_times_of_a_history(timed):
+    (look,) = timed.summary()["validation"]
+    # Who doesn't tell the time gets one of two items: about half of them are right.
+    assert look["recall@1"] > 0.7
+
+
+def test_the_probe_holds_the_times_that_its_queries_were_asked_with(timed):
+    saved, probe = load_model(timed.model), np.load(timed.model / "probe.npz")
+    asked = saved.model, probe["user_row"], probe["history"], saved.inputs
+    query = embed_queries(*asked, {"history_age": probe["history_age"]})
+    np.testing.assert_allclose(query, probe["query"], rtol=1e-4, atol=1e-5)
+    assert abs(embed_queries(*asked) - probe["query"]).max() > 0.1
 
 
 def test_times_are_refused_before_training_where_the_data_have_none(tmp_path):
