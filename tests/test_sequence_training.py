@@ -132,7 +132,8 @@ def test_validation_asks_with_the_times_of_a_history(timed):
 
 
 def test_the_probe_holds_the_times_that_its_queries_were_asked_with(timed):
-    saved, probe = load_model(timed.model), np.load(timed.model / "probe.npz")
+    with np.load(timed.model / "probe.npz") as file:
+        saved, probe = load_model(timed.model), dict(file)
     asked = saved.model, probe["user_row"], probe["history"], saved.inputs
     query = embed_queries(*asked, {"history_age": probe["history_age"]})
     np.testing.assert_allclose(query, probe["query"], rtol=1e-4, atol=1e-5)
