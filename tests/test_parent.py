@@ -166,3 +166,24 @@ def test_a_child_imports_keras_without_what_it_only_looks_for_and_that_later_all
         check=False,
     )
     assert (child.returncode, child.stdout) == (0, "[] (1, 2)\n"), child.stderr
+
+
+_ASKS_FIRST = """
+import importlib.util, sys
+from recsys.system.keras_alone import KerasAlone
+sys.meta_path.insert(0, KerasAlone())
+# As TensorFlow does, and others.
+assert importlib.util.find_spec("keras").origin == importlib.util.find_spec("keras").origin
+import keras
+assert not sys.modules.keys() & {"IPython", "pandas", "sklearn"}
+assert not any(isinstance(finder, KerasAlone) for finder in sys.meta_path)
+assert not isinstance(keras.__loader__, KerasAlone)
+import pandas
+"""
+
+
+def test_keras_is_imported_alone_though_others_have_asked_where_it_is():
+    # Without what else imports it alone in a process that a test starts.
+    path = os.pathsep.join(path for path in sys.path if not path.endswith("startup"))
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", _ASKS_FIRST], check=True, env=environment)

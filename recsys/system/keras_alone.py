@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -20,7 +19,10 @@ _LOOKED_FOR = ("IPython", "pandas", "sklearn")
 
 
 class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads Keras once, on `sys.meta_path`, and then is gone from there."""
+    """Finds Keras and loads it once, on `sys.meta_path`, and then is gone from there.
+
+    It stays for who only asks where Keras is, as TensorFlow does before it imports it.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -28,8 +30,9 @@ class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Returns the spec of Keras, to be loaded by this object."""
         if fullname != "keras":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             self._loader, spec.loader = spec.loader, self
         return spec
@@ -40,6 +43,7 @@ class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Imports Keras while those that nobody has imported yet seem to be absent."""
+        sys.meta_path.remove(self)
         modules: dict[str, Any] = sys.modules
         absent = [name for name in _LOOKED_FOR if name not in modules]
         modules.update(dict.fromkeys(absent))
