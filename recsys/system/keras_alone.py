@@ -30,9 +30,7 @@ class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Returns the spec of Keras, to be loaded by this object."""
         if fullname != "keras":
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next(filter(None, specs), None)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             self._loader, spec.loader = spec.loader, self
         return spec
