@@ -6,6 +6,7 @@ As a program: `step_traffic.py DEVICES EXCHANGE DTYPE NODE_DEVICES` prints both,
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[1]}"
@@ -74,8 +75,14 @@ class Features(SparseModel):
         return ops.concatenate([embeddings[n] for n in weights], axis=-1)
 
 
-def traffic(mesh, exchange, dtype="float32", node_devices=None, learned="learned"):
+def traffic(*options):
     """Returns the collectives that are planned, and those of the compiled step."""
+    # Variables without a value are kept by thread: in this one the next test would make them.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_traffic, *options).result()
+
+
+def _traffic(mesh, exchange, dtype="float32", node_devices=None, learned="learned"):
     node_devices = node_devices and int(node_devices)
     with on_mesh(mesh, Features(exchange, dtype).configs, node_devices=node_devices):
         place = keras.distribution.distribution().device_mesh
