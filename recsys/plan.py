@@ -128,7 +128,7 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
 
 def with_model(config: Config, rows: TableRows) -> Config:
     """Returns a config with the model that would be chosen for the data, if it names none."""
-    order = config.data.interactions.ordered_by
+    order = "none" if config.data.split == "random" else config.data.interactions.ordered_by
     n_users, n_items = (rows.rows[name] for name in ("users", "items"))
     shape = DataShape(rows.events, n_users, n_items, order, bool(rows.widths))
     return for_data(config, shape)

@@ -129,6 +129,17 @@ def test_new_items_are_those_of_the_catalogue_without_events(tmp_path):
     assert (with_features.new_items, without.new_items) == (2, 0)
 
 
+@pytest.mark.parametrize("of_a_user", [6, 25])
+def test_who_is_asked_for_a_random_part_is_a_set_though_events_have_an_order(tmp_path, of_a_user):
+    for split, is_set in (("random", True), ("last_out", False)):
+        folder = write_world(
+            tmp_path / split, SplitRule(split, "time"), n_items=100, of_a_user=of_a_user
+        )
+        chosen = for_data(TrainStage(), open_data(folder)).model
+        assert isinstance(chosen.encoder, MeanConfig) == is_set
+        assert (chosen.history_of == "others") == is_set
+
+
 def test_the_newest_events_count_most_where_events_have_times_and_users_many():
     by_file = dataclasses.replace(LONG, order="file")
     half_lives = [for_data(TrainStage(), x).train.half_life for x in (LONG, by_file, ORDERED, SETS)]

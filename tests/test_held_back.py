@@ -14,6 +14,7 @@ from recsys.data.history_facts import OLDEST
 from recsys.data.hold_out import (
     given_part,
     held_back,
+    is_asked_at_once,
     last_events,
     newest_share,
     popularity_power,
@@ -271,6 +272,44 @@ def test_by_default_the_draw_is_that_of_the_test_part(split, names_part, draw):
     assert np.array_equal(events.held, expected)
     if names_part:
         assert np.array_equal(expected, np.flatnonzero(log.valid))
+
+
+@pytest.mark.parametrize(
+    ("rule", "like", "at_once"),
+    [
+        (SplitRule("time"), None, False),
+        (SplitRule("last_out", "file"), None, False),
+        (SplitRule("random", "time"), None, True),
+        (SplitRule("random", "time"), "newest", False),
+        (SplitRule("time"), "random", True),
+        (SplitRule("given", "time"), None, False),
+    ],
+)
+def test_users_are_asked_at_once_where_held_out_events_are_no_newer(rule, like, at_once):
+    log = make_log(np.array([1, 5, 9]), np.array([1, 1, 2]), np.array([3, 4, 3]))
+    config = None if like is None else ValidationConfig(like=like)
+    assert is_asked_at_once(log, config, rule) == at_once
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["last", "first", "random"]), st.integers(1, 3))
+def test_a_given_part_is_asked_at_once_unless_it_comes_last(seed, part, n_shards):
+    rng = np.random.default_rng(seed)
+    shards = []
+    for lengths in np.array_split(rng.integers(1, 12, 200), n_shards):
+        user = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.concatenate([np.arange(n) for n in lengths])
+        n_held = lengths // 3
+        valid = {
+            "last": place >= (lengths - n_held)[user],
+            "first": place < n_held[user],
+            "random": rng.random(len(user)) < 0.3,
+        }[part]
+        rows = np.ones(len(user), np.int32), rng.integers(1, 9, len(user)), place
+        mixed = rng.permutation(len(user))
+        columns = [column[mixed] for column in (user, *rows)]
+        shards.append(EventShard.sort(*columns, len(lengths), None, valid[mixed]))
+    log = EventLog(tuple(shards))
+    assert is_asked_at_once(log, None, SplitRule("given", "time")) == (part != "last")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ _BINS = 1 << 16
 _SEED = (0, 2)
 _SALT = np.uint64(2)
 _STEEPEST, _HALVINGS = 8.0, 40
+_MOST = 0.75
 
 
 def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Draw:
@@ -66,6 +67,33 @@ def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Dra
             split.text,
         )
     return config.like
+
+
+def is_asked_at_once(events: EventLog, config: ValidationConfig | None, split: SplitRule) -> bool:
+    """Returns whether users are asked for events that aren't newer than what is known of them.
+
+    Args:
+        events: The training positives.
+        config: How validation draws; None: there is none, and the split tells alone.
+        split: How the positives were split, and what orders them.
+
+    Raises:
+        UsageError: See `draw_of`.
+    """
+    draw = draw_of(events, config or ValidationConfig(), split)
+    return draw in AT_ONCE and not (draw == "given" and _come_last(events, given_part(events)))
+
+
+def _come_last(events: EventLog, held: np.ndarray) -> bool:
+    """Returns whether events [places] are the newest of most users who have others too."""
+    lengths, user = np.diff(events.offsets), events.user_index(held)
+    n_held = np.bincount(user, minlength=len(lengths))
+    place = np.bincount(user, held - events.offsets[user], len(lengths))
+    has_both = (n_held > 0) & (n_held < lengths)
+    n, n_held, place = lengths[has_both], n_held[has_both], place[has_both]
+    # Of a random draw the mean place is above that of the others for half of the users.
+    is_last = place / n_held > (n * (n - 1) / 2 - place) / (n - n_held)
+    return is_last.mean() > _MOST if len(is_last) else True
 
 
 def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndarray:

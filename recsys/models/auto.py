@@ -7,8 +7,8 @@ The rules are few, and each was measured on public data; docs/defaults.md has th
     ordered, many a user   a user is a row of its own and its newest items, by attention, which
                            bring their features; items have a bias; where there are times, the
                            newest events count most
-    no order               a user is the mean of its other items, and with many of them a row
-                           of its own too; items have a bias, and where users have few of them
+    no order, or asked     a user is the mean of its other items, and with many of them a row
+    for what came before   of its own too; items have a bias, and where users have few of them
                            and items aren't too many, neighbours
 
 Where more than one in a hundred items has no event, and items have features, the first and the
@@ -24,7 +24,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from recsys import registry
-from recsys.config import Order, TrainConfig, TrainStage
+from recsys.config import Order, TrainConfig, TrainStage, ValidationConfig
 from recsys.config.architecture import (
     AttentionConfig,
     AutoConfig,
@@ -34,6 +34,7 @@ from recsys.config.architecture import (
 )
 from recsys.config.training import LazyAdamConfig, ScheduleConfig
 from recsys.data.dataset import Data
+from recsys.data.hold_out import is_asked_at_once
 
 # What they may choose counts where a step's cache asks for the sources of a model.
 from recsys.models import encoders as encoders
@@ -51,7 +52,8 @@ class DataShape:
         events: Training events.
         users: Users with one.
         items: Rows of the items.
-        order: What orders the events of a user.
+        order: What orders the events of a user; `none` too where users are asked for events
+            that aren't their newest.
         has_features: Whether items or users have features.
         new_items: Items without an event, if items have features; else 0.
     """
@@ -64,9 +66,9 @@ class DataShape:
     new_items: int = 0
 
     @classmethod
-    def of(cls, data: Data) -> DataShape:
-        """Returns the shape of data."""
-        catalogue = data.catalogue
+    def of(cls, data: Data, config: ValidationConfig | None = None) -> DataShape:
+        """Returns the shape of data, of which validation draws as `config` says."""
+        catalogue, split = data.catalogue, data.store.split
         is_new = catalogue.is_item & (data.items.row_counts == 0)
         return cls(
             events=len(data.train),
@@ -74,7 +76,7 @@ class DataShape:
                 int((part.offsets[1:] > part.offsets[:-1]).sum()) for part in data.train.shards
             ),
             items=data.spec.item_rows,
-            order=data.store.split.order,
+            order="none" if is_asked_at_once(data.train, config, split) else split.order,
             has_features=bool(catalogue.features or data.user_features),
             new_items=int(is_new.sum()) if catalogue.features else 0,
         )
@@ -109,7 +111,7 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     auto = config.model
     if not isinstance(auto, AutoConfig):
         return config
-    shape = data if isinstance(data, DataShape) else DataShape.of(data)
+    shape = data if isinstance(data, DataShape) else DataShape.of(data, config.train.validation)
     if shape.order == "none":
         model, train = _sets(shape)
     elif shape.events_per_user <= _FEW:
