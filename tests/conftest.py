@@ -1,5 +1,6 @@
 """The tone of all tests: the backend, several devices, and warnings that count."""
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -7,6 +8,7 @@ import runpy
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 # What several files of tests share.
@@ -48,9 +50,9 @@ os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",
     str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "recsys-tests")),
 )
-os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
-# Less is cheaper to compile again than to look for: each write goes through all that is kept.
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+# With a limit, each write reads when each entry was used last: .2 s where 3,600 are kept.
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.03"
 os.environ.pop("RECSYS_EVENTS", None)
 # What tests start begins with `startup/sitecustomize.py`; here it is run below.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -81,6 +83,16 @@ def no_layout_stays():
     yield
     if "keras" in sys.modules:
         sys.modules["keras"].distribution.set_distribution(None)
+
+
+def pytest_sessionstart():
+    """Drops what was compiled more than 14 days ago, which nothing else does."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        long_ago = time.time() - 14 * 24 * 3600
+        for file in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("jit_*"):
+            with contextlib.suppress(FileNotFoundError):  # Another run dropped it.
+                if file.stat().st_mtime < long_ago:
+                    file.unlink()
 
 
 def pytest_collection_finish():
