@@ -1,10 +1,12 @@
 """Initial values: right on average, and a function of table, row and column alone."""
 
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -13,6 +15,8 @@ from embedding_meshes import Lookup, on_mesh
 
 from recsys.embedding import FeatureConfig, ShardedEmbedding, TableConfig
 from recsys.embedding import initial as initial_values
+from recsys.embedding.initial import InPlace, initial_rows
+from recsys.embedding.sharding import padded_rows
 from recsys.errors import UsageError
 
 initializers = keras.initializers
@@ -28,6 +32,13 @@ def initial_tables(configs, **kwargs):
 def initial(initializer, rows=4000, dim=16, placement="row", **kwargs):
     config = TableConfig("t", rows, dim, initializer=initializer, placement=placement)
     return initial_tables([config], **kwargs)["t"]
+
+
+def initial_tables_sharding(config):
+    feature = FeatureConfig("f", config, (None,), (None, config.embedding_dim))
+    layer = ShardedEmbedding({"f": feature})
+    layer.build()
+    return layer.tables[0].sharding
 
 
 @pytest.mark.parametrize(
@@ -74,6 +85,22 @@ def test_a_row_starts_alike_on_every_mesh(mesh, placement):
     with on_mesh(mesh, [config]):
         found = initial_tables([config])["t"]
     assert np.array_equal(found, expected)
+
+
+def test_a_device_makes_no_more_than_its_own_part():
+    config = TableConfig("t", 80_000, 64, placement="row")
+    with on_mesh("8", [config]):
+        sharding = initial_tables_sharding(config)
+        shape = (padded_rows(80_000, 8), 64)
+        made = InPlace(
+            lambda places: initial_rows("normal", places, 64, 0),
+            lambda: (sharding, sharding.table_spec),
+        )
+        program = jax.jit(lambda: made(shape, "float32")).lower().compile()
+    own = math.prod(shape) * 4 // 8
+    memory = program.memory_analysis()
+    assert memory.output_size_in_bytes == own
+    assert memory.temp_size_in_bytes < own + 2**20
 
 
 def test_more_rows_padding_and_stacking_change_no_row():

@@ -1,22 +1,81 @@
 """Initial values of a table, a function of the row alone.
 
 A row starts with the same values whatever the mesh, the padding, and the number of
-rows after it; and every device makes its own shard without the whole table.
+rows after it; and every device makes its own part without the whole table.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+from jax.sharding import NamedSharding, PartitionSpec
 
+from recsys.embedding.sharding import TableSharding, shard_mapped
 from recsys.errors import UsageError
 from recsys.rounding import noise
 
+Values = Callable[[jax.Array], jax.Array]
+"""Returns the numbers `[n, width]` float32 that places `[n]` int32 of a table begin with."""
+
+_BLOCK_BYTES = 2**22
 _TRUNCATED_STD = 0.87962566103423978  # Standard deviation of a normal cut at ±2.
+
+
+class InPlace(keras.initializers.Initializer):
+    """Makes a variable of a table where it lies: each device its own part, some rows at a time.
+
+    Keras makes a variable of less than 250 MiB, over the number of devices, whole on one
+    device before it splits it.
+
+    Args:
+        values: What its places begin with.
+        where: Returns where the table lies, and how the variable is split.
+    """
+
+    def __init__(
+        self, values: Values, where: Callable[[], tuple[TableSharding, PartitionSpec]]
+    ) -> None:
+        self._values, self._where = values, where
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        """Returns the variable `shape`."""
+        if keras.backend.backend() != "jax":
+            # Other backends only read: the values are about to be loaded.
+            return keras.ops.zeros(shape, dtype)
+        sharding, spec = self._where()
+        if sharding.mesh is None:
+            return jax.jit(functools.partial(self._part, shape, dtype, 0))()
+        if sharding.split == "columns":
+            # Rows cut into parts are computed in another order, which shows in the last bits.
+            whole = functools.partial(self._part, shape, dtype, 0)
+            return jax.jit(whole, out_shardings=NamedSharding(sharding.mesh, spec))()
+
+        rows = shape[0] // sharding.n_shards
+
+        def own() -> jax.Array:
+            axis = sharding.table_axis
+            first = 0 if axis is None else jax.lax.axis_index(axis) * rows
+            return self._part((rows, shape[1]), dtype, first)
+
+        return jax.jit(shard_mapped(sharding, own, (), spec))()
+
+    def _part(self, shape: tuple[int, int], dtype: Any, first: int | jax.Array) -> jax.Array:
+        """Returns the places from `first` on, made block by block."""
+        rows, width = shape
+        size = min(rows, max(1, _BLOCK_BYTES // (4 * width)))
+
+        def write(i: jax.Array, out: jax.Array) -> jax.Array:
+            start = jnp.minimum(i * size, rows - size)  # Some rows may be made twice.
+            block = self._values(first + start + jnp.arange(size, dtype=jnp.int32))
+            return jax.lax.dynamic_update_slice_in_dim(out, block.astype(dtype), start, axis=0)
+
+        return jax.lax.fori_loop(0, -(-rows // size), write, jnp.zeros(shape, dtype))
 
 
 def initial_rows(initializer: Any, rows: jax.Array, dim: int, seed: int) -> jax.Array:

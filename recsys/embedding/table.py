@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from keras import ops
+from jax.sharding import PartitionSpec
 
 from recsys.embedding.config import Placement, TableSpec
-from recsys.embedding.initial import initial_rows
+from recsys.embedding.initial import InPlace, Values, initial_rows
 from recsys.embedding.sharding import (
     TableSharding,
     logical_rows,
@@ -69,12 +69,12 @@ class Table(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the weights `[places, dim]`, the slots, and the table's step count."""
-        self.embeddings = self._weight(WEIGHTS, self.dim, _Initial(self), self.spec.dtype)
+        self.embeddings = self._weight(WEIGHTS, self.dim, self._initial, self.spec.dtype)
         self.slots = []
         if self.optimizer is not None:
             for slot in self.optimizer.slot_list():
-                start = keras.initializers.Constant(slot.initial)
                 width = 1 if slot.per_row else self.dim
+                start = functools.partial(_filled, slot.initial, width)
                 self.slots.append(self._weight(slot.name, width, start, "float32"))
         self.steps = self._counter("steps")
         if self.spec.unknown == "error":
@@ -107,15 +107,32 @@ class Table(keras.layers.Layer):
         """Returns the weights `[places, dim]` to gather from."""
         return self.embeddings if self._read is None else self._read()
 
-    def _weight(self, name: str, width: int, initializer: Any, dtype: str) -> Any:
+    def _weight(self, name: str, width: int, values: Values, dtype: str) -> Any:
+        def spec() -> tuple[TableSharding, PartitionSpec]:
+            sharding = sharding_of(f"{self.path}/{WEIGHTS}")
+            return sharding, sharding.slot_spec(per_row=width < self.dim)
+
         return self.add_weight(
             name=name,
             shape=(self.n_physical, width),
-            initializer=initializer,
+            initializer=InPlace(values, spec),
             dtype=dtype,
             trainable=False,
             autocast=False,
         )
+
+    def _initial(self, places: jax.Array) -> jax.Array:
+        """Returns the initial weights `[n, dim]` float32 of places `[n]` int32."""
+        row = logical_rows(places, self.n_physical) if self.is_interleaved else places
+        values = jnp.zeros((len(places), self.dim), jnp.float32)
+        for member in self.members:
+            start = self.offset(member.name)
+            inside = (row >= start) & (row < start + member.rows)
+            # By name: tables of one layer must not start alike.
+            seed = zlib.crc32(f"{self.seed} {member.name}".encode())
+            own = initial_rows(member.initializer, row - start, member.dim, seed)
+            values = jnp.where(inside[:, None], own, values)
+        return values
 
     def _counter(self, name: str) -> Any:
         return self.add_weight(
@@ -147,31 +164,8 @@ class Table(keras.layers.Layer):
         return sum(member.rows for member in self.members[: names.index(name)])
 
 
-class _Initial(keras.initializers.Initializer):
-    """Initializes each physical row with the values of its logical row."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        if keras.backend.backend() != "jax":
-            # Other backends only read: the values are about to be loaded.
-            return ops.zeros(shape, dtype)
-        return jax.jit(functools.partial(self._values, dtype=dtype))()
-
-    def _values(self, dtype: Any) -> Any:
-        table = self._table
-        places = jnp.arange(table.n_physical, dtype=jnp.int32)
-        row = logical_rows(places, table.n_physical) if table.is_interleaved else places
-        values = jnp.zeros((table.n_physical, table.dim), jnp.float32)
-        for member in table.members:
-            start = table.offset(member.name)
-            inside = (row >= start) & (row < start + member.rows)
-            # By name: tables of one layer must not start alike.
-            seed = zlib.crc32(f"{table.seed} {member.name}".encode())
-            own = initial_rows(member.initializer, row - start, member.dim, seed)
-            values = jnp.where(inside[:, None], own, values)
-        return values.astype(dtype)
+def _filled(value: float, width: int, places: jax.Array) -> jax.Array:
+    return jnp.full((len(places), width), value, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
