@@ -27,6 +27,30 @@ _BLOCK_BYTES = 2**22
 _TRUNCATED_STD = 0.87962566103423978  # Standard deviation of a normal cut at ±2.
 
 
+Where = Callable[[], tuple[TableSharding, PartitionSpec]]
+"""Returns where a table lies, and how a variable of it is split."""
+
+
+class Filled(keras.initializers.Initializer):
+    """Makes a slot of a table where it lies, all of one value.
+
+    Args:
+        value: The value.
+        where: Where the table lies.
+    """
+
+    def __init__(self, value: float, where: Where) -> None:
+        self._value, self._where = value, where
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        """Returns the variable `shape`."""
+        if keras.backend.backend() != "jax":
+            return keras.ops.full(shape, self._value, dtype)
+        sharding, spec = self._where()
+        device = None if sharding.mesh is None else NamedSharding(sharding.mesh, spec)
+        return jnp.full(shape, self._value, dtype, device=device)
+
+
 class InPlace(keras.initializers.Initializer):
     """Makes a variable of a table where it lies: each device its own part, some rows at a time.
 
@@ -35,12 +59,10 @@ class InPlace(keras.initializers.Initializer):
 
     Args:
         values: What its places begin with.
-        where: Returns where the table lies, and how the variable is split.
+        where: Where the table lies.
     """
 
-    def __init__(
-        self, values: Values, where: Callable[[], tuple[TableSharding, PartitionSpec]]
-    ) -> None:
+    def __init__(self, values: Values, where: Where) -> None:
         self._values, self._where = values, where
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from recsys.embedding.config import Placement, TableSpec
-from recsys.embedding.initial import InPlace, Values, initial_rows
+from recsys.embedding.initial import Filled, InPlace, initial_rows
 from recsys.embedding.sharding import (
     TableSharding,
     logical_rows,
@@ -69,13 +69,14 @@ class Table(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the weights `[places, dim]`, the slots, and the table's step count."""
-        self.embeddings = self._weight(WEIGHTS, self.dim, self._initial, self.spec.dtype)
+        start = InPlace(self._initial, functools.partial(self._where, self.dim))
+        self.embeddings = self._weight(WEIGHTS, self.dim, start, self.spec.dtype)
         self.slots = []
         if self.optimizer is not None:
             for slot in self.optimizer.slot_list():
                 width = 1 if slot.per_row else self.dim
-                start = functools.partial(_filled, slot.initial, width)
-                self.slots.append(self._weight(slot.name, width, start, "float32"))
+                fill = Filled(slot.initial, functools.partial(self._where, width))
+                self.slots.append(self._weight(slot.name, width, fill, "float32"))
         self.steps = self._counter("steps")
         if self.spec.unknown == "error":
             self.unknown_ids = self._counter("unknown_ids")
@@ -107,15 +108,15 @@ class Table(keras.layers.Layer):
         """Returns the weights `[places, dim]` to gather from."""
         return self.embeddings if self._read is None else self._read()
 
-    def _weight(self, name: str, width: int, values: Values, dtype: str) -> Any:
-        def spec() -> tuple[TableSharding, PartitionSpec]:
-            sharding = sharding_of(f"{self.path}/{WEIGHTS}")
-            return sharding, sharding.slot_spec(per_row=width < self.dim)
+    def _where(self, width: int) -> tuple[TableSharding, PartitionSpec]:
+        sharding = sharding_of(f"{self.path}/{WEIGHTS}")
+        return sharding, sharding.slot_spec(per_row=width < self.dim)
 
+    def _weight(self, name: str, width: int, initializer: Any, dtype: str) -> Any:
         return self.add_weight(
             name=name,
             shape=(self.n_physical, width),
-            initializer=InPlace(values, spec),
+            initializer=initializer,
             dtype=dtype,
             trainable=False,
             autocast=False,
@@ -162,10 +163,6 @@ class Table(keras.layers.Layer):
         """Returns the row at which the member `name` begins."""
         names = [member.name for member in self.members]
         return sum(member.rows for member in self.members[: names.index(name)])
-
-
-def _filled(value: float, width: int, places: jax.Array) -> jax.Array:
-    return jnp.full((len(places), width), value, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
