@@ -7,11 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tower_models import HISTORY, ITEMS, batch, build, trained, weights
+from training_runs import STAGE, on_devices, write_data
 
+from recsys.config import TrainStage
 from recsys.config.architecture import AttentionConfig, SasRecConfig
+from recsys.data import batches, history_items
+from recsys.data.dataset import open_data
 from recsys.data.history_items import each_once, items_for
 from recsys.embedding import SGD, LazyAdam
+from recsys.models import TwoTower
 from recsys.models.spec import FeatureSpec
+from recsys.training.trainer import Trainer
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 TOWER = {"pooling": "attention", "history_tower": True}
@@ -24,12 +30,10 @@ HISTORIES = arrays.arrays(
 @given(HISTORIES, st.integers(1, 12))
 def test_every_place_has_its_item_and_an_item_comes_once(history, n):
     once, distinct = each_once(history, n), set(history.ravel().tolist())
-    if len(distinct) > n:
-        assert once is None
-        return
     items, place = once["history_item"], once["history_place"]
     np.testing.assert_array_equal(items[place], history)
-    assert items.shape == (n,)
+    sizes = [n, 2 * n, 4 * n, 8 * n, 16 * n]
+    assert len(items) == min(size for size in sizes if size >= len(distinct))
     assert items[: len(distinct)].tolist() == sorted(distinct)
     assert set(items.tolist()) == distinct
     assert (items.dtype, place.dtype) == (np.int32, np.int32)
@@ -96,3 +100,32 @@ def test_a_model_trains_the_same_on_items_once_each_as_in_place(pooling, optimiz
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for name, weight in in_place.items():
         np.testing.assert_allclose(once[name], weight, atol=2e-5, err_msg=name)
+
+
+def test_a_training_takes_batches_with_more_items_than_were_expected(tmp_path, monkeypatch):
+    write_data(tmp_path / "data")
+    model = {**STAGE["model"], "pooling": "attention", "history_tower": True, "dropout": 0.0}
+    train = {**STAGE["train"], "epochs": 2, "validation": None}
+    stage = TrainStage.model_validate({"model": model, "train": train})
+    sizes, losses = [], []
+
+    def fit():
+        data = open_data(tmp_path / "data")
+        with on_devices(1):
+            trainer = Trainer(stage.train, tmp_path / f"run{len(losses)}", verbose=0)
+            losses.append(trainer.fit(TwoTower.from_config(stage, data), data).history["loss"])
+
+    def seen(history, n):
+        once = each_once(history, n)
+        sizes.append(len(once["history_item"]))
+        return once
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "items_for", lambda histories: 0)
+        fit()
+    monkeypatch.setattr(history_items, "_MULTIPLE", 1)
+    monkeypatch.setattr(history_items, "_MARGIN", 0.95)
+    monkeypatch.setattr(batches, "each_once", seen)
+    fit()
+    assert len(set(sizes)) == 2
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)

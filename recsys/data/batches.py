@@ -261,7 +261,7 @@ class BatchSource:
 
     @functools.cached_property
     def history_items(self) -> int:
-        """Items that are given once each for a batch's histories; 0: they are given in place."""
+        """Items that are given once each for most batches' histories; 0: all are in place."""
         is_split = self.multiple > 1 or not self.part.is_whole
         if not self.model.distinct_history or is_split or self.train.accumulate > 1:
             return 0  # Each device has its own part; what is accumulated is of one length.
@@ -272,10 +272,10 @@ class BatchSource:
 
     def _of_histories(self, history: np.ndarray) -> Batch:
         """Returns what the query reads of the items of histories `[b, history]`."""
-        once = each_once(history, self.history_items) if self.history_items else None
-        if once is None:
-            return bags_of_histories(self.catalogue.features, history, self.model)
         features = self.catalogue.features
+        if not self.history_items:
+            return bags_of_histories(features, history, self.model)
+        once = each_once(history, self.history_items)
         return {**once, **bags_of_histories(features, once[ITEM], self.model)}
 
     def _log_q(self, epoch: int) -> np.ndarray:

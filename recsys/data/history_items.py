@@ -12,20 +12,23 @@ ITEM, PLACE = "history_item", "history_place"
 _MARGIN, _MULTIPLE = 1.125, 128
 
 
-def each_once(history: np.ndarray, n: int) -> dict[str, np.ndarray] | None:
-    """Returns the items of histories once each; None if they are more than `n`.
+def each_once(history: np.ndarray, n: int) -> dict[str, np.ndarray]:
+    """Returns the items of histories once each.
+
+    The arrays are the same for every batch: Keras' `fit` wants the keys of the first in all.
 
     Args:
         history: Item rows `[batch, history]` int32; 0 is padding, and counts as an item.
-        n: Items to return; the last is repeated to fill them up.
+        n: Items to return, doubled until there is room for all; the last is repeated to
+            fill them up.
 
     Returns:
         `history_item` `[n]` int32, the rows, ascending; `history_place` `[batch, history]`
         int32, where among them each entry of `history` is.
     """
     rows, place = np.unique(history, return_inverse=True)
-    if len(rows) > n:
-        return None
+    while n < len(rows):
+        n *= 2
     items = np.pad(rows, (0, n - len(rows)), mode="edge")
     return {ITEM: items, PLACE: place.reshape(history.shape).astype(np.int32)}
 
@@ -33,7 +36,7 @@ def each_once(history: np.ndarray, n: int) -> dict[str, np.ndarray] | None:
 def items_for(histories: list[np.ndarray]) -> int:
     """Returns how many items to give of a batch's histories, judged by some batches' own.
 
-    A batch that has more gives them in place, and is compiled for anew: there is a margin.
+    A batch that has more gives twice as many, and is compiled for anew: there is a margin.
 
     Args:
         histories: Those of some batches, each `[batch, history]`.
