@@ -107,16 +107,19 @@ def test_features_are_read_wherever_there_are_any():
 
 
 def test_items_without_events_count_where_features_tell_of_them():
-    for shape in (ORDERED, dataclasses.replace(SETS, has_features=True)):
+    sets = dataclasses.replace(SETS, has_features=True)
+    for shape, share in ((ORDERED, 0.3), (sets, 0.5)):
         few, many = (dataclasses.replace(shape, new_items=n) for n in (90, 91))
         assert for_data(TrainStage(), few) == for_data(TrainStage(), shape)
         chosen = for_data(TrainStage(), many)
-        assert (chosen.train.cold_negatives, chosen.model.item_id_dropout) == (0.0, 0.3)
+        assert (chosen.train.cold_negatives, chosen.model.item_id_dropout) == (0.0, share)
         # The night's choice stays, though its new items are old by now.
         night = for_data(TrainStage(), shape, base=chosen)
         assert (night.model, night.train) == (chosen.model, chosen.train)
         named = TrainStage(train={"cold_negatives": 0.5})
         assert for_data(named, many).train.cold_negatives == 0.5
+    large = dataclasses.replace(sets, events=100 * sets.users, new_items=5_000)
+    assert for_data(TrainStage(), large).model.item_id_dropout == 0.3
     long = dataclasses.replace(LONG, new_items=5_000)
     assert for_data(TrainStage(), long) == for_data(TrainStage(), LONG)
 

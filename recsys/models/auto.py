@@ -216,7 +216,7 @@ def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "item_neighbours": 16 if has_neighbours else 0,
         "widths": () if shape.has_features else None,
         "id_dropout": 0.1 if shape.has_features else 0.0,
-        "item_id_dropout": 0.3 if shape.has_new_items else None,
+        "item_id_dropout": (0.3 if is_long else 0.5) if shape.has_new_items else None,
         "temperature": 0.1,
         "init_stddev": 0.0625,
         "user_init_stddev": 0.005,
