@@ -30,6 +30,7 @@ from recsys.data.vocabulary import Vocabulary
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]  # The token rows are TFT's.
 
 _SCRIPTS = Path(__file__).resolve().parent / "test_export_scripts"
+_STARTUP = _SCRIPTS.parent / "startup"
 _K, _HISTORY = 12, 4
 _EVALUATION = {
     "query": "each_moment",
@@ -240,7 +241,7 @@ def run_client(folder: Path) -> None:
     """Asks the bundle in a process that has no KERAS_BACKEND, and where ours can't be imported."""
     finished = subprocess.run(
         [sys.executable, _SCRIPTS / "client.py", folder],
-        env={**os.environ, "KERAS_BACKEND": "", "PYTHONPATH": ""},
+        env={**os.environ, "KERAS_BACKEND": "", "PYTHONPATH": str(_STARTUP)},
         capture_output=True,
         text=True,
         check=False,

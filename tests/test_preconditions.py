@@ -68,8 +68,15 @@ def test_a_log_without_shards_is_an_error():
 
 
 def test_two_users_and_two_items_are_enough():
-    remarks = check([1, 5], [1, 2])
-    assert remarks == []
+    assert check([1, 1, 5, 5], [1, 2, 1, 2]) == []
+
+
+def test_most_users_with_one_event_are_remarked_on():
+    assert check([1, 1, 5], [1, 2, 3]) == []
+    (sentence,) = check([1, 2, 2, 5], [1, 2, 3, 4])
+    assert sentence.startswith("2 of 3 users have one training positive")
+    (sentence,) = check([1, 1, 5, 5], [1, 2, 3, 4], held=[1, 3])
+    assert sentence.startswith("2 of 2 users")
 
 
 def test_what_is_held_back_does_not_count():

@@ -101,6 +101,12 @@ def check_events(
             f"{n_timeless:,} of {n_users:,} users did all that they did in one second, so no"
             " history comes before it: model.history_of=others takes the user's other items."
         )
+    n_single = _single_users(events)
+    if 2 * n_single > n_users:
+        remarks.append(
+            f"{n_single:,} of {n_users:,} users have one training positive, which says what is"
+            " popular and not what goes together: see whether the baselines are ahead."
+        )
     return remarks
 
 
@@ -125,6 +131,11 @@ def _timeless_users(events: KeptEvents) -> int:
         first, last = first[end - first > 1], end[end - first > 1] - 1
         n += int((shard.timestamp[first] == shard.timestamp[last]).sum())
     return n
+
+
+def _single_users(events: KeptEvents) -> int:
+    """Returns how many users have one kept event."""
+    return sum(int((np.diff(shard.offsets) == 1).sum()) for shard in events.shards)
 
 
 def _checked_weights(events: KeptEvents) -> int:
