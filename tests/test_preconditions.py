@@ -96,7 +96,7 @@ def test_all_weights_zero_is_an_error():
 
 
 def test_some_weights_of_zero_and_unknown_items_are_told():
-    remarks = check([1, 5, 6, 7], [0, 2, 3, 0], [0, 1, 0, 1])
+    remarks = check([1, 1, 6, 6], [0, 2, 3, 0], [0, 1, 0, 1])
     assert remarks == [
         "2 of 4 training positives are of items without a row of their own.",
         "2 of 4 training positives have weight 0 and teach nothing.",
