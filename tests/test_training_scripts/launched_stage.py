@@ -24,13 +24,17 @@ def main():
     options = parser.parse_args()
     stage, out = json.loads(Path(options.config).read_text()), Path(options.out)
     index = options.process_id
-    (out / f"{index}.pid").write_text(str(os.getpid()))
+    (out / f"{index}.new").write_text(str(os.getpid()))
+    (out / f"{index}.new").rename(out / f"{index}.pid")
     events.emit("progress", step="Stage", done=index)
     fate = stage["fates"][index]
     if fate == "lost once" and not (out / "lost").exists():
         (out / "lost").touch()
         raise RecsysError("R388", "A host was lost.", "Look.")
     if fate == "fails":
+        # The others have begun, so that a test can look whether they were ended.
+        while len(list(out.glob("*.pid"))) < len(stage["fates"]):
+            time.sleep(0.01)
         raise RecsysError("R322", "It must be a number.", "Correct it.")
     if fate == "dies":
         os._exit(7)

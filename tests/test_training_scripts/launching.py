@@ -17,10 +17,7 @@ def launch(launcher, folder, *fates):
 
 def lives(folder, index):
     """Returns whether a process of the stage runs; its file is written at its start."""
-    file = folder / f"{index}.pid"
-    if not file.exists():  # It was ended before it could write it.
-        return False
-    pid = int(file.read_text())
+    pid = int((folder / f"{index}.pid").read_text())
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
