@@ -17,8 +17,7 @@ from recsys.models.saved_arrays import SavedRows
 
 tf = pytest.importorskip("tensorflow")
 from recsys.bundles import row_slices, variables  # noqa: E402
-from recsys.bundles.mapped_variables import load_mapped  # noqa: E402
-from recsys.bundles.variables import fill, filled_later  # noqa: E402
+from recsys.bundles.variables import fill, filled_later, load_mapped  # noqa: E402
 from recsys.serving.saved_model import load_saved_model  # noqa: E402
 
 

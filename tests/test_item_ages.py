@@ -13,12 +13,11 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.config.architecture import ItemAgeConfig
 from recsys.data.dataset import open_data
 from recsys.data.history_facts import OLDEST
-from recsys.data.item_births import item_births, moments
 from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models import TwoTower
-from recsys.models.item_ages import KNOTS, ItemAges
+from recsys.models.item_ages import KNOTS, ItemAges, item_births, moments
 from recsys.training.trainer import Trainer
 
 MINUTE, DAY = 60, 86_400

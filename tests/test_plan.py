@@ -16,8 +16,7 @@ from recsys.embedding import activate, device_mesh, table_layout, verify_placeme
 from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
 from recsys.models.retrieval_model import model_class
-from recsys.plan import changes, make_plan, model_spec
-from recsys.plan_hosts import Hosts, HostsPlan
+from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
 from recsys.training.checkpoint import arrays_of, saved_variables
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.data import texts as texts_module
-from recsys.data.texts import Texts, are_filled
+from recsys.data import catalogue
+from recsys.data.catalogue import Texts, are_filled
 from recsys.errors import RecsysError
 
 _TEXTS = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=3), max_size=40)
@@ -20,7 +20,7 @@ def test_texts_of_a_file_are_those_of_the_list(tmp_path_factory, written, first,
     pq.write_table(pa.table({"title": pa.array(written, pa.string())}), path, row_group_size=7)
     expected = [""] * first + written
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(texts_module, "_BATCH", 5)
+        patched.setattr(catalogue, "_BATCH", 5)
         texts = Texts(path, "title", len(expected), first=first, cure="")
         assert are_filled(texts).tolist() == are_filled(expected).tolist()
         assert are_filled(texts).tolist() == [text != "" for text in expected]

@@ -11,11 +11,11 @@ from recsys.config import read_feature
 from recsys.data.catalogue import (
     Catalogue,
     FeatureBags,
+    Texts,
     open_user_features,
     write_features,
     write_titles,
 )
-from recsys.data.texts import Texts
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 

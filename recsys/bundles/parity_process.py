@@ -115,7 +115,7 @@ def main() -> dict[str, Any]:
     # Before TensorFlow is imported, which would bring Keras along.
     forbid(FORBIDDEN)
     from recsys.bundles import parity
-    from recsys.bundles.mapped_variables import load_mapped
+    from recsys.bundles.variables import load_mapped
 
     line = sys.stdin.readline()
     if not line:

@@ -1,4 +1,6 @@
-"""The variables of a SavedModel, written slice by slice: a table needs no memory.
+"""The large variables of a SavedModel, written and loaded slice by slice.
+
+No table is ever in memory: `filled_later` and `fill` write them, `load_mapped` loads them.
 
 A large variable is made without rows, by `filled_later`, so that neither Keras nor
 `tf.saved_model.save` ever hold it. Afterwards `fill` writes `variables/` anew: each of
@@ -19,8 +21,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from recsys.bundles.row_slices import slices
+from recsys.bundles.row_slices import slice_bounds, slices
 from recsys.errors import RecsysError
+from recsys.serving.saved_model import load_saved_model, not_loadable
 from recsys.system.disk_space import free_there
 
 if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
@@ -55,7 +58,7 @@ def filled_later(values: np.ndarray | SavedRows, dtype: tf.DType) -> tf.Variable
     return variable
 
 
-def was_filled_later(name: str) -> bool:
+def _was_filled_later(name: str) -> bool:
     """Returns whether the variable of a SavedModel got its rows by `fill`, by its name."""
     return name.startswith(_PREFIX)
 
@@ -98,7 +101,7 @@ def written_whole(folder: Path) -> Iterator[None]:
 
 def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
     reader = tf.train.load_checkpoint(str(prefix))
-    keys = keys_of(reader)
+    keys = _keys_of(reader)
     by_key = {keys[variable.name.partition(":")[0]]: variable for variable in variables}
     rest = sorted(set(reader.get_variable_to_shape_map()) - set(by_key))
     written = [f"{prefix}-rest"]
@@ -143,7 +146,7 @@ def _saved(prefix: str, key: str, described: str, rows: tf.Tensor) -> str:
     return prefix
 
 
-def keys_of(reader: Any) -> dict[str, str]:
+def _keys_of(reader: Any) -> dict[str, str]:
     """Returns the key in the checkpoint of each variable, by the variable's name."""
     graph = TrackableObjectGraph.FromString(reader.get_tensor(_OBJECT_GRAPH))
     attributes = [attribute for node in graph.nodes for attribute in node.attributes]
@@ -159,3 +162,79 @@ def constant(values: Any, dtype: tf.DType) -> tf.Variable:
     if isinstance(values, np.ndarray) and dtype != tf.string and values.nbytes > SMALL_BYTES:
         return filled_later(values, dtype)
     return tf.Variable(tf.convert_to_tensor(values, dtype), trainable=False)
+
+
+# --- loading
+
+
+def load_mapped(bundle: Path, scratch: Path) -> Any:
+    """Returns the SavedModel of `bundle`, with the variables of `filled_later` in files.
+
+    A loaded SavedModel holds all of its variables in memory, as a server must. A check of one
+    that is larger than the memory maps them, and reads the pages of the rows that it needs.
+    TensorFlow loads the model with these variables empty, and they get their rows afterwards.
+    Every byte of them is read once, slice by slice, and compared with its checksum.
+
+    Args:
+        bundle: Holds the SavedModel.
+        scratch: An empty folder for the files, as large as the variables; it may go when the
+            model does.
+
+    Raises:
+        RecsysError: TensorFlow is missing (R542), or can't load it (R543).
+        OSError: The disk is full.
+    """
+    try:
+        return _loaded(bundle, scratch)
+    except tf.errors.OpError as error:
+        raise not_loadable(bundle, error) from None
+
+
+def _loaded(bundle: Path, scratch: Path) -> Any:
+    prefix = bundle / "variables" / "variables"
+    reader = tf.train.load_checkpoint(str(prefix))
+    shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    names = {key: name for name, key in _keys_of(reader).items() if _was_filled_later(name)}
+    (scratch / "variables").mkdir()
+    for name in ("saved_model.pb", "assets"):
+        (scratch / name).symlink_to((bundle / name).resolve())
+    tf.raw_ops.SaveV2(
+        prefix=str(scratch / "variables" / "variables"),
+        tensor_names=list(shapes),
+        shape_and_slices=[""] * len(shapes),
+        tensors=[
+            tf.zeros([0, *shape[1:]], types[key]) if key in names else reader.get_tensor(key)
+            for key, shape in shapes.items()
+        ],
+    )
+    model = load_saved_model(scratch)
+    used = [v for signature in model.signatures.values() for v in signature.variables]
+    by_name = {variable.name.partition(":")[0]: variable for variable in used}
+    for key, name in names.items():
+        if name in by_name:
+            values = _mapped(scratch / name, prefix, key, shapes[key], types[key])
+            tf.raw_ops.AssignVariableOp(resource=by_name[name].handle, value=values)
+    return model
+
+
+def _mapped(path: Path, prefix: Path, key: str, shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    """Returns a variable of a checkpoint, in a file that it is copied to."""
+    if not shape[0]:
+        return tf.zeros(shape, dtype)
+    whole, rest = " ".join(map(str, shape)), "".join(f":0,{size}" for size in shape[1:])
+    row_bytes = dtype.size * int(np.prod(shape[1:]))
+    with path.open("wb") as file:
+        for start, stop in slice_bounds(shape[0], row_bytes):
+            (rows,) = tf.raw_ops.RestoreV2(
+                prefix=str(prefix),
+                tensor_names=[key],
+                shape_and_slices=[f"{whole} {start},{stop - start}{rest}"],
+                dtypes=[dtype],
+            )
+            file.write(rows.numpy().tobytes())
+    # Private, since TensorFlow takes no memory that can't be written; nothing writes it.
+    is_known = dtype != tf.bfloat16  # To NumPy, which lends no others.
+    lent = dtype.as_numpy_dtype if is_known else np.uint16
+    values = np.memmap(path, lent, "c", shape=tuple(shape))
+    tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
+    return tensor if is_known else tf.bitcast(tensor, dtype)
