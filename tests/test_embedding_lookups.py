@@ -16,7 +16,7 @@ from embedding_reference import known_bags, weight_gradients
 
 from recsys.embedding import SGD, Adagrad, FeatureConfig, ShardedEmbedding, TableConfig
 from recsys.embedding.ids import ragged
-from recsys.embedding.layer import read_by_keras
+from recsys.embedding.lookup import read_by_keras
 
 ROWS, DIM, BATCH, CAPACITY = 30, 8, 16, 64
 COMBINERS = ("sum", "mean", "sqrtn", "max")

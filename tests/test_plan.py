@@ -17,8 +17,8 @@ from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
 from recsys.models.retrieval_model import model_class
 from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
-from recsys.training.checkpoint import arrays_of, saved_variables
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
+from recsys.training.saved_variables import arrays_of, saved_variables
 
 N = 8
 ROWS = TableRows(

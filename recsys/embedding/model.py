@@ -19,8 +19,8 @@ from keras import ops
 
 from recsys.collectives import planning
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
-from recsys.embedding.layer import Counts, Record, Tape, recording, refuse
 from recsys.embedding.layout import LayoutDistribution, check_rules
+from recsys.embedding.lookup import Counts, Record, Tape, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, planned
 from recsys.embedding.traffic import Reading, TableTraffic

@@ -32,13 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 import orbax.checkpoint as ocp
 
-from recsys.embedding import SparseModel
-from recsys.embedding.layout import tables_of
 from recsys.embedding.row_ranges import devices_of, padded_otherwise
 from recsys.embedding.sharding import logical_rows, physical_rows
 from recsys.embedding.table import Table
@@ -543,64 +540,3 @@ def _padded_otherwise(
         return out
 
     return part
-
-
-# --- what a run saves
-
-
-def saved_variables(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns all variables of a compiled model and its optimizer by their paths.
-
-    Weights, tables with their slots and step counts, the seeds of dropout, and the
-    optimizer's own. Buffers of accumulated gradients aren't among them: a run is saved
-    where they are spent.
-    """
-    left_out = {id(v) for v in model.gradient_buffers.variables}
-    left_out |= {id(v) for metric in model.metrics for v in metric.variables}
-    by_path: dict[str, keras.Variable] = {}
-    for variable in [*model.variables, *model.optimizer.variables]:
-        if id(variable) in left_out:
-            continue
-        if by_path.setdefault(variable.path, variable) is not variable:
-            raise AssertionError(f"two variables are called {variable.path!r}")
-    return by_path
-
-
-def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns what a compiled model computes with, by path: `saved_variables` but no slots."""
-    tables = tables_of(model)
-    left_out = {id(v) for table in tables for v in table.variables if v is not table.embeddings}
-    left_out |= {id(v) for v in model.optimizer.variables}
-    return {path: v for path, v in saved_variables(model).items() if id(v) not in left_out}
-
-
-def moments_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns what the towers' optimizer has learned of their gradients, by path.
-
-    Not its count of steps, its learning rate, its moving averages of the weights, nor
-    gradients that wait to be added up.
-    """
-    optimizer = model.optimizer
-    others = [optimizer._iterations, optimizer._learning_rate]
-    for name in ("_model_variables_moving_average", "_accumulated_gradients"):
-        others += getattr(optimizer, name, [])
-    left_out = {id(variable) for variable in others}
-    return {v.path: v for v in optimizer.variables if id(v) not in left_out}
-
-
-def seeds_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns the random state of dropout, by path."""
-    left_out = {id(v) for v in (*model.weights, *model.optimizer.variables)}
-    return {path: v for path, v in saved_variables(model).items() if id(v) not in left_out}
-
-
-def arrays_of(variables: Variables) -> dict[str, jax.Array]:
-    """Returns the arrays that variables hold, by the same names."""
-    return {path: variable.value for path, variable in variables.items()}
-
-
-@jax.jit
-def all_finite(arrays: list[jax.Array]) -> jax.Array:
-    """Returns whether no array holds a NaN or an infinity; reads all of them."""
-    numbers = [a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in numbers]))

@@ -18,18 +18,12 @@ from recsys.config import TrainConfig
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.memory import release_freed
-from recsys.training.checkpoint import (
-    DAMAGED,
-    CheckpointStore,
-    all_finite,
-    arrays_of,
-    saved_variables,
-    weights_of,
-)
+from recsys.training.checkpoint import DAMAGED, CheckpointStore
 from recsys.training.distributed import StopRequest, agreed, meet
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
+from recsys.training.saved_variables import all_finite, arrays_of, saved_variables, weights_of
 from recsys.training.training_log import TrainingLog, not_a_number, note_once
 from recsys.training.training_result import Progress, metrics_text
 

@@ -21,13 +21,13 @@ from recsys.embedding.table import Table
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.saved import kept_weights
 from recsys.models.saved_arrays import SavedRows
-from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.row_sources import (
     NewRows,
     RowSources,
     sources_of_ids,
     sources_of_tokens,
 )
+from recsys.training.saved_variables import moments_of, seeds_of
 from recsys.training.training_log import report_progress
 from recsys.training.warm_start import EarlierModel, refused, warm_start_of
 

@@ -31,7 +31,7 @@ from recsys.embedding.layout import replicate, tables_of
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.retrieval_model import model_class
-from recsys.training.checkpoint import CheckpointStore, interleaved_rows, saved_variables
+from recsys.training.checkpoint import CheckpointStore, interleaved_rows
 from recsys.training.distributed import is_primary
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun
@@ -39,6 +39,7 @@ from recsys.training.optimization import exclude_vectors, table_optimizers, towe
 from recsys.training.preconditions import check_divides, check_events, unknown_share
 from recsys.training.prefetch import BatchIterator, part_of_process
 from recsys.training.run_folders import RunFolders
+from recsys.training.saved_variables import saved_variables
 from recsys.training.state_transfer import transfer_state
 from recsys.training.training_log import TensorBoardWriter, TrainingLog, note_once, report_progress
 from recsys.training.training_result import Progress, TrainingResult

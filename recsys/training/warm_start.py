@@ -36,9 +36,9 @@ from recsys.models.saved_arrays import (
 )
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
-from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.distributed import agreed, jointly
 from recsys.training.row_sources import kind_of
+from recsys.training.saved_variables import moments_of, seeds_of
 from recsys.training.training_log import note_once
 from recsys.training.validation import Validator
 

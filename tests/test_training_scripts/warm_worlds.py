@@ -14,8 +14,8 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
-from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.optimization import table_optimizers, tower_optimizer
+from recsys.training.saved_variables import moments_of, seeds_of
 from recsys.training.warm_start import TrainingState, save_state
 
 DAY = 86_400

@@ -37,8 +37,8 @@ from recsys.data.ingest.segments import (
     plan_segments,
     whole_segment,
     write_index,
-    write_span_rows,
 )
+from recsys.data.ingest.span_rows import write_span_rows
 from recsys.data.ingest.span_states import (
     Seen,
     WindowSpan,

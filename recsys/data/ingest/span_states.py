@@ -13,7 +13,7 @@ from typing import Any
 from recsys.config import InteractionsConfig, canonical_json
 from recsys.data.dead_letters import Tally
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of
-from recsys.data.ingest.segments import SpanRows
+from recsys.data.ingest.span_rows import SpanRows
 from recsys.data.ingest.window import (
     BROKEN_CURE,
     Digests,
