@@ -17,6 +17,7 @@ from recsys.config.training import CheckpointConfig
 from recsys.data.dataset import open_data
 from recsys.data.neighbours import graph_neighbours
 from recsys.errors import UsageError
+from recsys.evaluation.systems import open_system
 from recsys.models import TwoTower
 from recsys.training.trainer import Trainer
 
@@ -98,6 +99,19 @@ def test_a_model_has_the_neighbours_of_what_it_was_trained_on(trained):
     assert rows.any()
     np.testing.assert_array_equal(graph.neighbours.value, rows)
     np.testing.assert_array_equal(graph.shares.value, shares)
+
+
+def test_a_trained_model_is_measured_without_the_rows_that_only_validation_saw(data, tmp_path):
+    train = STAGE["train"] | {"epochs": 1, "validation": {"share": 0.9}}
+    settings = TrainStage.model_validate({"model": STAGE["model"], "train": train})
+    result = fit(data, tmp_path, settings=settings)
+    counts = result.events.item_counts(data.items.n_rows)
+    is_unseen = data.items.has_id() & (counts == 0)
+    assert is_unseen.any()
+    candidates = open_system(result.model, data).candidates
+    # Without features all of them are what row 0 is.
+    assert len(np.unique(candidates[is_unseen], axis=0)) == 1
+    np.testing.assert_array_equal(candidates, open_system(result, data).candidates)
 
 
 def test_a_callback_sees_the_epochs_of_the_run_with_their_metrics(trained):

@@ -29,8 +29,8 @@ def evaluate(
     """Measures a model on held-out events, exactly, over the whole catalogue.
 
     Args:
-        model: A model folder, a bundle, a trained model as `load_model` returns it, or a
-            built retrieval model for the rows of `data`.
+        model: A model folder, a bundle, a trained model as `load_model` returns it, one that
+            `Trainer.fit` trained, or another built retrieval model, for the rows of `data`.
         data: Data with held-out events, or its folder.
         baselines: Names of baselines, maps with options (`{"type": "ials", "dim": 64}`), or
             objects; None: those of `config`.

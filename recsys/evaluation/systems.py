@@ -322,7 +322,8 @@ def open_system(
 
     Args:
         model: A model folder (`model.json`), a bundle (`manifest.json`), a trained model as
-            `load_model` returns it, or a built retrieval model for the rows of `data`.
+            `load_model` returns it, one that `Trainer.fit` trained, or another built retrieval
+            model, for the rows of `data`.
         data: The data folder to measure it on.
         name: What people call it; its path is said with it, and is all by default.
         mesh: One axis of devices, of several processes too, over which the tables and the
@@ -344,7 +345,10 @@ def open_system(
         return System(name, open_sharded(path, name, mesh), data)
     name = name or "the model"
     if hasattr(model, "embed_query"):
-        inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features)
+        # A training knows which rows it saw: validation may have held all events of one back.
+        trained = getattr(model, "training_result", None)
+        of_data = ModelInputs(data.users, data.items, data.catalogue, data.user_features)
+        inputs = of_data if trained is None else trained.inputs
         return System(name, of_model(model, inputs, name), data)
     return System(name, of_model(model.model, model.inputs, name), data)
 
