@@ -68,5 +68,5 @@ def Exporter(
     with tempfile.TemporaryDirectory(prefix="recsys-export-") as folder:
         file = Path(folder) / "data.json"
         file.write_text(json.dumps(data), encoding="utf-8")
-        arguments += ["--told-data", str(file)] if data else []
+        arguments += ["--data-origin", str(file)] if data else []
         run_stage_with_config("recsys.bundles.export", config, arguments, backend="tensorflow")

@@ -34,7 +34,7 @@ def Pusher(
 ) -> None:
     """Publishes a blessed bundle; a refused one leaves what is served as it is.
 
-    So does one that was rolled back: the next run doesn't undo what somebody decided.
+    So does one that was rolled back: the next run doesn't undo a rollback.
 
     Args:
         bundle: The bundle.

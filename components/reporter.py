@@ -38,7 +38,7 @@ def Reporter(
 ) -> None:
     """Writes `report.html`, and TFDV's pages beside it.
 
-    It runs in every run, for it tells of the run: what ran, what was cached, and why.
+    It runs in every run, because it describes that run: what ran, what was cached, and why.
 
     Args:
         interaction_letters: Dead letters of the interactions.

@@ -89,7 +89,7 @@ class WarmBaseStrategy(ResolverStrategy):
         there = {id_ for id_, model in models.items() if (Path(model.uri) / "model.json").exists()}
         inputs = _without(input_dict, _MODELS)
         # A base that is deleted can't be read again: the last good model takes its place.
-        # Where the model that it became has its files, nobody reads the base's.
+        # If the model that it became has its files, the base's are not read.
         reruns = [id_ for id_ in _made_with(store, models, inputs) if id_ in there]
         chosen = _taken_before(store, reruns, inputs, self._parameters, "base", models)
         if chosen is None:
@@ -150,7 +150,7 @@ class EarlierStatisticsStrategy(ResolverStrategy):
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
         """Returns `accepted` and `trained`, each of one or no statistics."""
         (current,) = input_dict["current"]
-        # A folder that somebody removed can't be read again.
+        # A removed folder can't be read again.
         older = {
             statistics.id: statistics
             for statistics in input_dict["accepted"]

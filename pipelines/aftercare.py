@@ -28,7 +28,7 @@ def after_run(
     step: str | None = None,
     state: str = "failed",
 ) -> dict[str, Any] | None:
-    """Cleans if the run ended well and the config says so, and sends the summary of the run.
+    """Cleans up after a successful run, if the config says so, and sends the summary.
 
     A failure here neither fails the run nor hides why it failed.
 
@@ -62,8 +62,8 @@ def after_run(
         return None
 
 
-def tell_of_killed(config: Config, run_ids: Sequence[str]) -> None:
-    """Sends the summaries of runs that were killed, and so could not do it themselves."""
+def report_killed(config: Config, run_ids: Sequence[str]) -> None:
+    """Sends the summaries of killed runs, which could not do so themselves."""
     for run_id in run_ids:
         after_run(config, run_id, state="killed")
 
@@ -90,7 +90,7 @@ def _sentence(webhook: dict[str, Any]) -> str:
     tries = counted(webhook["attempts"], "attempt", "attempts")
     if webhook["sent"]:
         return f"{webhook['host']} was notified ({tries})"
-    return f"{webhook['host'] or 'nobody'} could not be notified ({tries}): {webhook['error']}"
+    return f"{webhook['host'] or 'the webhook'} could not be notified ({tries}): {webhook['error']}"
 
 
 def _note(step: str, text: str) -> None:

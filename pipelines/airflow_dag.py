@@ -75,27 +75,27 @@ def run_night() -> dict[str, Any]:
     except OSError as error:
         raise AirflowFailException(f"{words[0]} can't be started: {error.strerror}") from None
     with _logged(process.stderr), _ended(process):
-        said = process.stdout.read() if process.stdout else b""
+        output = process.stdout.read() if process.stdout else b""
         code = process.wait()
     if code == 0:
-        return _summary(said)
-    raise _failure(code, said)
+        return _summary(output)
+    raise _failure(code, output)
 
 
-def _failure(code: int, said: bytes) -> BaseException:
+def _failure(code: int, output: bytes) -> BaseException:
     """Returns what to raise for an exit code that is not 0."""
     if code == ROOT_IS_HELD:
         return _wait_or_skip()
-    why = _error(said)
+    why = _error(output)
     if code == WRONG_CONFIG:
         return AirflowFailException(f"The config is wrong (exit code 2): {why}")
     return AirflowException(f"The run ended with exit code {code}: {why}")
 
 
-def _error(said: bytes) -> str:
+def _error(output: bytes) -> str:
     """Returns the error that the summary of a failed run names, if there is one."""
     try:
-        night = _summary(said).get("night") or {}
+        night = _summary(output).get("night") or {}
     except AirflowException:
         night = {}
     return str(night.get("error") or "the log says why.")
@@ -112,9 +112,9 @@ def _wait_or_skip() -> BaseException:
     return AirflowRescheduleException(now + dt.timedelta(seconds=again))
 
 
-def _summary(said: bytes) -> dict[str, Any]:
+def _summary(output: bytes) -> dict[str, Any]:
     """Returns the JSON object in the last line of what the command printed."""
-    lines = said.decode(errors="replace").strip().splitlines()
+    lines = output.decode(errors="replace").strip().splitlines()
     try:
         summary = json.loads(lines[-1])
     except (IndexError, ValueError):

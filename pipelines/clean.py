@@ -195,12 +195,12 @@ def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
         _mark(mlmd.MetadataStore(with_password(config)), marked)
     done = 0
 
-    def tell(thing: Thing) -> None:
+    def report(thing: Thing) -> None:
         nonlocal done
         done += 1
         emit("progress", step="clean", done=done, total=len(goes), text=str(thing.path))
 
-    failed = remove(root, goes, tell)
+    failed = remove(root, goes, report)
     sweep_empty(root)
     if goes and (root / "runs").is_dir():
         write_index(root)  # A report that is gone has no link there.

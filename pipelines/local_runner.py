@@ -22,7 +22,7 @@ if __package__ in (None, ""):
     # Run as a file: the folder of this file is no place to import from.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from pipelines.aftercare import after_run, tell_of_killed
+from pipelines.aftercare import after_run, report_killed
 from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_errors import stopped_error
 from recsys.config.load import default_config_path, load_config
@@ -84,7 +84,7 @@ def _run(path: Path, overrides: list[str]) -> None:
 
         root = Path(config.root)
         serving, database = root / "serving" / config.name, with_password(config)
-        runner = Runner(root, serving, database, partial(tell_of_killed, config))
+        runner = Runner(root, serving, database, partial(report_killed, config))
         with launching_by(config.launcher, root):
             summary = runner.run(create_pipeline(config))
     except (RecsysError, StoppedError) as error:

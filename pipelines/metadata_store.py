@@ -1,7 +1,7 @@
 """The connection to ML Metadata: SQLite under the root, or MySQL by config.
 
 TFX compiles the connection into the pipeline, and what is compiled is copied and shown.
-So the password is not part of it: it is added where somebody connects.
+So the password is not part of it: it is added when a connection is made.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
     claim.custom_properties["root"].string_value = str(root)
     claim.custom_properties["host"].string_value = socket.gethostname()
     if store.get_context_by_type_and_name(_TYPE, name) is None:
-        # Where somebody is faster, who it is is read below.
+        # If another process is faster, its name is read below.
         with contextlib.suppress(mlmd.errors.AlreadyExistsError):
             store.put_contexts([claim])
     held = store.get_context_by_type_and_name(_TYPE, name).custom_properties

@@ -1,7 +1,7 @@
-"""What a pipeline asks of the platform that it runs on.
+"""The platform that a pipeline runs on.
 
-On this machine it can look into ML Metadata and at its files when it is built. Elsewhere, as
-on Kubeflow (`pipelines.kubeflow`), it can't, and the platform says what is done instead.
+On this machine a pipeline can read ML Metadata and its files when it is built. Elsewhere, as
+on Kubeflow (`pipelines.kubeflow`), it can't, and the platform defines what it does instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Platform:
         return str(folder)
 
     def digest(self, of_now: Callable[[], str]) -> str:
-        """Returns what the cache knows the raw files by; `of_now` looks at them now."""
+        """Returns the cache key of the raw files; `of_now` computes their digest now."""
         return of_now()
 
     def schema_file(self, file: Path, root: Path) -> Path:
@@ -64,21 +64,21 @@ class Platform:
         return pinned
 
     def earlier_statistics(self, what: str, current: BaseChannel) -> Resolver | None:
-        """Returns the node of `EarlierStatistics`; None where nobody knows of earlier ones."""
+        """Returns the node of `EarlierStatistics`; None if earlier ones can't be found."""
         return EarlierStatistics(what, current)
 
     def previous(
         self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
     ) -> Resolver | None:
-        """Returns the node of `Previous`; None where nobody knows of an earlier one."""
+        """Returns the node of `Previous`; None if an earlier one can't be found."""
         return Previous(name, kind, parameters, **inputs)
 
     def latest_blessed(self, current: BaseChannel) -> Resolver:
-        """Returns the node of `LatestBlessed`, or what comes next to it."""
+        """Returns the node of `LatestBlessed`, or the platform's nearest equivalent."""
         return LatestBlessed(current)
 
     def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
-        """Returns the node of `WarmBase`, or what comes next to it."""
+        """Returns the node of `WarmBase`, or the platform's nearest equivalent."""
         return WarmBase(parameters, **inputs)
 
 

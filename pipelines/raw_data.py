@@ -79,7 +79,7 @@ def _interactions(config: Config, platform: Platform) -> BaseNode:
 
 
 def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
-    """Returns a digest of what the files hold; of a query nobody knows what it will return."""
+    """Returns a digest of the files' contents; that of a query is always new."""
     if source.query is not None:
         return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
     if has_spans(source):

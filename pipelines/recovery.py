@@ -171,7 +171,7 @@ def sweep_empty(root: Path) -> None:
 
 
 def _remove(root: HeldFolder, path: Path) -> bool:
-    """Removes a file or a folder; returns whether it is gone. What stays harms nobody."""
+    """Removes a file or a folder; returns whether it is gone. If it stays, it does no harm."""
     try:
         root.remove(path)
     except OSError as error:

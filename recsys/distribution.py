@@ -1,7 +1,7 @@
 """The name that pip knows this package by, and how its extras are installed.
 
-It is in no registry, and `recsys` there is a package of somebody else: what is told to
-people installs from their clone. docs/install.md tells more.
+It is not in a public registry, where `recsys` is another project's package, so error messages
+say how to install from a clone. docs/install.md has more.
 """
 
 from __future__ import annotations

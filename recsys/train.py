@@ -79,7 +79,7 @@ def train(
 
     Raises:
         RecsysError: The data are damaged or too few, a table isn't placed as
-            planned, the loss is no number, or somebody asked the run to stop.
+            planned, the loss is no number, or the run was stopped.
         UsageError: The config asks for another model than `base` is, and
             `warm_start.changed` is `refuse`.
     """
@@ -175,8 +175,8 @@ def _write_probe(
     if model.spec.config.item_age:
         facts[ASKED_AT] = minutes(log.timestamp[events])
     query = embed_queries(model, user_row, history, inputs, facts)
-    asked: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
-    distributed.agreed(lambda: np.savez(out / "probe.npz", **asked))
+    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
+    distributed.agreed(lambda: np.savez(out / "probe.npz", **arrays))
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.bundles.signatures import NO_SCORE, SignatureInput, check_told
+from recsys.bundles.signatures import NO_SCORE, SignatureInput, check_fact_texts
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.catalogue_search import CatalogueSearch
@@ -266,11 +266,11 @@ def test_a_bundle_without_its_catalogue_is_refused(tmp_path):
     assert caught.value.code == "R544"
 
 
-TOLD = ("history_age", "history_weight", "query_time")
+READ = ("history_age", "history_weight", "query_time")
 
 
 @pytest.mark.parametrize(
-    "told",
+    "facts",
     [
         {},
         {"history_age": ["30", ""], "history_weight": ["0.5"]},
@@ -279,22 +279,22 @@ TOLD = ("history_age", "history_weight", "query_time")
         *({"query_time": [f"2016-02-01{clock}"]} for clock in ("T18:00", " 18:00:00.5+01:00")),
     ],
 )
-def test_a_history_and_a_question_may_be_told_of(told):
-    check_told(told, TOLD, ["i1", "i2"])
+def test_facts_that_the_model_reads_are_accepted(facts):
+    check_fact_texts(facts, READ, ["i1", "i2"])
 
 
 @pytest.mark.parametrize(
-    ("told", "inputs", "rule"),
+    ("facts", "inputs", "rule"),
     [
         ({"query_time": ["5"]}, (), "R549.*must read query_time"),
         *(
-            ({"query_time": [text]}, TOLD, "R549.*seconds since 1970.*ISO 8601")
+            ({"query_time": [text]}, READ, "R549.*seconds since 1970.*ISO 8601")
             for text in ("soon", "1.5", "2016-13-01", "1" * 20, "True")
         ),
-        ({"history_age": ["1", "2", "3"]}, TOLD, "R549.*history_age must hold a number for each"),
-        ({"history_weight": ["much"]}, TOLD, "R549.*history_weight must hold a number"),
+        ({"history_age": ["1", "2", "3"]}, READ, "R549.*history_age must hold a number for each"),
+        ({"history_weight": ["much"]}, READ, "R549.*history_weight must hold a number"),
     ],
 )
-def test_what_would_be_told_in_vain_or_cant_be_read_is_refused(told, inputs, rule):
+def test_facts_that_no_input_reads_or_that_cant_be_read_are_refused(facts, inputs, rule):
     with pytest.raises(UsageError, match=rule):
-        check_told(told, inputs, ["i1", "i2"])
+        check_fact_texts(facts, inputs, ["i1", "i2"])

@@ -14,7 +14,7 @@ from metadata_nights import config_of
 from ml_metadata.proto.metadata_store_pb2 import Execution
 
 from pipelines import aftercare
-from pipelines.aftercare import after_run, tell_of_killed
+from pipelines.aftercare import after_run, report_killed
 from pipelines.recovery import record_killed
 from pipelines.run_record import Outputs
 from recsys.errors import RecsysError
@@ -87,7 +87,7 @@ def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
         RunRecord(tmp_path / "runs" / name).start("tiny", ["A"], 1.0)
     ended = record_killed(tmp_path)
     (tmp_path / "runs" / "b" / "run.json").write_text("{")  # What it was is known all the same.
-    tell_of_killed(config_of(tmp_path), ended)
+    report_killed(config_of(tmp_path), ended)
     assert [(night["run"], night["state"]) for night in calls["told"]] == [
         (RUN, "interrupted"),
         ("b", "interrupted"),
@@ -97,7 +97,7 @@ def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
 
 def test_a_killed_run_that_cant_be_told_of_is_no_failure_of_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr(aftercare, "send_summary", lambda *_: 1 / 0)
-    tell_of_killed(config_of(tmp_path), [RUN, "b"])
+    report_killed(config_of(tmp_path), [RUN, "b"])
 
 
 def test_a_damaged_record_fails_no_run(tmp_path, calls):

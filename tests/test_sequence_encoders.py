@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recsys.bundles.signatures import told_texts
+from recsys.bundles.signatures import fact_texts
 from recsys.data.history_facts import N_WEIGHTS, weight_buckets
 from recsys.models import encoders
 from recsys.models.sequences import Hstu, Ligr, SasRec
@@ -372,6 +372,6 @@ def test_buckets_of_weights_are_four_to_a_doubling():
     assert weight_buckets(weights).tolist() == exact.clip(0, 65).astype(int).tolist()
     assert N_WEIGHTS == 66
     # What stands for a bucket in a request is read as the bucket.
-    texts = told_texts({"history_weight": np.arange(-1, N_WEIGHTS)})["history_weight"]
+    texts = fact_texts({"history_weight": np.arange(-1, N_WEIGHTS)})["history_weight"]
     assert texts[0] == ""
     assert weight_buckets(texts[1:].astype(np.float32)).tolist() == list(range(N_WEIGHTS))

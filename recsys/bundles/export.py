@@ -62,7 +62,7 @@ class Sources:
         user_transform: Output of the Transform of the users; without it queries are
             made of ids and histories alone.
         evaluation: The model's evaluation folder, for card and manifest.
-        told_data: What the manifest tells of the raw data (`recsys.runs.lineage`).
+        data_origin: Origin of the raw data, for the manifest (`recsys.runs.lineage`).
     """
 
     model: Path
@@ -70,7 +70,7 @@ class Sources:
     transform: Path | None = None
     user_transform: Path | None = None
     evaluation: Path | None = None
-    told_data: dict[str, Any] | None = None
+    data_origin: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         "name": stage.name,
         "repeats": stage.repeats,
         "metrics": evaluation["metrics"] if evaluation else None,
-        "lineage": describe_origin(sources.model, evaluation, sources.told_data),
+        "lineage": describe_origin(sources.model, evaluation, sources.data_origin),
         "config": {**stage.model_dump(mode="json"), **trained_with},
         "code": code_fingerprint("recsys.bundles.export", "recsys.train", config=[trained]),
         "versions": {name: metadata.version(name) for name in _VERSIONS},
@@ -329,10 +329,10 @@ def _main() -> dict[str, Any]:
     parser.add_argument("--transform", type=Path, help="Transform's output for the items")
     parser.add_argument("--user-transform", type=Path, help="Transform's output for the users")
     parser.add_argument("--evaluation", type=Path)
-    parser.add_argument("--told-data", type=Path, help="what the manifest tells of the raw data")
+    parser.add_argument("--data-origin", type=Path, help="origin of the raw data, for the manifest")
     options = vars(parser.parse_args())
-    config, out, told_data = (options.pop(name) for name in ("config", "out", "told_data"))
-    sources = Sources(**options, told_data=told_data and read_json(told_data))
+    config, out, data_origin = (options.pop(name) for name in ("config", "out", "data_origin"))
+    sources = Sources(**options, data_origin=data_origin and read_json(data_origin))
     return export(load_stage(config, ExportStage), sources, out.absolute())
 
 

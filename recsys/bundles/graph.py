@@ -79,7 +79,7 @@ class Retrieval(tf.Module):
         raw_users: The same for users.
         k: Candidates of an answer.
         kind: What the item embeddings are stored as.
-        excludes_seen: Whether a tf.Example that doesn't say so asks for new items alone.
+        excludes_seen: Default of `exclude_seen` in tf.Examples.
 
     Raises:
         RecsysError: The item embeddings can't be stored so (R539).
@@ -188,13 +188,13 @@ class Retrieval(tf.Module):
     ) -> _Tensors:
         """Answers everybody by popularity, else as `recommend_filtered` does.
 
-        Of a bundle whose vectors lie apart: what it is asked where `prepare_query` says that
-        nothing is known.
+        For bundles whose vectors lie apart: clients call it if `prepare_query` answers that
+        nothing is known of the query.
         """
         user, seen = self._seen(user_id, history, exclude_seen)
-        nobody = tf.fill([tf.shape(user)[0]], POPULARITY)
+        source = tf.fill([tf.shape(user)[0]], POPULARITY)
         hidden = tf.concat([seen, self._items(exclude_ids)], axis=1)
-        query = Query(tf.zeros([tf.shape(user)[0], 0]), nobody)
+        query = Query(tf.zeros([tf.shape(user)[0], 0]), source)
         return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
 
     def recommend_examples(self, examples: tf.Tensor) -> _Tensors:
@@ -202,7 +202,7 @@ class Retrieval(tf.Module):
 
         Their features: `user_id`, one text; `history`, any number of texts;
         `exclude_seen`, one integer, where it is missing 1 or, in a bundle whose config
-        includes repeats, 0; and what is told of the history, and the raw columns of the users,
+        includes repeats, 0; and the facts of the history and the raw columns of the users,
         any number of texts each.
         """
         columns = self._query_columns
@@ -284,23 +284,23 @@ class Retrieval(tf.Module):
         return tf.where(rows > 0, rows, hash_rows(ids, self._n_item_hash_rows))
 
     def _query(
-        self, user: tf.Tensor, user_id: tf.Tensor, history: tf.Tensor, given: _Tensors
+        self, user: tf.Tensor, user_id: tf.Tensor, history: tf.Tensor, columns: _Tensors
     ) -> Query:
-        """Embeds queries; `user` `[b]` holds the users' numbers, `given` has `_query_columns`."""
+        """Embeds queries; `user` `[b]` holds the users' numbers, `columns` the `_query_columns`."""
         row, length = self._users.rows(user, user_id), self._towers.history
         # What stands behind is never read.
         rows_given = self._items(history[:, :length])
         rows_given = tf.pad(rows_given, [[0, 0], [0, length - tf.shape(rows_given)[1]]])
         has_history = tf.reduce_any(history != "", axis=1)
         rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
-        told = {name: given[name] for name in query_facts(self._towers.facts)}
-        raw = {name: column for name, column in given.items() if name not in told}
+        texts = {name: columns[name] for name in query_facts(self._towers.facts)}
+        raw = {name: column for name, column in columns.items() if name not in texts}
         facts = {}
         if ASKED_AT in self._towers.facts:
-            facts[ASKED_AT] = minutes_of_texts(told[QUERY_TIME])
+            facts[ASKED_AT] = minutes_of_texts(texts[QUERY_TIME])
         for name in self._towers.history_facts:
-            stored = self._users.fact(name, user, told.get(QUERY_TIME), length)
-            of_given = fact_of_texts(name, told[name], length)
+            stored = self._users.fact(name, user, texts.get(QUERY_TIME), length)
+            of_given = fact_of_texts(name, texts[name], length)
             facts[name] = tf.where(has_history[:, None], of_given, stored)
         bags = _fresh(self._raw_users, user_id, raw, self._towers.user_bags(row))
         return self._towers.query(row, rows, bags, facts)

@@ -150,11 +150,11 @@ _BATCHES = (0, 1, 7)
 _PROBES, _ITEMS = 64, 512
 """Of the last, larger batches: the graph holds scores `[batch, items]` several times."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 """Called with a sentence after each check."""
 
 
-def check(model: Any, bundle: Path, reference: Reference, report: Tell) -> float:
+def check(model: Any, bundle: Path, reference: Reference, report: Report) -> float:
     """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
 
     The embeddings of all probes and all items, the candidates of all probes, in
@@ -192,23 +192,23 @@ def _ranked(ask: Any, reference: Reference, items: Vocabulary) -> tuple[list[Ans
     """Returns what the signatures that rank answer, and what is expected of them."""
     n = len(reference.query)
 
-    def asked(signature: str) -> dict[str, np.ndarray]:
+    def outputs(signature: str) -> dict[str, np.ndarray]:
         return _in_batches(lambda part: _answer(ask[signature], reference, part), n)
 
     if reference.vectors == "apart":
-        prepared = asked("prepare_query")
+        prepared = outputs("prepare_query")
         difference("R530", "query embeddings", prepared["embedding"], reference.query)
         nothing = np.zeros((n, 0), np.int32)
         sources = Answers("prepare_query", nothing, nothing, prepared["source"])
         _check_sources(sources, reference)
         everybody = np.full(n, POPULARITY, object)
         expected = dataclasses.replace(reference, source=everybody, kind="float32")
-        return [_answers(POPULAR, asked(POPULAR), items)], expected
+        return [_answers(POPULAR, outputs(POPULAR), items)], expected
 
     def examples(part: slice) -> dict[str, tf.Tensor]:
         return ask["serving_default"](examples=_examples(reference, part))
 
-    answers = [_answers("recommend", asked("recommend"), items)]
+    answers = [_answers("recommend", outputs("recommend"), items)]
     answers.append(_answers("serving_default", _in_batches(examples, n), items))
     return answers, reference
 

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.quantization import Kind
-from recsys.bundles.signatures import QUERY_TIME, told_texts
+from recsys.bundles.signatures import QUERY_TIME, fact_texts
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -158,7 +158,7 @@ class Reference:
         min_parity: Share of the exact best that it must find nevertheless [0..1].
         latency_ms: Longest that 99 % of single requests may take [ms]; None: any time.
         vectors: Where the candidates are, `bundle` or `apart`.
-        facts: What the model is told of `history`, each `[n, length + 1]` text.
+        facts: Facts of `history`, each `[n, length + 1]` text.
     """
 
     user_id: np.ndarray
@@ -224,7 +224,7 @@ def raw_facts(facts: Facts) -> dict[str, np.ndarray]:
     """Returns facts as texts `[n, …]`, as a client sends them: for `raw_probes`."""
     return {
         name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
-        for name, texts in told_texts(facts).items()
+        for name, texts in fact_texts(facts).items()
     }
 
 

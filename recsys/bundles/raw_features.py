@@ -41,7 +41,7 @@ def numbers(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def fact_of_texts(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns what texts `[b, any]` tell of histories `[b, length]` int32.
+    """Returns the fact of histories `[b, length]` int32 that texts `[b, any]` hold.
 
     The empty one is unknown; an age below 0 is 0. What stands behind is never read.
 

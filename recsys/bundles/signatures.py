@@ -44,7 +44,7 @@ Signature = Mapping[str, SignatureInput]
 ONLY = "only_"
 QUERY_TIME = "query_time"
 """Input of a model that reads times, as text: the moment of the question, from which stored
-histories count back, and at which items have their ages. What is told of a given history are
+histories count back, and at which items have their ages. Facts of a given history are
 inputs too, `recsys.data.history_facts`: how long before the question each item was, in seconds,
 and the weight of each event."""
 WHOLE = r"[0-9]{1,18}(\.0*)?"
@@ -58,13 +58,13 @@ _OWN = (
 
 
 def query_facts(facts: Iterable[str]) -> tuple[str, ...]:
-    """Returns the inputs of a query by which a model is told the facts that it reads."""
+    """Returns the inputs of a query that hold the facts that a model reads."""
     names = tuple(facts)
     of_history = tuple(name for name in names if name != ASKED_AT)
     return (*of_history, QUERY_TIME) if {AGES, ASKED_AT} & {*names} else of_history
 
 
-def told_texts(facts: Facts) -> Arrays:
+def fact_texts(facts: Facts) -> Arrays:
     """Returns facts of histories `[n, …]` and of questions `[n]` as texts `[n, …]`, by input."""
     texts = {name: _texts(name, fact) for name, fact in facts.items()}
     if ASKED_AT in texts:
@@ -83,25 +83,25 @@ def _texts(name: str, fact: np.ndarray) -> np.ndarray:
     return np.where(fact == UNKNOWN, "", texts).astype(object)
 
 
-def check_told(
-    told: Mapping[str, Sequence[str]], inputs: Container[str], history: Sequence[str]
+def check_fact_texts(
+    facts: Mapping[str, Sequence[str]], inputs: Container[str], history: Sequence[str]
 ) -> None:
-    """Checks what is told of a history that is given, and of the moment of the question.
+    """Checks the facts of a query: ages and weights of its history, and its time.
 
     Args:
-        told: Texts by input: the facts that a model reads, and `QUERY_TIME`.
-        inputs: What the model can be told.
+        facts: Texts by input.
+        inputs: The inputs that the model reads.
         history: Item ids, the newest first.
 
     Raises:
-        UsageError: It can't be told that, or not so (R549).
+        UsageError: The model reads no such input, or the texts can't be read (R549).
     """
-    for name, texts in told.items():
+    for name, texts in facts.items():
         if name not in inputs:
-            rule = f"A model must read {name} to be told it."
+            rule = f"The model must read {name}."
             cure = (
-                "Leave it out; model.pooling.relative_time and event_weight, and of query_time"
-                " model.item_age too, have it read."
+                "Leave it out, or train a model that reads it: model.pooling.relative_time or"
+                " event_weight, and for query_time also model.item_age."
             )
         elif name == QUERY_TIME:
             if all(re.fullmatch(rf"|-[0-9]{{1,18}}|{WHOLE}|{ISO}", text.strip()) for text in texts):
@@ -112,7 +112,7 @@ def check_told(
             if len(texts) <= len(history) and all(map(_is_number_or_empty, texts)):
                 continue
             rule = f"{name} must hold a number for each item of history, and for no other."
-            cure = 'Give the history too, and "" for an event of which nobody knows it.'
+            cure = 'Give the history too, and "" where it is unknown.'
         raise UsageError("R549", rule, cure, list(texts))
 
 

@@ -38,7 +38,7 @@ class StoredUsers(tf.Module):
         self._offsets = constant(offsets, tf.int32 if offsets[-1] < 2**31 else tf.int64)
         self._items = constant(np.append(histories.item_rows, 0), tf.int32)
         if histories.times is not None:
-            # Behind all others the newest: when is asked, if nobody says so.
+            # At the end the newest of all: the default time of a query.
             newest = histories.times.max() if len(histories.times) else 0
             self._times = constant(np.append(histories.times, newest), tf.int64)
         if histories.weights is not None:
@@ -59,7 +59,7 @@ class StoredUsers(tf.Module):
         return tf.where(is_inside, tf.gather(self._items, places), 0)
 
     def fact(self, name: str, user: tf.Tensor, now: tf.Tensor | None, length: int) -> tf.Tensor:
-        """Returns what is told of what `newest` returns `[b, length]` int32.
+        """Returns a fact of the events that `newest` returns `[b, length]` int32.
 
         Args:
             name: The fact, of `recsys.data.history_facts`.

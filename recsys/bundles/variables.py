@@ -36,7 +36,7 @@ _SOURCE, _PREFIX = "_recsys_source", "filled_later_"
 _NUMBERS = itertools.count()
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called with the bytes that are written, and all of them."""
 
 
@@ -63,7 +63,7 @@ def _was_filled_later(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def fill(folder: Path, variables: Iterable[tf.Variable], report: Tell = lambda *_: None) -> None:
+def fill(folder: Path, variables: Iterable[tf.Variable], report: Report = lambda *_: None) -> None:
     """Gives the variables of the SavedModel in `folder` their content.
 
     Args:
@@ -99,7 +99,7 @@ def written_whole(folder: Path) -> Iterator[None]:
         raise RecsysError("R526", rule, cure, error.message) from None
 
 
-def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
+def _rewrite(prefix: Path, variables: list[tf.Variable], report: Report) -> None:
     reader = tf.train.load_checkpoint(str(prefix))
     keys = _keys_of(reader)
     by_key = {keys[variable.name.partition(":")[0]]: variable for variable in variables}

@@ -1,4 +1,4 @@
-"""`recsys check`: looks at somebody's files and writes the config that reads them."""
+"""`recsys check`: inspects data files and writes the config that reads them."""
 
 from __future__ import annotations
 

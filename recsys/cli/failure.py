@@ -18,8 +18,8 @@ from recsys.system.process import storage_error
 def one_sentence() -> Iterator[None]:
     """Ends the program with one sentence if its block raises an error.
 
-    The exit code is the error's own, and 1 for an error that nobody foresaw, whose
-    traceback goes to a file that the sentence names.
+    The exit code is the error's own, and 1 for an unexpected error, whose traceback goes to a
+    file that the sentence names.
     """
     try:
         yield

@@ -240,7 +240,7 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
     """Sends a signal to the child's group; returns whether there is anyone in it."""
-    child.poll()  # a dead child that nobody waited for would still count
+    child.poll()  # a dead child would count until it is waited for
     try:
         os.killpg(child.pid, signum)
     except (ProcessLookupError, PermissionError):

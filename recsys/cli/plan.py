@@ -71,8 +71,9 @@ def plan(
 
     limit = None if memory is None else parse_bytes(memory)
     speeds = {"link": link, "fabric": fabric, "disk": disk}
-    given = {name: text for name, text in speeds.items() if text is not None}
-    rates = {name: parse_bytes(text, f"--{name}") for name, text in given.items()}
+    rates = {
+        name: parse_bytes(text, f"--{name}") for name, text in speeds.items() if text is not None
+    }
     named_rows = parse_rows(rows or [])
     run = with_mesh(load_config(config, sets or []), mesh)
     devices = devices or (run.mesh.n_devices if run.mesh else None)

@@ -54,9 +54,9 @@ def recommend(
     from recsys.bundles.versions import latest
 
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
-    given = [name for name, value in options.items() if value is not None]
+    named = [name for name, value in options.items() if value is not None]
     answer: Recommendations | Answered
-    if user is not None and given == ["--user"]:
+    if user is not None and named == ["--user"]:
         bundle = latest(serving_folder(config, root))
         answer = _recommend_user(bundle, user, k, at)
         show = functools.partial(_show_user, answer)
@@ -67,7 +67,7 @@ def recommend(
     else:
         rule = "Items are recommended to one user, or to the users of a file."
         cure = "Give --user ID, or --users FILE --out FILE.parquet."
-        raise UsageError("R548", rule, cure, given)
+        raise UsageError("R548", rule, cure, named)
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
     else:
@@ -153,13 +153,13 @@ def _recommend_file(
         progress.reset(task, description="recommending", total=file.n_bytes)
         done = 0
 
-        def tell(n_users: int, n_bytes: int) -> None:
+        def report(n_users: int, n_bytes: int) -> None:
             nonlocal done
             done += n_users
             progress.update(task, advance=n_bytes, text=f"{done:,} users")
 
         answer = functools.partial(batch_answer, retriever, query_time=at)
-        return recommend_file(answer, file, out, k, batch, tell), file.column
+        return recommend_file(answer, file, out, k, batch, report), file.column
 
 
 def _show_file(answered: Answered, column: str, console: Console) -> None:

@@ -77,7 +77,7 @@ def tune(
                 with TuneView(console, tuning.metric, minutes, tuning.seconds) as view:
                     _announce(console, tuning.folder, len(tuning.records()), tuning.seconds)
                     with events.shown_events(view.show):
-                        tuning.run(log, view.tell)
+                        tuning.run(log, view.show_trial)
         except StoppedError as stopped:
             print_error(f"Stopped by {stopped.name}; the same command resumes the study.")
             sys.exit(stopped.exit_code)
@@ -144,7 +144,7 @@ class TuneView:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def tell(self, record: dict[str, Any]) -> None:
+    def show_trial(self, record: dict[str, Any]) -> None:
         """Shows a trial that begins or has ended, as its record says."""
         number, state = record["number"], record["state"]
         if state == "running":

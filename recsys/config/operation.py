@@ -44,16 +44,16 @@ class MysqlSslConfig(Strict):
 
 
 class MysqlConfig(Strict):
-    """A MySQL or MariaDB server, and a database on it that is there."""
+    """A MySQL or MariaDB server, and an existing database on it."""
 
     host: Text
     """Name or address of the server."""
     port: Port = 3306
     """Its port."""
     database: Text
-    """Name of the database; made by you, filled by the first run."""
+    """Name of the database, which must exist; the first run fills it."""
     user: Text
-    """Who asks."""
+    """Name of the database user."""
     password_env: VariableName = "RECSYS_METADATA_PASSWORD"  # noqa: S105 - a variable's name
     """Environment variable that holds the password; it is read nowhere else."""
     ssl: MysqlSslConfig | None = None
@@ -75,21 +75,21 @@ class PushConfig(Strict):
 
 
 class KeepConfig(Strict):
-    """What of earlier runs stays on the disk; `null` removes nothing.
+    """Which files of earlier runs stay on the disk; `null` removes nothing.
 
     What the next run, or the served model, needs stays in any case.
     """
 
     runs: PositiveInt | None = None
-    """Newest runs whose artifacts stay, beside what later runs and the served versions need;
+    """Newest runs whose artifacts stay, beside those that later runs and the served versions need;
     `null`: their number removes nothing."""
     days: PositiveInt | None = None
-    """Days for which the artifacts of a run stay; with `runs` too, what either of the two
-    keeps stays. `null`: age removes nothing."""
+    """Days for which the artifacts of a run stay; with `runs` too, an artifact stays
+    if either of the two keeps it. `null`: age removes nothing."""
     checkpoints: PositiveInt | None = None
-    """Newest trainings whose checkpoints stay; a killed run goes on from the newest."""
+    """Newest trainings whose checkpoints stay; a killed run resumes from the newest."""
     records: PositiveInt | None = None
-    """Newest runs whose record, report and log stay, and what TensorBoard shows of them."""
+    """Newest runs whose record, report, log and TensorBoard files stay."""
 
     @property
     def is_set(self) -> bool:
@@ -98,14 +98,13 @@ class KeepConfig(Strict):
 
 
 class NotifyConfig(Strict):
-    """A webhook that is told of each run."""
+    """A webhook that gets the summary of each run."""
 
     webhook_env: VariableName | None = None
     """Environment variable that holds the URL of a webhook; the URL is a secret, and the
-    config is not. `null`: nobody is told."""
+    config is not. `null`: no notification."""
     on: tuple[Outcome, ...] = ("blessed", "refused", "failed", "interrupted")
-    """Runs that it is told of, by what came of them; `interrupted` are those that were stopped
-    or killed."""
+    """Outcomes of runs that are sent; `interrupted` are runs that were stopped or killed."""
     timeout_s: Annotated[PositiveFloat, Field(le=120.0)] = 10.0
     """Longest that one attempt may take [s]."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 4

@@ -43,9 +43,9 @@ class Config(TrainStage, EvaluateStage, ExportStage):
     metadata: MetadataConfig = MetadataConfig()
     """Where ML Metadata is kept."""
     keep: KeepConfig = KeepConfig()
-    """What of earlier runs stays on the disk."""
+    """Which files of earlier runs stay on the disk."""
     notify: NotifyConfig = NotifyConfig()
-    """Whom a run tells of what came of it."""
+    """Where the summaries of runs are sent."""
 
     @model_validator(mode="after")
     def _parts_fit_the_data(self) -> Self:

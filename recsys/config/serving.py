@@ -57,6 +57,6 @@ class ExportStage(Strict):
     export: ExportConfig = ExportConfig()
     """The serving bundle."""
     repeats: Repeats = "exclude"
-    """What becomes of items that a user has seen. `exclude`: they are in no list of that
-    user, and what is taken again is no answer of a query; `include`: they are items like
-    others. Validation, evaluation and the defaults of what serves go by it."""
+    """Whether lists may hold items that their user has seen. `exclude`: no, and repeated
+    events are not answers of a query; `include`: yes, they are treated like other items. It
+    holds for validation, evaluation and the defaults of serving."""

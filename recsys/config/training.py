@@ -152,7 +152,7 @@ class ValidationConfig(Strict):
 
 
 class CheckpointConfig(Strict):
-    """What a killed run goes on from."""
+    """What a killed run resumes from."""
 
     every_steps: PositiveInt = 1_000
     """Steps from one checkpoint to the next: the most that a kill can cost."""
@@ -259,7 +259,7 @@ class TrainConfig(Strict):
     """Training positives held back to stop early and to keep the best model; `null`: none,
     the last model is kept."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What a killed run goes on from."""
+    """What a killed run resumes from."""
     profile_steps: NonNegativeInt = 0
     """Steps that JAX's profiler traces, after the first hundred; 0: none."""
 
@@ -345,11 +345,11 @@ class TrainStage(Strict):
     a weight, `user_tower/dense/output: [data, model]` what a layer returns. What no rule
     names is on all devices."""
     warm_start: WarmStartConfig | None = None
-    """How a training goes on from the last good model; `null`: each begins anew."""
+    """How a training continues from the last blessed model; `null`: each starts from scratch."""
     repeats: Repeats = "exclude"
-    """What becomes of items that a user has seen. `exclude`: they are in no list of that
-    user, and what is taken again is no answer of a query; `include`: they are items like
-    others. Validation, evaluation and the defaults of what serves go by it."""
+    """Whether lists may hold items that their user has seen. `exclude`: no, and repeated
+    events are not answers of a query; `include`: yes, they are treated like other items. It
+    holds for validation, evaluation and the defaults of serving."""
 
     @model_validator(mode="after")
     def _solved_users_have_their_loss(self) -> Self:

@@ -34,7 +34,7 @@ _BATCH = 65_536
 
 
 class Texts(Sequence[str]):
-    """A column of a Parquet file: one array of Arrow, read when the first text is asked for.
+    """A column of a Parquet file: one array of Arrow, read when the first text is needed.
 
     As a list of Python a text would take 64 bytes more.
 

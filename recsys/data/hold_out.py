@@ -1,7 +1,7 @@
 """Which training positives validation holds back: drawn as the test part was.
 
-A model chosen on a draw that isn't that of the test part is chosen for another task: early
-stopping and settings then go wrong. Draws here see training positives alone.
+If validation is drawn differently from the test part, early stopping and tuning optimise a
+different task. The draws here see only training positives.
 
 newest_share   those after a moment, as a split by time
 last_events    the last of each user, as `last_out`
@@ -26,7 +26,7 @@ from recsys.ragged import ranges
 Draw = Literal["newest", "last", "random", "popular", "given"]
 """How events were chosen, as `train.validation.like` has it."""
 AT_ONCE: tuple[Draw, ...] = ("random", "popular", "given")
-"""Draws whose events aren't newer than what is kept: a user is asked once, for all of them."""
+"""Draws whose events aren't newer than the kept ones: one query a user, for all of them."""
 
 _BINS = 1 << 16
 _SEED = (0, 2)
@@ -70,11 +70,11 @@ def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Dra
 
 
 def is_asked_at_once(events: EventLog, config: ValidationConfig | None, split: SplitRule) -> bool:
-    """Returns whether users are asked for events that aren't newer than what is known of them.
+    """Returns whether the events held back aren't newer than the events that queries know.
 
     Args:
         events: The training positives.
-        config: How validation draws; None: there is none, and the split tells alone.
+        config: How validation draws; None: without validation, the split decides.
         split: How the positives were split, and what orders them.
 
     Raises:

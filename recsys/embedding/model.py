@@ -423,7 +423,7 @@ class FunctionalSparseModel(SparseModel, Functional):
     """What `SparseModel(inputs, outputs)` makes."""
 
     def _convert_inputs_to_tensors(self, flat_inputs: list[Any]) -> list[Any]:
-        """Refuses what Keras would cast to whole numbers, and read as ids, without a word."""
+        """Refuses inputs that Keras would silently cast to whole numbers and read as ids."""
         for x, spec in zip(flat_inputs, self._inputs, strict=True):
             if x is not None and "int" in spec.dtype:
                 checked_ids(x, spec.name)

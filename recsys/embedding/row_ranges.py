@@ -104,8 +104,8 @@ def _fetched(
     at = jnp.arange(len(owner)) - jnp.searchsorted(owner, jnp.arange(n + 1))[owner]
     wanted = jnp.zeros((n, capacity), jnp.int32)
     wanted = wanted.at[owner, at].set(place[order] % n_places, mode="drop")
-    asked = jax.lax.all_to_all(wanted, axis, 0, 0)
-    got = jax.lax.all_to_all(value[asked], axis, 0, 0)
+    requested = jax.lax.all_to_all(wanted, axis, 0, 0)
+    got = jax.lax.all_to_all(value[requested], axis, 0, 0)
     ordered = got.at[owner, at].get(mode="clip")
     return jnp.zeros((len(owner), width), value.dtype).at[order].set(ordered)
 

@@ -1,6 +1,6 @@
 """Proves from the compiled step that its cost doesn't depend on the vocabulary size.
 
-XLA may do what nobody asked for: copy a table because a read comes after the write,
+XLA may do more than the program says: copy a table because a read comes after the write,
 make a gradient of its size, gather it from all devices. A model may too: sum over a
 table, or over a vector with a number for each row. All of that is in the compiled
 program: an instruction that makes, or reads, as many rows as the table has, or its

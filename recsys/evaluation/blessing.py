@@ -98,8 +98,8 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     """Returns the decision on the model.
 
     A threshold is reached if the lower end of the interval reaches it. One that can't be
-    judged, for want of users, of a slice or of a baseline, is not reached. Without any
-    baseline there is no strongest one, and nothing is asked against it.
+    judged, because users, its slice or its baseline are missing, counts as missed. Without
+    any baseline, the rules on the strongest one don't apply.
 
     Args:
         config: The thresholds.
@@ -307,7 +307,7 @@ def _sentence(
 def _headline(rules: list[RuleOutcome], first: str | None = None) -> RuleOutcome | None:
     """Returns the most important comparison.
 
-    That with `first`; with the strongest baseline; with what is served; else any.
+    In this order: with `first`, the strongest baseline, the served model, any other.
     """
 
     def importance(rule: RuleOutcome) -> tuple[bool, ...]:

@@ -74,8 +74,8 @@ class BundleProcess:
             folder = Path(scratch)
             pq.write_table(pa.table({"user_id": user_ids}), folder / USERS)
             np.save(folder / HISTORIES, np.asarray(history, np.int32))
-            told: Any = facts or {}
-            np.savez(folder / FACTS, **told)
+            arrays: Any = facts or {}
+            np.savez(folder / FACTS, **arrays)
             self._ask(folder)
             return np.load(folder / EMBEDDINGS, allow_pickle=False)
 

@@ -118,14 +118,14 @@ def _queries_at_cut(
 ) -> Queries:
     starts, ends = train_slices(store, trained)
     of_users = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-    told = [store.train.facts(store.facts, events, store.cut) for events in of_users]
+    facts = [store.train.facts(store.facts, events, store.cut) for events in of_users]
     n = len(held_out)
     return Queries(
         np.arange(n),
         np.zeros(n, np.int32),
         RaggedRows.of(store.train.item_row[events] for events in of_users),
         RaggedRows.of(held_out),
-        facts={name: RaggedRows.of(of_user[name] for of_user in told) for name in store.facts},
+        facts={name: RaggedRows.of(of_user[name] for of_user in facts) for name in store.facts},
         asked_at=np.full(n, minutes(store.cut)) if store.split.order == "time" else None,
     )
 

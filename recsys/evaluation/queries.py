@@ -35,9 +35,9 @@ class Queries:
         seen: Items of the user before the query, item rows, the oldest first.
         positives: Held-out items of the query, item rows, each once.
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 for
-            a user without one, or where nobody asked.
-        facts: What is told of each of `seen`, in its order; of what was asked for, what is
-            known. See `recsys.data.history_facts`.
+            a user without one, and where it isn't computed.
+        facts: Those of the requested facts of each of `seen` that the data have, in its
+            order; see `recsys.data.history_facts`.
         asked_at: When each query is asked `[n]` int32 [minutes since 1970]; None: the events
             have no times.
     """
@@ -70,7 +70,7 @@ class Queries:
         return self._newest(self.seen, length)
 
     def told(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
-        """Returns what is known of `histories`, each `[n, length]` int32, and of the queries."""
+        """Returns the facts of `histories`, each `[n, length]` int32, and of the queries."""
         known = {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
         if ASKED_AT in names and self.asked_at is not None:
             known[ASKED_AT] = self.asked_at
@@ -113,8 +113,8 @@ def make_queries(
         most: Queries at the most. Where there are more, users are chosen at random,
             the same ones each time, each with all of its queries; at least one.
         seed: Seed of that draw.
-        facts: What they tell of histories, if the store knows it; each takes as much memory
-            as the histories. A query is asked at its second, or at the cut.
+        facts: Facts of the histories to include, if the store has them; each takes as much
+            memory as the histories. The time of a query is its second, or the cut.
 
     Raises:
         RecsysError: Nothing is held out.
@@ -151,7 +151,7 @@ def _idle(
 ) -> np.ndarray | None:
     """Returns the time since the event before each query `[n]` int64 [s]; -1 for none.
 
-    None where nobody knows: without times, or where held-out events don't come last.
+    None if it is unknown: without times, or if held-out events don't come last.
     """
     if store.split.order != "time" or store.split.split in ("random", "given"):
         return None
@@ -189,7 +189,7 @@ def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
     """Returns which queries `[n]` bool stay, so that there are `most` or fewer.
 
     Users are taken at random, each with all queries; one with more than there is room for
-    is passed over. If nobody fits, the user with the fewest queries stays.
+    is skipped. If none fits, the user with the fewest queries stays.
     """
     users, counts = np.unique(user, return_counts=True)
     chosen, room = [], most

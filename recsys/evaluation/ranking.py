@@ -111,10 +111,10 @@ def _rank_on_host(
     size = n_queries if is_product else _GIVEN_SCORES // n_rows
     with _threads() as pool:
         for block in slices(n_queries, max(1, size)):
-            given = np.empty(0) if is_product else as_scores(scorer.scores(block), block, n_rows)
+            scores = np.empty(0) if is_product else as_scores(scorer.scores(block), block, n_rows)
 
-            def job(part: slice, given: np.ndarray = given, first: int = block.start) -> int:
-                query, table = None, given[part.start - first :]
+            def job(part: slice, scores: np.ndarray = scores, first: int = block.start) -> int:
+                query, table = None, scores[part.start - first :]
                 if isinstance(scorer, DotProducts):
                     query, table = scorer.query[part], np.asarray(scorer.candidates)
                 kernel.rank_queries(part, query, table, bias, positives, seen, out)

@@ -63,8 +63,8 @@ def rank_on_devices(
         if isinstance(scorer, DotProducts):
             scores, query = table, _padded(scorer.query[block], size, 0)
         else:
-            given = _padded(as_scores(scorer.scores(block), block, len(bias)), size, 0)
-            scores, query = job.put(given, axis=1), np.zeros((size, 0), np.float32)
+            rows = _padded(as_scores(scorer.scores(block), block, len(bias)), size, 0)
+            scores, query = job.put(rows, axis=1), np.zeros((size, 0), np.float32)
         return program(job.shapes, job.mesh, table is None)(scores, job.bias, query, *pairs)
 
     return _rank(job, run, progress)

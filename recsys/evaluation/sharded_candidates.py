@@ -1,7 +1,7 @@
 """Embeddings of a whole catalogue, split by item rows over devices of one or several processes.
 
 The rows of a device follow each other, in tiles that `ranking_devices` scores one by one. No
-process holds more of them than its devices do: what is asked of them comes from where they lie.
+process holds more of them than its devices do: other rows are fetched from their devices.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     distributed.join()
     mesh = None
     if distributed.is_joined():
-        # JAX's service hears it to save a training before it ends; here is nothing to save.
+        # JAX's service catches it so that a training can save; an evaluation has nothing to save.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         mesh = device_mesh()
     with distributed.failing_at_once():

@@ -98,7 +98,7 @@ def status() -> KernelStatus:
 
 
 def warning() -> str | None:
-    """Returns a sentence if JAX computes on the CPU without the kernels, and nobody wanted that.
+    """Returns a sentence if JAX computes on the CPU without the kernels unintentionally.
 
     Raises:
         RecsysError: As `status`.

@@ -135,7 +135,7 @@ class Metric(Strict):
     meaning: ClassVar[str]
     """What a value says, in one line of the report."""
     better: ClassVar[Literal["higher", "lower"] | None] = "higher"
-    """Which values are better; None: nobody can say."""
+    """Which values are better; None: neither."""
     decides: ClassVar[bool] = True
     """Whether a blessing can rest on it; it has an interval and slices then."""
     has_cut_off: ClassVar[bool] = True

@@ -46,12 +46,12 @@ class Inference:
             user_row: User rows `[n]` int32.
             history: Item rows `[n, history]` int32, the newest first, padded with 0.
             inputs: What is known of users and items.
-            facts: What is told of the histories, each `[n, history]`; see `ModelInputs.query`.
+            facts: Facts of the histories, each `[n, history]`; see `ModelInputs.query`.
         """
 
         def of_rows(rows: np.ndarray) -> dict[str, Any]:
-            told = {name: fact[rows] for name, fact in (facts or {}).items()}
-            return inputs.query(user_row[rows], history[rows], self._model.spec.config, told)
+            own = {name: fact[rows] for name, fact in (facts or {}).items()}
+            return inputs.query(user_row[rows], history[rows], self._model.spec.config, own)
 
         return self._whole(self._blocks(self._query, of_rows, len(user_row)), len(user_row))
 

@@ -1,15 +1,14 @@
-"""How old an item is when it is asked for, as a part of the score that is one dot product.
+"""The age of an item at the time of a query, as a part of the score, one dot product.
 
-The score of an item born at b, in a question at time t, gets g(m - b) beside the similarity:
-m is the last of K moments that isn't after t, g a learned function, the same for all items. The
-item's K numbers are g of its ages at the K moments, the question's are 1 at its moment and 0
+The score of an item born at b, for a query at time t, is the similarity plus g(m - b): m is the
+last of K moments that isn't after t, and g a learned function, the same for all items. The
+item's K numbers are g of its ages at the K moments, the query's are 1 at its moment and 0
 elsewhere, so that their dot product is that term.
 
-An age counts at a moment *before* the question, and an item is born with its first training
-event. So an item's own event never says that the item is there: what wasn't seen before the
-moment has a learned value of its own, as an item without any event has, and that is what it
-meets when it is served. The last moment is the end of the training events: it is the one of all
-later questions, and no training example is asked from then on.
+Ages are counted at a moment *before* the query, and an item is born with its first training
+event, so an item's own event never reveals that the item exists: items that weren't seen before
+the moment share a learned value with items without any event, as in serving. The last moment is
+the end of the training events: all later queries have it, and no training example does.
 
 Time-dependent biases of items in bins are Koren's ("Collaborative Filtering with Temporal
 Dynamics", KDD 2009, section 4.1), there free numbers of each item; age as an input of a ranking
@@ -41,8 +40,8 @@ KNOTS = np.expm1(_STEP * np.arange(_N_KNOTS)) * _HOUR
 class ItemAges(keras.layers.Layer):
     """Keeps when items were born, and learns what their age adds to their score.
 
-    Births and moments are weights that the training events say and no step changes, so they
-    are saved, restored and exported with the model. Each device holds all of them.
+    Births and moments are weights that come from the training events and that no step changes,
+    so they are saved, restored and exported with the model. Each device holds all of them.
 
     Args:
         rows: Item rows, row 0 included.
@@ -71,7 +70,7 @@ class ItemAges(keras.layers.Layer):
         )
 
     def adapt(self, events: KeptEvents) -> None:
-        """Takes births and moments of the training events."""
+        """Sets births and moments from the training events."""
         self.births.assign(item_births(events, self.rows))
         self.moments.assign(moments(events, self.bins))
 
@@ -92,19 +91,18 @@ class ItemAges(keras.layers.Layer):
         of_age = ops.sum(ops.maximum(1.0 - distance, 0.0) * self.at_knots, axis=-1)
         return ops.where(was_seen, of_age, ops.convert_to_tensor(self.unseen))
 
-    def of_queries(self, asked: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the numbers `[b, bins]` float32 of questions.
+    def of_queries(self, time: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the numbers `[b, bins]` float32 of queries.
 
         Args:
-            asked: When they are asked `[b]` int32 [min]; `UNKNOWN`: after all training events.
+            time: Their times `[b]` int32 [min]; `UNKNOWN`: after all training events.
 
         Returns:
-            1 at the last moment that isn't after the question; 0 before the first, where no
-            item was seen and the same is added to all.
+            1 at the last moment that isn't after the query; all 0 before the first moment.
         """
-        asked = ops.where(asked == UNKNOWN, np.iinfo(np.int32).max, asked)
+        time = ops.where(time == UNKNOWN, np.iinfo(np.int32).max, time)
         moment = ops.convert_to_tensor(self.moments)[None, :]
-        passed = ops.sum(ops.cast(asked[:, None] >= moment, "int32"), axis=1)
+        passed = ops.sum(ops.cast(time[:, None] >= moment, "int32"), axis=1)
         places = ops.arange(1, self.bins + 1, dtype="int32")
         return ops.cast(passed[:, None] == places, "float32")
 

@@ -236,14 +236,14 @@ def _spread(model: RetrievalModel, mesh: keras.distribution.DeviceMesh) -> Layou
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What the trainer's own towers gave.
+    """Queries with the embeddings that the trainer computed, and those of all items.
 
     Attributes:
         user_row: User rows of the queries `[probes]` int32.
         history: Item rows of their histories `[probes, history]` int32.
         query: Their embeddings `[probes, dim]` float32.
         candidates: Embeddings of all items `[item rows, dim]` float32.
-        facts: What was told of the histories, each `[probes, history]` int32.
+        facts: Facts of the histories, each `[probes, history]` int32.
     """
 
     user_row: np.ndarray
@@ -266,8 +266,8 @@ def read_probe(folder: Path) -> Probe:
         ):
             candidates = np.load(folder / "candidates.npy", mmap_mode="r", allow_pickle=False)
             facts = {name: probe[name] for name in FACTS if name in probe}
-            asked = {name: probe[name] for name in ("user_row", "history", "query")}
-            return Probe(**asked, candidates=candidates, facts=facts)
+            arrays = {name: probe[name] for name in ("user_row", "history", "query")}
+            return Probe(**arrays, candidates=candidates, facts=facts)
     except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise _damaged(folder, str(error)) from None
 
@@ -275,8 +275,8 @@ def read_probe(folder: Path) -> Probe:
 def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.ndarray) -> None:
     """Checks that both towers compute what they computed when they were trained.
 
-    The weights of a model fit every code with variables of the same names; a tower
-    that was changed since would give other numbers without a word.
+    The weights of a model fit any code with variables of the same names, so a tower that was
+    changed since would silently give other numbers.
 
     Args:
         folder: Model folder, for the message.

@@ -235,14 +235,14 @@ def draw_lines(
         margin: Room before the first and after the last place across, in its numbers.
         events: Places across with a word, such as `failed`, whose first letter marks them.
     """
-    values = [value for one in series for value in one.values()]
+    values = [value for line in series for value in line.values()]
     if not values:
         return Markup()
-    places = [x for one in series for x, _ in one.points] + [x for x, _ in events]
+    places = [x for line in series for x, _ in line.points] + [x for x, _ in events]
     ends = (min(places) - margin, max(places) + margin)
     frame, y_ticks = _Frame.around(ends, [0.0, *values], size, log_x=log_x)
     drawn = [frame.axes(x_ticks, y_ticks, x_name, _ROOM_FOR_MARKS if events else 0)]
-    drawn += [_series(frame, one) for one in reversed(series)]
+    drawn += [_series(frame, line) for line in reversed(series)]
     drawn += [
         f'<g class="event {escape(word)}">'
         f"{_label(frame.x.at(x), frame.y.start + 15, 'middle', word[:1].upper(), 'letter')}</g>"

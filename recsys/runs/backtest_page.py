@@ -120,7 +120,7 @@ def write_page(out: Path, name: str, metric: str, nights: Nights, index: Path) -
         metric=metric_title(metric),
         facts=_facts(nights),
         keys=[(_NAMES[arm], key(style)) for style, arm in enumerate(ARMS)],
-        pictures=[one for one in _pictures(metric, nights) if one["wide"]],
+        pictures=[picture for picture in _pictures(metric, nights) if picture["wide"]],
         nights=[_row(night) for night in nights],
         index=index.relative_to(out).as_posix(),
     )

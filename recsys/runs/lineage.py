@@ -1,7 +1,7 @@
 """The lineage in a bundle's manifest, so that a copy elsewhere still has it.
 
-Nothing of it depends on where or when it was made: the same data, commit and config give
-the same manifest, by which what was rolled back is known again.
+It doesn't depend on where or when it was made: the same data, commit and config give the
+same manifest, by which content that was rolled back is recognised.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def describe_origin(
     Args:
         model: The model folder.
         evaluation: `evaluation.json`, if the model was evaluated.
-        data: What `describe_source` tells of each kind of raw data; None where nobody
-            knows, as after `recsys export`.
+        data: What `describe_source` returned for each kind of raw data; None if it is
+            unknown, as after `recsys export`.
 
     Returns:
         `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint),
@@ -85,8 +85,8 @@ def describe_origin(
 def model_fingerprint(model: Path) -> str:
     """Returns a sha256 in hex of a model folder.
 
-    What a later training goes on from has one, by which that training names it; of a
-    folder without, that of the names and contents of its weights.
+    A folder that a later training can start from stores one, by which that training names
+    it; for other folders it is computed from the names and contents of the weights.
     """
     state = model / _STATE
     if state.is_file():

@@ -1,9 +1,9 @@
 """One run at a time on one root, on one machine or on several that share its folder.
 
-flock decides wherever it reaches: the kernel frees it with the process. On a file system
-that machines share it may not reach, or not be there; so the holder also writes who it is
-into the file, and touches it every few seconds. A lock whose holder has been silent for
-`SILENT_S` is taken over, and the holder, should it come back, finds out and stops.
+`flock` decides where it works: the kernel frees it with the process. On a file system that
+machines share it may not reach the other machine, or be missing. So the holder also writes
+its identity into the file, and touches it every few seconds. A lock whose file was not touched
+for `SILENT_S` is taken over; its former holder, if it comes back, notices and stops.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOCAL = (
     *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "ntfs3"),
     *("overlay", "ramfs", "reiserfs", "tmpfs", "udf", "ufs", "vfat", "xfs", "zfs"),
 )
-"""File systems of one kernel, where flock reaches whoever can see the file."""
+"""File systems of one kernel, where flock reaches every process that sees the file."""
 
 
 class Owner(Strict):
@@ -77,18 +77,18 @@ class Owner(Strict):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Returns who signed a lock's file; None for nobody, or damage."""
+        """Returns the owner in a lock's file; None if it is empty or damaged."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValueError):
             return None
 
     def lives(self) -> bool | None:
-        """Returns whether the process lives; None where that can't be seen from here."""
+        """Returns whether the process is alive; None if this machine can't tell."""
         return _born(self.pid) == self.born if self.machine == _machine() else None
 
     def described(self) -> str:
-        """Returns who that is and for how long, for people."""
+        """Returns a description of the owner and of how long it has held the lock."""
         return f"process {self.pid} on {self.host}, for {duration(time.time() - self.started)}"
 
 
@@ -96,7 +96,7 @@ class RunLock:
     """A lock that this process holds.
 
     Attributes:
-        taken_over: Who held it before and never gave it back; None for nobody.
+        taken_over: The earlier holder that never released it; None if there was none.
     """
 
     def __init__(self, path: Path, owner: Owner, taken_over: Owner | None) -> None:
@@ -144,7 +144,7 @@ class RunLock:
             try:
                 self.check()
             except RecsysError:
-                _thread.interrupt_main(signal.SIGTERM)  # As if somebody had asked it to stop.
+                _thread.interrupt_main(signal.SIGTERM)  # As if by a signal from outside.
                 return
 
 
@@ -193,8 +193,7 @@ def refuse_if_held(root: Path) -> None:
 def is_local(folder: Path) -> bool:
     """Returns whether `folder` lies on a file system of this kernel alone.
 
-    What isn't known to be local counts as shared: NFS, SMB, FUSE, 9p, Lustre, and
-    whatever comes.
+    File systems that aren't known to be local count as shared: NFS, SMB, FUSE, 9p, Lustre.
     """
     path, kinds = f"{folder.resolve()}/", {}
     for line in _MOUNTS.read_text().splitlines():
@@ -248,7 +247,7 @@ def _flocked(descriptor: int, root: Path) -> bool:
 def _sign(descriptor: int, path: Path, owner: Owner) -> None:
     content = f"{owner.model_dump_json()}\n".encode()
     try:
-        os.pwrite(descriptor, content, 0)  # No moment at which it is nobody's.
+        os.pwrite(descriptor, content, 0)  # In one step: the file is never empty.
         os.ftruncate(descriptor, len(content))
         os.fsync(descriptor)
     except OSError as error:

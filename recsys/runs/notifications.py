@@ -48,8 +48,8 @@ def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, An
         config: The webhook, and the states to report.
 
     Returns:
-        `host`, `sent`, `attempts` and `error`, without a secret; None where nobody is to
-        be told of such a night.
+        `host`, `sent`, `attempts` and `error`, without a secret; None if no
+        notification is due.
     """
     if config.webhook_env is None or night.get("state") not in config.on:
         return None

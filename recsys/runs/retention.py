@@ -178,13 +178,13 @@ def _written(path: Path) -> float:
 # --- removal
 
 
-def remove(root: Path, things: Iterable[Thing], tell: Callable[[Thing], None]) -> list[list[str]]:
+def remove(root: Path, things: Iterable[Thing], report: Callable[[Thing], None]) -> list[list[str]]:
     """Removes things below `root`; links below it are not followed.
 
     Args:
         root: Folder of everything that the runs write; links that lead to it are followed.
         things: The things to remove.
-        tell: Called with each removed thing.
+        report: Called with each removed thing.
 
     Returns:
         Path and reason of what could not be removed.
@@ -197,7 +197,7 @@ def remove(root: Path, things: Iterable[Thing], tell: Callable[[Thing], None]) -
             except OSError as error:
                 failed.append([str(thing.path), error.strerror or str(error)])
             else:
-                tell(thing)
+                report(thing)
     return failed
 
 

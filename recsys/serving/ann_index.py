@@ -29,7 +29,7 @@ _JSON, _FORMAT, _LONGEST_JSON = "index.json", 1, 1 << 20
 _SAMPLES_OF_A_LIST, _ROUNDS, _SEED = 64, 10, 0
 _BLOCK = 65_536
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called with the items that have their list, and all of them."""
 
 
@@ -50,7 +50,7 @@ class Lists:
 
 
 def learn_lists(
-    embeddings: np.ndarray, rows: np.ndarray, n_lists: int, report: Tell | None = None
+    embeddings: np.ndarray, rows: np.ndarray, n_lists: int, report: Report | None = None
 ) -> Lists:
     """Spreads items over lists by k-means; the same for the same input.
 

@@ -48,7 +48,7 @@ whether the data hold the user; what the answer rests on, see `recsys.bundles.si
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
 """`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called with the users that were answered since, and the bytes of the file that are done."""
 
 Answer = Callable[[pa.Array, int], pa.RecordBatch]
@@ -87,7 +87,7 @@ class Answered:
 
 
 def recommend_file(
-    answer: Answer, users: UsersFile, out: Path, k: int, block: int, tell: Tell
+    answer: Answer, users: UsersFile, out: Path, k: int, block: int, report: Report
 ) -> Answered:
     """Answers every user of a file, in its order, and writes `out` in one step.
 
@@ -97,7 +97,7 @@ def recommend_file(
         out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
         k: Items for each.
         block: Users that are answered at a time.
-        tell: Called with the progress.
+        report: Called with the progress.
 
     Raises:
         UsageError: `out` is a folder (R546), or `k` is out of range (R541).
@@ -122,7 +122,7 @@ def recommend_file(
                     done.users += answers.num_rows
                     done.unknown += pc.sum(pc.invert(answers["known"])).as_py()
                     sources.update(answers["source"].to_pylist())
-                tell(answers.num_rows, n_bytes)
+                report(answers.num_rows, n_bytes)
         if done.rejected:
             _commit(other, rejected_file)
             done.rejected_file = str(rejected_file)
@@ -150,8 +150,8 @@ def batch_answer(
     Raises:
         UsageError: `k` is out of range (R541), or the model reads no times (R549).
     """
-    told = {QUERY_TIME: [query_time]} if query_time else {}
-    inputs = retriever.query_inputs(user_ids.to_pylist(), told=told)
+    facts = {QUERY_TIME: [query_time]} if query_time else {}
+    inputs = retriever.query_inputs(user_ids.to_pylist(), facts=facts)
     ranked = retriever.rank(inputs, k, is_batch=True)
     return as_batch(user_ids, ranked, retriever.catalogue.items.ids_of_rows)
 
@@ -184,7 +184,7 @@ def _writer(file: IO[bytes]) -> pq.ParquetWriter:
     return pq.ParquetWriter(
         file, ENCODED, use_dictionary=encoded, dictionary_pagesize_limit=_MOST_ID_BYTES,
         store_schema=False,
-        # The least and the greatest id of lists help nobody, and take longer than the rest.
+        # Statistics of lists of ids are of no use, and take longer than the rest.
         write_statistics=["user_id"],
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ def _answers(
     answer: Answer, blocks: Iterator[tuple[pa.Array, pa.RecordBatch, int]], k: int
 ) -> Generator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
     """Yields `blocks` in their order, with answers in place of ids."""
-    nobody = pa.RecordBatch.from_pylist([], SCHEMA)
+    empty = pa.RecordBatch.from_pylist([], SCHEMA)
     waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
     threads = ThreadPoolExecutor(_AT_ONCE)
     try:
@@ -204,7 +204,7 @@ def _answers(
                 waiting.append((future, letters, n_bytes))
             if len(waiting) > _AT_ONCE or (block is None and waiting):
                 future, letters, n_bytes = waiting.popleft()
-                yield (future.result() if future else nobody), letters, n_bytes
+                yield (future.result() if future else empty), letters, n_bytes
     finally:
         threads.shutdown(cancel_futures=True)
 
@@ -290,7 +290,7 @@ class UsersFile:
         """Looks at the start of a file.
 
         Args:
-            file: A file whose format its name or its first bytes tell. `.txt` without a
+            file: A file whose format its name or its first bytes report. `.txt` without a
                 `column` has an id a line, and no header.
             column: The column of the ids; the first one by default.
 

@@ -151,7 +151,7 @@ class CatalogueSearch:
             )
         except (OSError, ValueError, KeyError, EOFError, pa.ArrowException) as error:
             rule = (
-                "A bundle that is asked must hold titles.parquet, vocabulary/, catalogue/ and"
+                "To recommend, a bundle must hold titles.parquet, vocabulary/, catalogue/ and"
                 f" item_embeddings.npy; {str(bundle)!r} doesn't."
             )
             cure = "Export the model again: recsys export."
@@ -213,9 +213,9 @@ class CatalogueSearch:
 
     @functools.cached_property
     def _shown_features(self) -> list[tuple[str, pa.ListArray]]:
-        """The features that tell people more than the titles do: words of a title don't."""
+        """The features that add something to the titles; words of a title don't."""
         features = self.features.items()
-        return [(name, one) for name, one in features if not _repeats(one, self.titles)]
+        return [(name, lists) for name, lists in features if not _repeats(lists, self.titles)]
 
     def shown(
         self, rows: Iterable[int], scores: Sequence[float] | None = None

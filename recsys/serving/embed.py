@@ -1,7 +1,7 @@
-"""`python -m recsys.serving.embed`: a bundle's query embeddings, for who can't ask it itself.
+"""`python -m recsys.serving.embed`: the query embeddings of a bundle.
 
-An evaluation runs without TensorFlow; it starts this as a process, which answers until its
-stdin ends. The SavedModel is asked in raw ids, as a client asks it.
+An evaluation runs without TensorFlow, so it starts this process, which answers until its
+stdin ends. The SavedModel gets raw ids, as from a client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.bundles.parity_process import stand_ins
-from recsys.bundles.signatures import told_texts
+from recsys.bundles.signatures import fact_texts
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
 from recsys.ragged import slices
@@ -53,11 +53,11 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
         size = block.stop - block.start
         padding = np.full((size, 1), "", object)
         inputs = dict.fromkeys(graph.signatures[_SIGNATURE], padding)
-        # Behind all that is read: a history of padding alone would be the stored one.
-        given = np.full((size, 1), "?", object)
-        history = np.concatenate([id_of_row[rows[block]], given], axis=1)
+        # An unknown item at the end: a history of padding alone would mean the stored one.
+        unknown = np.full((size, 1), "?", object)
+        history = np.concatenate([id_of_row[rows[block]], unknown], axis=1)
         inputs |= {"user_id": users[block], "history": history}
-        inputs |= told_texts({name: fact[block] for name, fact in facts.items()})
+        inputs |= fact_texts({name: fact[block] for name, fact in facts.items()})
         embeddings.append(graph.ask(_SIGNATURE, inputs)["embedding"])
         text = f"{block.stop:,} of {n:,} queries embedded"
         emit("progress", step=_STEP, done=block.stop, total=n, text=text)
@@ -66,7 +66,7 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Embeds the queries of every folder that stdin names, a line each; says so on stdout."""
+    """Embeds the queries of every folder that a line of stdin names; answers on stdout."""
     parser = argparse.ArgumentParser(prog="python -m recsys.serving.embed", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="a bundle")
     bundle = parser.parse_args(arguments).bundle

@@ -13,7 +13,7 @@ import numpy as np
 from recsys.config.serving import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
-from recsys.serving.ann_index import AnnIndex, Tell, learn_lists, write_index
+from recsys.serving.ann_index import AnnIndex, Report, learn_lists, write_index
 from recsys.serving.ranker import Ranker
 
 _FEWEST_QUERIES, _SEED = 512, 0
@@ -33,7 +33,7 @@ def build(
     queries: np.ndarray,
     k: int,
     config: IndexConfig,
-    report: Tell | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any] | None:
     """Writes `index/` into a bundle, if the config wants an index for so many items.
 

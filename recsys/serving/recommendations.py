@@ -1,4 +1,4 @@
-"""A loaded bundle in Python: recommendations by raw ids, which show themselves.
+"""A loaded bundle in Python: recommendations by raw ids, with tables for notebooks.
 
 Example:
     >>> bundle = recsys.load_bundle("recsys-root/serving/movielens")
@@ -56,7 +56,7 @@ class Recommendations:
     """The answer for one user.
 
     Attributes:
-        user_id: Id of the user; empty for nobody.
+        user_id: Id of the user; empty for none.
         known: Whether the data of the bundle hold the user.
         source: What the answer rests on, one of `user`, `history`, `features` and
             `popularity`; of the last, the scores are the items' shares of all positives.
@@ -125,7 +125,7 @@ class RecommendationList(list[Recommendations]):
 
 
 class LoadedBundle:
-    """A bundle that recommends. May be asked from several threads.
+    """A bundle that recommends; several threads may share it.
 
     Args:
         retriever: Answers for the bundle.
@@ -236,8 +236,8 @@ class LoadedBundle:
                 the end of the training events.
 
         Raises:
-            UsageError: An id is no text (R540), `k` is out of range (R541), there is no such
-                feature or column, or the model reads no such thing, or not so (R549).
+            UsageError: An id is not text (R540), `k` is out of range (R541), a feature or
+                column is unknown, or the model can't read a fact of the query (R549).
         """
         ids = [normal_id(str(id_).strip()) for id_ in ([user] if users is None else users)]
         if not ids:
@@ -248,7 +248,7 @@ class LoadedBundle:
         columns = self.retriever.user_columns
         _check_names("Raw values are taken of the columns of the users", features or {}, columns)
         raw = {name: [x] if isinstance(x, str) else x for name, x in (features or {}).items()}
-        told = {
+        facts = {
             AGES: [str(age) for age in history_age],
             WEIGHTS: [str(weight) for weight in history_weight],
             QUERY_TIME: [str(query_time)],
@@ -260,7 +260,7 @@ class LoadedBundle:
             only={input_of[name]: tokens for name, tokens in (filters or {}).items()},
             columns={name: [str(value) for value in values] for name, values in raw.items()},
             exclude_seen=exclude_seen,
-            told={name: texts for name, texts in told.items() if any(texts)},
+            facts={name: texts for name, texts in facts.items() if any(texts)},
         )
         ranked = self.retriever.rank(inputs, k, is_batch=len(ids) > 1)
         liked = self.retriever.catalogue.item_rows([normal_id(id_) for id_ in history])

@@ -27,7 +27,7 @@ from recsys.bundles.signatures import (
     QUERY_TIME,
     Arrays,
     Signature,
-    check_told,
+    check_fact_texts,
 )
 from recsys.bundles.versions import is_version
 from recsys.data.history_facts import AGES, WEIGHTS
@@ -159,29 +159,29 @@ class Retriever:
         only: Mapping[str, Sequence[str]] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
         exclude_seen: bool | None = None,
-        told: Mapping[str, Sequence[str]] | None = None,
+        facts: Mapping[str, Sequence[str]] | None = None,
     ) -> Arrays:
         """Returns the inputs of `recommend`, or of `recommend_filtered` where items are filtered.
 
         Args:
-            user_ids: Ids `[n]`; unknown ones may be among them, and the empty one is nobody.
+            user_ids: Ids `[n]`; unknown ones are allowed, and an empty one stands for no user.
             history: Item ids in place of the stored histories, the newest first.
             exclude: Item ids that are left out.
             only: Names of tokens by filter: every item has one of each filter.
             columns: Raw values of the users by input, in place of the stored features.
             exclude_seen: Whether what a user has seen is left out; by default as the
                 bundle has it.
-            told: What is told beside `history`, by input: `history_age`, `history_weight`, and
-                of the question `query_time`; see `recsys.bundles.graph`.
+            facts: Facts of the query by input: `history_age`, `history_weight`, `query_time`;
+                see `recsys.bundles.graph`.
 
         Raises:
-            UsageError: A text can't be written as UTF-8 (R540), or something is told that the
-                model doesn't read, or not as it is read (R549).
+            UsageError: A text can't be written as UTF-8 (R540), or the model can't read a fact
+                (R549).
         """
-        check_told(told or {}, self.signatures[RECOMMEND], history)
+        check_fact_texts(facts or {}, self.signatures[RECOMMEND], history)
         n = len(user_ids)
         texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
-        texts |= told or {}
+        texts |= facts or {}
         names = self.signatures[FILTERED if exclude or only else RECOMMEND]
         # Padding stands for what the bundle has stored.
         inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
@@ -252,12 +252,12 @@ class Retriever:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best rows `[at, k]` and their scores, as the SavedModel ranks them."""
         signature = FILTERED if _EXCLUDED in inputs else RECOMMEND
-        asked = {name: x[at] for name, x in inputs.items()}
+        chosen = {name: x[at] for name, x in inputs.items()}
         if POPULAR in self._graph.signatures:
             signature, nothing = POPULAR, np.full((len(at), 1), b"", object)
             names = self._graph.signatures[POPULAR]
-            asked = {name: asked.get(name, nothing) for name in names}
-        outputs = self._graph.ask(signature, asked)
+            chosen = {name: chosen.get(name, nothing) for name in names}
+        outputs = self._graph.ask(signature, chosen)
         ids = outputs["candidate_ids"][:, :k]
         rows = np.reshape(self._rows(ids.ravel()), ids.shape)
         return rows, np.where(rows > 0, outputs["scores"][:, :k], -np.inf)
@@ -272,7 +272,7 @@ class Retriever:
         return RaggedRows(rows[order], np.concatenate([[0], np.cumsum(counts)]))
 
     def _rows(self, ids: Iterable[bytes]) -> list[int]:
-        """Returns the rows of item ids; 0 for what is none."""
+        """Returns the rows of item ids; 0 for an unknown one."""
         return self.catalogue.item_rows([id_.decode(errors="replace") for id_ in ids])
 
     def _as_ids(self, rows: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Reads files that may be damaged or made in bad faith; lists folders; temporary folders."""
+"""Reads files that may be damaged or malicious; lists folders; temporary folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_regular(path: str | Path, flags: int = 0) -> BufferedReader:
     Raises:
         OSError: It is a pipe, a device or a folder, or can't be read.
     """
-    # Without waiting: a pipe opens when somebody writes into it.
+    # Without waiting: a pipe opens only when a writer comes.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -44,8 +44,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the fields of a JSON file.
 
     Raises:
-        OSError: It isn't there, is no regular file, or can't be read.
-        ValueError: It is no map in JSON, or is too long or too deep.
+        OSError: It is missing, not a regular file, or can't be read.
+        ValueError: It is not a JSON object, or is too long or too deep.
     """
     with open_regular(path) as file:
         content = file.read(_LONGEST_JSON + 1)
@@ -119,7 +119,7 @@ def scratch_folder() -> Iterator[Path]:
     parent = Path(tempfile.gettempdir())
     sweep(parent)
     name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
-    # It has its name once it is held: nobody sees it before and takes it for a dead one's.
+    # Renamed once it is locked, so that no other program takes it for an abandoned one.
     hidden = parent / f".{name}"
     hidden.mkdir(mode=0o700)
     held = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
-"""Imports Keras in the processes that we start without what it only looks for.
+"""Imports Keras without its optional imports, in the processes that we start.
 
 Keras imports IPython, pandas and scikit-learn where they are installed: to show a file, to take
 frames as inputs, for wrappers of models. No stage needs it, and they take 40 % of the time that
-a stage takes to import. While Keras is imported they seem to be absent; afterwards whoever
-imports them gets them.
+a stage takes to import. They are hidden while Keras is imported, and can be
+imported as usual afterwards.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _LOOKED_FOR = ("IPython", "pandas", "sklearn")
 
 
 class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds Keras and loads it once, on `sys.meta_path`, and then is gone from there.
+    """A finder on `sys.meta_path` that loads Keras once, and then removes itself.
 
-    It stays for who only asks where Keras is, as TensorFlow does before it imports it.
+    It stays if a module is only looked up, as TensorFlow does before it imports Keras.
     """
 
     def find_spec(
@@ -40,7 +40,7 @@ class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Imports Keras while those that nobody has imported yet seem to be absent."""
+        """Imports Keras while those modules that are not imported yet are hidden."""
         sys.meta_path.remove(self)
         modules: dict[str, Any] = sys.modules
         absent = [name for name in _LOOKED_FOR if name not in modules]

@@ -356,15 +356,15 @@ class _Job:
         for pod in self._pods():
             if pod.status.phase != "Pending":
                 continue
-            told = [
+            reasons = [
                 c.message or c.reason for c in pod.status.conditions or () if c.status != "True"
             ]
             waiting = [c.state.waiting for c in pod.status.container_statuses or ()]
-            told += [w.message or w.reason for w in waiting if w is not None]
+            reasons += [w.message or w.reason for w in waiting if w is not None]
             rule = f"The pods of {self._name} must start within {self._wait_s:.0f} s."
             cure = "Free what they ask for, mend the template, or raise `launcher.wait_s`."
             raise RecsysError(
-                "R396", rule, cure, f"{pod.metadata.name}: {'; '.join(filter(None, told))}"
+                "R396", rule, cure, f"{pod.metadata.name}: {'; '.join(filter(None, reasons))}"
             )
 
     def _pods(self) -> list[Any]:
@@ -386,13 +386,13 @@ class _Job:
         silent = ""
         for pod in self._pods():
             name, state, log = pod.metadata.name, _terminated(pod), self._log(pod)
-            said = _last_json(log)
+            answer = _last_json(log)
             if pod.status.phase == "Succeeded":
-                result = said if _index(pod) == 0 else result
+                result = answer if _index(pod) == 0 else result
                 continue
             print(f"{name}: {log or 'no log'}", file=sys.stderr)  # noqa: T201 to the log
-            if said is not None and "error" in said:
-                errors.append(RecsysError.from_json(said["error"]))
+            if answer is not None and "error" in answer:
+                errors.append(RecsysError.from_json(answer["error"]))
             reason = f"{state.reason}, exit code {state.exit_code}" if state else "it is gone"
             silent = silent or f"{name}: {reason}"
         if errors:
@@ -400,7 +400,7 @@ class _Job:
             raise min(errors, key=lambda error: _FOLLOWS.get(error.code, 0))
         if silent or result is None:
             rule = f"The pods of {self._name} must run {module} to its end."
-            cure = "The log holds what they said."
+            cure = "The log holds their output."
             raise RecsysError("R396", rule, cure, silent or "the first one is gone")
         return result
 
@@ -426,5 +426,5 @@ def _index(pod: Any) -> int:
 
 def _last_json(log: str) -> dict[str, Any] | None:
     """Returns the last line of a log that is a JSON object, as stdout and stderr are one there."""
-    found = (last_json_line(line) for line in reversed(log.splitlines()))
-    return next((value for value in found if value is not None), None)
+    values = (last_json_line(line) for line in reversed(log.splitlines()))
+    return next((value for value in values if value is not None), None)

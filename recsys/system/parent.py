@@ -1,15 +1,15 @@
 """Ends a child process when its parent ends, for any reason.
 
-A runner whose command was killed, or a stage whose runner was, would go on for hours
-and write beside the run that comes after it. So a child is started by `python -m
-recsys.system.parent MODULE`: the parent names itself in its environment, and the child asks the
-kernel to be killed with it before the seconds that its imports take.
+If a command or a runner is killed, its child processes would otherwise run on for hours and
+interfere with the next run. So a child is started by `python -m recsys.system.parent MODULE`:
+the parent puts its pid into the environment, and the child asks the kernel to be killed with
+it, before its imports, which take seconds.
 
-A child on another machine, which the kernel doesn't see, listens to its stdin: ssh and the like
-close it when they end.
+A child on another machine listens to its stdin instead, which ssh and the like close when
+they end.
 
-A process that nobody started so, as under `tfx run create`, cron or a container's
-init, is left alone.
+Processes that were started otherwise, as by `tfx run create`, cron or a container's init,
+are not affected.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def program_command(words: Sequence[str]) -> list[str]:
 def end_with_parent() -> None:
     """Makes this process end when the parent named in the environment ends.
 
-    The name is taken out of the environment: it isn't the parent of what is started here.
-    A parent that is dead already ends this process at once. Where the name is `stdin`, the end
-    of that asks this process to stop, after a first byte has shown that somebody is there.
+    The variable is removed from the environment: this process's own children have another
+    parent. If the parent is dead already, this process ends at once. If the variable is `stdin`,
+    this process stops when its stdin ends, provided that a first byte came.
     """
     named = os.environ.pop(VARIABLE, "")
     if named == STDIN:
@@ -67,7 +67,7 @@ def end_with_parent() -> None:
     if not named.isdecimal():
         return
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # It may have died before the kernel knew; the kernel tells of later deaths alone.
+    # The parent may have died before the call, of which the kernel sends no signal.
     if os.getppid() != int(named):
         os.kill(os.getpid(), signal.SIGKILL)
 

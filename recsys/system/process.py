@@ -144,7 +144,7 @@ def stage_result(
 
 @contextmanager
 def stopped_if_asked(passed_on: Sequence[int]) -> Iterator[None]:
-    """Raises `StoppedError` at its end, where a signal was passed on and that is raised."""
+    """Raises `StoppedError` at its end if a signal was passed on and signals are raised."""
     try:
         yield
     except RecsysError as error:
@@ -157,7 +157,7 @@ def stopped_if_asked(passed_on: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def signals_passed_to(terminate: Callable[[], object]) -> Iterator[list[int]]:
-    """Passes on what asks this process to stop: the stage may have something to save.
+    """Passes signals to stop on to the stage, which may have something to save.
 
     Yields the signals so far.
     """
@@ -201,7 +201,7 @@ def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -
 
 
 def full_disk_error(*places: str | os.PathLike[str]) -> RecsysError | None:
-    """Returns the error of the first place with a full disk: it explains what has no reason."""
+    """Returns the error of the first place with a full disk, for failures without a reason."""
     for place in places:
         free = free_bytes(place)
         if free is not None and free < _FULL_BYTES:

@@ -79,7 +79,7 @@ def _publish(address: str) -> None:
     """Makes gloo, which JAX's CPUs talk by, name this process by an address.
 
     By default it names what the machine's own name resolves to, often 127.0.1.1, where
-    processes of other machines find nobody. JAX has no public option for it.
+    processes of other machines can't reach it. JAX has no public option for it.
 
     Raises:
         RecsysError: JAX's private parts are others by now.
@@ -109,15 +109,15 @@ def is_joined() -> bool:
 
 
 def is_primary() -> bool:
-    """Returns whether this process speaks for all."""
+    """Returns whether this process acts for all of them."""
     return jax.process_index() == 0
 
 
 def agreed(decide: Callable[[], Any], limit_s: float = _AGREE_S) -> Any:
-    """Returns, or raises, on every process what `decide` does on the primary one: JSON.
+    """Returns, or raises, on every process the JSON that `decide` returns on the primary one.
 
     Args:
-        decide: What the primary one does alone.
+        decide: Called on the primary process alone.
         limit_s: How long the others wait for it [s].
     """
     if jax.process_count() == 1:
@@ -158,7 +158,7 @@ def in_shares(check: Callable[[int, int], None]) -> None:
 
 
 def _answer(decide: Callable[[], Any]) -> dict[str, Any]:
-    """Returns the value of `decide`, or its error, as what another process can read."""
+    """Returns the value of `decide`, or its error, as JSON for the other processes."""
     try:
         return {"value": decide()}
     except RecsysError as error:
@@ -224,9 +224,10 @@ def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def meet(limit_s: float = _AGREE_S) -> None:
-    """Waits for the other processes, where each may have worked for long by itself.
+    """Waits for the other processes, which may take long.
 
-    At JAX's service: gloo would give up after 30 s. JAX has no public option for either.
+    The barrier is that of JAX's service, since gloo's times out after 30 s; JAX has a public
+    option for neither.
 
     Args:
         limit_s: After how long this process ends, with a sentence [s].
@@ -242,9 +243,9 @@ def meet(limit_s: float = _AGREE_S) -> None:
 
 @contextmanager
 def _ending_after(limit_s: float) -> Iterator[None]:
-    """Ends this process, with a sentence, where what is done meanwhile takes too long.
+    """Ends this process with an error message if its block takes too long.
 
-    What waits for other processes waits in C++, where no exception reaches it.
+    A wait for other processes happens in C++, which no exception can interrupt.
     """
     timer = threading.Timer(limit_s, _end, [_too_late(limit_s)])
     timer.daemon = True
@@ -266,7 +267,7 @@ def _too_late(limit_s: float) -> RecsysError:
 
 
 def _end(error: BaseException) -> NoReturn:
-    """Ends this process without waiting for the others, after it has said why."""
+    """Ends this process with an error message, without waiting for the others."""
     if isinstance(error, OSError):
         error = storage_error(error)
     with suppress(OSError):  # They may be files on a full disk.
@@ -278,9 +279,9 @@ def _end(error: BaseException) -> NoReturn:
 
 @contextmanager
 def failing_at_once() -> Iterator[None]:
-    """Ends one of several processes as soon as it fails, after it has said why.
+    """Ends one of several processes with an error message as soon as it fails.
 
-    JAX would have it wait at its end for the others, who wait for it.
+    JAX would let it wait at its exit for the others, which wait for it.
     """
     try:
         yield
@@ -309,7 +310,7 @@ class StopSignals:
         self._since = 0.0
 
     def add(self) -> bool:
-        """Takes a signal; returns whether it is a second one, which asks to stop at once."""
+        """Counts a signal; returns whether it is a second one, which means to stop at once."""
         now = time.monotonic()
         if self.is_set:
             return now - self._since > _TOGETHER_S
@@ -320,7 +321,7 @@ class StopSignals:
 class StopRequest:
     """Whether the run was asked to stop, by SIGTERM or SIGINT.
 
-    Asked again, the run ends without saving.
+    A second signal ends the run without saving.
     """
 
     def __init__(self) -> None:
@@ -336,7 +337,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handles the signals while it is open; their earlier handlers do outside."""
+        """Handles the signals inside the context, and restores their handlers afterwards."""
         is_ours = threading.current_thread() is threading.main_thread()
         if jax.process_count() > 1 or not is_ours:
             yield

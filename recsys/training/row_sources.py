@@ -23,8 +23,8 @@ for each token, in one pass over the survivors, and
 
     v(x) = Σ_{t ∈ T(x)} w(t) c(t) / Σ_{t ∈ T(x)} w(t),   c(t) the mean of those with t.
 
-Whoever shares no token with a survivor starts from the mean of all survivors. The same
-holds of users.
+Items that share no token with a survivor start from the mean of all survivors. Users are
+treated in the same way.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class RowSources:
 
         Args:
             source: Row of the earlier table of each row `[rows]`; -1: none.
-            before: Rows of the earlier table that belonged to somebody `[rows before]` bool.
-            now: Rows that belong to somebody `[rows]` bool.
-            shared: First rows, which belong to nobody and stay as they are.
+            before: Rows of the earlier table that an id or token had `[rows before]` bool.
+            now: Rows that an id or token has `[rows]` bool.
+            shared: Number of shared rows, the first ones, which stay as they are.
         """
         own = source[shared:]
         is_new = now & (source < 0)
@@ -89,7 +89,7 @@ def sources_of_ids(old: Vocabulary, new: Vocabulary) -> RowSources:
     """Returns where the rows of users or of items come from.
 
     Row 0 and the hash rows stay as they are: both vocabularies have as many. A row whose
-    `generation` went up was free or another's in between, so it is reset, whoever has it.
+    `generation` went up was free or another id's in between, so it is reset.
 
     Args:
         old: The earlier vocabulary.
@@ -178,7 +178,7 @@ def _bucket_moves(
 
 
 def _main_buckets(counts: np.ndarray) -> np.ndarray:
-    """Returns the row `[now]` of the bucket that most were in `[now, then]`; -1: nobody was.
+    """Returns the row `[now]` of the bucket that most were in `[now, then]`; -1: none was.
 
     Of several with as many it is the one that lies nearest on the way from the first
     bucket to the last.

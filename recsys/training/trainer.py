@@ -55,7 +55,7 @@ class Trainer:
     """Trains a retrieval model: the loop, checkpoints, validation, hard negatives, callbacks.
 
     A run that was killed is resumed by the same call with the same folder, and ends with the
-    same bits as one that nobody disturbed. A run that has ended is not trained again: its
+    same bits as an undisturbed one. A run that has ended is not trained again: its
     model is restored.
 
     Args:

@@ -143,13 +143,13 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     if events.draw in AT_ONCE:  # As the evaluation asks: when all has happened.
         newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
         now = np.full(len(first), newest)
-    told = log.facts(model.history_facts, seen.rows, np.repeat(now, np.diff(seen.offsets)))
+    facts = log.facts(model.history_facts, seen.rows, np.repeat(now, np.diff(seen.offsets)))
     return Queries(
         user=user[first],
         user_row=log.user_row[held[first]],
         seen=RaggedRows(log.item_row[seen.rows], seen.offsets),
         positives=without_twins(log.item_row[places], end - first),
-        facts={name: RaggedRows(fact, seen.offsets) for name, fact in told.items()},
+        facts={name: RaggedRows(fact, seen.offsets) for name, fact in facts.items()},
         asked_at=minutes(now),
     )
 

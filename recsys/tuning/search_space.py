@@ -222,7 +222,7 @@ def default_space(config: Config) -> dict[str, Any]:
     model, train = config.model, config.train
     if not isinstance(model, TwoTowerConfig):
         raise _wrong(
-            "A model of a plugin has keys that nobody here knows: name those to vary", model.summary
+            "A model of a plugin has no default ranges: name the keys to vary", model.summary
         )
     space: dict[str, Any] = {
         "train.table_learning_rate": "log:0.001..0.1",

@@ -34,7 +34,7 @@ _STOPPED = "R375"
 
 
 class LookReporter(keras.callbacks.Callback):
-    """Tells a study what validation says after each epoch, and stops where it says so.
+    """Reports validation after each epoch to a study, and stops if the study prunes the trial.
 
     Args:
         trial: The trial.

@@ -38,7 +38,7 @@ def write_tuning_page(folder: Path, record: Mapping[str, Any]) -> Path:
         metric=metric,
         facts=_facts(record, measured),
         keys=[("the trial", key(1)), ("the best so far", key(0))],
-        pictures=[one for one in pictures if one is not None],
+        pictures=[picture for picture in pictures if picture is not None],
         names=names,
         trials=[_row(trial, names, record["best"]) for trial in _best_first(trials)],
     )
@@ -48,10 +48,10 @@ def write_tuning_page(folder: Path, record: Mapping[str, Any]) -> Path:
 
 def _facts(record: Mapping[str, Any], measured: Trials) -> list[tuple[str, str]]:
     states = [trial["state"] for trial in record["trials"]]
-    told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     best = next((trial for trial in measured if trial["number"] == record["best"]), None)
     facts = [
-        ("trials", told or "none"),
+        ("trials", counts or "none"),
         ("time", f"{duration(record['seconds'])} of {duration(60 * record['minutes'])}"),
     ]
     if best is not None:

@@ -111,12 +111,12 @@ class TuningStudy:
         self._study = create_study(folder, options.pruner)
         self._clear_ended()
 
-    def run(self, log: IO[bytes] | None, tell: Callable[[dict[str, Any]], object]) -> None:
+    def run(self, log: IO[bytes] | None, report: Callable[[dict[str, Any]], object]) -> None:
         """Runs trials until the budget is spent.
 
         Args:
             log: File for what the trials' processes write.
-            tell: Called with the record of each trial that begins, and of each that ended.
+            report: Called with the record of each trial that begins, and of each that ended.
 
         Raises:
             RecsysError: The config itself can't be trained.
@@ -127,12 +127,12 @@ class TuningStudy:
             if trial is None:
                 break
             self._save()
-            tell(self.record(trial.number))
+            report(self.record(trial.number))
             if not self._run_trial(trial, left, log):
                 break
             self._clear_ended()
             self._save()
-            tell(self.record(trial.number))
+            report(self.record(trial.number))
         self._save()
 
     @property

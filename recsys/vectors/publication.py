@@ -37,7 +37,7 @@ _FORMAT = 1
 _HIDDEN = ".partial-"
 _IDS, _DELETED, _DIGEST = "ids", "deleted", "digest"
 
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called with the item rows that are written, and all of them."""
 
 
@@ -71,7 +71,7 @@ def publish_vectors(
     shard_rows: int = 500_000,
     changed_only: bool = False,
     keep: int = 2,
-    report: Tell | None = None,
+    report: Report | None = None,
 ) -> VectorPublication:
     """Writes the item vectors of a model for search engines, as the next number in `out`.
 
@@ -169,7 +169,7 @@ class _Writing:
             files.abandon()
 
     def run(
-        self, previous: _Previous | None, *, changed_only: bool, report: Tell | None
+        self, previous: _Previous | None, *, changed_only: bool, report: Report | None
     ) -> VectorPublication:
         """Writes everything; the manifest comes last."""
         n_items = n_written = 0

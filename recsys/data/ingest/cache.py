@@ -32,7 +32,7 @@ from recsys.system.manifest import (
 )
 
 UNUSED_FOR_S = 7 * 86_400
-"""How long a folder that no run uses stays, where nothing else is asked [seconds]."""
+"""How long an unused folder stays by default [seconds]."""
 
 _MANIFEST, _FACTS = "manifest.json", "facts.json"
 _DAMAGED = ".damaged-"

@@ -245,9 +245,9 @@ _MOST_PARTS = 30
 def find_separator(values: Sequence[str]) -> str:
     """Returns what stands between the parts of values; empty: they are no lists.
 
-    The parts of lists come again in other values, in other company: there are fewer
-    different ones than there are values, and each of them is short. Words of titles and of
-    sentences aren't so. A blank is the last that is asked: it stands inside of parts too.
+    The parts of lists recur in other values, in other combinations: there are fewer distinct
+    parts than values, and each of them is short. Words of titles and sentences are not like
+    that. A blank is tried last, because parts may contain blanks.
 
     Args:
         values: Some different values.

@@ -75,7 +75,7 @@ class Connections:
         unread = self._held_bytes + buffered
         if unread + n_bytes <= most:
             return None
-        return busy(f"{unread:,} bytes of answers that nobody read")
+        return busy(f"{unread:,} bytes of answers that no client has read")
 
 
 class PatientProtocol(H11Protocol):
