@@ -1,4 +1,4 @@
-"""A package's table of contents, from which each name is imported when it is first used.
+"""Lazy imports of a package's public names.
 
 A package lists its names once, as imports for type checkers and editors:
 
@@ -23,8 +23,12 @@ def lazy_contents(package: str, file: str) -> tuple[Callable[[str], Any], Callab
     """Returns `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: Its name.
-        file: Its `__init__.py`, whose imports under `if TYPE_CHECKING:` are the contents.
+        package: Name of the package.
+        file: Path of its `__init__.py`, whose imports under `if TYPE_CHECKING:` are the contents.
+
+    Returns:
+        The functions `__getattr__` and `__dir__`.
+
     """
     homes = functools.cache(lambda: contents_of(Path(file).read_text(encoding="utf-8")))
 
@@ -45,7 +49,7 @@ def lazy_contents(package: str, file: str) -> tuple[Callable[[str], Any], Callab
 
 
 def contents_of(source: str) -> dict[str, str]:
-    """Returns `module:name` of each name that a source imports for type checkers."""
+    """Returns `module:name` for each name that the source imports under `TYPE_CHECKING`."""
     homes: dict[str, str] = {}
     for node in ast.parse(source).body:
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):

@@ -1,4 +1,4 @@
-"""Errors that people read: the rule, what was received, and the cure."""
+"""Errors for users: the rule, the received value, and the cure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 _SHOWN_CHARACTERS = 80
 
 
-# Controls, C1 too; signs that turn the direction or the line; marks and tags without a shape;
-# and halves of characters, as file names that are no UTF-8 have. Joiners, which Persian and
-# Hindi words and many emoji need, stay.
+# Control characters (C0 and C1), bidirectional and line separators, invisible marks and tags, and
+# lone surrogates, as in file names that are not UTF-8. Joiners are kept: Persian and Hindi words
+# and many emoji need them.
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -18,32 +18,32 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str, but: str = "") -> str:
-    r"""Returns text with its controls as escapes, as `\x1b`.
+    r"""Returns the text with control characters escaped, such as `\x1b`.
 
     Args:
-        text: From data, file names or anybody.
-        but: Controls that stay, such as the line feed of a text of several lines.
+        text: Untrusted text, such as data or file names.
+        but: Control characters to keep, such as the line feed of multi-line text.
     """
     return _HIDDEN.sub(lambda sign: sign[0] if sign[0] in but else ascii(sign[0])[1:-1], text)
 
 
 def shortened(text: str, most: int) -> str:
-    """Returns text of at most so many characters, cut off with an ellipsis."""
+    """Returns the text, truncated with an ellipsis to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 class RecsysError(Exception):
-    """A failure with a code, the rule that was broken, what was received and the cure.
+    """An error with a code, the broken rule, the received value and the cure.
 
     The text has one form: ``[R201] rule Received: repr. cure``. The code is an
     anchor in `docs/errors.md`.
 
     Args:
         code: `R` and three digits, an anchor in `docs/errors.md`.
-        rule: What must hold, as a sentence.
-        cure: What the reader can do about it, as a sentence.
-        received: What was found; shown with `repr`, at most 80 characters.
-            Left out of the text when not given.
+        rule: The condition that must hold, as a sentence.
+        cure: How to resolve the error, as a sentence.
+        received: The received value, shown with `repr` in at most 80 characters.
+            Omitted from the text if not given.
     """
 
     exit_code = 1
@@ -60,7 +60,7 @@ class RecsysError(Exception):
         return visible(f"[{self.code}] {self.rule}{received} {self.cure}")
 
     def to_json(self) -> dict[str, str | int | None]:
-        """Returns the error as plain JSON, to cross a process boundary."""
+        """Returns the error as a JSON-serializable dict, to pass it between processes."""
         return {
             "code": self.code,
             "rule": self.rule,
@@ -71,7 +71,7 @@ class RecsysError(Exception):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RecsysError:
-        """Returns the error that `to_json` described."""
+        """Returns the error of a dict from `to_json`."""
         kinds = {kind.exit_code: kind for kind in (UsageError, BusyError)}
         kind = kinds.get(fields.get("exit_code", 1), RecsysError)
         error = kind(fields["code"], fields["rule"], fields["cure"])
@@ -81,16 +81,16 @@ class RecsysError(Exception):
 
 
 class UsageError(RecsysError):
-    """What the user typed or wrote in the config is wrong (exit code 2)."""
+    """An error in the command line or the config (exit code 2)."""
 
     exit_code = 2
 
 
 class BusyError(RecsysError):
-    """Somebody else is at it; later it may do (exit code 75, `EX_TEMPFAIL` of sysexits.h)."""
+    """A resource is in use by another process; try again later (exit code 75, `EX_TEMPFAIL`)."""
 
     exit_code = 75
 
 
 class ConfigError(UsageError):
-    """A config file or an override breaks a rule; names the config path."""
+    """A config file or an override is invalid; the message names the key."""

@@ -1,6 +1,6 @@
-"""The base of every typed config: frozen, strict, finite, closed to unknown keys.
+"""The base class of all typed configs: frozen, strict, finite, closed to unknown keys.
 
-It imports nothing of ours, so that a registered class in any package can be a config.
+It imports no other module of recsys, so that a registered class in any package can be a config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 
 
 class Strict(pydantic.BaseModel):
-    """Frozen, strict, closed to unknown keys, and to numbers that are NaN or infinite."""
+    """Base of all configs: frozen, strict, without unknown keys, NaN or infinite numbers."""
 
     model_config = pydantic.ConfigDict(
         frozen=True,
@@ -29,5 +29,5 @@ class Strict(pydantic.BaseModel):
 
 
 def canonical_json(part: pydantic.BaseModel) -> str:
-    """Returns one text for one meaning, fit for a cache key."""
+    """Returns a canonical JSON text, suitable as a cache key."""
     return json.dumps(part.model_dump(mode="json"), sort_keys=True)

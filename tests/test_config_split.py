@@ -44,11 +44,11 @@ def test_data_with_and_without_times_are_taken(tmp_path, overrides, order):
     ("text", "overrides", "sentence"),
     [
         (PLAIN, [], "set data.split to last_out, random or given"),
-        (TIMED, ["data.interactions.columns.item=u"], "user and item must be two columns"),
+        (TIMED, ["data.interactions.columns.item=u"], "user and item must be different columns"),
         (PLAIN, ["data.split=last_out"], "interactions.order to file"),
         (PLAIN, ["data.split=given"], "columns.part or interactions.eval_files"),
         (PLAIN, ["data.split=random", "data.interactions.columns.part=p"], "split: given"),
-        (TIMED, ["data.interactions.order=file"], "leave out one of the two"),
+        (TIMED, ["data.interactions.order=file"], "remove one of them"),
         (
             PLAIN,
             [
@@ -56,7 +56,7 @@ def test_data_with_and_without_times_are_taken(tmp_path, overrides, order):
                 "data.interactions.columns.part=p",
                 "data.interactions.eval_parts=[train]",
             ],
-            "name 'train' twice",
+            "they share 'train'",
         ),
         (
             PLAIN,
@@ -65,7 +65,7 @@ def test_data_with_and_without_times_are_taken(tmp_path, overrides, order):
                 "data.interactions.columns.part=p",
                 "data.interactions.valid_parts=[test]",
             ],
-            "name 'test' twice",
+            "they share 'test'",
         ),
         (PLAIN, ["data.split=random", "data.interactions.valid_parts=[v]"], "needs columns.part"),
         (PLAIN, ["data.split=random", "data.interactions.valid_files=v"], "needs eval_files"),

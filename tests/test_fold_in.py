@@ -97,7 +97,7 @@ def test_training_learns_rows_and_reads_no_history():
     ],
 )
 def test_what_cant_be_solved_is_refused(options):
-    with pytest.raises(ValueError, match="pooling fold_in solves users by dot products"):
+    with pytest.raises(ValueError, match="pooling fold_in solves for user vectors by dot products"):
         TwoTowerConfig(pooling="fold_in", **{**SOLVED, **options})
 
 

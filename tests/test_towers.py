@@ -258,7 +258,7 @@ def test_a_gate_begins_with_the_share_and_the_history_itself():
 
 @pytest.mark.parametrize("options", [{"user_id": False}, {"pooling": "none"}])
 def test_a_gate_needs_rows_of_users_and_histories(options):
-    with pytest.raises(ValueError, match="needs both"):
+    with pytest.raises(ValueError, match="combines the user id with the history"):
         TwoTowerConfig(user_gate=UserGateConfig(), **options)
 
 
@@ -274,7 +274,10 @@ def test_without_pooling_a_user_is_the_own_row_whatever_the_history(item_bias):
 
 @pytest.mark.parametrize(
     ("options", "rule"),
-    [({"user_id": False}, "user_id must be true"), ({"history_tower": True}, "one by one")],
+    [
+        ({"user_id": False}, "requires user_id: true"),
+        ({"history_tower": True}, "reads single items"),
+    ],
 )
 def test_without_pooling_there_must_be_rows_of_users_and_no_tower_of_histories(options, rule):
     with pytest.raises(ValueError, match=rule):

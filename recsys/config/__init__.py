@@ -1,7 +1,7 @@
-"""The one config of a run: typed, strict, complete.
+"""The config of a run: typed, strict, complete.
 
-`Config` nests a part for each stage; a function takes the part that it needs.
-`recsys.config.load` reads one.
+`Config` nests a part for each stage; a function takes only the part that it needs.
+`recsys.config.load` reads configs.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The data: files, columns, features, vocabularies, and the gate."""
+"""Configs of the data: files, columns, features, vocabularies, and the gate."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from recsys.config.time_format import time_pattern
 from recsys.strict import Share, Strict
 
 Split = Literal["time", "last_out", "random", "given"]
-"""How the positives are split into those trained on and those held out."""
+"""How positives are split into training and held-out ones."""
 Order = Literal["time", "file", "none"]
-"""What orders the events: timestamps, their places in the files, or nothing."""
+"""What defines the order of events: timestamps, positions in the files, or nothing."""
 _SPAN = re.compile(r"\{(SPAN|VERSION|YYYY|MM|DD)(:\d+)?\}")
 
 
 def refuse(*rules: tuple[Any, str]) -> None:
-    """Raises ValueError with the first sentence whose rule is broken.
+    """Raises a ValueError with the message of the first broken rule.
 
     Args:
-        *rules: Whether each is broken, and what to say then.
+        *rules: Pairs of whether the rule is broken and its message.
     """
     for is_broken, sentence in rules:
         if is_broken:
             raise ValueError(sentence)
 
 
-# Tables and inputs of the model that are no features.
+# Names of the model's other tables and inputs.
 RESERVED_FEATURE_NAMES = frozenset(
     ("users", "items", "item_bias", "item_neighbours", "user_row", "history", "history_rows",
      "history_item", "history_place", "history_age", "history_weight", "asked_age", "asked_at",
@@ -44,28 +44,28 @@ Files = str | tuple[str, ...]
 
 
 MOST_SKIPPED = 1000
-"""Lines above a table that can be left out."""
+"""Highest number of lines above a table that can be skipped."""
 
 
 class CsvFormat(Strict):
-    """How the rows of a CSV file are written."""
+    """Dialect of CSV files."""
 
     delimiter: Annotated[str, Field(min_length=1)] = ","
-    """What stands between two fields; one character or several, as `::`."""
+    """Field delimiter: one character or several, such as `::`."""
     quote: Annotated[str, Field(min_length=1, max_length=1)] | None = '"'
-    """What stands around a field that holds the delimiter; `null`: nothing does."""
+    """Quote character of fields that contain the delimiter; `null`: fields are not quoted."""
     names: tuple[str, ...] = ()
-    """Names of the columns of files without a header; empty: the first line has them."""
+    """Column names of files without a header; empty: the first line has them."""
     encoding: str = "utf-8"
-    """Encoding of the text, by the name that Python has for it."""
+    """Text encoding, by its name in Python."""
     decimal: Literal[".", ","] = "."
-    """What stands before the decimals of a number, of ratings, weights and `number` features."""
+    """Decimal separator of ratings, weights and `number` features."""
     skip_rows: Annotated[int, Field(ge=0, le=MOST_SKIPPED)] = 0
-    """Lines above the header, or above the first row of files without one."""
+    """Number of lines to skip before the header, or before the first row of files without one."""
 
 
 class FormatChoice(registry.Choice):
-    """Marks a field that is `auto`, the name of a source, or a source with its options."""
+    """Marks a field that holds `auto`, the name of a source, or a source with its options."""
 
     def __init__(self) -> None:
         super().__init__("source")
@@ -73,15 +73,15 @@ class FormatChoice(registry.Choice):
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Returns the JSON schema: `auto`, or what any other choice may be."""
+        """Returns the JSON schema: that of any choice, with `auto` among its examples."""
         by_name, *options = super().__get_pydantic_json_schema__(schema, handler)["anyOf"]
         return {"anyOf": [{**by_name, "examples": ["auto", *by_name["examples"]]}, *options]}
 
     def read(self, value: Any) -> Any:
-        """Returns the name of a source, or the source that options make.
+        """Returns the name of a source, or the source with the given options.
 
         Raises:
-            ValueError: It names nothing that is registered, or has wrong options.
+            ValueError: The name is not registered, or the options are invalid.
         """
         is_name = isinstance(value, str)
         if value == "auto":
@@ -90,75 +90,76 @@ class FormatChoice(registry.Choice):
         return value if is_name else source
 
     def write(self, config: Any) -> Any:
-        """Returns what `read` reads, fit for JSON."""
+        """Returns the JSON-serializable input of `read`."""
         return config if isinstance(config, str) else super().write(config)
 
 
 class SourceConfig(Strict):
-    """Files, and how they are written."""
+    """Files and their format."""
 
     files: Files
     """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
     format: Annotated[Any, FormatChoice()] = "auto"
-    """`auto` tells by the name and the first bytes; `jsonl` is one JSON object a line,
-    `tfrecord` holds serialized tf.Examples. A source of your own by its name, or with its
-    options as `{type: NAME, …}`."""
+    """Format of the files. `auto` detects it from the name and the first bytes; `jsonl` has one
+    JSON object per line, `tfrecord` serialized tf.Examples. A registered source is given by its
+    name, or with options as `{type: NAME, …}`."""
     csv: CsvFormat = CsvFormat()
-    """How the rows of CSV files are written."""
+    """Dialect of CSV files."""
 
     @model_validator(mode="after")
     def _says_once_how_csv_is_written(self) -> Self:
         if isinstance(self.format, CsvFormat) and self.csv != CsvFormat():
-            raise ValueError("options of csv stand either in format or in csv")
+            raise ValueError("CSV options must be given in either format or csv, not in both")
         return self
 
     @property
     def csv_format(self) -> CsvFormat:
-        """How the rows of CSV files are written, as `format` or `csv` says."""
+        """Dialect of CSV files, from `format` or `csv`."""
         return self.format if isinstance(self.format, CsvFormat) else self.csv
 
 
 class ListOfEvents(Strict):
-    """A column that holds a list of events: one row is a user's, or a session's."""
+    """A column that holds a list of events, where one row is a user or a session."""
 
     column: str
-    """The column. In `interactions.columns` its own name stands for an event that is a plain
-    value, `column.field` for a field of one that is an object."""
+    """The column. In `interactions.columns`, its name refers to an event that is a plain value,
+    and `column.field` to a field of an event that is an object."""
     separator: Annotated[str, Field(min_length=1)] | None = None
-    """What stands between the events of a text; `null`: the column holds lists. The last column
-    of CSV that is split at `csv.delimiter` is the rest of the line."""
+    """Separator of the events in a text; `null`: the column holds lists. The last column of a CSV
+    file that is split at `csv.delimiter` takes the rest of the line."""
 
 
 class EventSource(SourceConfig):
-    """Files of events, and how they are written."""
+    """Files of events and their format."""
 
     explode: ListOfEvents | None = None
-    """The column with the events, where a row holds a list of them; `null`: a row is an event."""
+    """Column that holds a list of events per row; `null`: one row is one event."""
 
 
 class InteractionColumns(Strict):
-    """Which column of the raw file holds what; `a.b` is the field `b` in the JSON object `a`."""
+    """Column names in the raw files; `a.b` is the field `b` of the JSON object `a`."""
 
     user: str
-    """Column of the user's id."""
+    """Column of the user id."""
     item: str
-    """Column of the item's id."""
+    """Column of the item id."""
     timestamp: str | None = None
-    """Column of the time of the event; `null`: the data have no usable times, and
-    `data.split` is another one than `time`."""
+    """Column of the event time; `null`: the data have no usable times, and `data.split` must not
+    be `time`."""
     rating: str | None = None
-    """Column of a rating, if there is one."""
+    """Column of the rating; `null`: none."""
     weight: str | None = None
-    """Column of the weight of an event in the loss, if there is one; 0 is no positive."""
+    """Column of the weight of an event in the loss; an event of weight 0 is no positive; `null`:
+    none."""
     event: str | None = None
-    """Column of the kind of event, as `click` or `purchase`, if there is one."""
+    """Column of the kind of event, such as `click` or `purchase`; `null`: none."""
     part: str | None = None
-    """Column that names the part of a row, as `train` or `test`, for `split: given`."""
+    """Column of the part that a row belongs to, such as `train` or `test`, for `split: given`."""
 
     @model_validator(mode="after")
     def _user_is_no_item(self) -> Self:
         if self.user == self.item:
-            raise ValueError(f"user and item must be two columns; both are {self.user!r}")
+            raise ValueError(f"user and item must be different columns; both are {self.user!r}")
         return self
 
 
@@ -166,50 +167,51 @@ TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds"
 
 
 class InteractionsConfig(EventSource):
-    """The interactions: who did what to which item, and when."""
+    """The interactions of users with items."""
 
     files: Files = ()
     """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
     query: str | None = None
-    """Standard SQL that BigQuery answers with the interactions, in the place of `files`; it is
-    asked anew in each run."""
+    """BigQuery query (standard SQL) that returns the interactions, in place of `files`. It is
+    executed in each run."""
     columns: InteractionColumns
-    """Which column holds what."""
+    """Column names of the interactions."""
     context: tuple[str, ...] = ()
-    """More columns to keep in the examples, where they are validated."""
+    """Additional columns that are validated and kept in the examples."""
     timestamp_unit: TimestampUnit = "seconds"
-    """What the timestamps are: a number since 1970, UTC, or ISO 8601 text (without an
-    offset: UTC). Columns that have a time type need none."""
+    """Unit of numeric timestamps since 1970 UTC, or `iso8601` for text (UTC unless it has an
+    offset). Ignored for columns with a time type."""
     timestamp_format: str | None = None
-    """How text of times is written, as Python's strptime has it: `%d/%m/%Y %H:%M`, with English
-    names of months; it takes the place of the unit. `null`: as `timestamp_unit` says."""
+    """Format of times given as text, as in Python's strptime: `%d/%m/%Y %H:%M`, with English names
+    of months. Takes precedence over `timestamp_unit`; `null`: not used."""
     weight_scale: Literal["linear", "log"] = "linear"
-    """`log`: the weight is ln(1 + value), for counts, of which a few are very large (Hu, Koren
-    and Volinsky, ICDM 2008, equation 6)."""
+    """`log`: the weight is ln(1 + value), for heavy-tailed counts (Hu, Koren and Volinsky, ICDM
+    2008, equation 6)."""
     order: Literal["file", "none"] | None = None
-    """What orders rows without timestamps: `file`, their places in the files, in which what
-    happened later stands below; `none`, nothing. `null`: the timestamps; without them, nothing."""
+    """Order of rows without timestamps. `file`: by position in the files, oldest first; `none`: no
+    order. `null`: by timestamp if there is one, else no order."""
     train_parts: tuple[str, ...] = ("train",)
-    """Values of `columns.part` whose rows are trained on."""
+    """Values of `columns.part` that mark training rows."""
     eval_parts: tuple[str, ...] = ("test",)
-    """Values of `columns.part` whose positives are held out."""
+    """Values of `columns.part` that mark rows whose positives are held out."""
     valid_parts: tuple[str, ...] = ()
-    """Values of `columns.part` whose rows are trained on as those of `train_parts` are, but for
-    a training with `train.validation`, which holds their positives back."""
+    """Values of `columns.part` that mark training rows whose positives are held back for
+    validation if `train.validation` is set."""
     eval_files: Files = ()
-    """Files whose positives are held out, for `split: given`, written as `files` are; a file
-    that `files` names too is held out."""
+    """Files whose positives are held out, for `split: given`, in the form of `files`. A file that
+    `files` matches as well is held out."""
     valid_files: Files = ()
-    """Files beside `eval_files` whose rows are what those of `valid_parts` are."""
+    """Files, besides `eval_files`, whose rows are treated like those of `valid_parts`."""
     positive_at_least: float | None = None
-    """Ratings from here up are positives; `null`: the rating decides nothing."""
+    """Lowest rating of a positive; `null`: ratings are not used to select positives."""
     positive_events: tuple[str, ...] = ()
-    """Kinds of event that are positives; empty: the kind decides nothing."""
+    """Kinds of event that are positives; empty: the kind is not used to select positives."""
     spans: PositiveInt | None = None
-    """Newest spans that are read, where `files` has `{SPAN}` or a date; `null`: all."""
+    """Number of newest spans to read, if `files` contains `{SPAN}` or a date; `null`: all."""
     bad_spans: Literal["stop", "set_aside"] = "stop"
-    """What a broken span does, one that can't be read or with more rejected rows than
-    `gate.max_rejected_share`: end the run, or be left out of it, and reported."""
+    """What to do with a span that can't be read or has more rejected rows than
+    `gate.max_rejected_share`: `stop` ends the run, `set_aside` excludes the span and reports
+    it."""
 
     @model_validator(mode="after")
     def _keys_fit_each_other(self) -> Self:
@@ -224,9 +226,8 @@ class InteractionsConfig(EventSource):
             ),
             (
                 events and not any(f"{name}.".startswith(f"{events.column}.") for name in read),
-                f"explode names {events and events.column!r}, of which columns must read"
-                " something: the column itself where an event is a plain value, or a field of it"
-                " as 'column.id'",
+                f"columns must refer to the column of explode, {events and events.column!r}: by"
+                " its name if an event is a plain value, or to a field of it, as 'column.id'",
             ),
             (
                 self.positive_at_least is not None and columns.rating is None,
@@ -238,29 +239,29 @@ class InteractionsConfig(EventSource):
             ),
             (
                 self.order is not None and columns.timestamp is not None,
-                "order says what takes the place of timestamps, and columns.timestamp names"
-                " them: leave out one of the two",
+                "order replaces timestamps, so order and columns.timestamp exclude each other:"
+                " remove one of them",
             ),
             (
                 self.order == "file" and self.query is not None,
-                "order: file needs files: the rows that a query returns have no order",
+                "order: file needs files: the rows of a query have no order",
             ),
             (
                 self.eval_files and self.query is not None,
-                "eval_files needs files: name the part of a query's rows by columns.part",
+                "eval_files needs files: mark the held-out rows of a query by columns.part",
             ),
             (
                 self.eval_files and has_part,
-                "eval_files and columns.part both name the held-out rows: leave out one of the two",
+                "eval_files and columns.part both mark held-out rows: remove one of them",
             ),
             (
                 has_part and not (self.train_parts and self.eval_parts),
-                "columns.part needs a value or more in each of train_parts and eval_parts",
+                "columns.part needs at least one value in each of train_parts and eval_parts",
             ),
             (
                 has_part and twice,
-                f"train_parts, valid_parts and eval_parts name {', '.join(map(repr, twice))} twice:"
-                " a row is of one part",
+                f"train_parts, valid_parts and eval_parts must not share values; they share"
+                f" {', '.join(map(repr, twice))}",
             ),
             (
                 self.valid_parts and not has_part,
@@ -268,7 +269,7 @@ class InteractionsConfig(EventSource):
             ),
             (
                 self.valid_files and not self.eval_files,
-                "valid_files needs eval_files: without them no file is of a part",
+                "valid_files needs eval_files",
             ),
         )
         if self.timestamp_format is not None:
@@ -277,111 +278,112 @@ class InteractionsConfig(EventSource):
 
     @property
     def ordered_by(self) -> Order:
-        """What orders the events: `time`, `file` or `none`."""
+        """What defines the order of events: `time`, `file` or `none`."""
         return "time" if self.columns.timestamp is not None else self.order or "none"
 
 
 _FEATURE = registry.Choice("feature", key="kind")
 write_feature = _FEATURE.write
-"""Returns a feature as a map of its options, fit for JSON."""
+"""Returns the options of a feature as a JSON-serializable dict."""
 read_feature = _FEATURE.read
-"""Returns the feature (`recsys.data.features.Feature`) that a map of its options makes."""
+"""Returns the feature (`recsys.data.features.Feature`) that a dict of options describes."""
 
 
 class ItemColumns(Strict):
-    """Which column of the raw file holds what."""
+    """Column names in the raw files."""
 
     item: str
-    """Column of the item's id."""
+    """Column of the item id."""
     title: str | None = None
-    """Column of the name that people see; `null`: the id is shown."""
+    """Column of the display name; `null`: the id is shown."""
 
 
 class ItemsConfig(SourceConfig):
     """The catalogue."""
 
     columns: ItemColumns
-    """Which column holds what."""
+    """Column names of the catalogue."""
     features: tuple[Annotated[Any, _FEATURE], ...] = ()
-    """Features of the item tower; each has `name`, `column`, `kind` and the options of its
-    kind: [features.md](features.md#kinds)."""
+    """Features of the item tower; each has `name`, `column`, `kind` and the options of its kind:
+    [features.md](features.md#kinds)."""
 
 
 class UserColumns(Strict):
-    """Which column of the raw file holds what."""
+    """Column names in the raw files."""
 
     user: str
-    """Column of the user's id."""
+    """Column of the user id."""
 
 
 class UsersConfig(SourceConfig):
-    """What is known of the users."""
+    """The users and their features."""
 
     columns: UserColumns
-    """Which column holds what."""
+    """Column names of the users."""
     features: Annotated[tuple[Annotated[Any, _FEATURE], ...], Field(min_length=1)]
-    """Features of the user tower, as `items.features`."""
+    """Features of the user tower, in the form of `items.features`."""
 
 
 class VocabularyConfig(Strict):
-    """Which ids have a row of their own."""
+    """Rules that select the ids with a row of their own."""
 
     min_count: PositiveInt = 1
-    """Training positives from which on an id gets a row."""
+    """Lowest number of training positives of an id with a row of its own."""
     hash_buckets: NonNegativeInt = 0
-    """Rows that all other ids share, by hash; 0: they read row 0. Fixed for good."""
+    """Number of rows that all other ids share by hash; 0: they read row 0. Can't be changed after
+    the first run."""
     evict_after_days: PositiveInt | None = None
-    """Days without a training event after which an id loses its row to a new id;
-    `null`: never [days]."""
+    """Days without a training event after which the row of an id can be given to a new id; `null`:
+    never [days]."""
 
 
 class VocabulariesConfig(Strict):
-    """The vocabularies of users and items, which grow from run to run."""
+    """Vocabularies of users and items, which grow from run to run."""
 
     users: VocabularyConfig = VocabularyConfig()
-    """Which users have a row of their own."""
+    """Vocabulary of users."""
     items: VocabularyConfig = VocabularyConfig()
-    """Which items have a row of their own."""
+    """Vocabulary of items."""
 
 
 class GateConfig(Strict):
-    """When rejected data stops the run."""
+    """Thresholds above which rejected or drifted data stop the run."""
 
     max_rejected_share: Share = 0.01
     """Highest share of rows in the dead letters [0..1]."""
     max_drift: Share | None = 0.3
-    """Highest distance of a column from the data that was accepted last; `null`: any [0..1]."""
+    """Highest distance of a column from the last accepted data; `null`: any [0..1]."""
     max_skew: Share | None = 0.3
-    """Highest distance of a column from the data that the last blessed model was trained on;
-    `null`: any [0..1]."""
+    """Highest distance of a column from the training data of the last blessed model; `null`: any
+    [0..1]."""
     schema_dir: str | None = None
     """Folder of committed TFDV schemas `interactions.pbtxt`, `items.pbtxt` and `users.pbtxt`;
-    `null`: infer them from the data of the run."""
+    `null`: inferred from the data of the run."""
 
 
 class DataConfig(Strict):
-    """From raw files to the interaction store."""
+    """The data, from raw files to the interaction store."""
 
     interactions: InteractionsConfig
-    """Who did what to which item, and when."""
+    """The interactions of users with items."""
     items: ItemsConfig | None = None
     """The catalogue; `null`: the items of the interactions, without features."""
     users: UsersConfig | None = None
-    """What is known of the users; `null`: their ids and histories alone."""
+    """The users and their features; `null`: only their ids and histories."""
     vocabulary: VocabulariesConfig = VocabulariesConfig()
-    """Which users and items have a row of their own."""
+    """Vocabularies of users and items."""
     split: Split = "time"
-    """Which positives are held out: `time`, the newest, from one UTC midnight on; `last_out`,
-    the last one of each user; `random`, any; `given`, those that `columns.part` or
-    `interactions.eval_files` names. What each figure then means: docs/evaluation.md."""
+    """Which positives are held out. `time`: the newest, from a UTC midnight on; `last_out`: the
+    last one of each user; `random`: a random sample; `given`: those marked by `columns.part` or
+    `interactions.eval_files`. docs/evaluation.md explains the figures of each."""
     eval_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of the positives that `time` and `random` hold out [0..1]."""
     gate: GateConfig = GateConfig()
-    """When rejected data stops the run."""
+    """Thresholds above which rejected or drifted data stop the run."""
 
     @property
     def sides(self) -> dict[str, ItemsConfig | UsersConfig]:
-        """The `items` and the `users`, those of them that there are."""
+        """The configs of `items` and `users`, without those that are `null`."""
         sides = {"items": self.items, "users": self.users}
         return {what: side for what, side in sides.items() if side is not None}
 
@@ -395,14 +397,14 @@ class DataConfig(Strict):
         refuse(
             (
                 split == "time" and source.ordered_by != "time",
-                "split: time needs interactions.columns.timestamp: name the column of the times,"
-                " or set data.split to last_out, random or given, which need none",
+                "split: time needs interactions.columns.timestamp: set it, or set data.split to"
+                " last_out, random or given, which do not need it",
             ),
             (
                 split == "last_out" and source.ordered_by == "none",
-                "split: last_out needs an order: name interactions.columns.timestamp, or set"
-                " interactions.order to file where rows stand in the order in which things"
-                " happened; without an order, set data.split to random",
+                "split: last_out needs an order: set interactions.columns.timestamp, or set"
+                " interactions.order to file if the rows are in chronological order; without an"
+                " order, set data.split to random",
             ),
             (
                 split == "given" and not names_parts,
@@ -410,19 +412,19 @@ class DataConfig(Strict):
             ),
             (
                 split != "given" and names_parts,
-                "interactions.columns.part and interactions.eval_files need split: given; leave"
-                f" them out to split by {split}",
+                "interactions.columns.part and interactions.eval_files need split: given; remove"
+                f" them to split by {split}",
             ),
             (
                 split != "time" and spans,
-                f"split: {split} can't go with spans {spans[:1]}: a window of nights is split by"
-                " time; set data.split to time, or name the files without {SPAN} or a date",
+                f"split: {split} can't be used with spans {spans[:1]}, which are split by time:"
+                " set data.split to time, or name the files without {SPAN} or a date",
             ),
             *(
                 (
                     getattr(self.vocabulary, name).evict_after_days and source.ordered_by != "time",
                     f"vocabulary.{name}.evict_after_days needs interactions.columns.timestamp:"
-                    " without times nobody knows how long an id has not been seen; leave it out",
+                    " without times the age of an id is unknown; remove it",
                 )
                 for name in ("users", "items")
             ),
@@ -435,5 +437,5 @@ class DataConfig(Strict):
         taken = {name for name in names if names.count(name) > 1} | RESERVED_FEATURE_NAMES
         taken_here = sorted(taken.intersection(names))
         if taken_here:
-            raise ValueError(f"a feature needs a name of its own; these are taken: {taken_here}")
+            raise ValueError(f"feature names must be unique; these are taken: {taken_here}")
         return self

@@ -1,4 +1,4 @@
-"""Reads a config file, applies overrides, and says what is wrong with it.
+"""Reads config files, applies overrides, and reports errors.
 
 Paths in a config file are relative to that file's folder, paths in an override
 (`--set root=DIR`) to the current folder.
@@ -25,7 +25,7 @@ from recsys.strict import Strict
 from recsys.system.files import open_regular
 
 DEFAULT_NAME = "recsys.yaml"
-"""The config of a folder, as `recsys init` writes it."""
+"""Name of the config in a folder, as `recsys init` writes it."""
 _LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
 _MOST_PROBLEMS = 3
 _LONGEST_MESSAGE = 500
@@ -45,17 +45,17 @@ StrictT = TypeVar("StrictT", bound=Strict)
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Reads, overrides and checks a config file.
+    """Reads a config file, applies overrides and validates the result.
 
     Args:
-        path: A YAML file; None: `recsys.yaml` of the current folder, else the shipped one.
-        overrides: `a.b=value` each; the value is YAML.
+        path: A YAML file; None: `recsys.yaml` in the current folder, else the shipped config.
+        overrides: Overrides of the form `a.b=value`; the value is YAML.
 
     Returns:
-        The config; its paths are absolute.
+        The validated config, with absolute paths.
 
     Raises:
-        ConfigError: The file can't be read, is no YAML, or breaks the schema.
+        ConfigError: The file can't be read, is not valid YAML, or violates the schema.
     """
     path = Path(path or default_config_path())
     raw = _read_yaml(path)
@@ -65,16 +65,19 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
 
 
 def load_stage(path: Path, kind: type[StageT], overrides: Iterable[str] = ()) -> StageT:
-    """Reads the parts that a stage needs.
+    """Reads the parts of a config that a stage needs.
 
     Args:
-        path: A whole config, or a file that holds the stage's parts alone (what a
-            component hands to its process).
+        path: A complete config, or a file with only the parts of the stage (as a component
+            passes to its process).
         kind: `TrainStage`, `EvaluateStage` or `ExportStage`.
-        overrides: As of `load_config`.
+        overrides: Overrides, as in `load_config`.
+
+    Returns:
+        The validated parts, with absolute paths.
 
     Raises:
-        ConfigError: As `load_config`.
+        ConfigError: The file can't be read, is not valid YAML, or violates the schema.
     """
     raw = _read_yaml(path)
     if set(raw) <= set(kind.model_fields):
@@ -84,12 +87,12 @@ def load_stage(path: Path, kind: type[StageT], overrides: Iterable[str] = ()) ->
 
 
 def default_config_path() -> Path:
-    """Returns the config that is meant where none is named.
+    """Returns the path of the config to use if none is given.
 
-    That is `recsys.yaml` of the current folder, else that of the data in the checkout.
+    It is `recsys.yaml` in the current folder, else the config of the data in the checkout.
 
     Raises:
-        ConfigError: There is neither (R101).
+        ConfigError: Neither exists (R101).
     """
     shipped = Path(__file__).resolve().parents[2] / "configs" / "movielens_small.yaml"
     for path in (Path(DEFAULT_NAME), shipped):
@@ -97,8 +100,8 @@ def default_config_path() -> Path:
             return path
     raise ConfigError(
         "R101",
-        f"Without a config's name the current folder must have a {DEFAULT_NAME}.",
-        "Write one with data to try it on: recsys init. Or name a config: recsys run CONFIG.",
+        f"Without a config argument, the current folder must contain {DEFAULT_NAME}.",
+        "Create one with sample data: recsys init. Or name a config: recsys run CONFIG.",
         str(Path.cwd()),
     )
 
@@ -111,7 +114,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             "R101",
             f"Config {str(path)!r} must be a readable text file.",
-            "Name an existing YAML file, as in configs/movielens_small.yaml.",
+            "Name an existing YAML file, such as configs/movielens_small.yaml.",
             getattr(error, "strerror", None) or str(error),
         ) from None
     try:
@@ -120,7 +123,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             "R102",
             f"Config {str(path)!r}{problem.place} must be YAML of text, numbers, lists and maps.",
-            "Check the keys, the indentation, the quotes and the colons there; quote dates.",
+            "Check keys, indentation, quotes and colons at that place; quote dates.",
             str(problem),
         ) from None
     if not isinstance(raw, dict):
@@ -134,7 +137,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
-    """Makes the paths of a raw config absolute, from `folder` on."""
+    """Makes the relative paths of a raw config absolute, relative to `folder`."""
     for *keys, last in _PATH_KEYS:
         part: Any = raw
         for key in keys:
@@ -144,7 +147,7 @@ def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
 
 
 def _anchored(value: Any, folder: Path) -> Any:
-    """Returns a path, or each of several, from `folder` on; `gs://…` stays."""
+    """Returns a path or a list of paths relative to `folder`; leaves URLs unchanged."""
     if isinstance(value, list):
         return [_anchored(path, folder) for path in value]
     if not isinstance(value, str) or "://" in value:
@@ -153,7 +156,7 @@ def _anchored(value: Any, folder: Path) -> Any:
 
 
 def _override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Applies `a.b=value` each to a raw config."""
+    """Applies overrides of the form `a.b=value` to a raw config."""
     changes: dict[str, Any] = {}
     for override in overrides:
         _apply_override(changes, override)
@@ -167,8 +170,8 @@ def _apply_override(changes: dict[str, Any], override: str) -> None:
     if not equals or not all(re.fullmatch(r"\w+", key) for key in keys):
         raise ConfigError(
             "R104",
-            "An override must read path=value.",
-            "Write for example --set train.batch_size=256.",
+            "An override must have the form path=value.",
+            "Write, for example, --set train.batch_size=256.",
             override,
         )
     try:
@@ -183,8 +186,8 @@ def _apply_override(changes: dict[str, Any], override: str) -> None:
         if not isinstance(part, dict):
             raise ConfigError(
                 "R104",
-                f"--set {path} goes into a value that --set replaced.",
-                "Drop one.",
+                f"--set {path} must not conflict with another --set of a parent key.",
+                "Remove one of them.",
                 override,
             )
     part[keys[-1]] = value
@@ -199,10 +202,10 @@ def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
-    """Returns the config that raw values make.
+    """Returns the validated config.
 
     Raises:
-        ConfigError: They break the schema.
+        ConfigError: The values violate the schema.
     """
     try:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
@@ -217,7 +220,7 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         if where.startswith("model.") and raw["model"].get("type") == "auto":
-            hint = "With type: auto the data choose it; set model.type=two_tower to say it. "
+            hint = "type: auto chooses it from the data; set model.type=two_tower to set it. "
         raise ConfigError(
             "R105",
             f"Config {str(path)!r}: there is no key {where!r}{more}.",
@@ -234,13 +237,13 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
     raise ConfigError(
         "R107",
         f"Config {str(path)!r}: {subject}{_expected(first)}{more}.",
-        f"Correct {where or 'it'} in the file, or with --set.",
+        f"Correct {where or 'it'} in the file or with --set.",
         ... if not where else _shown_input(first),
     )
 
 
 def _more(problems: Sequence[Any], raw: dict[str, Any]) -> str:
-    """Returns the other problems of a config in brackets: a few, and how many more."""
+    """Returns a summary of the other problems of a config, in brackets."""
     others = {_config_path(problem, raw): _expected(problem) for problem in reversed(problems)}
     del others[_config_path(problems[0], raw)]
     shown = [f"{where}: {expected}" for where, expected in reversed(others.items())]
@@ -250,15 +253,15 @@ def _more(problems: Sequence[Any], raw: dict[str, Any]) -> str:
 
 
 def _expected(problem: Any) -> str:
-    """Returns what a value should be, on one line."""
+    """Returns the expected value of a key, on one line."""
     if problem["type"] == "extra_forbidden":
-        return "there is no such key"
+        return "unknown key"
     text = " ".join(str(problem["msg"]).removeprefix("Value error, ").split())
     return shortened(text, _LONGEST_MESSAGE)
 
 
 def _config_path(problem: Any, raw: Any) -> str:
-    """Returns a place as the config has it; pydantic's also names the kinds of a union."""
+    """Returns the path of a key in the config, without the union members in pydantic's path."""
     keys: list[str] = []
     for key in problem["loc"]:
         is_key = isinstance(raw, dict) and key in raw
@@ -271,13 +274,13 @@ def _config_path(problem: Any, raw: Any) -> str:
 
 
 def _shown_input(problem: Any) -> Any:
-    """Returns what was received, but for what may be a password: it would go into a log."""
+    """Returns the received value, or a placeholder for passwords, as messages are logged."""
     key = str(problem["loc"][-1]).lower()
     return "(not shown)" if "password" in key else problem["input"]
 
 
 def _allowed_keys(location: tuple[int | str, ...], raw: Any) -> list[str]:
-    """Returns the keys allowed in the part of the config `raw` at `location`."""
+    """Returns the keys that are allowed at `location` in the raw config `raw`."""
     kind: type[Strict] | None = Config
     choice: Choice | None = None
     for key in location:
@@ -291,11 +294,11 @@ def _allowed_keys(location: tuple[int | str, ...], raw: Any) -> list[str]:
 
 
 def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
-    """Returns the type of the part of a config that a key holds; None if it holds a value.
+    """Returns the config class of a key, or None if the key holds a plain value.
 
     Args:
-        field: The key.
-        raw: What stands there in a file, which chooses the type of some parts.
+        field: Field of the key.
+        raw: Raw value of the key in a file, which selects the class of some parts.
     """
     choice = choice_of(field)
     options = raw if isinstance(raw, dict) else {}

@@ -1,4 +1,4 @@
-"""How a run is operated: Beam, ML Metadata, the serving folder, retention, notifications."""
+"""Configs of the operation of a run: Beam, ML Metadata, serving folder, retention, webhook."""
 
 from __future__ import annotations
 
@@ -15,99 +15,101 @@ Outcome = Literal["blessed", "refused", "failed", "interrupted"]
 
 
 class BeamConfig(Strict):
-    """How Beam runs."""
+    """Apache Beam."""
 
     args: tuple[str, ...] = ("--runner=DirectRunner",)
-    """Passed to Beam as they are."""
+    """Pipeline arguments, passed to Beam unchanged."""
     tfx_args: tuple[str, ...] | None = None
-    """The same for TFX's own steps, StatisticsGen and Transform, for a runner that lacks
-    what they need; `null`: as `args`."""
+    """Pipeline arguments of the TFX steps StatisticsGen and Transform, for a runner that does not
+    support them; `null`: same as `args`."""
 
 
 class MysqlSslConfig(Strict):
     """TLS to the MySQL server."""
 
     ca: str
-    """File of the authorities that the server's certificate is checked by (PEM)."""
+    """CA certificates that verify the server's certificate (PEM file)."""
     cert: str | None = None
-    """File of our own certificate, if the server asks for one (PEM)."""
+    """Client certificate, if the server requires one (PEM file)."""
     key: str | None = None
-    """File of its key (PEM)."""
+    """Private key of the client certificate (PEM file)."""
     verify_server: bool = True
-    """Whether the name in the server's certificate must be `host`."""
+    """Whether the name in the server's certificate must equal `host`."""
 
     @model_validator(mode="after")
     def _key_and_certificate_belong_together(self) -> Self:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key belong together: give both, or neither")
+            raise ValueError("cert and key must be given together, or neither of them")
         return self
 
 
 class MysqlConfig(Strict):
-    """A MySQL or MariaDB server, and an existing database on it."""
+    """An existing database on a MySQL or MariaDB server."""
 
     host: Text
-    """Name or address of the server."""
+    """Host name or address of the server."""
     port: Port = 3306
-    """Its port."""
+    """Port of the server."""
     database: Text
-    """Name of the database, which must exist; the first run fills it."""
+    """Name of the database. It must exist; the first run creates its tables."""
     user: Text
-    """Name of the database user."""
+    """Database user."""
     password_env: VariableName = "RECSYS_METADATA_PASSWORD"  # noqa: S105 - a variable's name
-    """Environment variable that holds the password; it is read nowhere else."""
+    """Environment variable that holds the password. It is the only place where the password is
+    read."""
     ssl: MysqlSslConfig | None = None
     """TLS to the server; `null`: none."""
 
 
 class MetadataConfig(Strict):
-    """ML Metadata."""
+    """The store of ML Metadata."""
 
     mysql: MysqlConfig | None = None
-    """A server for it; `null`: SQLite, in `metadata.sqlite` under `root`."""
+    """MySQL server; `null`: SQLite, in `metadata.sqlite` under `root`."""
 
 
 class PushConfig(Strict):
     """The serving folder."""
 
     keep: PositiveInt = 5
-    """Newest versions kept in the serving folder."""
+    """Number of newest versions to keep in the serving folder."""
 
 
 class KeepConfig(Strict):
-    """Which files of earlier runs stay on the disk; `null` removes nothing.
+    """Retention of earlier runs; `null` removes nothing.
 
-    What the next run, or the served model, needs stays in any case.
+    Artifacts that the next run or the served model needs are always kept.
     """
 
     runs: PositiveInt | None = None
-    """Newest runs whose artifacts stay, beside those that later runs and the served versions need;
-    `null`: their number removes nothing."""
+    """Number of newest runs whose artifacts are kept, besides those that later runs and served
+    versions need; `null`: no limit on the number."""
     days: PositiveInt | None = None
-    """Days for which the artifacts of a run stay; with `runs` too, an artifact stays
-    if either of the two keeps it. `null`: age removes nothing."""
+    """Days for which the artifacts of a run are kept. If `runs` is set too, a run is kept if
+    either rule keeps it. `null`: no limit on the age."""
     checkpoints: PositiveInt | None = None
-    """Newest trainings whose checkpoints stay; a killed run resumes from the newest."""
+    """Number of newest trainings whose checkpoints are kept; a killed run resumes from the
+    newest."""
     records: PositiveInt | None = None
-    """Newest runs whose record, report, log and TensorBoard files stay."""
+    """Number of newest runs whose record, report, log and TensorBoard events are kept."""
 
     @property
     def is_set(self) -> bool:
-        """Whether anything is ever removed."""
+        """Whether any limit is set."""
         return self != KeepConfig()
 
 
 class NotifyConfig(Strict):
-    """A webhook that gets the summary of each run."""
+    """A webhook that is called at the end of each run."""
 
     webhook_env: VariableName | None = None
-    """Environment variable that holds the URL of a webhook; the URL is a secret, and the
-    config is not. `null`: no notification."""
+    """Environment variable that holds the URL of the webhook, which is a secret and so does not
+    belong in the config; `null`: no webhook."""
     on: tuple[Outcome, ...] = ("blessed", "refused", "failed", "interrupted")
-    """Outcomes of runs that are sent; `interrupted` are runs that were stopped or killed."""
+    """Outcomes for which the webhook is called; `interrupted` runs were stopped or killed."""
     timeout_s: Annotated[PositiveFloat, Field(le=120.0)] = 10.0
-    """Longest that one attempt may take [s]."""
+    """Timeout of one attempt [s]."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 4
-    """Most attempts."""
+    """Highest number of attempts."""
     total_s: Annotated[PositiveFloat, Field(le=600.0)] = 60.0
-    """Longest that all attempts together may take, with the waits between them [s]."""
+    """Timeout of all attempts together, including the waits between them [s]."""

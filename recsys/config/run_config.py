@@ -1,6 +1,7 @@
-"""The whole config, made of the parts that the stages need.
+"""The complete config, composed of the parts that the stages need.
 
-A step is cached by the sources that it runs: so each stage's part is in a module of its own.
+The cache key of a step covers the sources that it imports, so each stage's part is in its own
+module.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 
 
 class Config(TrainStage, EvaluateStage, ExportStage):
-    """Everything that a run needs to know."""
+    """The complete config of a run."""
 
     root: str
-    """Folder of everything that a run writes."""
+    """Folder of all outputs of a run."""
     data: DataConfig
-    """From raw files to the interaction store."""
+    """The data, from raw files to the interaction store."""
     push: PushConfig = PushConfig()
     """The serving folder."""
     beam: BeamConfig = BeamConfig()
-    """How Beam runs."""
+    """Apache Beam."""
     launcher: Annotated[Launcher, Choice("launcher", "local", key="kind")] = LocalLauncher()
-    """Where `recsys run` trains: `local`, on this machine, or `command`, on several hosts. It
-    changes where a model is made and not which: nothing is trained anew for it."""
+    """Where `recsys run` trains: `local`, on this machine, or `command`, on several hosts. It does
+    not affect the model, so a change does not retrain."""
     metadata: MetadataConfig = MetadataConfig()
-    """Where ML Metadata is kept."""
+    """The store of ML Metadata."""
     keep: KeepConfig = KeepConfig()
-    """Which files of earlier runs stay on the disk."""
+    """Retention of earlier runs."""
     notify: NotifyConfig = NotifyConfig()
-    """Where the summaries of runs are sent."""
+    """A webhook that is called at the end of each run."""
 
     @model_validator(mode="after")
     def _parts_fit_the_data(self) -> Self:
@@ -58,17 +59,18 @@ class Config(TrainStage, EvaluateStage, ExportStage):
             (
                 self.warm_start is not None and split != "time",
                 f"warm_start needs data.split: time; with {split} an earlier model may have been"
-                " trained on what is held out now: leave warm_start out",
+                " trained on positives that are held out now: remove warm_start",
             ),
             (
                 self.evaluate.query == "each_moment" and is_unordered,
-                "evaluate.query: each_moment needs held-out events that come after what is known;"
-                f" with data.split: {split} nothing says that they do: leave it out, or set at_cut",
+                "evaluate.query: each_moment needs held-out events that are later than the"
+                f" training events; data.split: {split} does not ensure it: remove it, or set"
+                " at_cut",
             ),
             (
                 self.model.history_of == "past" and order == "none",
                 "model.history_of: past needs an order of the events, and data.interactions has"
-                " none: leave it out, or set others",
+                " none: remove it, or set others",
             ),
             (
                 unknown,
@@ -86,5 +88,5 @@ def stage_of(config: Config, kind: type[StageT]) -> StageT:
 
 
 def with_mesh(config: Config, mesh: str | None) -> Config:
-    """Returns the config with the mesh that a command line names, if it names one."""
+    """Returns the config with the mesh that a command-line option describes, if there is one."""
     return config if mesh is None else config.model_copy(update={"mesh": parse_mesh(mesh)})

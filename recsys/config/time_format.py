@@ -1,4 +1,4 @@
-"""How text of times is written, as a pattern with a group for each part of a time.
+"""Formats of times as text, compiled to a pattern with one group per part of a time.
 
 The directives are those of Python's strptime; names of months and days are English, in any
 case, whole or cut to three letters.
@@ -31,23 +31,23 @@ _PART = re.compile(r"%.?|\s+|[^%\s]+", re.DOTALL)
 
 
 def time_pattern(format_: str) -> str:
-    """Returns the regular expression (RE2) of a text that a format describes.
+    """Returns the regular expression (RE2) of texts in the given format.
 
     Raises:
-        ValueError: The format has an unknown directive, one twice, or no year, month and day.
+        ValueError: The format has an unknown or repeated directive, or lacks year, month or day.
     """
     pattern = "".join(_part(part) for part in _PART.findall(format_))
     try:
         groups = re.compile(pattern).groupindex
     except re.error:
         raise ValueError(
-            f"timestamp_format {format_!r} must name each part of a time once"
+            f"timestamp_format {format_!r} must name each part of a time at most once"
         ) from None
     for names in _NEEDED:
         if not any(name in groups for name in names):
             raise ValueError(
-                f"timestamp_format {format_!r} must name year, month and day, as %d/%m/%Y or"
-                " %B %d, %Y does"
+                f"timestamp_format {format_!r} must contain year, month and day, as in %d/%m/%Y or"
+                " %B %d, %Y"
             )
     return rf"^\s*{pattern}\s*$"
 
@@ -59,5 +59,5 @@ def _part(part: str) -> str:
         return re.escape(part)
     if part[1:] not in _DIRECTIVES:
         known = " ".join(f"%{letter}" for letter in _DIRECTIVES)
-        raise ValueError(f"timestamp_format has {part!r}; it may have {known}")
+        raise ValueError(f"timestamp_format contains {part!r}; allowed are {known}")
     return _DIRECTIVES[part[1:]]

@@ -1,4 +1,4 @@
-"""The training: loss, negatives, optimizers, checkpoints, devices, warm start."""
+"""Configs of the training: loss, negatives, optimizers, checkpoints, devices, warm start."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class RowOptimizerConfig(Strict):
-    """What every optimizer of table rows has, beside its rate and its decay."""
+    """Options that every row optimizer has, besides learning rate and weight decay."""
 
     clipnorm: NonNegativeFloat = 0.0
-    """Longest gradient of one row; a longer one is shortened to it; 0: none is."""
+    """Highest norm of the gradient of one row; longer gradients are scaled down; 0: no limit."""
 
 
 class SgdConfig(RowOptimizerConfig):
@@ -36,36 +36,36 @@ class SgdConfig(RowOptimizerConfig):
 
 
 class AdagradConfig(RowOptimizerConfig):
-    """Adagrad, with a sum of squares a weight, or a row."""
+    """Adagrad with one accumulator per weight."""
 
     initial_accumulator_value: NonNegativeFloat = 0.1
-    """What the sums start with."""
+    """Initial value of the accumulators."""
     epsilon: NonNegativeFloat = 1e-7
-    """Keeps the root of a sum away from 0."""
+    """Small constant for numerical stability."""
 
 
 class RowWiseAdagradConfig(AdagradConfig):
-    """Adagrad with one sum a row."""
+    """Adagrad with one accumulator per row."""
 
 
 class LazyAdamConfig(RowOptimizerConfig):
-    """Adam on the rows that a step touches."""
+    """Adam that updates only the rows of a step."""
 
     beta_1: Decay = 0.9
-    """Share of itself that the mean of gradients keeps [0..1)."""
+    """Decay rate of the first moment [0..1)."""
     beta_2: Decay = 0.999
-    """Share of itself that the mean of squares keeps [0..1)."""
+    """Decay rate of the second moment [0..1)."""
     epsilon: NonNegativeFloat = 1e-7
-    """Keeps the root of the mean of squares away from 0."""
+    """Small constant for numerical stability."""
 
 
 class FtrlConfig(RowOptimizerConfig):
-    """FTRL-Proximal, with Keras' arguments."""
+    """FTRL-Proximal, with the arguments of `keras.optimizers.Ftrl`."""
 
     learning_rate_power: Annotated[float, Field(le=0.0)] = -0.5
-    """Power of the sums of squares that the rate falls with."""
+    """Power of the accumulator in the learning rate."""
     initial_accumulator_value: NonNegativeFloat = 0.1
-    """What the sums start with."""
+    """Initial value of the accumulators."""
     l1_regularization_strength: NonNegativeFloat = 0.0
     """Strength of the L1 penalty."""
     l2_regularization_strength: NonNegativeFloat = 0.0
@@ -73,203 +73,204 @@ class FtrlConfig(RowOptimizerConfig):
     l2_shrinkage_regularization_strength: NonNegativeFloat = 0.0
     """Strength of the L2 penalty on the gradient."""
     beta: NonNegativeFloat = 0.0
-    """The paper's β."""
+    """The β of the paper."""
 
 
 class HardNegativesConfig(Strict):
-    """Negatives that the model itself found close to the positives of a batch."""
+    """Hard negatives: items that the model places close to the positives of a batch."""
 
     count: NonNegativeInt = 0
-    """Hard negatives that each step adds; 0: none are looked for [items]."""
+    """Number of hard negatives per step; 0: none [items]."""
     pool: PositiveInt = 50
-    """Nearest items of an item that its hard negatives are drawn from [items]."""
+    """Number of nearest items that the hard negatives of an item are drawn from [items]."""
     skip: NonNegativeInt = 5
-    """Nearest items left out: too close to be wrong [items]."""
+    """Number of nearest items to skip, as likely positives [items]."""
     guard: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95
-    """Items whose cosine with the positive is above this share are left out too:
-    they are probably liked as well [0..1]."""
+    """Items whose cosine with the positive exceeds this are skipped too, as likely positives
+    (0..1]."""
     after_epochs: PositiveInt = 1
-    """Epochs before the first ones are looked for."""
+    """Number of epochs before hard negatives are used."""
 
 
 class ScheduleConfig(Strict):
-    """How the learning rates change over the run, those of tables and towers alike."""
+    """Learning rate schedule, for tables and towers."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
-    """What comes after the warm-up: the full rate, or a way down from it."""
+    """Schedule after the warm-up: a constant rate, or a linear or cosine decay."""
     warmup_steps: NonNegativeInt = 0
-    """Steps in which the rate grows from 0."""
+    """Number of steps of linear warm-up from 0."""
     end: Share = 0.0
-    """Share of the full rate that is left at the end of the run, unless `constant` [0..1]."""
+    """Share of the full learning rate at the end of training, unless `constant` [0..1]."""
 
 
 class ShuffleConfig(Strict):
-    """The order in which an epoch takes the training positives."""
+    """Order of the training positives within an epoch."""
 
     kind: Literal["global", "shards"] = "global"
-    """`global`: an even shuffle of all; `shards`: the shards of the store one after the other,
-    in another order each epoch, shuffled within a buffer, so that a store that is larger than
-    memory is read in order."""
+    """`global`: a uniform shuffle of all positives; `shards`: the shards of the store in random
+    order, shuffled within a buffer, so that a store larger than memory is read sequentially."""
     buffer: PositiveInt = 1_000_000
-    """Events that `shards` shuffles among each other: consecutive ones of a shard, all events
+    """Number of consecutive events of a shard that `shards` shuffles together; they are all events
     of some users."""
 
 
 class ValidationConfig(Strict):
-    """Training positives that training doesn't see, to know when to stop."""
+    """Validation during training, on training positives that are held back."""
 
     like: Literal["newest", "last", "random", "popular", "given"] | None = None
-    """How they are drawn, which should be how the test part was: `newest`, the newest of all;
-    `last`, the last of each user; `random`, a share of each user's; `popular`, the same but
-    rather of popular items; `given`, those that `interactions.valid_parts` or `valid_files`
-    name. `null`: as `data.split` drew: the newest for `time`, `last` for `last_out`, `random`
-    for `random`, and for `given` those that the data name, else the newest."""
+    """How validation positives are drawn; it should match how the test part was drawn.
+    `newest`: the newest of all; `last`: the last of each user; `random`: a random share of each
+    user's; `popular`: the same, with a preference for popular items; `given`: those marked by
+    `interactions.valid_parts` or `valid_files`. `null`: follows `data.split`: `newest` for
+    `time`, `last` for `last_out`, `random` for `random`, and for `given` the marked ones, else
+    `newest`."""
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Share of the training positives that `newest`, `random` and `popular` hold back [0..1]."""
     last: PositiveInt = 1
-    """Events of each user that `last` holds back; a user's first stays."""
+    """Number of events of each user that `last` holds back; the first event is always kept."""
     popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
-    """Power of an item's training positives that the chance of its events grows with, for
-    `popular`: 0 is `random`. It is what is known of how the test part was drawn, without a
-    look at it. `null`: the power of the part that the data name for validation."""
+    """Exponent of an item's number of training positives in the probability that its events are
+    drawn, for `popular`; 0 equals `random`. It encodes what is known of how the test part was
+    drawn, without reading it. `null`: the exponent is estimated from the marked validation
+    part."""
     metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
-    """The metric that is watched: `recall@k`, `ndcg@k` or `mrr`."""
+    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`."""
     every_epochs: PositiveInt = 1
-    """Epochs from one look at it to the next."""
+    """Number of epochs between two evaluations."""
     patience: PositiveInt | None = 3
-    """Looks without a better value after which training stops; `null`: it never does.
-    The model of the best look is kept in any case."""
+    """Number of evaluations without improvement after which training stops; `null`: never. The
+    best model is kept in any case."""
     max_queries: PositiveInt = 5_000
-    """Most queries of a look."""
+    """Highest number of queries per evaluation."""
 
     @model_validator(mode="after")
     def _draw_is_whole(self) -> Self:
         if self.popularity is not None and self.like != "popular":
-            raise ValueError("popularity is the power of like: popular, and needs it")
+            raise ValueError("popularity can only be set with like: popular")
         if self.last > 1 and self.like not in (None, "last"):
-            raise ValueError(f"last is for like: last, not for like: {self.like}")
+            raise ValueError(f"last can only be set with like: last; received like: {self.like}")
         return self
 
 
 class CheckpointConfig(Strict):
-    """What a killed run resumes from."""
+    """Checkpoints, from which a killed run resumes."""
 
     every_steps: PositiveInt = 1_000
-    """Steps from one checkpoint to the next: the most that a kill can cost."""
+    """Number of steps between two checkpoints, which is the most that a kill can lose."""
     keep: PositiveInt = 2
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     background: bool = True
-    """Whether training goes on while a checkpoint is written. On CPUs, whose memory is that of
-    the host, the steps meanwhile write to a second set of tables and slots; false waits, and
-    needs none."""
+    """Whether training continues while a checkpoint is written. On CPUs, which share the memory of
+    the host, this needs a second set of tables and optimizer slots; false blocks instead."""
 
 
 class TrainConfig(Strict):
     """The training loop."""
 
     loss: Annotated[Loss, Choice("loss")] = SampledSoftmax()
-    """`sampled_softmax`: against the batch's items and the negatives drawn; `full_softmax`:
-    against the whole catalogue, for small ones; `bilateral_softmax`: with a temperature for
-    positives and another one for negatives; `cosine_contrastive`: positives towards 1, many
-    negatives below a margin; `least_squares`: positives towards 1, all items towards 0; `bpr`:
-    against one drawn item each; or a loss of a plugin. With options `{type: sampled_softmax,
-    decoupled: true}`."""
+    """Loss. `sampled_softmax`: softmax over the items of the batch and the drawn negatives;
+    `full_softmax`: softmax over the whole catalogue, for small ones; `bilateral_softmax`: separate
+    temperatures for positives and negatives; `cosine_contrastive`: pulls positives towards 1 and
+    pushes many negatives below a margin; `least_squares`: pulls positives towards 1 and all items
+    towards 0; `bpr`: one drawn negative per example; or a loss of a plugin. With options `{type:
+    sampled_softmax, decoupled: true}`."""
     batch_size: PositiveInt = 256
-    """Examples a step, over all devices."""
+    """Number of examples per step, over all devices."""
     uniform_negatives: NonNegativeInt = 256
-    """Items drawn from the whole catalogue that each step adds to the batch's own as
-    negatives; without them an item that nobody took is never a negative, and nothing keeps
-    it out of a list."""
+    """Number of negatives per step that are drawn from the whole catalogue, besides the in-batch
+    negatives. Without them, an item without positives is never a negative, and nothing lowers its
+    score."""
     negative_power: Share = 0.0
-    """They are drawn evenly at 0, by their popularity at 1, and by a power of it between."""
+    """Exponent of popularity in the sampling of these negatives: 0 is uniform, 1 is proportional
+    to popularity [0..1]."""
     cold_negatives: Share = 1.0
-    """How much items without a training event count as negatives, and how often they are drawn,
-    as a share of what other items do; at 0 they are none. An item that is never a positive
-    only learns to be in no list: the less it counts, the more its features say [0..1]."""
+    """Weight of items without training events as negatives, and the rate at which they are drawn,
+    relative to other items; 0: they are never negatives. An item that is never a positive only
+    learns a low score: the lower this weight, the more its features determine the score [0..1]."""
     log_q_correction: Share = 1.0
-    """Strength of the logQ correction of the scores for how often an item is among the
-    candidates: at 1 they learn how likely the item is for a query; at 0 that, divided by how
-    often it is drawn, which holds popular items down [0..1]."""
+    """Strength of the logQ correction for the sampling probability of candidates. At 1, scores
+    estimate the probability of an item given the query; at 0, that divided by the sampling
+    probability, which lowers popular items [0..1]."""
     hard_negatives: HardNegativesConfig = HardNegativesConfig()
-    """Negatives that the model itself found close to the positives."""
+    """Hard negatives: items that the model places close to the positives."""
     negative_groups: PositiveInt = 1
-    """Equal parts of a batch that share no negatives: an example is compared with the positives
-    and drawn negatives of its own part, and the logQ correction is that of a part. Devices send
-    candidates within a part alone, so that one part a node keeps them off the links between
-    nodes."""
+    """Number of equal groups of a batch that share no negatives: an example is compared only with
+    the positives and drawn negatives of its own group, and the logQ correction is that of the
+    group. Devices exchange candidates only within a group, so one group per node avoids the links
+    between nodes."""
     node_devices: PositiveInt | None = None
-    """Devices of a node, which are neighbours in the order of JAX: tables' rows are exchanged
-    with links between nodes in mind, which are slower; `null`: the devices of a process."""
+    """Number of devices per node, consecutive in the order of JAX. Exchanges of table rows take
+    into account that links between nodes are slower; `null`: the devices of a process."""
     negatives_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which devices send candidates and their gradients to each other for the loss,
-    which computes in float32."""
+    """Dtype of candidates and their gradients in exchanges between devices for the loss, which is
+    computed in float32."""
     known_positives: NonNegativeInt = 0
-    """Newest training positives of a user that are never its negatives; 0: only the
-    example's own item isn't [items]."""
+    """Number of a user's newest training positives that are excluded from its negatives; 0: only
+    the example's own item is excluded [items]."""
     user_balance: Share = 0.0
-    """An example's weight is divided by this power of its user's positives: at 0 all
-    examples count alike, at 1 all users do."""
+    """Exponent of a user's number of positives, by which the weights of its examples are divided:
+    at 0 all examples have equal weight, at 1 all users do [0..1]."""
     half_life: PositiveFloat | None = None
-    """An example's weight is halved by as many newer training events, as a share of all: at 0.1
-    the newest tenth has half of the weight; `null`: all moments count alike. Needs events with
-    times."""
+    """Share of the training events after which the weight of an example halves with age: at 0.1,
+    an example has half the weight of one that is newer by a tenth of all events. `null`: all ages
+    have equal weight. Requires events with times."""
     epochs: PositiveInt = 12
-    """Passes over the training positives."""
+    """Number of passes over the training positives."""
     shuffle: ShuffleConfig = ShuffleConfig()
-    """The order in which each of them takes them."""
+    """Order of the training positives within an epoch."""
     window_overlap: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.25
-    """Share of a row of sequences that repeats the end of the row before it, so that its first
-    examples have a history too; of encoders that learn at every position [0..1)."""
+    """Share of a packed sequence that repeats the end of the one before it, so that its first
+    examples have a history too. Used by encoders that are trained at every position [0..1)."""
     table_optimizer: Annotated[RowOptimizerConfig, Choice("row_optimizer")] = AdagradConfig()
-    """Optimizer of the tables' rows: `adagrad`, `row_wise_adagrad`, which keeps one number a
-    row in place of `model.dim`, `lazy_adam`, `ftrl`, `sgd`, or one of a plugin; with options
-    `{type: lazy_adam, beta_1: 0.8}`."""
+    """Optimizer of the table rows: `adagrad`, `row_wise_adagrad`, with one accumulator per row in
+    place of `model.dim`, `lazy_adam`, `ftrl`, `sgd`, or one of a plugin. With options `{type:
+    lazy_adam, beta_1: 0.8}`."""
     table_learning_rate: PositiveFloat = 0.05
     """Learning rate of the tables."""
     user_learning_rate: PositiveFloat | None = None
-    """Learning rate of the users' own rows; `null`: that of the other tables."""
+    """Learning rate of the user table; `null`: `table_learning_rate`."""
     table_weight_decay: NonNegativeFloat = 0.0
-    """Share of a row, times the learning rate, that each step which touches it takes off."""
+    """Weight decay, times the learning rate, of the rows that a step reads."""
     table_regularisation: dict[Literal["users", "items", "item_bias"], NonNegativeFloat] = Field(
         default={}
     )
-    """Weight of the squared length of a table's rows in the loss, each as often as a user or a
-    candidate of the batch reads it, over the batch's examples (BPR-MF, iALS): `{users: 0.01}`.
-    Rows that a step doesn't read are left alone."""
+    """L2 penalty on the rows of a table, summed over the users or candidates of the batch that
+    read them and divided by the batch size (BPR-MF, iALS): `{users: 0.01}`. Rows that a step does
+    not read are unchanged."""
     tower_optimizer: Literal["adam", "adamw", "adagrad", "lion", "rmsprop", "sgd"] = "adam"
-    """Keras' optimizer of the towers."""
+    """Keras optimizer of the towers."""
     tower_learning_rate: PositiveFloat = 0.001
     """Learning rate of the towers."""
     tower_weight_decay: NonNegativeFloat = 0.004
-    """What `adamw` takes off the towers' matrices each step, times the learning rate."""
+    """Weight decay of the towers' matrices with `adamw`, times the learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()
-    """How both learning rates change over the run."""
+    """Schedule of both learning rates."""
     clip_norm: PositiveFloat | None = None
-    """Longest gradient of all weights together; a longer one is shortened to it."""
+    """Highest global norm of the gradients; larger ones are scaled down; `null`: no limit."""
     accumulate: PositiveInt = 1
-    """Steps whose gradients are added up for one update."""
+    """Number of steps whose gradients are accumulated for one update."""
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """The towers' weights become their moving average, which keeps this share of itself
-    a step; `null`: they don't [0..1]."""
+    """Decay rate per step of an exponential moving average that replaces the weights of the
+    towers; `null`: none (0..1)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type that the towers compute in; weights and loss stay float32."""
+    """Dtype in which the towers compute; weights and loss stay float32."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of the initial weights, the shuffle and the dropout."""
+    """Seed of initialization, shuffle and dropout."""
     validation: ValidationConfig | None = None
-    """Training positives held back to stop early and to keep the best model; `null`: none,
-    the last model is kept."""
+    """Validation on held-back training positives, to stop early and to keep the best model;
+    `null`: none, the last model is kept."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What a killed run resumes from."""
+    """Checkpoints, from which a killed run resumes."""
     profile_steps: NonNegativeInt = 0
-    """Steps that JAX's profiler traces, after the first hundred; 0: none."""
+    """Number of steps to trace with the JAX profiler, after the first 100; 0: none."""
 
     @model_validator(mode="after")
     def _loss_has_its_negatives(self) -> Self:
         self.loss.check(self)
         if self.shuffle.kind == "shards" and self.shuffle.buffer < self.batch_size:
-            raise ValueError("shuffle.buffer must not be smaller than batch_size")
+            raise ValueError("shuffle.buffer must be at least batch_size")
         if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
-            raise ValueError("hard_negatives.after_epochs must be fewer than epochs")
+            raise ValueError("hard_negatives.after_epochs must be less than epochs")
         return self
 
 
@@ -277,24 +278,26 @@ LayoutRules = dict[str, tuple[str | None, ...]]
 
 
 class MeshConfig(Strict):
-    """The devices as a grid of two axes."""
+    """The device mesh of two axes."""
 
     data: PositiveInt
-    """Parts that a batch is split into; each holds a copy of all tables and weights."""
+    """Size of the data axis: the batch is split over it, and each part has a copy of all tables
+    and weights."""
     model: PositiveInt = 1
-    """Devices that share each copy: tables are split over them, and what `layout` says."""
+    """Size of the model axis: each copy of the tables, and of the weights that `layout` names, is
+    sharded over it."""
 
     @property
     def n_devices(self) -> int:
-        """Devices of the grid."""
+        """Number of devices in the mesh."""
         return self.data * self.model
 
 
 def parse_mesh(text: str) -> MeshConfig:
-    """Returns the mesh that a command line names, as `data=4,model=2`.
+    """Returns the mesh that a command-line option describes, such as `data=4,model=2`.
 
     Raises:
-        UsageError: The text names no mesh.
+        UsageError: The text does not describe a mesh (R313).
     """
     try:
         axes = (part.partition("=") for part in text.split(","))
@@ -302,60 +305,60 @@ def parse_mesh(text: str) -> MeshConfig:
     except (ValueError, TypeError):
         raise UsageError(
             "R313",
-            "A mesh must name the sizes of its axes, data and model.",
-            "Write for example data=4,model=2.",
+            "A mesh must give the sizes of its axes, data and model.",
+            "Write, for example, data=4,model=2.",
             text,
         ) from None
 
 
 class WarmStartConfig(Strict):
-    """A training that starts from an earlier model, and not from the beginning."""
+    """Training that starts from an earlier model."""
 
     epochs: PositiveInt = 3
-    """Passes over the training positives of a run that starts from an earlier model, in
+    """Number of passes over the training positives in a run that starts from an earlier model, in
     place of `train.epochs`."""
     new_rows: Literal["neighbours", "mean", "initial"] = "neighbours"
-    """What ids that the earlier model didn't have start from: `neighbours`, the mean of the
-    ids that share features with them; `mean`, that of all ids; `initial`, as in a first
+    """Initial values of ids that the earlier model does not have. `neighbours`: the mean of the
+    ids that share features with them; `mean`: the mean of all ids; `initial`: as in a first
     training."""
     changed: Literal["refuse", "cold"] = "refuse"
-    """What happens where the earlier model is of another width, other features or towers:
-    `refuse` stops the run and says what differs; `cold` trains from the beginning."""
+    """What to do if the earlier model has another width, other features or other towers: `refuse`
+    stops the run and reports the differences; `cold` trains from scratch."""
 
 
 class TrainStage(Strict):
     """The parts of a config that training needs."""
 
     plugins: Plugins = ()
-    """Modules that register models, losses, metrics and other classes which the other keys
-    name; they are imported before the rest is read."""
+    """Modules that register models, losses, metrics and other classes, imported before the rest of
+    the config is read."""
     model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = AutoConfig()
-    """The model: the two towers, as soon as one of their keys is named; a model of a plugin,
-    `{type: name, …}`; or `auto`, the one that suits the data, together with the keys of
-    `train` that aren't named."""
+    """The model: `two_tower`, which is implied if one of its keys is set; a model of a plugin,
+    `{type: name, …}`; or `auto`, which chooses the model, and the keys of `train` that are not
+    set, from the data."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
     mesh: MeshConfig | None = None
-    """The devices of a training as a grid of `data` × `model`; `null`: one axis of all
-    devices, `devices`, which batch and tables share."""
+    """Device mesh of `data` × `model`; `null`: one axis `devices` of all devices, over which both
+    batch and tables are split."""
     layout: LayoutRules = Field(default={})
-    """Dense weights and activations that are split over the devices: a path, or a regex
-    of paths, to the axis of the mesh that splits each dimension, or `null`; as
-    `keras.distribution.LayoutMap` has them. `user_tower/dense/kernel: [null, model]` splits
-    a weight, `user_tower/dense/output: [data, model]` what a layer returns. What no rule
-    names is on all devices."""
+    """Sharding of dense weights and activations, as in `keras.distribution.LayoutMap`: maps a
+    path, or a regex of paths, to the mesh axis of each dimension, or `null`.
+    `user_tower/dense/kernel: [null, model]` shards a weight, `user_tower/dense/output: [data,
+    model]` the output of a layer. Everything else is replicated."""
     warm_start: WarmStartConfig | None = None
-    """How a training continues from the last blessed model; `null`: each starts from scratch."""
+    """Warm start from the last blessed model; `null`: each training starts from scratch."""
     repeats: Repeats = "exclude"
-    """Whether lists may hold items that their user has seen. `exclude`: no, and repeated
-    events are not answers of a query; `include`: yes, they are treated like other items. It
-    holds for validation, evaluation and the defaults of serving."""
+    """Whether lists may contain items that their user has already interacted with. `exclude`: no,
+    and repeated events are not evaluated; `include`: yes, they are treated like other items.
+    Applies to validation, evaluation and the defaults of serving."""
 
     @model_validator(mode="after")
     def _solved_users_have_their_loss(self) -> Self:
         if not self.model.trains_on_history and not isinstance(self.train.loss, LeastSquares):
             raise ValueError(
-                "model.pooling: fold_in solves users by squares: set train.loss to least_squares"
+                "model.pooling: fold_in requires the loss that it minimizes: set train.loss to"
+                " least_squares"
             )
         return self
 
