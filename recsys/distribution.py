@@ -33,9 +33,9 @@ EXACT_SET = {"ml-metadata": "1.21.0", "tensorflow-data-validation": "1.21.0", "t
 """Those for Python 3.12, as TFX 1.21 pins them; their wheels need glibc 2.39."""
 
 
-def tfx_requirements(python: tuple[int, int] = sys.version_info[:2]) -> list[str]:
+def tfx_requirements() -> list[str]:
     """Returns the TFX packages that a run needs, for `pip install --no-deps`."""
-    versions = _OF_EVERY_PYTHON | (WIDE_SET if python < (3, 12) else EXACT_SET)
+    versions = _OF_EVERY_PYTHON | (WIDE_SET if sys.version_info < (3, 12) else EXACT_SET)
     return [f"{name}=={version}" for name, version in versions.items()]
 
 

@@ -389,7 +389,7 @@ def _traced_read(
     if tape is None:
         return out
     tape.counts.append(Counts(jnp.int32(0), jnp.int32(0), extra))
-    if not table.trainable or table.optimizer is None:
+    if not table.learns:
         return out
     return tape.tapped(Record(table, use, out, features))
 

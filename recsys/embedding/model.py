@@ -7,7 +7,7 @@ callbacks, schedules, loss scaling, metrics and saving are Keras' own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -22,11 +22,10 @@ from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Record, Tape, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
-from recsys.embedding.table import Table, planned
+from recsys.embedding.table import Table, summary_lines
 from recsys.embedding.traffic import Reading, TableTraffic
 from recsys.embedding.update import GradientBuffers, StepUpdate, accumulation_steps, after, by_table
 from recsys.errors import UsageError
-from recsys.formats import count, size
 from recsys.keras_internals import Functional
 
 _LIMB = 2**30
@@ -361,7 +360,7 @@ class SparseModel(keras.Model):
         finally:
             self._summarizes = False
         print_fn = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None)
-        lines = [" Tables:", *table_lines(self._tables())]
+        lines = [" Tables:", *summary_lines(self._tables())]
         if len(lines) > 1:
             (print_fn or print)("\n".join(lines))
 
@@ -379,7 +378,7 @@ class SparseModel(keras.Model):
     def _summarized(self) -> list[Any]:
         if not self._summarizes:
             return []
-        return [t.embeddings for t in self._tables() if t.built and learns(t)]
+        return [t.embeddings for t in self._tables() if t.built and t.learns]
 
     # --- data
 
@@ -511,24 +510,6 @@ def _traffic(records: Iterable[Record]) -> tuple[TableTraffic, ...]:
         for of_table in by_table.values()
         for table in (of_table[0].table,)
     )
-
-
-def learns(table: Table) -> bool:
-    """Returns whether a `SparseModel` trains the rows of a table."""
-    return bool(table.trainable) and table.optimizer is not None
-
-
-def table_lines(tables: Iterable[Table]) -> Iterator[str]:
-    """Yields a line for each table: its rows and width, its bytes, and what trains it."""
-    for table in tables:
-        placement = planned(table, 1)
-        what = f" {table.name}: {count(table.rows)} rows × {count(table.dim)}"
-        weights = f"{what}, {size(placement.bytes_per_device)}"
-        if not learns(table):
-            yield f"{weights}; fixed"
-            continue
-        slots = size(placement.slot_bytes_per_device)
-        yield f"{weights}; trained by {type(table.optimizer).__name__}, with slots of {slots}"
 
 
 def restore(model: SparseModel, state: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -158,3 +158,25 @@ def _move(
     )
     move: Callable[[jax.Array, jax.Array, np.int32], jax.Array] = jax.jit(mapped, donate_argnums=0)
     return move
+
+
+def padded_on_host(
+    table: np.ndarray, shape: tuple[int, ...], rows: int
+) -> Callable[[Any], np.ndarray]:
+    """Returns a function from an index to that part of `table` in physical rows of `shape`.
+
+    Args:
+        table: Values `[physical rows, width]`.
+        shape: The other shape `[other physical rows, width]`; its padding is zero.
+        rows: Logical rows.
+    """
+
+    def part(index: Any) -> np.ndarray:
+        row = logical_rows(np.arange(shape[0])[index[0]], shape[0])
+        columns = table[:, index[1]]
+        out = np.zeros((len(row), columns.shape[1]), table.dtype)
+        inside = row < rows
+        out[inside] = columns[physical_rows(row[inside], len(table))]
+        return out
+
+    return part

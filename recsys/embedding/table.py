@@ -1,7 +1,7 @@
 """An embedding table as a Keras layer: its weights, slots and sharding.
 
 In memory the rows of a row-split table are interleaved (`recsys.embedding.sharding`); on disk,
-and to everybody else, row r is the r-th: the logical order.
+and everywhere else, row r is the r-th: the logical order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ from recsys.embedding.sharding import (
     sharding_of,
 )
 from recsys.errors import UsageError
+from recsys.formats import count, size
 
 WEIGHTS = "embeddings"
 
@@ -144,6 +145,11 @@ class Table(keras.layers.Layer):
     def variables_by_row(self) -> list[Any]:
         """The variables with an entry for each row: the weights, then the slots."""
         return [self.embeddings, *self.slots]
+
+    @property
+    def learns(self) -> bool:
+        """Whether a `SparseModel` trains its rows."""
+        return bool(self.trainable) and self.optimizer is not None
 
     @property
     def sharding(self) -> TableSharding:
@@ -354,3 +360,16 @@ def _picked(parts: list[tuple[int, int, np.ndarray]], places: np.ndarray, width:
         inside = (places >= row) & (places < row + len(data))
         out[inside, column : column + data.shape[1]] = data[places[inside] - row]
     return out
+
+
+def summary_lines(tables: Iterable[Table]) -> Iterator[str]:
+    """Yields a line for each table: its rows and width, its bytes, and what trains it."""
+    for table in tables:
+        placement = planned(table, 1)
+        what = f" {table.name}: {count(table.rows)} rows × {count(table.dim)}"
+        weights = f"{what}, {size(placement.bytes_per_device)}"
+        if not table.learns:
+            yield f"{weights}; fixed"
+            continue
+        slots = size(placement.slot_bytes_per_device)
+        yield f"{weights}; trained by {type(table.optimizer).__name__}, with slots of {slots}"

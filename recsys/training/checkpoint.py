@@ -26,7 +26,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,7 @@ import keras
 import numpy as np
 import orbax.checkpoint as ocp
 
-from recsys.embedding.row_ranges import devices_of, padded_otherwise
-from recsys.embedding.sharding import logical_rows, physical_rows
+from recsys.embedding.row_ranges import devices_of, padded_on_host, padded_otherwise
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
@@ -454,7 +453,7 @@ class CheckpointStore:
         shape = tuple(variable.shape)
         if sharding.num_devices == 1 or sharding.is_fully_replicated:
             whole = {path: ocp.RestoreArgs(restore_type=np.ndarray)}
-            part = _padded_otherwise(self._arrays(folder, whole)[path], shape, rows)
+            part = padded_on_host(self._arrays(folder, whole)[path], shape, rows)
             return jax.make_array_from_callback(shape, sharding, part)
         n = devices_of(sharding)
         divided = ocp.ArrayRestoreArgs(
@@ -518,25 +517,3 @@ def _form_text(form: Form | None) -> str:
         return "absent"
     shape, dtype, rows = form
     return f"{dtype}{shape}" + ("" if rows is None else f" of {rows:,} rows")
-
-
-def _padded_otherwise(
-    table: np.ndarray, shape: tuple[int, ...], rows: int
-) -> Callable[[Any], np.ndarray]:
-    """Returns a function from an index to that part of `table` in physical rows of `shape`.
-
-    Args:
-        table: Values `[physical rows, width]`.
-        shape: The other shape `[other physical rows, width]`; its padding is zero.
-        rows: Logical rows.
-    """
-
-    def part(index: Any) -> np.ndarray:
-        row = logical_rows(np.arange(shape[0])[index[0]], shape[0])
-        columns = table[:, index[1]]
-        out = np.zeros((len(row), columns.shape[1]), table.dtype)
-        inside = row < rows
-        out[inside] = columns[physical_rows(row[inside], len(table))]
-        return out
-
-    return part
