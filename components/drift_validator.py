@@ -206,7 +206,7 @@ def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Ite
 
 
 def _most_moved(anomalies: anomalies_pb2.Anomalies, column: str) -> str:
-    """Returns the value whose share moved most, which TFDV says in its sentence alone."""
+    """Returns the value whose share moved most, which TFDV gives only in a sentence."""
     for reason in anomalies.anomaly_info[column].reason:
         _, mark, value = reason.description.partition("maximum difference is: ")
         if mark:

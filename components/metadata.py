@@ -1,4 +1,4 @@
-"""What runs leave in ML Metadata, and queries of it; without TFX, whose import takes seconds."""
+"""Queries of what runs store in ML Metadata; without TFX, whose import takes seconds."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def Pusher(
     config: Parameter[str],
     code: Parameter[str],
 ) -> None:
-    """Publishes a blessed bundle; a refused one leaves what is served as it is.
+    """Publishes a blessed bundle; after a refused one the served version stays.
 
     So does one that was rolled back: the next run doesn't undo a rollback.
 

@@ -99,7 +99,7 @@ class WarmBaseStrategy(ResolverStrategy):
 
 
 def WarmBase(parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
-    """Returns the node whose output `model` is the one that a training goes on from.
+    """Returns the node whose output `model` is the one that a training starts from.
 
     Args:
         parameters: The training's parameters.
@@ -213,7 +213,7 @@ def _taken_before(
     key: str,
     known: Collection[int],
 ) -> list[int] | None:
-    """Returns what an earlier run with equal inputs took; None if there is no such run.
+    """Returns the artifacts that an earlier run with equal inputs took; None without such a run.
 
     Args:
         store: The metadata store.

@@ -141,7 +141,7 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(stream: IO[bytes] | None) -> Iterator[None]:
-    """Writes what the command says to the task's log, line by line as it comes."""
+    """Writes the output of the command to the task's log, line by line."""
 
     def pump() -> None:
         for line in stream or ():

@@ -89,7 +89,7 @@ _EARLIER = {"base", "previous", "blessed_model", "accepted_statistics", "trained
 
 
 def trace(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
-    """Returns where a bundle comes from; None if ML Metadata doesn't know it.
+    """Returns the lineage of a bundle; None if ML Metadata doesn't have it.
 
     Args:
         store: The metadata store.

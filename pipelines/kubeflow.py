@@ -67,7 +67,7 @@ class KubeflowPlatform(Platform):
         return file
 
     def earlier_statistics(self, what: str, current: BaseChannel) -> None:
-        """Returns None: by its type alone one kind of statistics can't be told from another."""
+        """Returns None: the type alone doesn't distinguish the kinds of statistics."""
         del what, current
 
     def previous(

@@ -1,4 +1,4 @@
-"""What a step's container starts with on Kubeflow: our steps want folders, it gives addresses.
+"""The entry point of a step's container on Kubeflow: turns bucket addresses into folders.
 
     python -m pipelines.kubeflow_entrypoint [--plugin=MODULE …] WORDS OF TFX'S OWN ENTRY POINT
 

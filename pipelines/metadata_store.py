@@ -164,7 +164,7 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
 
 
 def _root_id(root: Path) -> str:
-    """Returns what tells this root from all others, by whatever path it is reached."""
+    """Returns the id of this root, the same by whatever path it is reached."""
     file = root / _ID_FILE
     if not file.exists():
         commit_text(uuid.uuid4().hex + "\n", file)

@@ -35,7 +35,7 @@ def new_run_id() -> str:
 
 
 class Recorder:
-    """Writes what a run does and what it made.
+    """Writes the steps and the results of a run.
 
     Args:
         root: Folder of everything that the run writes.

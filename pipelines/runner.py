@@ -1,4 +1,4 @@
-"""The runner: TFX's LocalDagRunner, one run at a time, that says what it does and why."""
+"""The runner: TFX's LocalDagRunner, one run at a time, which reports each step and its reason."""
 
 from __future__ import annotations
 

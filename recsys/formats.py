@@ -1,4 +1,4 @@
-"""Numbers as people read them. What is no number is said in words."""
+"""Numbers formatted for people; missing ones become words."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def span(interval: Any) -> str:
 
 
 def ends_of(interval: Any) -> tuple[float, float] | None:
-    """Returns the two ends of what was read as an interval; None where it is none."""
+    """Returns the two ends of an interval that was read from JSON; None if it is not one."""
     if not isinstance(interval, list | tuple) or len(interval) != 2:
         return None
     low, high = interval

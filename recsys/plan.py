@@ -307,7 +307,7 @@ def _total(tables: Iterable[TablePlacement]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Hosts alike, and how fast they are; the speeds are assumptions, not measured.
+    """Equal hosts and their speeds, which are assumptions, not measurements.
 
     Attributes:
         hosts: How many.
@@ -328,7 +328,7 @@ class Hosts:
 
 @dataclasses.dataclass(frozen=True)
 class HostsPlan:
-    """What a plan comes to on hosts.
+    """The totals of a plan on several hosts.
 
     Attributes:
         hosts: The hosts.
@@ -357,7 +357,7 @@ class HostsPlan:
 
     @classmethod
     def of(cls, plan: Plan, hosts: Hosts) -> HostsPlan:
-        """Returns what a plan comes to."""
+        """Returns the totals of a plan."""
         sent = list(plan.sent)
         between = leaving(sent)
         within = total(sent) - between

@@ -92,9 +92,9 @@ def _verify_some(bundle: Path, files: manifests.Files, names: Collection[str]) -
 
 
 def direction_width(manifest: Mapping[str, Any]) -> int | None:
-    """Returns how many numbers of an embedding tell what is alike; None: all.
+    """Returns the width of the part of an embedding that similarity is computed from; None: all.
 
-    A bias, and what ages add, say nothing of it.
+    A bias and the numbers of ages are not part of it.
     """
     config = manifest.get("config")
     model = config.get("model") if isinstance(config, dict) else None
@@ -104,7 +104,7 @@ def direction_width(manifest: Mapping[str, Any]) -> int | None:
 
 
 def facts_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns what the model of a bundle reads of a question and its history beside items."""
+    """Returns the facts of queries that the model of a bundle reads."""
     facts = manifest.get("history_facts")
     return tuple(map(str, facts)) if isinstance(facts, list) else ()
 

@@ -167,16 +167,16 @@ class GraphFilters(tf.Module):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that say what a query wants."""
+        """Names of the inputs that restrict the items of a query."""
         return tuple(self._filters)
 
     def allow(self, only: Mapping[str, tf.Tensor]) -> Allow:
-        """Returns what tells which items are wanted.
+        """Returns which items are allowed.
 
         Args:
             only: Names of tokens `[b, any]` by `inputs`, padded with the empty string.
-                Padding alone wants any item; one of several tokens is enough; all
-                features must be as wanted.
+                Padding alone allows any item; an item needs one of several tokens, and must
+                fit all features.
         """
         wanted = {name: self._filters[name].wanted(names) for name, names in only.items()}
         # Read once: a variable that is gathered from is copied at every read.
@@ -204,7 +204,7 @@ class _Filter(tf.Module):
         self._n_tokens, self.bags = len(tokens), bags
 
     def wanted(self, names: tf.Tensor) -> tf.Tensor:
-        """Returns which tokens each query wants `[b, tokens]` bool; all, if it says nothing."""
+        """Returns which tokens each query allows `[b, tokens]` bool; all, if it names none."""
         rows = self._table.lookup(names)
         n, width = tf.unstack(tf.shape(rows))
         who = tf.repeat(tf.range(n), width)

@@ -157,7 +157,7 @@ def _raw_features(folder: Path | None, side: Side, saved: TrainedModel) -> RawFe
 
 
 def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
-    """Returns the histories of `data`, whose rows must mean what they do in the model."""
+    """Returns the histories of `data`, whose rows must be those of the model."""
     for name, of_model in (("users", saved.users), ("items", saved.items)):
         of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
         if of_model.fingerprint() != of_data.fingerprint():

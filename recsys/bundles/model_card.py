@@ -1,4 +1,4 @@
-"""The bundle's MODEL_CARD.md: what it is, how good it is, where it ends."""
+"""The bundle's MODEL_CARD.md: the model, its quality and its limits."""
 
 from __future__ import annotations
 

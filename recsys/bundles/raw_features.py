@@ -213,7 +213,7 @@ def _as(column: tf.Tensor, spec: Any) -> Any:
 
 
 def _typed(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns what `texts` say; for the empty one what the graph knows as missing."""
+    """Returns the values of `texts`; for an empty one what the graph takes for missing."""
     if dtype == tf.string:
         return trimmed(texts)
     return numbers(texts, dtype) if dtype.is_floating else seconds(texts)

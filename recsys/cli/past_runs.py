@@ -247,7 +247,7 @@ def lineage(
 def _metadata(
     bundle: Path, config: Path | None, root: Path | None
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Returns what ML Metadata knows, or why nothing is known."""
+    """Returns the record of ML Metadata, or the reason that there is none."""
     where = root or next(
         (folder for folder in bundle.resolve().parents if (folder / _DATABASE).is_file()), None
     )

@@ -64,7 +64,7 @@ def _list(serving: Path, *, as_json: bool) -> None:
 
 
 def _rows(serving: Path) -> list[dict[str, Any]]:
-    """Returns what is known of each version, the newest first."""
+    """Returns the number, state and time of each version, the newest first."""
     from recsys.bundles.versions import versions, withdrawn_folders
 
     published = {int(path.name): path for path in versions(serving)}

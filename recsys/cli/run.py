@@ -80,7 +80,7 @@ _SHORT_NAMES = {"recent_popularity": "recent", "item_knn": "item-kNN", "ials": "
 
 
 def show_result(console: Console, summary: dict[str, Any], seconds: float, log: Path) -> None:
-    """Prints what a run came to: its figures, its recommendations, its files.
+    """Prints the results of a run: figures, recommendations and files.
 
     Args:
         console: Where it goes.

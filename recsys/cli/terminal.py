@@ -1,4 +1,4 @@
-"""The console that every command writes to people on; what data holds can't command it."""
+"""The console for messages to people, on which control characters of data are visible."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def titled_table(title: str, *headings: str, numbers: Collection[str] = ()) -> T
 
 
 def plain_size(n_bytes: Any) -> str:
-    """Returns `3.4 MB` with a plain space, so that what is printed can be searched."""
+    """Returns `3.4 MB` with a plain space, so that the output can be searched."""
     return size(n_bytes).replace("\N{NO-BREAK SPACE}", " ")

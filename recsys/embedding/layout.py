@@ -234,7 +234,7 @@ def tables_of(model: keras.Model) -> list[Table]:
 def verify_placement(
     model: keras.Model, layout: keras.distribution.LayoutMap
 ) -> list[TablePlacement]:
-    """Checks that every table lies as its config says, and every rule matches something.
+    """Checks that every table is placed as its config says, and every rule matches something.
 
     Args:
         model: A built model.

@@ -440,7 +440,7 @@ def _place(variable: Any) -> jax.ShapeDtypeStruct:
 
 
 def _on_mesh(state: Any, layouts: Any) -> Any:
-    """Returns the state with every value said to lie on the mesh of the distribution.
+    """Returns the state with the sharding of every value on the mesh of the distribution.
 
     On one device Keras leaves new values as they are, such as metrics that are reset. What a
     step returns is said to lie on the mesh, which to JAX is another type: it would compile the

@@ -135,7 +135,7 @@ class _Instruction:
         )
 
     def collective(self, node_devices: int | None) -> Collective:
-        """Returns what a device sends in this collective, over as few links as it takes."""
+        """Returns what a device sends in this collective, over as few links as possible."""
         group = first_group(self.rest)
         n, nodes = len(group), {device // (node_devices or sys.maxsize) for device in group}
         others = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1}
@@ -236,7 +236,7 @@ class _Program:
         return not self._is_in_place(instruction)
 
     def _results_of(self, fused: str) -> Iterator[str]:
-        """Yields the names of what a fusion gives, and of what those are other shapes of."""
+        """Yields the names of a fusion's outputs, and of what they are reshaped from."""
         names = [self._roots[fused].name]
         while names:
             instruction = self._by_name[names.pop()]

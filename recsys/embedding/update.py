@@ -110,7 +110,7 @@ _GOLDEN = 0x9E3779B9
 
 @dataclasses.dataclass(frozen=True)
 class TableStep:
-    """What one step knows of one table: its uses, and the gradients of what they returned."""
+    """The uses of one table in a step, and the gradients of their outputs."""
 
     table: Table
     optimizer: RowOptimizer

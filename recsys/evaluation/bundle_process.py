@@ -1,4 +1,4 @@
-"""The embeddings of a bundle, from a process that runs its SavedModel.
+"""The query embeddings of a bundle, from a process that runs its SavedModel.
 
 Starting TensorFlow costs 12 s of a core, more than the embeddings do, and an evaluation
 never imports it: one process serves all requests to a bundle. Both sides exchange files.

@@ -124,7 +124,7 @@ class Evaluator:
         return self.conclude(self.measure(systems))
 
     def measure(self, systems: dict[str, System]) -> MeasuredSystems:
-        """Measures systems; of several processes, over whose devices they lie, each calls it.
+        """Measures systems; if they are split over several processes, each process calls it.
 
         Args:
             systems: As for `run`.

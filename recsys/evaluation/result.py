@@ -244,7 +244,7 @@ def four_decimals(value: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns a text with plain spaces, so that what is printed can be searched."""
+    """Returns a text with plain spaces, so that the output can be searched."""
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 

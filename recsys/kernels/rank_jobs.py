@@ -178,7 +178,7 @@ class TopResults(NamedTuple):
 
 
 def is_fast() -> bool:
-    """Returns whether there is such a kernel, and a processor that it is made for."""
+    """Returns whether the kernel is available and supports this processor."""
     return kernels.status().available and bool(_library().recsys_top_is_fast())
 
 

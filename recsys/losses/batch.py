@@ -16,7 +16,7 @@ NO_ITEM = 0
 
 
 class Form(NamedTuple):
-    """What the loss of a query is, of its scores.
+    """The form of a query's loss, as a function of its scores.
 
     Attributes:
         is_decoupled: Whether the sum of a softmax leaves the positive out.

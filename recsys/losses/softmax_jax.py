@@ -267,7 +267,7 @@ def block_gradients(
 
 
 def _hidden(batch: SoftmaxBatch) -> jax.Array:
-    """Returns the candidates that are known items `[batch, known]`; others are past the end."""
+    """Returns the candidates that are known items `[batch, known]`; past the end for others."""
     positive = batch.first + jnp.arange(len(batch.query), dtype=jnp.int32)
     return known_positions(batch.item_row, batch.known, positive)
 

@@ -72,7 +72,7 @@ class Novelty(Metric):
 
 @register_metric("popularity_lift")
 class PopularityLift(CatalogueMetric):
-    """How much more popular than what users take is what they are shown.
+    """How much more popular the shown items are than those that users took.
 
     Ratio of two means over users, less 1: of the mean training positives of the first k
     items, and of what the user did before (Abdollahpouri et al., 2020). Users without a

@@ -74,7 +74,7 @@ class ModelSpec(Strict):
         catalogue: Catalogue,
         user_features: Iterable[FeatureBags] = (),
     ) -> Self:
-        """Returns the spec of a model for a catalogue, and what is known of the users.
+        """Returns the spec of a model for a catalogue and the features of users.
 
         Raises:
             UsageError: There is no such model.

@@ -387,7 +387,7 @@ _SHOWN_ITEMS = 10
 
 
 def read_people(artifacts: Artifacts) -> list[dict[str, Any]]:
-    """Returns the example users: what they did, and what is recommended now and before."""
+    """Returns the example users with their histories, and their recommendations now and before."""
     examples = artifacts.evaluated.get("examples")
     if not examples:
         raise MissingError("The evaluation holds no example users.")

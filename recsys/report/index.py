@@ -275,7 +275,7 @@ def _values(system: str, metric: str, runs: Sequence[RecordedRun]) -> list[float
 
 
 def _events(runs: Sequence[RecordedRun]) -> list[tuple[float, str]]:
-    """Returns what is marked under the axis of runs that weren't blessed, or began anew."""
+    """Returns the marks under the axis for runs that weren't blessed, or trained from scratch."""
     some_are_warm = any(run.start == "warm" for run in runs)
     marked = [run.state if run.state != "blessed" else run.start for run in runs]
     hidden = {"warm", "", "" if some_are_warm else "cold"}

@@ -194,7 +194,7 @@ def read_training(artifacts: Artifacts) -> dict[str, Any]:
 
 
 def read_sharding(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns where the tables lie, and what they take together on a device [bytes]."""
+    """Returns the placement of the tables, and their total size on a device [bytes]."""
     training = artifacts.training
     tables = training.get("sharding")
     if not tables:

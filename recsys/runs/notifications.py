@@ -33,7 +33,7 @@ _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
 
 class _AttemptError(Exception):
-    """An attempt failed; another one may succeed after at least `after_s` seconds, if given."""
+    """An attempt failed; another may succeed, after at least `after_s` seconds if that is set."""
 
     def __init__(self, text: str, after_s: float | None = 0.0) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""An approximate index: items in lists of alike ones, of which a query looks at the nearest.
+"""An approximate index: items are clustered into lists, and a query searches the nearest ones.
 
 FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantization for
 nearest neighbor search", 2011, section 4, each number rounded for itself). The caller

@@ -1,4 +1,4 @@
-"""The planted structure: which items and users there are, and what a block of users does.
+"""The planted structure: items, users, and the events of a block of users.
 
 Time runs from 0 to 1 here; the writer turns it into seconds. An item is known by
 its *place* in the base order of popularity; its cluster is `place % n_clusters`, so

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, whatever stops the writer."""
+"""Atomic writes: files and folders that exist whole or not at all."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class HeldFolder:
             return
 
     def retire(self, path: Path, hidden: Path) -> None:
-        """Removes a folder under another name, so that no one sees a part of it.
+        """Renames a folder and removes it, so that it is never seen in part.
 
         Raises:
             OSError: As of `rename` and `remove`.

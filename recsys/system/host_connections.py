@@ -65,7 +65,7 @@ class Connection:
         self._flush()
 
     def messages(self) -> list[dict[str, Any]]:
-        """Returns the messages that came since the last call, and gives a sign of life.
+        """Returns the messages that arrived since the last call, and sends a heartbeat.
 
         What is no message, or too long for one, closes the connection.
         """
@@ -85,7 +85,7 @@ class Connection:
         return []
 
     def close(self) -> None:
-        """Closes the connection, after what is still to be sent, if that can be done at once."""
+        """Closes the connection, after sending what is pending if that doesn't block."""
         self._flush()
         self.is_closed = True
         self._socket.close()
@@ -148,7 +148,7 @@ class Listener:
     def greeted(
         self, is_greeting: Callable[[Mapping[str, Any]], bool]
     ) -> list[tuple[Connection, dict[str, Any]]]:
-        """Returns the connections whose greeting came since the last call, with it.
+        """Returns the connections whose greeting arrived since the last call, with that greeting.
 
         What says something else, or nothing for seconds, is closed; so is who waits longest
         where many say nothing.

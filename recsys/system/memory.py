@@ -9,9 +9,9 @@ import pyarrow as pa
 
 
 def release_freed() -> None:
-    """Gives back what is free: for another process, where this one waits for it.
+    """Returns free memory to the system, before this process waits for another one.
 
-    The allocators of Arrow and of C keep it for later; that of C only glibc can be asked.
+    The allocators of Arrow and C would keep it for later; only glibc can trim that of C.
     """
     gc.collect()
     pa.default_memory_pool().release_unused()

@@ -14,7 +14,7 @@ _asked: list[int] = []
 
 
 class StoppedError(BaseException):
-    """A signal asks the program to end; no `Exception`, so that nothing swallows it.
+    """A signal to end the program; not an `Exception`, so that no handler swallows it.
 
     Attributes:
         signum: The signal.
@@ -41,7 +41,7 @@ def signals_to(
 ) -> Iterator[dict[int, Any]]:
     """Gives `signals` to `handler` while it is open; the main thread alone may.
 
-    Yields who had them before, and has them again afterwards.
+    Yields the earlier handlers, which are restored afterwards.
     """
     before: dict[int, Any] = {signum: signal.signal(signum, handler) for signum in signals}
     try:
@@ -69,7 +69,7 @@ def is_raised(signum: int) -> bool:
 
 
 def raise_if_asked() -> None:
-    """Raises `StoppedError` where a signal came whose error was lost, as in a callback of C."""
+    """Raises `StoppedError` if the error of a signal was lost, as in a callback from C."""
     if _asked:
         raise StoppedError(_asked[0])
 

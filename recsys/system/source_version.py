@@ -1,4 +1,4 @@
-"""Which commit the running code is of, for what a run leaves behind."""
+"""The commit of the running code, for the records of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 10.0
 
 
 def source_version(root: Path = _ROOT) -> dict[str, Any]:
-    """Returns what is known of the code; without git, or outside a checkout, its version.
+    """Returns the commit of the code; without git, or outside a checkout, its version alone.
 
     Args:
         root: Folder that holds our packages.

@@ -244,7 +244,7 @@ class CheckpointStore:
             shutil.rmtree(self._rename(old, "old"))
 
     def _rename(self, step: int, ending: str) -> Path:
-        """Renames a checkpoint, so that it is none any more."""
+        """Renames a checkpoint, so that it no longer counts as one."""
         renamed = self.folder / f"{step}.{ending}"
         shutil.rmtree(renamed, ignore_errors=True)
         return (self.folder / str(step)).rename(renamed)

@@ -89,7 +89,7 @@ class BatchIterator(DataAdapter):
 
     @property
     def num_batches(self) -> None:
-        """Unknown to Keras, which would stop there: the loop says how many steps it takes."""
+        """None, since Keras would stop there; the loop decides the number of steps."""
 
     @property
     def batch_size(self) -> int:

@@ -185,7 +185,7 @@ class SharedFolders:
         return epoch, token
 
     def clear(self, token: str) -> None:
-        """Removes, on the first host, what is of no use after the others have seen it."""
+        """Removes, on the first host, the files that the others have seen and no longer need."""
         with suppress(OSError):
             self._mark(token).unlink()
 

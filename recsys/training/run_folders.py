@@ -139,7 +139,7 @@ class RunFolders:
             yield
 
     def note_what_changed(self) -> None:
-        """Notes why a run begins anew, where another one has written checkpoints."""
+        """Notes why a run begins from scratch although another has written checkpoints."""
         for path in self._others():
             with suppress(OSError, ValueError):
                 other = json.loads((path / _IDENTITY).read_text())

@@ -186,7 +186,7 @@ def _chunk_rows(variable: Any) -> int:
 
 
 def _put_rows(table: Table, variable: Any, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Gives rows of a table their values; others keep what they have.
+    """Assigns values to rows of a table; other rows stay.
 
     Every process of a run calls it with the same chunks; each device takes its part of
     them. The arrays that the variable holds are freed as it goes.

@@ -1,4 +1,4 @@
-"""The progress of a training, and what it gives: the model, its metrics, and how it ran."""
+"""The progress of a training, and its result: the model, its metrics, and how it ran."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Validator:
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:
-    """Returns events of which those before `since` aren't held back, and so are known."""
+    """Returns the events, with those before `since` not held back."""
     if since is None:
         return events
     is_new = np.asarray(events.log.timestamp[events.held]) >= since
@@ -183,10 +183,10 @@ def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows
 
 
 def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
-    """Returns what is known of users and items to a model that trained on `events`.
+    """Returns the inputs of users and items for a model that trained on `events`.
 
-    Whoever has events among those held back alone has no trained row, and reads row 0 as
-    all do that training never saw.
+    Users and items whose events are all held back have no trained row, and read row 0, like
+    those that training never saw.
     """
     if not len(events.held):
         return inputs

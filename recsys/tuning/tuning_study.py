@@ -141,11 +141,11 @@ class TuningStudy:
         return float(sum(trial.user_attrs.get(SECONDS, 0.0) for trial in self._study.trials))
 
     def records(self) -> list[dict[str, Any]]:
-        """Returns what is known of each trial, fit for JSON."""
+        """Returns the record of each trial, as JSON."""
         return [self._described(trial) for trial in self._study.trials if self._is_begun(trial)]
 
     def record(self, number: int) -> dict[str, Any]:
-        """Returns what is known of a trial, fit for JSON."""
+        """Returns the record of a trial, as JSON."""
         return self._described(self._study.trials[number])
 
     def best(self) -> dict[str, Any] | None:

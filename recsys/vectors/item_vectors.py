@@ -1,4 +1,4 @@
-"""The item vectors of a model folder or a bundle, with what is known of the items, in slices.
+"""The item vectors of a model folder or a bundle, with the columns of the items, in slices.
 
 A slice is a table with the columns `id`, `embedding` and those that were chosen; rows that
 are no items are left out. Neither the matrix nor the catalogue is ever in memory whole.

@@ -306,7 +306,7 @@ class _Previous:
             raise RecsysError("R595", rule, cure, str(error)) from None
 
     def check_formats(self, formats: Sequence[str]) -> None:
-        """Raises UsageError if it hasn't one of `formats`, whose changes it can't tell (R596)."""
+        """Raises UsageError if it lacks one of `formats`: its changes are unknown (R596)."""
         if not set(formats) <= set(self._formats):
             rule = (
                 f"Changes alone can be published in the formats of publication {self.number}:"

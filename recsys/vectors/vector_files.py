@@ -102,7 +102,7 @@ class ParquetFiles(VectorFiles):
         self._writer.write_table(items.cast(self._schema()))
 
     def close(self) -> None:
-        """Ends the last file; there is one at least, which says what the columns are."""
+        """Closes the last file; at least one is written, with the columns."""
         if not self._n_files:
             self._open(self._folder / f"part-00000{self.suffix}")
         super().close()

@@ -52,7 +52,7 @@ def _lines(report: Inspection, name: str, folder: Path) -> Iterator[str]:
 
 
 def _comments(report: Inspection, config: InteractionsConfig) -> dict[str, str]:
-    """Returns what is said above keys of the interactions."""
+    """Returns the comments above keys of the interactions."""
     comments = {
         "explode": "A row holds a list of events.",
         "weight_scale": "Counts: a few are so large that they would drown the others.",

@@ -302,7 +302,7 @@ def _no_start(path: str, line: str, width: int) -> RecsysError:
 
 
 def _rows(lines: Sequence[str], dialect: CsvFormat) -> list[list[str]]:
-    """Returns the fields of rows, over several lines where quotes say so; none of an open one."""
+    """Returns the fields of each row, over several lines if quoted; none of an unclosed one."""
     rows: list[list[str]] = []
     at = 0
     while at < len(lines):

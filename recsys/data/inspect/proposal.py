@@ -171,7 +171,7 @@ def _hints(
 def interactions_config(
     understood: Understood, profiles: Mapping[str, Profile], roles: Roles
 ) -> InteractionsConfig:
-    """Returns the config that reads interactions whose roles are known."""
+    """Returns the config that reads interactions with these roles."""
     columns = {role: decided.column for role, decided in roles.decided.items()}
     source = understood.source
     rating, time, weight = (
@@ -233,7 +233,7 @@ class Proposal:
 
 
 def propose(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal:
-    """Returns how interactions may be split, by what is known before rows are tried.
+    """Returns how interactions may be split, before rows are tried.
 
     Args:
         config: What reads them; without parts or an order.
@@ -297,7 +297,7 @@ def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) ->
 
 
 def _named_files(config: InteractionsConfig) -> Proposal | None:
-    """Returns the split by files whose names say which part they are."""
+    """Returns the split by files whose names contain their part."""
     files = (config.files,) if isinstance(config.files, str) else config.files
     held = [file for file in files if _says(file, _HELD)]
     trained = [file for file in files if _says(file, _TRAINED)]

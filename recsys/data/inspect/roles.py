@@ -276,7 +276,7 @@ def _share(sign: str, values: Sequence[str]) -> float:
 
 
 def _most_likely(held: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Returns the one column whose name says item, or the only one; nothing if there are more."""
+    """Returns the one column whose name suggests items, or the one that there is, if any."""
     named = [name for name in held if name_score(name, "item") >= 2]
     names = named or list(held)
     return {names[0]: held[names[0]]} if len(names) == 1 else {}

@@ -56,7 +56,7 @@ class Side:
     ids: np.ndarray | None = None
 
     def notes(self) -> dict[str, str]:
-        """Returns what is said of each column."""
+        """Returns a description of each column."""
         notes = {column: f"left out: {why}" for column, why in self.left_out.items()}
         notes |= {feature.column: f"feature: {feature.kind}" for feature in self.features}
         for name, role in (("title", self.title), ("id", self.id)):
@@ -224,7 +224,7 @@ def _is_year(profile: Profile) -> bool:
 
 
 def _separator(profile: Profile, type_: str) -> str:
-    """Returns what stands between the parts of values that are lists; empty: they are none."""
+    """Returns the separator of values that are lists; empty if they are not."""
     if type_ == "token_seq":
         return " "
     return find_separator(profile.sample) if profile.kind == "text" and not profile.is_url else ""

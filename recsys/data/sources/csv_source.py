@@ -77,7 +77,7 @@ class CsvSource(CsvFormat, TextSource):
         return file
 
     def _check_width(self, file: Piece) -> None:
-        """Raises an error if none of the first lines has as many fields as there are names."""
+        """Raises an error if no line at the start has as many fields as there are names."""
         stream, widths, first = self.open(file), set[int](), ""
         for number in range(1, self.skip_rows + 21):
             line = read_line(stream, file.file, number, LINE_LIMIT_BYTES)

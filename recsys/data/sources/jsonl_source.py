@@ -202,7 +202,7 @@ class _ArrowParser:
         self._schema: pa.Schema | None = None
 
     def parse(self, rows: Rows) -> pa.RecordBatch | None:
-        """Returns the columns of rows; `None` where it takes another look at each line."""
+        """Returns the columns of rows; `None` if each line must be parsed by itself."""
         if not _are_objects(rows) or has_deep(rows):
             return None
         text = pa.py_buffer(rows.joined())

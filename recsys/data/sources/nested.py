@@ -127,7 +127,7 @@ def _listed(column: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def explode(batch: RawBatch, events: ListOfEvents) -> Iterator[RawBatch]:
-    """Yields the events of rows; what a row has beside its list stands in each of them.
+    """Yields the events of rows; the other columns of a row are repeated for each event.
 
     A row without a list, or with one that would take too much memory, is one dead letter.
     A row with an empty list is counted, and gives nothing.

@@ -215,7 +215,7 @@ def _find_source(path: str, start: bytes, config: SourceConfig) -> Source:
 
 
 def format_of_name(path: str) -> type[Source] | None:
-    """Returns the format that a file's name says; `None` if it says none."""
+    """Returns the format that a file's name implies; `None` if it implies none."""
     name = Path(path.lower())
     if name.suffix in COMPRESSED_NAMES:
         name = name.with_suffix("")

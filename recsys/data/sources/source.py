@@ -110,7 +110,7 @@ class Source(Strict, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a file that one worker reads; small, so that it goes to any worker.
+    """The description of a part of a file, which is sent to the worker that reads it.
 
     Attributes:
         source: What reads it.

@@ -365,7 +365,7 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 
 
 def content_digest(path: str) -> bytes:
-    """Returns a digest of what a file holds; of a remote one what its file system says.
+    """Returns a digest of a file's contents; for a remote file, that of its file system.
 
     Raises:
         RecsysError: The file can't be read.

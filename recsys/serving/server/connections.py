@@ -79,7 +79,7 @@ class Connections:
 
 
 class PatientProtocol(H11Protocol):
-    """Closes a connection whose request doesn't come, or whose answer isn't read.
+    """Closes connections whose request doesn't arrive, or whose answer isn't read.
 
     Headers have `headers_s` from the first byte, or from the connection, to their end; a
     client has `read_s` from the moment that the system takes no more of an answer.

@@ -1,4 +1,4 @@
-"""How much a client may ask for; bodies are read within the limits before anything else."""
+"""Limits of requests; bodies are read within them before anything else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Limits:
 
 
 class BodyLimits:
-    """An ASGI app that hands whole bodies to another one, and refuses what is too large.
+    """An ASGI app that reads whole bodies for another app, and refuses those that are too large.
 
     Args:
         app: The app behind it.

@@ -50,7 +50,7 @@ class PredictRequest:
 
     @property
     def may_join(self) -> bool:
-        """Whether it may be answered together with others, whose texts are padded to its own."""
+        """Whether it may be answered together with others, padded to a common length."""
         is_joined = self.signature in (RECOMMEND, FILTERED)
         return is_joined and 0 < self.n_rows <= _MOST_JOINED_ROWS
 
@@ -202,7 +202,7 @@ def _typed(name: str, values: list[Any], dtype: str) -> np.ndarray:
 
 
 def _scalar(value: Any, dtype: str) -> Any:
-    """Returns a value of JSON as one that NumPy takes; None if it has another type."""
+    """Returns a JSON value in a type that NumPy accepts; None if it has another type."""
     if dtype == "DT_STRING":
         return _bytes(value)
     if dtype == "DT_BOOL" or isinstance(value, bool):

@@ -49,7 +49,7 @@ _VersionNumber = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST)]
 
 
 class RecommendRequest(pydantic.BaseModel):
-    """What to recommend, and to whom: a user, a taste, or a user with another taste."""
+    """A request for recommendations for a user, a taste, or a user with another taste."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
@@ -166,7 +166,7 @@ class Recommended(Answer):
 
 
 class State(pydantic.BaseModel):
-    """Whether there is something to ask."""
+    """Whether a version is ready to answer."""
 
     name: str
     ready: bool

@@ -54,7 +54,7 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def serving(self, newest: int, n_loaded: int, is_swap: bool) -> None:
-        """Notes what is served now; `is_swap`: the newest version is another."""
+        """Sets the gauges of served versions; `is_swap`: the newest version has changed."""
         self._version.set(newest)
         self._loaded.set(n_loaded)
         self._swaps.inc(is_swap)

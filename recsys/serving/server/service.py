@@ -148,7 +148,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _log_to_stderr() -> None:
-    """Logs to what is stderr now: while TensorFlow loads, stderr goes nowhere."""
+    """Logs to the stderr of this moment, since TensorFlow's loading redirects it."""
     stream: Any = os.fdopen(os.dup(_STDERR), "w", buffering=1)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
