@@ -58,7 +58,14 @@ _KINDS = {
         "history_tower": True,
     },
     "times": {"pooling": TIMED, "item_bias": True},
-    "ages": {"widths": (6,), "item_bias": True, "item_age": ItemAgeConfig(bins=4)},
+    # Where a history is one item, its length and a batch of one have the same shape.
+    "ages": {
+        "pooling": LigrConfig(layers=2, heads=2),
+        "history": 1,
+        "widths": (6,),
+        "item_bias": True,
+        "item_age": ItemAgeConfig(bins=4),
+    },
 }
 _WITHOUT_FEATURES = {
     "no-layers": {"widths": None},
@@ -109,7 +116,7 @@ def write_data(folder, with_features):
 def write_model(folder, options, data):
     """Writes a model of random weights, as a training would."""
     inputs = ModelInputs.open(data)
-    config = TwoTowerConfig(dim=8, feature_dim=3, history=_HISTORY, **options)
+    config = TwoTowerConfig(**{"dim": 8, "feature_dim": 3, "history": _HISTORY, **options})
     spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
     model = TwoTower(spec, seed=3, compute_dtype="bfloat16")
     model.build()
@@ -124,7 +131,7 @@ def write_model(folder, options, data):
     save_model(folder, model, TrainStage(model=config, train=TrainConfig(loss=loss)), data)
     rng = np.random.default_rng(1)
     user_row = rng.integers(0, _USERS + 1, 30).astype(np.int32)
-    history = rng.integers(0, _ITEMS + 1, (30, _HISTORY)).astype(np.int32)
+    history = rng.integers(0, _ITEMS + 1, (30, config.history)).astype(np.int32)
     history[:5], history[5:10, 2:] = 0, 0
     probe = {"user_row": user_row, "history": history}
     if config.reads_times:
@@ -193,7 +200,9 @@ def test_its_bundle_answers_by_its_own_scores(worlds, kind):
     history[0, :2] = saved.items.rows(["i4", "i5"])
     age = np.full((2, _HISTORY), -1)
     age[0, :2] = [30, 90_000]
-    query = embed_queries(saved.model, rows, history, saved.inputs, {"history_age": age})
+    length = saved.model.spec.config.history
+    facts = {"history_age": age[:, :length]}
+    query = embed_queries(saved.model, rows, history[:, :length], saved.inputs, facts)
     candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
     scores = query @ candidates[1:].T
     if kind in _WITHOUT_FEATURES:  # Of a stranger nothing is known then.
@@ -275,7 +284,7 @@ def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
         [float(place == last) for place in range(4)] for last in (3, None, 0, 1, 2, 2, 3)
     ]
     saved = load_model(folder / "model-ages")
-    history = np.tile(saved.items.rows(["i4", "i5", "", "", ""]), (7, 1))
+    history = np.tile(saved.items.rows(["i4"]), (7, 1))
     rows, facts = saved.users.rows(["u3"] * 7), {"asked_at": asked}
     query = embed_queries(saved.model, rows, history, saved.inputs, facts)
     np.testing.assert_allclose(found["asked"], query, atol=1e-5)

@@ -291,6 +291,7 @@ class Retrieval(tf.Module):
         # What stands behind is never read.
         rows_given = self._items(history[:, :length])
         rows_given = tf.pad(rows_given, [[0, 0], [0, length - tf.shape(rows_given)[1]]])
+        rows_given = tf.ensure_shape(rows_given, [None, length])  # Layers read it before it runs.
         has_history = tf.reduce_any(history != "", axis=1)
         rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
         texts = {name: columns[name] for name in query_facts(self._towers.facts)}

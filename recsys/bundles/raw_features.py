@@ -59,7 +59,8 @@ def fact_of_texts(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
         fact = tf.reduce_sum(tf.cast(number[..., None] >= LEAST_WEIGHTS, tf.int32), axis=-1)
     fact = tf.where(tf.math.is_nan(number), UNKNOWN, fact)
     missing = length - tf.shape(fact)[1]
-    return tf.pad(fact, [[0, 0], [0, missing]], constant_values=UNKNOWN)
+    fact = tf.pad(fact, [[0, 0], [0, missing]], constant_values=UNKNOWN)
+    return tf.ensure_shape(fact, [None, length])
 
 
 def first_of(texts: tf.Tensor) -> tf.Tensor:
