@@ -199,6 +199,28 @@ def test_a_user_is_recommended_what_is_best_and_new(bundle):
     assert ids(only) == by_hand("u0", SEEN[b"u0"], lambda row: "noir" in genres(row))[:4]
 
 
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        ({"history": "i12"}, {"history": ["i12"]}),
+        ({"history": np.array(["i12", "i7"])}, {"history": ["i12", "i7"]}),
+        ({"history": [" i12"], "exclude": "i9 "}, {"history": ["i12"], "exclude": ["i9"]}),
+        ({"history": [12, 7.0]}, {"history": ["12", "7"]}),
+        ({"filters": {"genres": "noir"}}, {"filters": {"genres": ["noir"]}}),
+        ({"features": {"country": 7}}, {"features": {"country": ["7"]}}),
+    ],
+)
+def test_one_alone_is_a_list_of_one_and_ids_are_read_as_the_ingest_reads_them(
+    bundle, graph, options, same
+):
+    answers = [ids(bundle.recommend("u1", k=3, **asked)) for asked in (options, same)]
+    assert answers[0] == answers[1]
+    assert graph.asked[0] == graph.asked[1]
+    [answer] = bundle.recommend(users="u0", k=3)
+    assert answer.user_id == "u0"
+    assert bundle.recommend(user=np.float64(7), k=3).user_id == "7"
+
+
 def test_several_users_are_answered_as_each_alone(bundle):
     answers = bundle.recommend(users=["u0", "u1", "nobody", "u2", "who"], k=4)
     alone = [bundle.recommend(user, k=4) for user in ("u0", "u1", "nobody", "u2", "who")]
@@ -231,6 +253,12 @@ def test_answers_show_themselves(bundle):
         ({"user": "u\udc80"}, "R540"),
         ({"user": "u1", "k": 6}, "R541"),
         ({"user": "u1", "k": 0}, "R541"),
+        ({"user": "u1", "k": 3.0}, "R541"),
+        ({"user": None}, "R540"),
+        ({"user": b"u1"}, "R540"),
+        ({"user": float("nan")}, "R540"),
+        ({"history": [True]}, "R540"),
+        ({"user": "u1", "users": ["u2"]}, "R540.*not both"),
         ({"user": "u1", "filters": {"hashed": ["x"]}}, "R549.*genres, year"),
         ({"user": "u1", "features": {"age": "7"}}, "R549.*country"),
     ],
@@ -247,6 +275,8 @@ def test_similar_items_come_by_cosine(bundle):
     ]
     with pytest.raises(UsageError, match="R567"):
         bundle.similar("nothing")
+    with pytest.raises(UsageError, match="R541"):
+        bundle.similar("i1", -1)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,7 +21,7 @@ from recsys.bundles.versions import latest
 from recsys.data.history_facts import AGES, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import html_table
-from recsys.serving.retriever import Retriever, normal_id
+from recsys.serving.retriever import Retriever, check_k, normal_id
 
 _SHOWN_USERS = 3
 _COLUMNS = ("score", "id", "title")
@@ -172,10 +173,10 @@ class LoadedBundle:
         *,
         users: None = ...,
         k: int = ...,
-        history: Sequence[str] = ...,
+        history: Sequence[str | int] = ...,
         features: Mapping[str, Sequence[str] | str] | None = ...,
-        exclude: Sequence[str] = ...,
-        filters: Mapping[str, Sequence[str]] | None = ...,
+        exclude: Sequence[str | int] = ...,
+        filters: Mapping[str, Sequence[str] | str] | None = ...,
         exclude_seen: bool | None = ...,
         history_age: Sequence[float] = ...,
         history_weight: Sequence[float] = ...,
@@ -188,10 +189,10 @@ class LoadedBundle:
         *,
         users: Sequence[str | int],
         k: int = ...,
-        history: Sequence[str] = ...,
+        history: Sequence[str | int] = ...,
         features: Mapping[str, Sequence[str] | str] | None = ...,
-        exclude: Sequence[str] = ...,
-        filters: Mapping[str, Sequence[str]] | None = ...,
+        exclude: Sequence[str | int] = ...,
+        filters: Mapping[str, Sequence[str] | str] | None = ...,
         exclude_seen: bool | None = ...,
         history_age: Sequence[float] = ...,
         history_weight: Sequence[float] = ...,
@@ -203,16 +204,19 @@ class LoadedBundle:
         *,
         users: Sequence[str | int] | None = None,
         k: int = 10,
-        history: Sequence[str] = (),
+        history: Sequence[str | int] = (),
         features: Mapping[str, Sequence[str] | str] | None = None,
-        exclude: Sequence[str] = (),
-        filters: Mapping[str, Sequence[str]] | None = None,
+        exclude: Sequence[str | int] = (),
+        filters: Mapping[str, Sequence[str] | str] | None = None,
         exclude_seen: bool | None = None,
         history_age: Sequence[float] = (),
         history_weight: Sequence[float] = (),
         query_time: str | int = "",
     ) -> Recommendations | RecommendationList:
         """Returns the best items of a user, of several users, or for a taste.
+
+        Ids are text or whole numbers, and are read as the ingest reads them; one alone is as
+        good as a list of one.
 
         Args:
             user: Id of the user; an unknown one gets what is popular.
@@ -236,10 +240,15 @@ class LoadedBundle:
                 the end of the training events.
 
         Raises:
-            UsageError: An id is not text (R540), `k` is out of range (R541), a feature or
-                column is unknown, or the model can't read a fact of the query (R549).
+            UsageError: An id is none, or both `user` and `users` are given (R540), `k` is out
+                of range (R541), a feature or column is unknown, or the model can't read a fact
+                of the query (R549).
         """
-        ids = [normal_id(str(id_).strip()) for id_ in ([user] if users is None else users)]
+        if users is not None and user != "":
+            rule = "Either user or users must be given, not both."
+            raise UsageError("R540", rule, "Leave one of them out.", user)
+        ids = _ids(user if users is None else users)
+        history, exclude = _ids(history), _ids(exclude)
         if not ids:
             return RecommendationList()
         input_of = {feature: name for name, feature in self.retriever.filters.feature_of.items()}
@@ -247,7 +256,6 @@ class LoadedBundle:
         _check_names(rule, filters or {}, input_of)
         columns = self.retriever.user_columns
         _check_names("Raw values are taken of the columns of the users", features or {}, columns)
-        raw = {name: [x] if isinstance(x, str) else x for name, x in (features or {}).items()}
         facts = {
             AGES: [str(age) for age in history_age],
             WEIGHTS: [str(weight) for weight in history_weight],
@@ -257,13 +265,13 @@ class LoadedBundle:
             ids,
             history=history,
             exclude=exclude,
-            only={input_of[name]: tokens for name, tokens in (filters or {}).items()},
-            columns={name: [str(value) for value in values] for name, values in raw.items()},
+            only={input_of[name]: _texts(tokens) for name, tokens in (filters or {}).items()},
+            columns={name: _texts(values) for name, values in (features or {}).items()},
             exclude_seen=exclude_seen,
             facts={name: texts for name, texts in facts.items() if any(texts)},
         )
         ranked = self.retriever.rank(inputs, k, is_batch=len(ids) > 1)
-        liked = self.retriever.catalogue.item_rows([normal_id(id_) for id_ in history])
+        liked = self.retriever.catalogue.item_rows(history)
         histories = [liked] * len(ids) if liked else self.retriever.histories(ids)
         answers = RecommendationList(
             Recommendations(
@@ -283,13 +291,14 @@ class LoadedBundle:
         )
         return answers[0] if users is None else answers
 
-    def similar(self, item: str, k: int = 10) -> list[ScoredItem]:
+    def similar(self, item: str | int, k: int = 10) -> list[ScoredItem]:
         """Returns the items whose embeddings have the largest cosine with that of an item.
 
         Raises:
-            UsageError: There is no such item (R567).
+            UsageError: There is no such item (R567), or `k` is below 1 (R541).
         """
-        [row] = self.retriever.catalogue.item_rows([normal_id(item)])
+        check_k(k)
+        [row] = self.retriever.catalogue.item_rows([_id(item)])
         if not row:
             rule = "The item must be in the catalogue of the model."
             raise UsageError("R567", rule, "Write its id as the data have it.", item)
@@ -317,6 +326,36 @@ def load_bundle(path: str | Path) -> LoadedBundle:
     """
     folder = Path(path)
     return LoadedBundle(Retriever.open(folder if (folder / MANIFEST).exists() else latest(folder)))
+
+
+def _id(id_: Any) -> str:
+    """Returns an id as the ingest writes it.
+
+    Raises:
+        UsageError: It is neither text nor a whole number (R540).
+    """
+    is_whole = isinstance(id_, Integral) or (isinstance(id_, Real) and float(id_).is_integer())
+    if is_whole and not isinstance(id_, bool):
+        id_ = str(int(id_))  # 7.0 is what pandas makes of 7 beside missing ones.
+    if not isinstance(id_, str):
+        rule, cure = "An id must be text, or a whole number.", "Write the id as the data have it."
+        raise UsageError("R540", rule, cure, id_)
+    return normal_id(id_.strip())
+
+
+def _ids(ids: Any) -> list[str]:
+    return [_id(id_) for id_ in _listed(ids)]
+
+
+def _texts(values: Any) -> list[str]:
+    return [str(value) for value in _listed(values)]
+
+
+def _listed(values: Any) -> Iterable[Any]:
+    """Returns one value as a list of one: text alone isn't the list of its letters."""
+    return (
+        [values] if isinstance(values, str | bytes) or not isinstance(values, Iterable) else values
+    )
 
 
 def _check_names(rule: str, names: Iterable[str], known: Collection[str]) -> None:

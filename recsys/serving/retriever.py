@@ -13,6 +13,7 @@ import functools
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,7 @@ class Retriever:
         Raises:
             UsageError: `k` is out of range (R541).
         """
-        if not 1 <= k <= self.max_k:
-            rule = f"The number of items must be 1 … {self.max_k}."
-            cure = "Ask for fewer, or set export.k in the config and run again: recsys run."
-            raise UsageError("R541", rule, cure, k)
+        check_k(k, self.max_k)
         names = self.signatures[PREPARE]
         query = self._graph.ask(PREPARE, {name: inputs[name] for name in names})
         n = len(query["known"])
@@ -301,6 +299,21 @@ def as_texts(texts: Iterable[str]) -> np.ndarray:
     array = np.empty(len(encoded), object)
     array[:] = encoded
     return array
+
+
+def check_k(k: Any, most: int | None = None) -> None:
+    """Checks how many items are asked for.
+
+    Raises:
+        UsageError: It is no whole number from 1 to `most` (R541).
+    """
+    is_whole = isinstance(k, Integral) and not isinstance(k, bool)
+    if not is_whole or k < 1 or (most is not None and k > most):
+        rule = f"The number of items must be a whole one, 1 … {most}."
+        cure = "Ask for fewer, or set export.k in the config and run again: recsys run."
+        if most is None:
+            rule, cure = "The number of items must be a whole one, 1 or more.", "Ask for more."
+        raise UsageError("R541", rule, cure, k)
 
 
 def normal_id(id_: str) -> str:
