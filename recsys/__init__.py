@@ -1,6 +1,7 @@
 """Recommenders: from raw interactions to a served model.
 
 Importing this package is cheap and does nothing: each name is loaded when it is first used.
+Keras then runs on JAX, unless it is loaded already or `KERAS_BACKEND` says otherwise.
 """
 
 from typing import TYPE_CHECKING

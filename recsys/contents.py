@@ -14,6 +14,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ def lazy_contents(package: str, file: str) -> tuple[Callable[[str], Any], Callab
     def getattr_(name: str) -> Any:
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if package == "recsys" and "keras" not in sys.modules:
+            # Keras' own default is TensorFlow, on which nothing trains.
+            os.environ.setdefault("KERAS_BACKEND", "jax")
         module, attribute = homes()[name].split(":")
         loaded = importlib.import_module(module)
         is_package = hasattr(loaded, "__path__")

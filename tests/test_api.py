@@ -50,6 +50,22 @@ def test_a_config_is_read_without_keras(code):
     assert not {"keras", "jax", "tensorflow"} & {*loaded_by(f"import recsys; {code}")}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "is_loaded", "backend"),
+    [(None, False, "jax"), ("tensorflow", False, "tensorflow"), (None, True, None)],
+    ids=["by-default", "told", "too-late"],
+)
+def test_keras_runs_on_jax_where_nothing_else_is_chosen(monkeypatch, chosen, is_loaded, backend):
+    monkeypatch.delenv("KERAS_BACKEND")
+    if chosen:
+        monkeypatch.setenv("KERAS_BACKEND", chosen)
+    monkeypatch.setitem(sys.modules, "keras", sys)
+    if not is_loaded:
+        monkeypatch.delitem(sys.modules, "keras")
+    recsys.TrainConfig  # noqa: B018
+    assert os.environ.get("KERAS_BACKEND") == backend
+
+
 def test_an_unknown_name_is_no_attribute():
     with pytest.raises(AttributeError, match="nothing"):
         recsys.nothing  # noqa: B018

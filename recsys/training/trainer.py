@@ -408,6 +408,6 @@ def check_backend() -> None:
         raise UsageError(
             "R323",
             "Training must run with Keras on JAX.",
-            "Set KERAS_BACKEND=jax.",
+            "Set KERAS_BACKEND=jax before Keras is imported, or import it after recsys.",
             keras.backend.backend(),
         )
