@@ -74,8 +74,8 @@ def check_events(
         raise RecsysError(
             "R325",
             "At least one training positive must be of an item with a row of its own.",
-            "Lower data.vocabularies.items.min_count, or look whether the interactions"
-            " and the items name the same things.",
+            "Lower data.vocabulary.items.min_count, or check that the interactions and the"
+            " items write their ids the same way.",
             f"{len(events)} training positives of unknown items",
         )
     n_items, n_users = int((counts > 0).sum()), events.n_users
