@@ -1,16 +1,16 @@
-"""What a config names by `type`: models, encoders, losses, metrics and the like.
+"""Registry of the classes that a config names: models, encoders, losses, metrics and others.
 
-A thing is one class, registered under a name, with a typed config of its own:
+Each is a class that is registered under a name and has a typed config:
 
     @recsys.register_loss("my_loss")
     class MyLoss(recsys.Loss):          # a pydantic model: its fields are its config
         margin: float = 0.5
 
-A config then writes `loss: my_loss`, or `loss: {type: my_loss, margin: 0.2}`. The built-in
-ones are registered in the same way. They are found by reading the sources of their package,
+A config refers to it by `loss: my_loss` or `loss: {type: my_loss, margin: 0.2}`. Built-in
+classes are registered in the same way. They are found by parsing the sources of their package,
 and imported only when a config names them, so that a config is read without Keras.
 
-A class of one's own is found in a module that `plugins` in the config names, or that an
+Classes of plugins are found in the modules that `plugins` in the config names, or that an
 installed package declares as an entry point of the group `recsys.plugins`.
 """
 
@@ -45,7 +45,7 @@ HOMES = {
     "row_optimizer": "recsys.embedding",
     "launcher": "recsys.system",
 }
-"""The package of each kind's built-in classes, subpackages included."""
+"""Package with the built-in classes of each kind, searched recursively."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _DECORATOR = re.compile(
@@ -57,7 +57,7 @@ ClassT = TypeVar("ClassT", bound=type)
 
 
 class _BuiltIn(NamedTuple):
-    """Where a built-in class is, as its source says."""
+    """Location of a built-in class, read from its source."""
 
     module: str
     config: str | None
@@ -67,22 +67,25 @@ _registered: dict[tuple[str, str], type] = {}
 
 
 def register(kind: str, name: str, config: str | None = None) -> Callable[[ClassT], ClassT]:
-    """Returns a class decorator that registers a class.
+    """Returns a class decorator that registers a class under a name.
 
     Args:
-        kind: What it is, a key of `HOMES`.
+        kind: Kind of the class, a key of `HOMES`.
         name: Name in a config: lower-case letters, digits and `_`.
-        config: `module:Class` of its config, where that must be had without importing the
+        config: `module:Class` of its config, if it must be available without importing the
             class; by default the class is its own config, or has one as `Config`.
 
+    Returns:
+        The decorator; it returns the class unchanged.
+
     Raises:
-        UsageError: The kind is unknown, or the name is taken by another class (R109).
+        UsageError: The kind is unknown, or another class has the name (R109).
     """
     if kind not in HOMES or not _NAME.fullmatch(name):
         raise UsageError(
             "R109",
-            f"A class is registered as one of {', '.join(HOMES)}, under a lower-case name.",
-            "Write for example @recsys.register_loss('my_loss').",
+            f"A class must be registered as one of {', '.join(HOMES)}, with a lower-case name.",
+            "Write, for example, @recsys.register_loss('my_loss').",
             (kind, name),
         )
 
@@ -93,8 +96,8 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
         if (earlier and _path(earlier) != _path(cls)) or (built_in and not is_ours):
             raise UsageError(
                 "R109",
-                f"The {kind} {name!r} must be registered once.",
-                "Choose another name for yours.",
+                f"The name {name!r} must be registered by only one {kind}.",
+                "Choose another name.",
                 _path(cls),
             )
         if config is not None:
@@ -106,10 +109,10 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
 
 
 def get(kind: str, name: str) -> type:
-    """Returns the class that is registered under a name, importing it if need be.
+    """Returns the class that is registered under a name, and imports it if necessary.
 
     Raises:
-        UsageError: There is none (R109).
+        UsageError: No class has this name (R109).
     """
     if (kind, name) not in _registered and name in _built_ins(kind):
         importlib.import_module(_built_ins(kind)[name].module)
@@ -118,24 +121,24 @@ def get(kind: str, name: str) -> type:
     if (kind, name) not in _registered:
         raise UsageError(
             "R109",
-            f"There must be a {kind} of this name: {', '.join(names(kind))}.",
-            "Correct it, or name the module that registers it in the config's plugins.",
+            f"A {kind} must be one of {', '.join(names(kind))}.",
+            "Correct it, or add the module that registers it to plugins in the config.",
             name,
         )
     return _registered[kind, name]
 
 
 def names(kind: str) -> list[str]:
-    """Returns the names that a config can use, the built-in ones first."""
+    """Returns the names that a config can use, built-in ones first."""
     own = sorted(name for k, name in _registered if k == kind)
     return list(dict.fromkeys([*_built_ins(kind), *own]))
 
 
 def name_of(kind: str, thing: Any) -> str:
-    """Returns the name of a registered class, of its config class, or of an instance.
+    """Returns the registered name of a class, of its config class, or of an instance.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not registered.
     """
     cls = thing if isinstance(thing, type) else type(thing)
     for (k, name), registered in _registered.items():
@@ -151,7 +154,7 @@ def config_type(kind: str, name: str) -> type[pydantic.BaseModel]:
     """Returns the config class of a registered class.
 
     Raises:
-        UsageError: There is no class of this name, or it has no config class (R109).
+        UsageError: No class has this name, or it has no config class (R109).
     """
     built_in = _built_ins(kind).get(name)
     if built_in is not None and built_in.config is not None:
@@ -173,11 +176,11 @@ def load_plugins(modules: Iterable[str]) -> None:
     """Imports modules that register classes.
 
     Raises:
-        UsageError: One can't be imported (R108).
+        UsageError: A module can't be imported (R108).
     """
     for module in modules:
         if not _MODULE.fullmatch(module):
-            raise UsageError("R108", "A plugin is the name of a module.", "Correct it.", module)
+            raise UsageError("R108", "A plugin must be a module name.", "Correct it.", module)
         try:
             importlib.import_module(module)
         except RecsysError:
@@ -185,7 +188,7 @@ def load_plugins(modules: Iterable[str]) -> None:
         except Exception as error:
             raise UsageError(
                 "R108",
-                f"The plugin {module!r} must be importable where recsys runs:"
+                f"The plugin {module!r} must be importable; its import raised"
                 f" {type(error).__name__}: {error}.",
                 "Install its package into this environment, or correct the name or the module.",
                 module,
@@ -198,20 +201,20 @@ def _loaded(modules: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Plugins = Annotated[tuple[str, ...], pydantic.AfterValidator(_loaded)]
-"""Names of modules, imported as they are read: a first key, so that later ones find what
-the modules register."""
+"""Names of modules that are imported during validation. It must be the first key, so that later
+keys find the classes that the modules register."""
 
 
 class Choice:
-    """Marks a config field whose value is `name` or `{type: name, option: value}`.
+    """Marks a config field with the value `name` or `{type: name, option: value}`.
 
-    `Annotated[Any, Choice("loss")]` validates to the config object of the class; written out,
-    it is the bare name where the class has no options.
+    `Annotated[Any, Choice("loss")]` validates to the config object of the class. It is
+    serialized as the name only if the class has no options.
 
     Args:
-        kind: What is chosen, a key of `HOMES`.
-        default: What a map without `type` means; None: `type` is required.
-        key: What takes the place of `type`.
+        kind: Kind of the class, a key of `HOMES`.
+        default: Name that a map without `type` refers to; None: `type` is required.
+        key: Key of the name in the map.
     """
 
     def __init__(self, kind: str, default: str | None = None, key: str = "type") -> None:
@@ -220,7 +223,7 @@ class Choice:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Returns how pydantic reads and writes the field."""
+        """Returns the pydantic schema that validates and serializes the field."""
         return core_schema.no_info_plain_validator_function(
             self.read, serialization=core_schema.plain_serializer_function_ser_schema(self.write)
         )
@@ -228,7 +231,7 @@ class Choice:
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Returns the JSON schema: each built-in class, then any other by its `type`."""
+        """Returns the JSON schema: each built-in class, or any other by its `type`."""
         built_ins = list(_built_ins(self.kind))
         options = [self._options(name, handler) for name in built_ins]
         other = {
@@ -248,14 +251,14 @@ class Choice:
         return schema
 
     def read(self, value: Any) -> Any:
-        """Returns the config object that `value` stands for.
+        """Returns the config object that `value` describes.
 
         Raises:
-            ValueError: It names nothing that is registered, or has wrong options.
+            ValueError: The name is not registered, or the options are invalid.
         """
         if isinstance(value, str):
             value = {self.key: value}
-        if isinstance(value, pydantic.BaseModel):  # As Python code gives it.
+        if isinstance(value, pydantic.BaseModel):  # Passed by Python code.
             name_of(self.kind, value)
             return value
         if not isinstance(value, dict):
@@ -272,20 +275,20 @@ class Choice:
         except UsageError as error:
             known = ", ".join(names(self.kind))
             raise ValueError(
-                f"must be one of {known}, or be registered by a module that `plugins` names;"
-                f" received {name!r}"
+                f"must be one of {known}, or be registered by a module in `plugins`; received"
+                f" {name!r}"
             ) from error
-        # As JSON: lists become tuples, and nothing else is converted.
+        # JSON mode converts lists to tuples and nothing else.
         return config.model_validate_json(json.dumps(options))
 
     def write(self, config: pydantic.BaseModel) -> Any:
-        """Returns what `read` reads, fit for JSON."""
+        """Returns the JSON-serializable input of `read`."""
         name = name_of(self.kind, config)
         options = config.model_dump(mode="json")
         return {self.key: name, **options} if options else name
 
     def config_of(self, value: Any) -> type[pydantic.BaseModel] | None:
-        """Returns the config class that a raw value chooses; None: it chooses none."""
+        """Returns the config class that a raw value selects, or None."""
         name = value.get(self.key, self.default) if isinstance(value, dict) else value
         if not isinstance(name, str) or name not in names(self.kind):
             return None
@@ -293,18 +296,18 @@ class Choice:
 
 
 def modules_of(*parts: Any) -> list[str]:
-    """Returns the modules of all classes that parts of a config choose.
+    """Returns the modules of all classes that parts of a config select.
 
-    Of a choice that is left open, as `auto`, those of every built-in class.
+    For an open choice such as `auto`, the modules of every built-in class are included.
 
     Args:
-        *parts: Config objects, in which choices are looked for at any depth.
+        *parts: Config objects, which are searched recursively.
     """
     modules: set[str] = set()
     for part in parts:
         if isinstance(part, pydantic.BaseModel):
             for kind in HOMES:
-                with contextlib.suppress(ValueError):  # It may be what was chosen itself.
+                with contextlib.suppress(ValueError):  # The part itself may be a choice.
                     modules.update(_chosen_modules(kind, name_of(kind, part)))
             for name, field in type(part).model_fields.items():
                 value = getattr(part, name)
@@ -319,9 +322,9 @@ def modules_of(*parts: Any) -> list[str]:
 
 
 def plugins_of(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
-    """Returns those of `plugins` whose classes parts of a config name, by top-level package.
+    """Returns the plugins whose classes are used in parts of a config, by top-level package.
 
-    All of them, if a class comes from none: any of them may have imported its module.
+    Returns all of them if a class belongs to none, since any may have imported its module.
     """
     ours = __name__.split(".")[0]
     packages = {module.split(".")[0] for module in modules_of(*parts)} - {ours}
@@ -331,9 +334,9 @@ def plugins_of(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
 
 
 def plugins_needed(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
-    """Returns `plugins`, and the modules of further classes that parts of a config name.
+    """Returns `plugins` and the modules of other classes that are used in parts of a config.
 
-    What a program registers itself is in no config; a folder that is read elsewhere names it.
+    Classes that a program registers itself are in no config, so saved folders list their modules.
     """
     known = {__name__.split(".")[0], *(plugin.split(".")[0] for plugin in plugins)}
     return (*plugins, *(m for m in modules_of(*parts) if m.split(".")[0] not in known))
@@ -345,7 +348,7 @@ def registered_in(module: str) -> list[type]:
 
 
 def choice_of(field: FieldInfo) -> Choice | None:
-    """Returns what chooses the class of a config's field, or of the elements of its list."""
+    """Returns the `Choice` of a config field, or of the elements of a tuple field."""
     parts = getattr(field.annotation, "__args__", ())
     marks = [*field.metadata, *(m for part in parts for m in getattr(part, "__metadata__", ()))]
     return next((mark for mark in marks if isinstance(mark, Choice)), None)
@@ -363,7 +366,7 @@ def _chosen_modules(kind: str, chosen: Any) -> list[str]:
 
 @functools.cache
 def _built_ins(kind: str) -> dict[str, _BuiltIn]:
-    """Returns the built-in classes of a kind by name, as the sources of its package say."""
+    """Returns the built-in classes of a kind by name, read from the sources of its package."""
     package = HOMES[kind]
     folder = Path(__file__).resolve().parent.joinpath(*package.split(".")[1:])
     entries = {}

@@ -99,7 +99,7 @@ def test_without_header_and_catalogue_user_and_item_are_asked_for(here, capsys):
     write_movielens_1m(here)
     assert check("ratings.dat") == 1
     out = capsys.readouterr().out
-    assert "Not decided" in out
+    assert "Undecided:" in out
     assert "--map item=c2,user=c1" in out
     assert not (here / "ratings.yaml").exists()
     assert check("ratings.dat", "--map", "user=1,item=2") == 0

@@ -139,7 +139,7 @@ def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):
     assert "Nothing was compared" not in said
     stage.writes = {**EVALUATION, "blessed_model": None}
     _, said = run(*words)
-    assert "Nothing was compared with the model of --against" in said
+    assert "The model of --against was not compared" in said
     assert "last blessed" not in said.split("Nothing")[0]
 
 

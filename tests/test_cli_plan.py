@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):
     assert re.search(r"│ --devices 8 +│ +\S+ GB │ +\S+ GB │ +yes │", printed.out)
     [sentence] = printed.err.splitlines()
     assert sentence.startswith("[R373] A device needs 140.8 GB")
-    assert "it has 80.0 GB. What fits: --devices 8; or " in sentence
+    assert "it has 80.0 GB. Changes that fit: --devices 8; or " in sentence
     assert plan(*words, "--json") == 1
     [line] = capsys.readouterr().out.splitlines()
     summary = json.loads(line)
@@ -391,8 +391,8 @@ def test_the_page_shows_the_tables_that_the_command_prints(capsys):
     page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
     section = page[page.index("## recsys plan") : page.index("## recsys init")]
     expected = re.search(
-        r"^`recsys plan --devices 8`.*?```text\n(.*?)All of it", section, re.M | re.S
+        r"^`recsys plan --devices 8`.*?```text\n(.*?)Memory of each device", section, re.M | re.S
     )
     assert plan("--devices", "8", "--set", "root=no-run") == 0
-    printed = capsys.readouterr().out.partition("All of it")[0]
+    printed = capsys.readouterr().out.partition("Memory of each device")[0]
     assert [line.rstrip() for line in printed.splitlines()] == expected[1].splitlines()

@@ -312,7 +312,9 @@ def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum,
     parent.send_signal(signum)
     _, talk = parent.communicate(timeout=20)
     assert parent.returncode == code
-    assert talk.splitlines()[0] == (f"Stopped by {signum.name}; every process of the run is ended.")
+    assert talk.splitlines()[0] == (
+        f"Stopped by {signum.name}; all processes of the run have ended."
+    )
     assert "Traceback" not in talk
     wait_for(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 

@@ -203,7 +203,7 @@ def test_fields_in_lists_of_different_lengths_are_a_dead_letter(tmp_path):
 
 
 def test_a_list_that_no_column_reads_is_a_mistake_in_the_config():
-    with pytest.raises(ValueError, match="explode names 'events', of which"):
+    with pytest.raises(ValueError, match="refer to the column of explode, 'events'"):
         config_of("f.jsonl", {"user": "u", "item": "aid"}, explode={"column": "events"})
 
 

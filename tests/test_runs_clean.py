@@ -341,7 +341,7 @@ def test_the_command_shows_the_plan_and_carries_it_out(store, tmp_path, capsys):
     folders = there(store)
     assert run_main(*words) == 0
     text = capsys.readouterr().out
-    assert "A dry run: 10 things, 1.0 kB would go." in text
+    assert "Dry run: 10 entries, 1.0 kB would be removed." in text
     assert "artifacts/Trainer/model/" in text
     assert there(store) == folders
     assert run_main(*words, "--apply", "--json") == 0

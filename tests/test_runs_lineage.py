@@ -147,9 +147,9 @@ def test_a_copy_elsewhere_still_tells(tmp_path, capsys):
         "interactions: a.csv; 9 rows",
         f"digest {'d' * 16}",
         "2 read (2026-01-30 … 2026-02-01); 2026-01-31 set_aside",
-        f"from the model {'b' * 16}, trained on events until 2026-02-01; 3 such starts",
+        f"from the model {'b' * 16}, trained on events until 2026-02-01; 3 warm starts",
         "good; blessed",
-        "not known: the bundle lies outside of its run's folder",
+        "unknown: the bundle is outside the folder of its run",
     ):
         assert words in text
     assert run_main("lineage", str(tmp_path), "--json") == 0

@@ -141,7 +141,7 @@ def test_the_runs_are_listed_for_people_and_for_programs(tmp_path, capsys, monke
     told = json.loads(capsys.readouterr().out)
     assert [night["state"] for night in told["runs"]] == ["failed"]
     assert run_main("runs", "--root", str(tmp_path / "none")) == 0
-    assert "No run has left a record" in capsys.readouterr().out
+    assert "There are no records of runs" in capsys.readouterr().out
 
 
 @pytest.fixture(autouse=True)

@@ -138,5 +138,5 @@ def test_consecutive_batches_read_the_rows_of_few_shards_side_by_side(pooling):
 
 def test_a_buffer_smaller_than_a_batch_is_refused():
     shuffle = {"kind": "shards", "buffer": 100}
-    with pytest.raises(pydantic.ValidationError, match=r"shuffle\.buffer must not be smaller"):
+    with pytest.raises(pydantic.ValidationError, match=r"shuffle\.buffer must be at least"):
         TrainConfig(shuffle=shuffle, batch_size=128)

@@ -104,7 +104,7 @@ def test_check_prints_names_values_and_paths_without_commands(capsys, tmp_path, 
     )
     out, _ = run(capsys, "check", str(undecided))
     see_plain(out)
-    assert "Not decided" in out
+    assert "Undecided:" in out
 
 
 @pytest.mark.parametrize(

@@ -362,4 +362,4 @@ def test_the_command_publishes_the_served_version(tmp_path, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["publish-vectors", str(served / "1"), "--out", str(out)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 item is gone since the last publication, and to be deleted." in said
+    assert "1 item was removed since the last publication and must be deleted." in said

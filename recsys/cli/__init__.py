@@ -1,14 +1,14 @@
-"""The command line: stdout is data, stderr is for people, exit codes are 0, 1 and 2.
+"""Command-line interface: results on stdout, messages on stderr, exit codes 0, 1 and 2.
 
-command_line  all commands; each is a function, with its options, of the module of its name
-options       those that several commands have
+command_line  all commands; each is a function in the module of its name
+options       options of several commands
 files         `init`, `synth`, `freeze-schema` and `schema`
 past_runs     `runs`, `lineage` and `clean`
-stages        `train` and `export`, and how any stage is started as a process
-simulation    what `simulate-nights` runs
-follow        runs the pipeline as a process and shows its events
-failure       how an error looks
-terminal      the console, the bars and the tables
+stages        `train` and `export`, and subprocesses of stages
+simulation    the backtest of `simulate-nights`
+follow        runs the pipeline in a subprocess and displays its events
+failure       error output
+terminal      console, progress bars and tables
 """
 
 from recsys.cli.command_line import main

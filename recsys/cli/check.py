@@ -1,4 +1,4 @@
-"""`recsys check`: inspects data files and writes the config that reads them."""
+"""`recsys check`: inspects data files and writes a config for them."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from recsys.data.inspect.profile import Profile
     from recsys.data.inspect.proposal import Inspection
 
-_WIDTH = 110  # Where no terminal says its own.
+_WIDTH = 110  # Without a terminal.
 _NEARLY_ALL = 0.9
 
 
 def check(
-    files: Annotated[list[str], Argument(metavar="FILE…", help="Files of interactions, or globs.")],
+    files: Annotated[list[str], Argument(metavar="FILE…", help="Interaction files, or globs.")],
     maps: Annotated[
         list[str] | None,
-        Option("--map", metavar="ROLE=COLUMN,…", help="What a column holds, such as user=uid."),
+        Option("--map", metavar="ROLE=COLUMN,…", help="Role of a column, such as user=uid."),
     ] = None,
     items: Annotated[str | None, Option(help="File of the items.")] = None,
     users: Annotated[str | None, Option(help="File of the users.")] = None,
     out: Annotated[Path | None, Option(help="Config to write. Default: ./NAME.yaml.")] = None,
-    sample: Annotated[int | None, Option(min=1, help="Rows to read of large files.")] = None,
+    sample: Annotated[int | None, Option(min=1, help="Number of rows to sample.")] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Inspect your own data files, report what they hold, and write a config for them.
+    """Inspect data files, report their contents, and write a config for them.
 
-    Exits with 1 if something can't be decided, and says what would decide it.
+    Exits with 1 if a role can't be determined, and prints how to specify it.
     """
     from recsys.data.inspect.config_text import config_text
     from recsys.data.inspect.proposal import inspect_files
@@ -56,7 +56,7 @@ def check(
     if path.exists() and not force:
         raise UsageError(
             "R259",
-            f"{str(path)!r} must not be overwritten unasked.",
+            f"{str(path)!r} already exists and is only overwritten with --force.",
             "Add --force, or name another file with --out.",
         )
     sides = {what: file for what, file in (("items", items), ("users", users)) if file}
@@ -84,14 +84,14 @@ def check(
 
 
 def _name(file: str) -> str:
-    """Returns a name for a pipeline that reads a file."""
+    """Returns a pipeline name derived from a file name."""
     stem = Path(file).name.split(".")[0].lower()
     name = re.sub(r"[^a-z0-9_-]+", "-", stem).strip("-_")[:60]
     return name if re.match(r"[a-z]", name) else f"data-{name}".strip("-")
 
 
 def _write(path: Path, text: str) -> Path:
-    """Writes a config that `recsys run` takes; nothing if it doesn't."""
+    """Writes a config after validating it; nothing is written if it is invalid."""
     from recsys.config.load import load_config
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def _findings_json(findings: Findings | None) -> dict[str, Any]:
     return fields if findings else dict.fromkeys(fields)
 
 
-# --- as tables; all that comes from the files is written without controls
+# --- as tables; control characters in the data are removed
 
 
 def _show(report: Inspection, written: Path | None, command: str, *, is_sample: bool) -> None:
@@ -192,7 +192,9 @@ def _show(report: Inspection, written: Path | None, command: str, *, is_sample: 
             f"{findings.n_positive:,} positives; {_left_out(findings)}.{empty}"
         )
         if not findings.keys.is_exact:
-            console.write_line("There are many rows, so duplicates are an estimate.", "yellow")
+            console.write_line(
+                "The number of duplicates is an estimate for this many rows.", "yellow"
+            )
         _show_rejected(console, findings)
         for what, side in report.sides.items():
             if side.findings is None:
@@ -201,27 +203,25 @@ def _show(report: Inspection, written: Path | None, command: str, *, is_sample: 
             share = findings.n_known.get(what, 0) / max(1, findings.keys.n_added)
             console.write_line(
                 f"{what.capitalize()}: {n_good:,} of {n_read:,} rows good;"
-                f" {_left_out(side.findings)}. They have {share:.2%} of the interactions' {what}.",
+                f" {_left_out(side.findings)}. They cover {share:.2%} of the interactions' {what}.",
                 "yellow" if share < _NEARLY_ALL else "",
             )
             _show_rejected(console, side.findings)
     if report.split is not None and report.split.split != "time":
-        console.write_line(
-            f"Split: {report.split.split}, because: {report.split.reason}.", "yellow"
-        )
+        console.write_line(f"Split: {report.split.split} ({report.split.reason}).", "yellow")
     if written is not None:
-        console.write_line(f"Wrote {written}. Look it over, then: recsys run {written}", "bold")
+        console.write_line(f"Wrote {written}. Review it, then: recsys run {written}", "bold")
         return
-    console.write_line("Not decided, so no config was written:", "bold red")
+    console.write_line("No config was written. Undecided:", "bold red")
     for sentence in report.undecided:
         console.write_line(f"  {sentence}")
     if report.options:
-        console.write_line(f"Say which, for example: {shown(command, 500)}")
+        console.write_line(f"Specify them, for example: {shown(command, 500)}")
 
 
 def _columns_table(title: str, profiles: Mapping[str, Profile], notes: Mapping[str, str]) -> Table:
-    headings = ("column", "type", "nulls", "different", "range", "examples", "role, and why")
-    table = titled_table(title, *headings, numbers=["nulls", "different"])
+    headings = ("column", "type", "nulls", "distinct", "range", "examples", "role and reason")
+    table = titled_table(title, *headings, numbers=["nulls", "distinct"])
     for profile in profiles.values():
         is_ticks = profile.unit and profile.kind != "time"
         cells = (
@@ -262,11 +262,11 @@ def _show_rejected(console: Console, findings: Findings) -> None:
     from recsys.config import GateConfig
 
     if findings.n_rejected > GateConfig().max_rejected_share * findings.n_read:
-        text = "That is more than data.gate.max_rejected_share: a run would stop. Mend the data,"
-        console.write_line(f"{text} or raise it.", "bold red")
+        text = "This exceeds data.gate.max_rejected_share: a run would stop. Repair the data, or"
+        console.write_line(f"{text} raise the threshold.", "bold red")
     if not findings.rejected:
         return
-    table = titled_table("Rejected", "reason", "rows", "for example", numbers=["rows"])
+    table = titled_table("Rejected", "reason", "rows", "example", numbers=["rows"])
     for reason, n_rows in sorted(findings.rejected.items(), key=lambda entry: -entry[1]):
         file, line, row = findings.examples[reason]
         example = f"{shown(Path(file).name, 30)}:{line}  {shown(row)}"

@@ -1,7 +1,7 @@
-"""The commands, in the order of `recsys --help`.
+"""All commands, in the order of `recsys --help`.
 
-Each is a function of the module of its name, with its options. Nothing heavy is imported before
-a command runs: `recsys --help` imports all these modules, and answers at once.
+Each command is a function in the module of its name. Heavy packages are imported only when a
+command runs, so that `recsys --help`, which imports all these modules, is fast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits.
 
     Args:
-        arguments: Words after `recsys`; those of this process by default.
+        arguments: Arguments after `recsys`; None: those of this process.
     """
     with one_sentence():
         app(args=None if arguments is None else list(arguments), prog_name="recsys")

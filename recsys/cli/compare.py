@@ -1,4 +1,4 @@
-"""`recsys compare`: two models on the same queries, and which of them is better."""
+"""`recsys compare`: evaluates two models on the same queries and decides which is better."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[Path, Argument(metavar="A", help="A bundle, or a model folder.")],
-    b: Annotated[Path, Argument(metavar="B", help="Another one.")],
+    a: Annotated[Path, Argument(metavar="A", help="Bundle or model folder.")],
+    b: Annotated[Path, Argument(metavar="B", help="Bundle or model folder to compare with A.")],
     data: Data,
     config: ConfigOption = None,
     sets: Sets = None,
     out: Annotated[Path | None, Option(help="Folder to write comparison.json into.")] = None,
     as_json: AlwaysJson = False,
 ) -> None:
-    """Measure two models on the same queries; say which is better, and how certain that is.
+    """Evaluate two models on the same queries and report which is better, with its confidence.
 
-    Prints the result as JSON on stdout, and a table for people on stderr.
+    Prints the result as JSON on stdout and as a table on stderr.
     """
     from recsys.config import EvaluateStage, stage_of
     from recsys.config.load import load_config

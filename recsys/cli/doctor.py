@@ -1,7 +1,7 @@
-"""`recsys doctor`: whether this machine can run recsys, and how to fix what is wrong.
+"""`recsys doctor`: checks whether this machine can run recsys, and how to fix problems.
 
-A check looks at the machine itself: it imports what a run imports, in a process
-of its own, and writes where a run writes.
+A check tests the machine itself: it imports the packages of a run in a subprocess,
+and writes to the output folder of a run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ PIPELINE = (
     "tfx", "tensorflow", "apache-beam", "ml-metadata", "tensorflow-data-validation", "tfx-bsl",
 )  # fmt: skip
 WIDE_GLIBC, EXACT_GLIBC = (2, 34), (2, 39)
-"""Lowest glibc that the wheels of the two sets of TFX packages run on; of the first it is
-pyfarmhash that asks for so much."""
+"""Lowest glibc for the wheels of each of the two sets of TFX packages; in the first set,
+pyfarmhash determines it."""
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
 _GIB = 2**30
 _LEAST_MEMORY_GIB, _LEAST_DISK_GIB = 4.0, 2.0
@@ -48,10 +48,10 @@ class Check(NamedTuple):
     """The result of one check.
 
     Attributes:
-        name: What was looked at.
-        state: `ok`; `warn`: a run can work, and something is amiss; `fail`: it can't.
-        message: What is there, as a sentence or a list of figures.
-        fix: What to do about it; empty where nothing is to do.
+        name: Name of the check.
+        state: `ok`; `warn`: there is a problem, but a run can work; `fail`: it can't.
+        message: The finding, as a sentence or a list of figures.
+        fix: How to fix the problem; empty if there is none.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Check(NamedTuple):
 
 
 def doctor(config: ConfigArgument = None, as_json: Json = False) -> None:
-    """Check whether this machine can run recsys, and say how to fix what is wrong."""
+    """Check whether this machine can run recsys, and print how to fix problems."""
     console = Console(stderr=as_json)
     checks = []
     for check in examine(config):
@@ -80,11 +80,11 @@ def examine(config: Path | None = None) -> Iterator[Check]:
     """Yields the result of each check.
 
     Args:
-        config: Config of the run to come; None: the default one.
+        config: Config file; None: the default config.
     """
     python = sys.version_info[:2]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        # The slow ones import what a run imports; they start first.
+        # The slow checks import the packages of a run, so they start first.
         slow = [pool.submit(check) for check in (check_jax, check_kernels, check_tfx)]
         yield check_python(python, _glibc())
         yield Check("cores", "ok", str(len(os.sched_getaffinity(0))))
@@ -99,11 +99,11 @@ def examine(config: Path | None = None) -> Iterator[Check]:
 
 
 def check_python(python: tuple[int, int], glibc: tuple[int, ...]) -> Check:
-    """Checks the version of Python, and that the TFX wheels for it run on this glibc."""
+    """Checks the Python version, and whether the TFX wheels for it support this glibc."""
     needed = WIDE_GLIBC if python < (3, 12) else EXACT_GLIBC
     has, needs = (".".join(map(str, version)) for version in (glibc, needed))
     text = f"Python {python[0]}.{python[1]} at {sys.executable}"
-    text += f", glibc {has or 'unknown'}; its wheels need glibc {needs}"
+    text += f", glibc {has or 'unknown'}; the TFX wheels need glibc {needs}"
     if not (3, 11) <= python < (3, 13):
         return Check("python", "fail", text, "Use Python 3.11 or 3.12: uv sync --python 3.11")
     if not glibc:
@@ -116,18 +116,18 @@ def check_python(python: tuple[int, int], glibc: tuple[int, ...]) -> Check:
 
 
 def check_memory(available: int) -> Check:
-    """Checks the free memory [bytes]."""
+    """Checks the available memory [bytes]."""
     text = f"{available / _GIB:.1f} GiB free"
     if available >= _LEAST_MEMORY_GIB * _GIB:
         return Check("memory", "ok", text)
-    fix = f"The shipped run needs {_LEAST_MEMORY_GIB:.0f} GiB: end other programs."
+    fix = f"The shipped config needs {_LEAST_MEMORY_GIB:.0f} GiB: close other programs."
     return Check("memory", "warn", text, fix)
 
 
 def check_packages(
     name: str, packages: tuple[str, ...], missing_is: str, pins: Mapping[str, str] | None = None
 ) -> Check:
-    """Checks that the distributions of a group are installed, in the versions that are pinned."""
+    """Checks that the packages of a group are installed, in their pinned versions."""
     versions = installed_versions(packages)
     missing = [package for package in packages if package not in versions]
     wrong = [
@@ -143,15 +143,15 @@ def check_packages(
 
 
 def check_keras_backend(value: str | None) -> Check:
-    """Checks `KERAS_BACKEND`, which each process of a run gets from its parent."""
+    """Checks `KERAS_BACKEND`, which the processes of a run inherit."""
     if value in (None, "", "jax"):
-        return Check("KERAS_BACKEND", "ok", value or "not set; each stage gets its own")
-    text = f"{value!r}: a run sets its own, your own programs train on it"
+        return Check("KERAS_BACKEND", "ok", value or "not set; each stage sets its own")
+    text = f"{value!r}: runs ignore it, but your own programs use it"
     return Check("KERAS_BACKEND", "warn", text, "unset KERAS_BACKEND")
 
 
 def check_config(path: Path | None) -> Iterator[Check]:
-    """Checks the config, its data, and the folder that a run writes."""
+    """Checks the config, its data files, and the output folder of a run."""
     from recsys.config.load import load_config
     from recsys.data.sources.source_files import match_files
 
@@ -175,7 +175,7 @@ def check_config(path: Path | None) -> Iterator[Check]:
 
 
 def check_root(root: Path) -> Check:
-    """Writes a file where a run would write, and checks the free disk there."""
+    """Checks that the output folder is writable, and its free disk space."""
     folder = root
     try:
         while not folder.exists():
@@ -185,29 +185,29 @@ def check_root(root: Path) -> Check:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = f"{'Free some space' if is_full else 'Correct its rights'}, or --set root=DIR."
+        fix = f"{'Free disk space' if is_full else 'Change its permissions'}, or --set root=DIR."
         return Check("root", "fail", f"{folder}: {error.strerror}", fix)
     text = f"{root} is writable, {free / _GIB:.1f} GiB free"
     if free >= _LEAST_DISK_GIB * _GIB:
         return Check("root", "ok", text)
-    return Check("root", "warn", text, "Free some, or choose another folder: --set root=DIR.")
+    return Check("root", "warn", text, "Free disk space, or use another folder: --set root=DIR.")
 
 
 def check_jax() -> Check:
-    """Asks JAX for its devices, as a training would."""
+    """Checks the devices of JAX."""
     program = "import jax; d = jax.devices(); print(len(d), jax.default_backend(), d[0])"
 
     def judge(printed: str) -> Check:
         if " cpu " in printed and Path("/dev/nvidiactl").exists():
-            fix = "Install JAX for the GPU that is here: uv pip install 'jax[cuda12]'"
-            return Check("jax devices", "warn", f"{printed}; there is an NVIDIA GPU", fix)
+            fix = "Install JAX with CUDA: uv pip install 'jax[cuda12]'"
+            return Check("jax devices", "warn", f"{printed}; an NVIDIA GPU is not used", fix)
         return Check("jax devices", "ok", printed)
 
     return _probe("jax devices", program, judge)
 
 
 def check_kernels() -> Check:
-    """Loads the C kernels."""
+    """Checks that the C kernels can be loaded."""
     program = "from recsys import kernels as k; s = k.status(); print(s.reason or s.path)"
 
     def judge(printed: str) -> Check:
@@ -220,7 +220,7 @@ def check_kernels() -> Check:
 
 
 def check_tfx() -> Check:
-    """Imports what the pipeline imports."""
+    """Checks that the packages of the pipeline can be imported."""
     if not installed_versions(("tfx",)):
         text = "TFX is not installed: `recsys run` can't work"
         return Check("tfx imports", "warn", text, install_extra("pipeline"))
@@ -230,7 +230,7 @@ def check_tfx() -> Check:
 
 
 def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Returns the version of each of `packages` that is installed."""
+    """Returns the versions of those `packages` that are installed."""
     versions = {}
     for package in packages:
         try:
@@ -241,7 +241,7 @@ def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def available_memory() -> int:
-    """Returns the memory that is free for this process [bytes], a container's limit included."""
+    """Returns the memory available to this process, within its cgroup limit [bytes]."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
     try:
@@ -259,14 +259,14 @@ def _probe(
     broken: str = "fail",
     **environment: str,
 ) -> Check:
-    """Runs a Python program; returns the check of what it printed last, or of its failure.
+    """Runs a Python program and returns a check of its last line of output, or of its failure.
 
     Args:
-        name: Of the check.
-        program: Its code.
-        judge: Makes the check of the last line.
-        broken: State of the check where the program fails.
-        **environment: More variables for it.
+        name: Name of the check.
+        program: Python code.
+        judge: Turns the last line of output into a check.
+        broken: State of the check if the program fails.
+        **environment: Additional environment variables.
     """
     command = [sys.executable, "-P", "-c", program]
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
@@ -276,20 +276,20 @@ def _probe(
             check=False, timeout=_TIMEOUT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        text = f"not known: it took more than {_TIMEOUT_S:g} s (load {os.getloadavg()[0]:.1f})"
+        text = f"unknown: timed out after {_TIMEOUT_S:g} s (load {os.getloadavg()[0]:.1f})"
         return Check(name, broken, text, "Try again when the machine is less busy: recsys doctor")
     if done.returncode == 0:
         return judge((done.stdout.strip().splitlines() or [""])[-1])
     if done.returncode == -signal.SIGKILL:
-        fix = "It nearly always lacks memory: end other programs, and try again."
-        return Check(name, broken, "not known: the system killed the process", fix)
+        fix = "The machine is probably out of memory: close other programs, and try again."
+        return Check(name, broken, "unknown: the system killed the process", fix)
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     is_import = last.startswith(("ImportError", "ModuleNotFoundError"))
-    fix = SYNC if is_import else f"Read its whole output: {shlex.join(command)}"
+    fix = SYNC if is_import else f"See the full output: {shlex.join(command)}"
     return Check(name, broken, f"exit code {done.returncode}: {last}", fix)
 
 
 def _glibc() -> tuple[int, ...]:
-    """Returns the version of glibc; nothing where there is none."""
+    """Returns the version of glibc, or an empty tuple if there is none."""
     name, version = platform.libc_ver()
     return tuple(map(int, version.split(".")[:2])) if name == "glibc" else ()

@@ -1,4 +1,4 @@
-"""`recsys evaluate`: a bundle or a model folder, measured as the pipeline measures it."""
+"""`recsys evaluate`: evaluates a bundle or a model folder as the pipeline does."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def evaluate(
     data: Data,
     out: Out,
     measured: Annotated[
-        Path | None, Argument(metavar="MODEL", help="A bundle, or a model folder.")
+        Path | None, Argument(metavar="MODEL", help="Bundle or model folder.")
     ] = None,
-    model: Annotated[Path | None, Option(help="The same as MODEL, as an option.")] = None,
+    model: Annotated[Path | None, Option(help="MODEL as an option.")] = None,
     config: ConfigOption = None,
     sets: Sets = None,
     against: Annotated[
-        Path | None, Option(metavar="MODEL", help="The last blessed model, to compare with.")
+        Path | None, Option(metavar="MODEL", help="Last blessed model, to compare with.")
     ] = None,
     processes: Processes = 1,
     coordinator: Coordinator = None,
@@ -49,11 +49,11 @@ def evaluate(
     wait: Wait = None,
     as_json: AlwaysJson = False,
 ) -> None:
-    """Measure a bundle or a model folder over the whole catalogue, as the pipeline does.
+    """Evaluate a bundle or a model folder over the whole catalogue, as the pipeline does.
 
-    Writes evaluation.json and report.html into --out. Prints the result as JSON on
-    stdout, and a table for people on stderr. Of several processes, each of which has
-    a part of the tables and of the catalogue, the first one does.
+    Writes evaluation.json and report.html into --out. Prints the result as JSON on stdout
+    and as a table on stderr. With several processes, each holds a part of the tables and of
+    the catalogue, and the first one writes and prints.
     """
     from recsys.config.load import load_config
 
@@ -61,7 +61,7 @@ def evaluate(
     if len(named) != 1:
         raise UsageError(
             "R905",
-            "An evaluation must be of one model.",
+            "An evaluation needs exactly one model.",
             "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
             [str(path) for path in named],
         )
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _report(config: Config, data: Path, subject: Path, out: Path) -> Path:
-    """Writes the report into `out`; what only a run of the pipeline knows is left out."""
+    """Writes the report into `out`, without the parts that only a pipeline run has."""
     from recsys.config import canonical_json
     from recsys.report.run_report import write_report
 
@@ -104,20 +104,19 @@ def _report(config: Config, data: Path, subject: Path, out: Path) -> Path:
 # --- a table and a sentence, on stderr
 
 WIDTH = 100
-"""Characters of a line where there is no terminal."""
+"""Line width if there is no terminal [characters]."""
 _NOT_AGAINST = (
-    "Nothing was compared with the model of --against, because bless.over_blessed is 0:"
-    " recsys compare does it in any case."
+    "The model of --against was not compared, because bless.over_blessed is 0; use recsys compare."
 )
 
 
 def _show(folder: Path, result: dict[str, Any], *, is_against: bool) -> None:
-    """Prints what was measured, the verdict and the files.
+    """Prints the metrics, the verdict and the output files.
 
     Args:
-        folder: Holds `evaluation.json`.
-        result: What the command prints on stdout.
-        is_against: Whether a model to compare with was named.
+        folder: Folder with `evaluation.json`.
+        result: Result that the command prints on stdout.
+        is_against: Whether --against was given.
     """
     from recsys.evaluation.result import EvaluationResult
 
@@ -141,7 +140,7 @@ def _show(folder: Path, result: dict[str, Any], *, is_against: bool) -> None:
 
 
 def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
-    """Prints what became of held-out events that repeat an item, if any does."""
+    """Prints how held-out events that repeat an item were treated, if there are any."""
     from recsys.report.evaluated import repeats_in_words
 
     if text := repeats_in_words(evaluation):
@@ -149,7 +148,7 @@ def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
 
 
 def new_table(shown: Shown) -> Table:
-    """Returns what a result shows as a table."""
+    """Returns a table of a result."""
     first, *others = shown.headings()
     table = titled_table(shown.title(), first, *others, numbers=others)
     table.columns[0].no_wrap = True

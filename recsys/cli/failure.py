@@ -1,4 +1,4 @@
-"""How an error looks: one red sentence on stderr, never a traceback."""
+"""Error output: one red sentence on stderr, never a traceback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_of_failure(name: str) -> Iterator[IO[bytes]]:
     """Yields a log file; of an error it names the file, without one it removes it.
 
     Args:
-        name: Start of the file's name.
+        name: Prefix of the file name.
     """
     with tempfile.NamedTemporaryFile(prefix=f"{name}-", suffix=".log", delete=False) as log:
         try:
@@ -52,7 +52,7 @@ def log_of_failure(name: str) -> Iterator[IO[bytes]]:
 
 
 def print_error(sentence: str) -> None:
-    """Prints `sentence` on stderr, red where that is a terminal."""
+    """Prints `sentence` on stderr, in red on a terminal."""
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     print(f"{red}{visible(sentence)}{plain}", file=sys.stderr, flush=True)
 

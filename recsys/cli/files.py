@@ -1,4 +1,4 @@
-"""`recsys init`, `synth`, `freeze-schema` and `schema`: files to start a project with."""
+"""`recsys init`, `synth`, `freeze-schema` and `schema`: files to start a project."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAME, _DATA = "movielens_small", "ml-latest-small"
 
 def init(
     folder: Annotated[
-        Path, Argument(metavar="FOLDER", help="Folder to write. Default: this one.")
+        Path, Argument(metavar="FOLDER", help="Folder to write. Default: the current folder.")
     ] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Write a starting config, recsys.yaml, and MovieLens data to try it on."""
+    """Write a config, recsys.yaml, and MovieLens sample data."""
     paths = write_start(folder)
     if as_json:
         print(json.dumps({"files": [str(path) for path in paths]}))
@@ -36,20 +36,20 @@ def write_start(folder: Path) -> list[Path]:
     """Writes a config, its JSON schema, and MovieLens `ml-latest-small` into a folder.
 
     Args:
-        folder: The folder; made if it doesn't exist.
+        folder: The folder; created if it does not exist.
 
     Returns:
-        What was written.
+        The written files and folders.
 
     Raises:
-        UsageError: Something of it is there already (R111).
+        UsageError: One of them already exists (R111).
     """
     from recsys.config import Config
     from recsys.config.load import DEFAULT_NAME
 
     configs, data = _PACKAGE.parent / "configs", _PACKAGE.parent / "data"
     schemas = configs / "schemas"
-    if (_PACKAGE / "starter").is_dir():  # Of a package that was built and installed.
+    if (_PACKAGE / "starter").is_dir():  # Part of an installed wheel.
         configs = schemas = data = _PACKAGE / "starter"
     targets = {
         folder / DEFAULT_NAME: configs / f"{_NAME}.yaml",
@@ -63,11 +63,11 @@ def write_start(folder: Path) -> list[Path]:
     if taken:
         raise UsageError(
             "R111",
-            "recsys init overwrites nothing: the folder must hold none of its files.",
+            "recsys init overwrites nothing: the folder must not contain any of its files.",
             "Name another folder: recsys init FOLDER.",
             taken[0],
         )
-    # What of the shipped config reads otherwise in a folder of its own.
+    # Paths of the shipped config that differ in the new folder.
     other = {f"configs/{_NAME}.yaml": DEFAULT_NAME, "../runs/": "runs/", "../data/": "data/"}
     for target, source in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def synth(
     out: Out,
     seed: Annotated[int, Option(min=0, help="Random seed; the same seed gives the same data.")] = 0,
 ) -> None:
-    """Write synthetic data of any size, with structure to learn, and a config for them."""
+    """Generate synthetic data of any size, with learnable structure, and a config for them."""
     from recsys.synth import synthesize
 
     summary = synthesize(out, users=users, items=items, interactions=interactions, seed=seed)
@@ -100,7 +100,7 @@ def synth(
 def freeze_schema(
     out: Out, config: ConfigArgument = None, sets: Sets = None, force: Force = False
 ) -> None:
-    """Write the data schemas of the last run as files, to review, commit and validate by."""
+    """Write the data schemas of the last run as files, to review, commit and validate against."""
     from recsys.cli.stages import call_pipeline
     from recsys.config.load import load_config
 
@@ -111,7 +111,7 @@ def freeze_schema(
 
 
 def schema() -> None:
-    """Print the JSON schema of a config file, for editors."""
+    """Print the JSON schema of the config, for editors."""
     from recsys.config import Config
 
     print(json.dumps(Config.model_json_schema(), indent=2))

@@ -1,4 +1,4 @@
-"""Runs the pipeline in a process of its own, and shows its events as lines and a live bar."""
+"""Runs the pipeline in a subprocess and displays its events as lines and a progress bar."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunView:
-    """Shows a run: one line a finished step, and a bar for the running one.
+    """Displays a run: one line per finished step, and a progress bar for the current one.
 
-    Without a terminal there is no bar; a long step says where it is every 30 s.
+    Without a terminal there is no bar; a long step prints its progress every 30 s.
 
     Args:
-        console: Where it goes.
+        console: Console to print to.
 
     Attributes:
-        summary: What the `finished` event brought; None before it.
-        error: The first error of the run; None without one.
-        run_id: Id of the run; None before it has one.
+        summary: Summary of the `finished` event; None before it.
+        error: First error of the run; None if there is none.
+        run_id: Id of the run; None before the run has started.
     """
 
     def __init__(self, console: Console) -> None:
@@ -66,7 +66,7 @@ class RunView:
         self._bar.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        """Shows one event; one of a kind that this version doesn't know is left out."""
+        """Displays one event; events of unknown kinds are ignored."""
         match event["kind"]:
             case "run_started":
                 self._clear_bar()
@@ -125,7 +125,7 @@ class RunView:
 
 
 def new_log(root: Path) -> Path:
-    """Makes the log file of a run under `root` and returns its path."""
+    """Creates the log file of a run under `root` and returns its path."""
     now = dt.datetime.now(dt.UTC)
     path = root / "logs" / f"{now:%Y-%m-%dT%H-%M-%S.%fZ}.log"
     try:
@@ -136,26 +136,26 @@ def new_log(root: Path) -> Path:
             raise storage_error(error) from None
         raise UsageError(
             "R902",
-            f"The folder {str(root)!r} must be writable, for everything that a run writes.",
-            "Mend its rights, or choose another folder with --set root=DIR.",
+            f"The output folder {str(root)!r} must be writable.",
+            "Change its permissions, or use another folder with --set root=DIR.",
             error.strerror,
         ) from None
     return path
 
 
 def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
-    """Runs `python -m words` and shows its events until it ends.
+    """Runs `python -m words` in a subprocess and displays its events until it exits.
 
-    SIGINT, SIGTERM and SIGHUP end the child with all its processes and then this
-    program, with 128 + the signal's number.
+    SIGINT, SIGTERM and SIGHUP terminate the child with all its subprocesses and then this
+    program, with exit code 128 + the signal number.
 
     Args:
         words: Module and arguments of the child.
         log: File for its stdout and stderr.
-        view: Shows the events.
+        view: Displays the events.
 
     Returns:
-        The summary that the child gave with its `finished` event.
+        The summary of the child's `finished` event.
 
     Raises:
         RecsysError: The child failed.
@@ -174,7 +174,7 @@ def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
 
             events.show_events(folder / "events.jsonl", view.show, is_over)
     except StoppedError as stopped:
-        print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
+        print_error(f"Stopped by {stopped.name}; all processes of the run have ended.")
         print(f"Log: {visible(str(log))}", file=sys.stderr)
         sys.exit(stopped.exit_code)
     except OSError as error:
@@ -187,8 +187,8 @@ def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
         or full_disk_error(log.parent, tempfile.gettempdir())
         or RecsysError(
             "R903",
-            "The process of the pipeline must end with a result.",
-            f"Read the end of {log}; out of memory ends a process with -9.",
+            "The pipeline process ended without a result.",
+            f"See the end of {log}; exit code -9 usually means out of memory.",
             f"exit code {child.returncode}",
         )
     )
@@ -206,7 +206,7 @@ def _child(words: Sequence[str], log: Path, event_file: Path) -> Iterator[subpro
         **as_parent(),
         events.ENVIRONMENT_VARIABLE: str(event_file),
         "PYTHONUNBUFFERED": "1",
-        # A module in the current folder must not stand in for one of ours.
+        # Modules in the current folder must not shadow those of recsys.
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, roots)),
     }
@@ -226,7 +226,7 @@ def _child(words: Sequence[str], log: Path, event_file: Path) -> Iterator[subpro
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Ends every process of the child's group: asks first, then kills."""
+    """Terminates all processes of the child's group, with SIGTERM and then SIGKILL."""
     for stop_signal in _STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGKILL):
@@ -239,8 +239,9 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
-    """Sends a signal to the child's group; returns whether there is anyone in it."""
-    child.poll()  # a dead child would count until it is waited for
+    """Sends a signal to the child's process group; returns whether the group still exists."""
+    child.poll()  # Reaps a dead child, which would still count.
+
     try:
         os.killpg(child.pid, signum)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B=VALUE", help="Override a key of the config; repeatable."),
 ]
-Root = Annotated[Path | None, Option(help="Folder of the runs. Default: the config's `root`.")]
-Json = Annotated[bool, Option("--json", help="Print JSON on stdout, for programs.")]
-AlwaysJson = Annotated[bool, Option("--json", hidden=True, help="JSON is printed in any case.")]
-Data = Annotated[Path, Option(help="Data folder, as ingestion writes it.")]
+Root = Annotated[Path | None, Option(help="Folder of the runs. Default: `root` in the config.")]
+Json = Annotated[bool, Option("--json", help="Print JSON on stdout.")]
+AlwaysJson = Annotated[bool, Option("--json", hidden=True, help="JSON is always printed.")]
+Data = Annotated[Path, Option(help="Data folder written by ingestion.")]
 Mesh = Annotated[
     str | None,
-    Option(metavar="AXES", help="Arrange the devices as a grid, such as data=4,model=2."),
+    Option(metavar="AXES", help="Device mesh, such as data=4,model=2."),
 ]
 Out = Annotated[Path, Option(help="Folder to write.")]
 Processes = Annotated[int, Option(min=1, max=256, help="Processes on this machine.")]
 Coordinator = Annotated[
     str | None,
-    Option(metavar="HOST:PORT", help="First process of several hosts, or auto: a scheduler says."),
+    Option(metavar="HOST:PORT", help="First process of several, or auto: from the scheduler."),
 ]
-NumProcesses = Annotated[int | None, Option(min=1, help="How many processes there are.")]
-ProcessId = Annotated[int | None, Option(min=0, help="Which one this is, from 0.")]
+NumProcesses = Annotated[int | None, Option(min=1, help="Number of processes.")]
+ProcessId = Annotated[int | None, Option(min=0, help="Index of this process, from 0.")]
 Wait = Annotated[
-    float | None, Option(min=0, help="Seconds that hosts wait for each other. Default: 300.")
+    float | None, Option(min=0, help="Timeout for other hosts, in seconds. Default: 300.")
 ]
 Force = Annotated[bool, Option("--force", help="Overwrite existing files.")]

@@ -1,4 +1,4 @@
-"""`recsys runs`, `lineage` and `clean`: past results, the origin of a bundle, old files."""
+"""`recsys runs`, `lineage` and `clean`: past results, origin of a bundle, retention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from recsys.system.source_version import version_text
 if TYPE_CHECKING:
     from recsys.config import Config
 
-_WIDTH = 130  # Where there is no terminal.
+_WIDTH = 130  # Without a terminal.
 _COLOURS = {
     "blessed": "green",
     "best": "green",
@@ -54,7 +54,7 @@ def runs(
     most: Annotated[int, Option("-n", min=1, help="Number of runs to list.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List past runs, newest first: result, metric, data, and what was pushed."""
+    """List past runs, newest first: result, metric, data and pushed version."""
     from recsys.config.load import load_config
     from recsys.runs.summary import read_summaries
     from recsys.tuning.study_records import read_records
@@ -71,7 +71,7 @@ def runs(
     if nights:
         console.print(_runs_table(folder, nights))
     else:
-        console.write_line(f"No run has left a record in {folder}.")
+        console.write_line(f"There are no records of runs in {folder}.")
     for record, why in damaged:
         console.write_line(f"{record} can't be read: {why}", "yellow")
     for study in studies:
@@ -79,9 +79,9 @@ def runs(
 
 
 def _trials_table(study: Mapping[str, Any], most: int) -> Table:
-    """Returns the newest trials of a study."""
+    """Returns a table of the newest trials of a study."""
     title = f"Trials of the study {study['name']}"
-    table = titled_table(title, "trial", "took", "state", study["metric"], "settings")
+    table = titled_table(title, "trial", "duration", "state", study["metric"], "settings")
     for trial in study["trials"][::-1][:most]:
         state = "best" if trial["number"] == study["best"] else trial["state"]
         measured = "" if trial["value"] is None else figure(trial["value"])
@@ -96,7 +96,7 @@ def _trials_table(study: Mapping[str, Any], most: int) -> Table:
 def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
     from recsys.report.span_words import spans_in_words
 
-    headings = ("run", "took", "verdict", "metric", "on the last blessed", "rows", "spans")
+    headings = ("run", "duration", "verdict", "metric", "change", "rows", "spans")
     table = titled_table(f"Runs in {folder}", *headings)
     several = len({night["name"] for night in nights}) > 1
     for night in nights:
@@ -112,7 +112,7 @@ def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
             "\n".join(spans_in_words(data["spans"])),
         ]
         cells[0] += f"\n{night['name']}" if several else ""
-        # Text, because what comes from data is no markup.
+        # Text, because data may look like markup.
         row = [Text(cell) for cell in cells]
         row[2].stylize(_COLOURS.get(night["state"], ""))
         table.add_row(*row)
@@ -132,7 +132,7 @@ def _verdict(night: Mapping[str, Any]) -> str:
 
 
 def _metric_and_change(night: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the deciding metric, and its change from the last blessed model."""
+    """Returns the deciding metric and its change from the last blessed model."""
     metric = (night["metrics"] or {}).get(night["deciding"])
     blessed = (night["against"] or {}).get("blessed_model") or {}
     value = apart = ""
@@ -151,12 +151,12 @@ def _metric_and_change(night: Mapping[str, Any]) -> tuple[str, str]:
 def clean(
     config: ConfigArgument = None,
     sets: Sets = None,
-    apply: Annotated[bool, Option("--apply", help="Remove the files, not only list them.")] = False,
+    apply: Annotated[bool, Option("--apply", help="Remove the files; default: a dry run.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List which files of past runs the config's `keep` lets go; remove them with --apply.
+    """List the files of past runs that `keep` in the config releases; remove them with --apply.
 
-    What the next run, a rollback or the served model needs always stays.
+    Files that the next run, a rollback or the served model needs are always kept.
     """
     from recsys.config.load import load_config
 
@@ -170,29 +170,29 @@ def clean(
 
 
 def _show_cleaning(config: Config, done: Mapping[str, Any]) -> None:
-    """Prints what goes and what stays, with the reasons."""
+    """Prints which files are removed and which are kept, with the reasons."""
     console, root = fitted_console(_WIDTH), Path(config.root)
     if done["stays"]:
-        console.print(_files_table(f"Stays in {root}", root, _grouped(done["stays"])))
+        console.print(_files_table(f"Kept in {root}", root, _grouped(done["stays"])))
     if done["goes"]:
-        title = "Removed" if done["applied"] else "Would go"
+        title = "Removed" if done["applied"] else "Would be removed"
         console.print(_files_table(f"{title} from {root}", root, done["goes"]))
     for file, why in done["failed"]:
         console.write_line(f"{file} could not be removed: {why}", "red")
-    things = f"{counted(len(done['goes']), 'thing', 'things')}, {plain_size(done['freed'])}"
-    kept = f"{plain_size(done['kept'])} stay."
+    things = f"{counted(len(done['goes']), 'entry', 'entries')}, {plain_size(done['freed'])}"
+    kept = f"{plain_size(done['kept'])} kept."
     if not done["goes"]:
-        hint = " `keep` in the config says what may: nothing, as it is."
-        sentence = f"Nothing is to be removed; {kept}{'' if config.keep.is_set else hint}"
+        hint = " Set `keep` in the config to remove old runs."
+        sentence = f"Nothing to remove; {kept}{'' if config.keep.is_set else hint}"
     elif done["applied"]:
         sentence = f"Removed: {things}; {kept}"
     else:
-        sentence = f"A dry run: {things} would go. To remove them: the same command with --apply."
+        sentence = f"Dry run: {things} would be removed. Add --apply to remove them."
     console.write_line(sentence, "bold")
 
 
 def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what stays, things of one name and reason on one line, the largest first."""
+    """Returns the kept files grouped by kind and reason, the largest group first."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for thing in things:
         group = groups.setdefault((thing["kind"], thing["why"]), {**thing, "size": 0, "n": 0})
@@ -202,7 +202,7 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _files_table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
-    table = titled_table(title, "what", "size", "where", "why", numbers=["size"])
+    table = titled_table(title, "kind", "size", "path", "reason", numbers=["size"])
     table.columns[1].no_wrap = True
     for thing in things:
         path, more = Path(thing["path"]), thing.get("n", 1) - 1
@@ -218,12 +218,12 @@ def _files_table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Ta
 
 
 def lineage(
-    bundle: Annotated[Path, Argument(metavar="BUNDLE", help="A bundle, or a pushed version.")],
+    bundle: Annotated[Path, Argument(metavar="BUNDLE", help="Bundle, or pushed version.")],
     config: ConfigOption = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Show which data, code, config, vocabulary and earlier models made a bundle."""
+    """Show the data, code, config, vocabularies and earlier models that a bundle was made from."""
     from recsys.bundles.bundle import manifest_digest, read_manifest
 
     manifest = read_manifest(bundle)
@@ -247,18 +247,18 @@ def lineage(
 def _metadata(
     bundle: Path, config: Path | None, root: Path | None
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Returns the record of ML Metadata, or the reason that there is none."""
+    """Returns the record in ML Metadata, or the reason why there is none."""
     where = root or next(
         (folder for folder in bundle.resolve().parents if (folder / _DATABASE).is_file()), None
     )
     if config is None and where is None:
-        return None, "the bundle lies outside of its run's folder; --root DIR names that"
+        return None, "the bundle is outside the folder of its run; name that with --root DIR"
     if importlib.util.find_spec("tfx") is None:
         return None, "the extra `pipeline` isn't installed"
     words = ["--bundle", str(bundle.resolve())]
     words += ["--config", str(config)] if config else ["--root", str(where)]
     known = call_pipeline("lineage", words)["found"]
-    return (known, None) if known else (None, f"{config or where} knows no such bundle")
+    return (known, None) if known else (None, f"{config or where} has no record of this bundle")
 
 
 def _lines(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -278,7 +278,7 @@ def _lines(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if evaluation:
         yield "evaluation", str(evaluation.get("sentence"))
     if origin["metadata"] is None:
-        yield "steps", f"not known: {origin['no_metadata']}"
+        yield "steps", f"unknown: {origin['no_metadata']}"
     else:
         yield from _steps(origin["metadata"])
 
@@ -304,11 +304,11 @@ def _data(data: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _base(base: Mapping[str, Any] | None) -> str:
     if base is None:
-        return "none: trained from the beginning"
+        return "none: trained from scratch"
     return (
         f"from the model {_short(base.get('fingerprint'))}, trained on events until"
-        f" {moment(base.get('trained_until'))}; {count(base.get('warm_starts'))} such starts"
-        " since it was trained from the beginning"
+        f" {moment(base.get('trained_until'))}; {count(base.get('warm_starts'))} warm starts since"
+        " it was trained from scratch"
     )
 
 

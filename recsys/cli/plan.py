@@ -1,4 +1,4 @@
-"""`recsys plan`: what each device will hold and send, without these devices."""
+"""`recsys plan`: memory and communication of each device, computed without these devices."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from recsys.plan import Change, HostsPlan, Plan
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_WIDTH = 100  # Where no terminal says its own.
+_WIDTH = 100  # Without a terminal.
 
 
 def plan(
     config: ConfigArgument = None,
     devices: Annotated[
-        int | None, Option(min=1, max=256, help="Number of devices. Default: the mesh's, or 1.")
+        int | None, Option(min=1, max=256, help="Number of devices. Default: from the mesh, or 1.")
     ] = None,
     mesh: Mesh = None,
     memory: Annotated[
@@ -41,29 +41,37 @@ def plan(
     sets: Sets = None,
     rows: Annotated[
         list[str] | None,
-        Option(metavar="NAME=N", help="Rows of a table, such as users=1e8; repeatable."),
+        Option(metavar="NAME=N", help="Number of rows of a table, such as users=1e8; repeatable."),
     ] = None,
     data: Annotated[Path | None, Option(help="Data folder to take the table sizes from.")] = None,
     hosts: Annotated[
-        int | None, Option(min=1, help="Number of hosts; says what each holds and sends.")
+        int | None, Option(min=1, help="Number of hosts; also shows figures per host.")
     ] = None,
-    devices_per_host: Annotated[int | None, Option(min=1, help="Devices of each host.")] = None,
+    devices_per_host: Annotated[
+        int | None, Option(min=1, help="Number of devices per host.")
+    ] = None,
     link: Annotated[
         str | None,
-        Option(metavar="SIZE", help="Bytes/s of a device within its host. Default: 450GB."),
+        Option(
+            metavar="SIZE",
+            help="Bandwidth of a device within its host, per second. Default: 450GB.",
+        ),
     ] = None,
     fabric: Annotated[
         str | None,
-        Option(metavar="SIZE", help="Bytes/s of a device to other hosts. Default: 50GB."),
+        Option(
+            metavar="SIZE", help="Bandwidth of a device to other hosts, per second. Default: 50GB."
+        ),
     ] = None,
     disk: Annotated[
-        str | None, Option(metavar="SIZE", help="Bytes/s that a host writes. Default: 2GB.")
+        str | None,
+        Option(metavar="SIZE", help="Write speed of a host, per second. Default: 2GB."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each device would hold and send in training; needs no devices.
+    """Show the memory and communication of each device in training; needs no devices.
 
-    Exits with 1 if the training could not run like that.
+    Exits with 1 if the training does not fit.
     """
     from recsys.config import with_mesh
     from recsys.config.load import load_config
@@ -128,40 +136,40 @@ def _as_json(plan: HostsPlan) -> dict[str, Any]:
 def _of_hosts(
     devices: int | None, hosts: int | None, devices_per_host: int | None
 ) -> tuple[int, int]:
-    """Returns all devices, and those of a host.
+    """Returns the number of devices in total and per host.
 
     Raises:
-        UsageError: They don't fit each other (R395).
+        UsageError: The numbers are inconsistent (R395).
     """
     if hosts is None and devices_per_host is None:
         return devices or 1, devices or 1
     n_hosts = hosts or 1
     each = devices_per_host or (devices or n_hosts) // n_hosts
     if hosts is None or not each or (devices or n_hosts * each) != n_hosts * each:
-        rule = "The devices must be those of --hosts hosts with --devices-per-host devices each."
-        cure = "Give both, and leave --devices out; --mesh must have as many devices."
+        rule = "The number of devices must be --hosts times --devices-per-host."
+        cure = "Give these two, without --devices; --mesh must have as many devices."
         received = {"devices": devices, "hosts": hosts, "devices_per_host": devices_per_host}
         raise UsageError("R395", rule, cure, received)
     return n_hosts * each, each
 
 
 def _with_nodes(config: Config, devices_per_host: int) -> Config:
-    """Returns a config whose exchanges are chosen for nodes of so many devices.
+    """Returns the config with its exchanges planned for nodes of `devices_per_host` devices.
 
     Raises:
-        UsageError: It says another number (R395).
+        UsageError: The config sets another number (R395).
     """
     stated = config.train.node_devices
     if stated not in (None, devices_per_host):
-        rule = "The devices of a host must be those that train.node_devices says."
-        cure = "Leave one out, or give --set train.node_devices too."
+        rule = "--devices-per-host must equal train.node_devices."
+        cure = "Give only one of them, or change train.node_devices with --set."
         raise UsageError("R395", rule, cure, {"host": devices_per_host, "node": stated})
     train = config.train.model_copy(update={"node_devices": devices_per_host})
     return config.model_copy(update={"train": train})
 
 
 def _simulate(devices: int) -> None:
-    """Has JAX simulate devices on the CPU, unless it was imported already."""
+    """Configures JAX to simulate devices on the CPU, unless it is already imported."""
     if "jax" not in sys.modules:
         flag = f"--xla_force_host_platform_device_count={devices}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
@@ -170,14 +178,14 @@ def _simulate(devices: int) -> None:
 
 
 def parse_bytes(text: str, option: str = "--memory") -> int:
-    """Returns the bytes that `80GB`, `80GiB` or `8e10` mean.
+    """Returns the number of bytes in a text such as `80GB`, `80GiB` or `8e10`.
 
     Args:
-        text: The text.
-        option: What it was given to.
+        text: A number with an optional unit.
+        option: Name of the option, for the error message.
 
     Raises:
-        UsageError: The text is no size.
+        UsageError: The text is not a valid size (R370).
     """
     match = re.fullmatch(r"(\d+\.?\d*(?:e\d{1,2})?) *([KMGTP]?)(I?)B?", text.strip(), re.IGNORECASE)
     n_bytes = 0
@@ -188,7 +196,7 @@ def parse_bytes(text: str, option: str = "--memory") -> int:
         raise UsageError(
             "R370",
             f"{option} must be a size.",
-            "Write for example 80GB, 80GiB, 512MB, or a number of bytes.",
+            "Write, for example, 80GB, 80GiB, 512MB, or a number of bytes.",
             text,
         )
     return n_bytes
@@ -200,9 +208,9 @@ def _too_large(planned: Plan, limit: int, advice: Sequence[Change]) -> RecsysErr
     return RecsysError(
         "R373",
         f"{needs}; it has {plain_size(limit)}.",
-        f"What fits: {'; or '.join(fitting)}."
+        f"Changes that fit: {'; or '.join(fitting)}."
         if fitting
-        else "Make train.batch_size or model.dim smaller.",
+        else "Reduce train.batch_size or model.dim.",
     )
 
 
@@ -231,9 +239,9 @@ def _show(
             plain_size(table.slot_bytes_per_device) if table.slot_bytes_per_device else ABSENT,
         )
     console.print(tables)
-    step = titled_table("All of it, on each device", "", "bytes", numbers=["bytes"])
+    step = titled_table("Memory of each device", "", "bytes", numbers=["bytes"])
     tables_bytes = planned.step.state_bytes - planned.other_bytes
-    step.add_row("tables and their slots", plain_size(tables_bytes))
+    step.add_row("tables and optimizer slots", plain_size(tables_bytes))
     step.add_row("other weights and slots", plain_size(planned.other_bytes))
     step.add_row("temporary, in a step", plain_size(planned.step.temporary_bytes))
     for collective, n_bytes in sorted(planned.step.collectives.items()):
@@ -247,8 +255,8 @@ def _show(
         console.write_line(_floor(on_hosts))
     console.print(_verdict(planned, limit))
     if advice:
-        headings = ("a device", "saves", "fits")
-        changes = titled_table("What to change", "", *headings, numbers=headings)
+        headings = ("per device", "saves", "fits")
+        changes = titled_table("Possible changes", "", *headings, numbers=headings)
         for change in advice:
             sizes = (plain_size(change.bytes_per_device), plain_size(change.saved_bytes))
             changes.add_row(Text(change.words), *sizes, "yes" if change.fits else "no")
@@ -256,9 +264,9 @@ def _show(
 
 
 def _collectives_table(planned: Plan, *, has_hosts: bool) -> Table:
-    """Returns what a device sends in the whole step, by the kind of collective."""
-    columns = ("bytes", "of them to other hosts") if has_hosts else ("bytes",)
-    table = titled_table("All that a device sends", "", *columns, numbers=columns)
+    """Returns a table of the bytes that a device sends in a step, by collective."""
+    columns = ("bytes", "of these, to other hosts") if has_hosts else ("bytes",)
+    table = titled_table("Sent by each device, per step", "", *columns, numbers=columns)
     sums: dict[str, list[int]] = {}
     for op, sent, leaving in planned.sent:
         of_op, of_all = sums.setdefault(op, [0, 0]), sums.setdefault("~all", [0, 0])
@@ -274,14 +282,14 @@ def _hosts_table(plan: HostsPlan) -> Table:
     hosts = plan.hosts
     n_devices = counted(hosts.devices_per_host, "device", "devices")
     title = f"On {counted(hosts.hosts, 'host', 'hosts')} of {n_devices}"
-    columns = ("bytes", "bytes a second", "time")
+    columns = ("bytes", "bytes per second", "time")
     table = titled_table(title, "", *columns, numbers=columns)
-    table.add_row("held by the devices of a host", plain_size(plan.bytes_per_host), "", "")
+    table.add_row("memory of the devices of a host", plain_size(plan.bytes_per_host), "", "")
     written = plan.checkpoint_bytes // hosts.hosts
     for words, n_bytes, rate, seconds in (
         ("sent by a device within its host", plan.within_bytes, hosts.link, plan.within_s),
         ("sent by a device to other hosts", plan.leaving_bytes, hosts.fabric, plan.leaving_s),
-        ("written by a host of a checkpoint", written, hosts.disk, plan.checkpoint_s),
+        ("written by a host per checkpoint", written, hosts.disk, plan.checkpoint_s),
     ):
         table.add_row(words, plain_size(n_bytes), plain_size(rate), _time(seconds))
     return table
@@ -289,8 +297,8 @@ def _hosts_table(plan: HostsPlan) -> Table:
 
 def _floor(plan: HostsPlan) -> str:
     return (
-        f"What is sent takes {_time(plan.floor_s)} of a step at least; a checkpoint has"
-        f" {plain_size(plan.checkpoint_bytes)}. The speeds are assumed: --link, --fabric, --disk."
+        f"Communication takes at least {_time(plan.floor_s)} per step; a checkpoint has"
+        f" {plain_size(plan.checkpoint_bytes)}. Speeds are assumptions: --link, --fabric, --disk."
     )
 
 
@@ -303,7 +311,7 @@ def _time(seconds: float) -> str:
 def _traffic_table(planned: Plan, *, has_hosts: bool) -> Table:
     columns = ["exchange", "ids", "distinct", "to read", "to update"]
     columns += ["to other hosts"] if has_hosts else []
-    table = titled_table("Sent by each device for the tables", "", *columns, numbers=columns[1:])
+    table = titled_table("Sent by each device for tables", "", *columns, numbers=columns[1:])
     for feature in planned.traffic:
         table.add_row(
             Text(feature.feature),
@@ -324,7 +332,7 @@ def _traffic_table(planned: Plan, *, has_hosts: bool) -> Table:
 
 
 def _verdict(planned: Plan, limit: int | None) -> Text:
-    needed = f"A device holds {plain_size(planned.bytes_per_device)}"
+    needed = f"A device needs {plain_size(planned.bytes_per_device)}"
     if limit is None:
         return Text(f"{needed}.")
     fits = planned.bytes_per_device <= limit

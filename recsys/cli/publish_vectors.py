@@ -1,4 +1,4 @@
-"""`recsys publish-vectors`: item vectors for a search engine."""
+"""`recsys publish-vectors`: exports item vectors for a vector database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def publish_vectors(
-    out: Annotated[Path, Option(help="Folder of the publications, a number each.")],
+    out: Annotated[Path, Option(help="Folder of the numbered publications.")],
     model: Annotated[
         Path | None,
         Argument(
@@ -36,28 +36,28 @@ def publish_vectors(
         str | None,
         Option(
             metavar="NAME[:TYPE],…",
-            help="Columns beside the vectors; types: text, list, whole, number. Default: all.",
+            help="Columns besides the vectors; types: text, list, whole, number. Default: all.",
         ),
     ] = None,
-    shard_rows: Annotated[int, Option(min=1, help="Items of a file, at the most.")] = 500_000,
+    shard_rows: Annotated[int, Option(min=1, help="Highest number of items per file.")] = 500_000,
     changed_only: Annotated[
-        bool, Option("--changed-only", help="Leave out what is as in the last publication.")
+        bool, Option("--changed-only", help="Only write items changed since the last publication.")
     ] = False,
-    keep: Annotated[int, Option(min=1, help="Newest publications that stay.")] = 2,
+    keep: Annotated[int, Option(min=1, help="Number of newest publications to keep.")] = 2,
     config: ConfigOption = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Write the item vectors for a search engine: Parquet, Vertex AI Vector Search, Milvus.
+    """Export item vectors for a vector database: Parquet, Vertex AI Vector Search, Milvus.
 
-    Says which items are gone since the last publication in the same folder.
+    Lists the items that were removed since the last publication in the same folder.
     """
     from recsys.bundles.versions import latest
     from recsys.vectors.publication import publish_vectors
 
     if model is not None and (config is not None or root is not None):
-        rule = "MODEL stands in place of --config and --root."
-        raise UsageError("R590", rule, "Give one of them.", str(model))
+        rule = "MODEL can't be combined with --config or --root."
+        raise UsageError("R590", rule, "Give only one of them.", str(model))
     source = model or latest(serving_folder(config, root))
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("publishing", total=None, text="")
@@ -88,8 +88,8 @@ def _sentences(published: VectorPublication) -> list[str]:
     n_items = counted(published.written, "vector", "vectors")
     lines = [f"{n_items} of {published.dim} numbers: {published.folder}"]
     if published.unchanged:
-        lines.append(f"{counted(published.unchanged, 'item is', 'items are')} as before.")
+        lines.append(f"{counted(published.unchanged, 'item is', 'items are')} unchanged.")
     if published.deleted:
-        gone = counted(published.deleted, "item is", "items are")
-        lines.append(f"{gone} gone since the last publication, and to be deleted.")
+        removed = counted(published.deleted, "item was", "items were")
+        lines.append(f"{removed} removed since the last publication and must be deleted.")
     return lines

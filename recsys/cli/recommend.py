@@ -1,4 +1,4 @@
-"""`recsys recommend`: items for a user or for a file of users, from the newest pushed bundle."""
+"""`recsys recommend`: items for a user or a file of users, from the newest pushed bundle."""
 
 from __future__ import annotations
 
@@ -22,35 +22,33 @@ if TYPE_CHECKING:
 
 _SHOWN_HISTORY = 10
 _RESTS_ON = {
-    "user": "source: user, what training learned about this user",
-    "history": "source: history, the items that this user took before",
-    "features": "source: features, what the users' file says about this user",
-    "popularity": "source: popularity, as nothing is known about this user;"
+    "user": "source: user, the trained embedding of this user",
+    "history": "source: history, the earlier items of this user",
+    "features": "source: features, the features of this user",
+    "popularity": "source: popularity, because this user is unknown;"
     " the score is the item's share of all positive interactions",
 }
 
 
 def recommend(
-    user: Annotated[str | None, Option(help="Id of one user; any text.")] = None,
-    users: Annotated[Path | None, Option(metavar="FILE", help="File of users, for many.")] = None,
-    k: Annotated[int, Option("-k", min=1, help="Number of items for each user.")] = 10,
+    user: Annotated[str | None, Option(help="User id; any text.")] = None,
+    users: Annotated[Path | None, Option(metavar="FILE", help="File of user ids.")] = None,
+    k: Annotated[int, Option("-k", min=1, help="Number of items per user.")] = 10,
     config: ConfigOption = None,
     root: Root = None,
     out: Annotated[Path | None, Option(help="Parquet file to write, with --users.")] = None,
-    column: Annotated[
-        str | None, Option(help="Column of FILE that holds the ids. Default: the first.")
-    ] = None,
-    batch: Annotated[int, Option(min=1, max=1 << 20, help="Users of FILE at a time.")] = 8192,
+    column: Annotated[str | None, Option(help="Id column of FILE. Default: the first.")] = None,
+    batch: Annotated[int, Option(min=1, max=1 << 20, help="Users of FILE per batch.")] = 8192,
     at: Annotated[
         str,
         Option(
             metavar="TIME",
-            help="Moment of the question, for a model that reads times: seconds or ISO 8601.",
+            help="Query time, for models that use times: seconds since 1970 or ISO 8601.",
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Recommend items to one user, or to a file of users, with the newest pushed bundle."""
+    """Recommend items to a user, or to a file of users, with the newest pushed bundle."""
     from recsys.bundles.versions import latest
 
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
@@ -65,7 +63,7 @@ def recommend(
         answer, name = _recommend_file(bundle, users, out, column, k, batch, at)
         show = functools.partial(_show_file, answer, name)
     else:
-        rule = "Items are recommended to one user, or to the users of a file."
+        rule = "Items are recommended either to one user or to the users of a file."
         cure = "Give --user ID, or --users FILE --out FILE.parquet."
         raise UsageError("R548", rule, cure, named)
     if as_json:
@@ -75,15 +73,15 @@ def recommend(
 
 
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:
-    """Returns the folder of the versions that a run pushes.
+    """Returns the folder of the pushed versions.
 
     Args:
-        config_path: Config of the run. With `root` alone, the one model of that
-            folder is meant.
-        root: Folder of the run, instead of the config's.
+        config_path: Config of the run. If only `root` is given, the folder must have exactly one
+            model.
+        root: Folder of the run; None: `root` in the config.
 
     Raises:
-        UsageError: `root` has no model, or several.
+        UsageError: `root` has no model, or several (R904).
     """
     from recsys.config.load import load_config
 
@@ -93,7 +91,7 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
     names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
     if len(names) != 1:
         rule = f"The folder {str(root)!r} must have exactly one model under serving/."
-        cure = "Name the config of the run too: --config FILE."
+        cure = "Also name the config of the run: --config FILE."
         raise UsageError("R904", rule, cure, [path.name for path in names])
     return names[0]
 
@@ -114,8 +112,8 @@ def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations
     if not answer.known:
         known = ", ".join(repr(id_) for id_ in loaded.example_users)
         Console(stderr=True).write_line(
-            f"The data of the bundle don't hold the user {answer.user_id!r}. Ids that they hold:"
-            f" {known}; after new data came in, run again: recsys run."
+            f"The user {answer.user_id!r} is not in the data of the bundle. Examples of known ids:"
+            f" {known}. For new data, run again: recsys run."
         )
     return answer
 
@@ -133,7 +131,7 @@ def _show_user(answer: Recommendations, console: Console) -> None:
         shown = ", ".join(visible(item.title) for item in answer.history[:_SHOWN_HISTORY])
         n_more = len(answer.history) - _SHOWN_HISTORY
         more = f" and {n_more} more" if n_more > 0 else ""
-        console.write_line(f"did before, newest first: {shown}{more}", "dim")
+        console.write_line(f"history, newest first: {shown}{more}", "dim")
 
 
 # --- a file of users
@@ -142,11 +140,11 @@ def _show_user(answer: Recommendations, console: Console) -> None:
 def _recommend_file(
     bundle: Path, users: Path, out: Path, column: str | None, k: int, batch: int, at: str
 ) -> tuple[Answered, str]:
-    """Writes the best `k` new items of each user of a file; also returns the column of the ids."""
+    """Writes the top `k` new items of each user in a file; also returns the id column."""
     from recsys.serving.batch_file import UsersFile, batch_answer, recommend_file
     from recsys.serving.retriever import Retriever
 
-    file = UsersFile.open(users, column)  # What is wrong with it is said at once.
+    file = UsersFile.open(users, column)  # Fails before the bundle is loaded.
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("loading the bundle", total=None, text="")
         retriever = Retriever.open(bundle)
@@ -165,19 +163,20 @@ def _recommend_file(
 def _show_file(answered: Answered, column: str, console: Console) -> None:
     rate = answered.users / max(answered.seconds, 1e-9)
     console.write_line(
-        f"{counted(answered.users, 'user', 'users')} of the column {column!r} answered in"
-        f" {duration(answered.seconds)}, {rate:,.0f} a second: {answered.out}"
+        f"Recommended to {counted(answered.users, 'user', 'users')} of the column {column!r} in"
+        f" {duration(answered.seconds)}, {rate:,.0f} per second: {answered.out}"
     )
     if answered.unknown:
         console.write_line(
             f"{counted(answered.unknown, 'of them is', 'of them are')} not in the data of the"
-            " bundle, and marked in the column 'known'."
+            " bundle (column 'known')."
         )
     if answered.sources:
         parts = ", ".join(f"{name} {n:,}" for name, n in answered.sources.items())
-        console.write_line(f"What each answer is based on is in the column 'source': {parts}.")
+        console.write_line(f"Sources of the recommendations (column 'source'): {parts}.")
     if answered.rejected_file is not None:
         console.write_line(
-            f"{counted(answered.rejected, 'row is', 'rows are')} no user id, and kept with the"
-            f" reason: {answered.rejected_file}"
+            f"{counted(answered.rejected, 'row has', 'rows have')} no valid user id, and"
+            f" {'was' if answered.rejected == 1 else 'were'} written with the reason to"
+            f" {answered.rejected_file}"
         )

@@ -1,4 +1,4 @@
-"""`recsys rollback`: an earlier version is served again."""
+"""`recsys rollback`: serves an earlier version again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def rollback(
     config: ConfigOption = None,
     root: Root = None,
     to: Annotated[int | None, Option(metavar="VERSION", help="Serve this version again.")] = None,
-    list_only: Annotated[bool, Option("--list", help="List the versions, change nothing.")] = False,
+    list_only: Annotated[bool, Option("--list", help="List the versions and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take the newest version out of service, so that the one before is served again."""
+    """Withdraw the newest version, so that the one before it is served again."""
     from recsys.bundles.publishing import rollback as roll_back
 
     serving = serving_folder(config, root)
@@ -39,7 +39,7 @@ def rollback(
         print(json.dumps({"served": number, "bundle": bundle, "withdrawn": done.withdrawn}))
         return
     console = Console()
-    console.write_line(f"Version {number} is served now: {done.served}")
+    console.write_line(f"Now serving version {number}: {done.served}")
     if done.withdrawn:
         console.write_line(_undo(done, config, root))
 
@@ -49,7 +49,7 @@ def _undo(done: Rollback, config: Path | None, root: Path | None) -> str:
     words = [word for name, value in options.items() if value is not None for word in (name, value)]
     command = shlex.join(["recsys", "rollback", *map(str, words)])
     gone = ", ".join(map(str, done.withdrawn))
-    return f"Out of service, and not published again: {gone}. To bring back: {command}"
+    return f"Withdrawn, and not published again: {gone}. To restore: {command}"
 
 
 def _list(serving: Path, *, as_json: bool) -> None:
@@ -64,7 +64,7 @@ def _list(serving: Path, *, as_json: bool) -> None:
 
 
 def _rows(serving: Path) -> list[dict[str, Any]]:
-    """Returns the number, state and time of each version, the newest first."""
+    """Returns the state of each version, newest first."""
     from recsys.bundles.versions import versions, withdrawn_folders
 
     published = {int(path.name): path for path in versions(serving)}
@@ -78,6 +78,6 @@ def _rows(serving: Path) -> list[dict[str, Any]]:
 
 
 def _changed(folder: Path) -> str:
-    """Returns when the folder got its name [UTC]."""
+    """Returns the time when the folder was last renamed [UTC]."""
     moment = dt.datetime.fromtimestamp(folder.stat().st_ctime, dt.UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%S UTC")

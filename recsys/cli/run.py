@@ -1,4 +1,4 @@
-"""`recsys run`: runs the pipeline in a process of its own, and shows its progress and result."""
+"""`recsys run`: runs the pipeline in a subprocess and shows its progress and result."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from recsys.formats import change, change_span, span
 if TYPE_CHECKING:
     from recsys.report.evaluated import Evaluated
 
-_WIDTH = 100  # Where there is no terminal.
+_WIDTH = 100  # Without a terminal.
 _RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics", "night")
 
 
 def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False) -> None:
     """Run the whole pipeline: ingest, train, evaluate, export, push, report.
 
-    Exit codes: 0 the run finished, also if the model was refused; 1 a step failed;
-    2 the config or the command is wrong; 75 another run uses the same root.
+    Exit codes: 0: the run finished, even if the model was refused; 1: a step failed;
+    2: the config or the command is invalid; 75: another run uses the same root.
     """
     from recsys.config.load import default_config_path, load_config
     from recsys.runs.lock import refuse_if_held
@@ -60,18 +60,18 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
 
 
 def _summary(root: Path, run_id: str | None, name: str, error: RecsysError) -> dict[str, Any]:
-    """Returns the summary of a run that failed, from its record where it left one."""
+    """Returns the summary of a failed run, from its record if it has one."""
     from recsys.report.run_artifacts import MissingError
     from recsys.runs.summary import read_summary, run_summary
 
     try:
-        # By its id: a clock that was set back makes earlier runs look like later ones.
+        # By id, since the clock may have been set back.
         return read_summary(root, run_id or "")
     except (MissingError, OSError):
         return run_summary(None, {"name": name, "state": "failed", "error": str(error)}, root)
 
 
-# --- the tables that it ends with
+# --- the result
 
 _SHOWN_ITEMS = 5
 _OUTCOMES = {"better": "green", "worse": "red"}
@@ -80,13 +80,13 @@ _SHORT_NAMES = {"recent_popularity": "recent", "item_knn": "item-kNN", "ials": "
 
 
 def show_result(console: Console, summary: dict[str, Any], seconds: float, log: Path) -> None:
-    """Prints the results of a run: figures, recommendations and files.
+    """Prints the metrics, recommendations and output files of a run.
 
     Args:
-        console: Where it goes.
-        summary: What the run's `finished` event brought.
-        seconds: Duration of the run.
-        log: The run's log.
+        console: Console to print to.
+        summary: Summary of the run's `finished` event.
+        seconds: Duration of the run [s].
+        log: Log file of the run.
     """
     from recsys.report.evaluated import Evaluated
 
@@ -100,7 +100,7 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
             _print_differences(console, evaluated)
         print_repeats(console, evaluation)
         if (evaluation.get("split") or {}).get("split", "time") != "time":
-            # What the split makes of the figures: they aren't those of a served model.
+            # With such a split the metrics are not those of a served model.
             console.write_line(str(evaluation.get("meaning") or ""))
     if summary.get("sharding"):
         console.print(_sharding_table(summary["sharding"]))
@@ -114,7 +114,7 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
 
 
 def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
-    """Returns `evaluation.json`; what the summary tells where it names no file."""
+    """Returns `evaluation.json`, or the metrics of the summary if it names no file."""
     if not summary.get("evaluation"):
         metrics = {name: value for name, value in summary["metrics"].items() if name != "baselines"}
         return {"metrics": metrics, "baselines": summary["metrics"].get("baselines") or {}}
@@ -123,11 +123,11 @@ def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics_table(evaluated: Evaluated) -> Table:
-    """Returns the metrics of everything that was measured, at the cut-off that decides."""
+    """Returns a table of the metrics of all systems, at the deciding cut-off."""
     sampled = evaluated.part.get("sampled_negatives")
     title = "Metrics, over the whole catalogue"
     if sampled:
-        title = f"Metrics, among {sampled:,} random items: they decide nothing"
+        title = f"Metrics, against {sampled:,} random items; they do not bless a model"
     names = [_name(key) for key in evaluated.systems]
     table = titled_table(title, "metric", *names, numbers=names)
     k = evaluated.deciding.partition("@")[2]
@@ -139,7 +139,7 @@ def _metrics_table(evaluated: Evaluated) -> Table:
 
 
 def _print_differences(console: Console, evaluated: Evaluated) -> None:
-    """Prints the deciding metric, and how far it lies from that of each other system."""
+    """Prints the deciding metric and its difference from each other system."""
     ends = evaluated.interval(evaluated.deciding)
     value = _four_decimals(evaluated.figure("model", evaluated.deciding))
     shown = "" if ends is None else f", {evaluated.interval_name()} {span(ends)}"
@@ -165,7 +165,7 @@ def _four_decimals(value: Any) -> str:
 
 
 def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
-    numbers = ("rows", "padded", "dim", "split by", "shards", "a device", "its slots")
+    numbers = ("rows", "padded", "dim", "sharded by", "shards", "per device", "slots")
     table = titled_table("Embedding tables", "table", *numbers, numbers=numbers)
     for part in sharding:
         table.add_row(
@@ -183,7 +183,7 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
 
 def _recommendations_table(example: dict[str, Any]) -> Table:
     table = titled_table(f"User {example['user_id']}  (★: held out, unseen by the model)")
-    for heading in ("did before, newest first", "is recommended"):
+    for heading in ("history, newest first", "recommended"):
         table.add_column(heading, no_wrap=True, ratio=1)
     history = [item["title"] for item in example["history"][:_SHOWN_ITEMS]]
     recommended = [
@@ -191,7 +191,7 @@ def _recommendations_table(example: dict[str, Any]) -> Table:
         for item in example["recommended"][:_SHOWN_ITEMS]
     ]
     for titles in itertools.zip_longest(history, recommended, fillvalue=""):
-        table.add_row(*map(Text, titles))  # Text, because a title such as "[REC]" is no markup.
+        table.add_row(*map(Text, titles))  # Text, because a title may look like markup: "[REC]".
     return table
 
 
@@ -202,7 +202,7 @@ def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str,
         console.print(Text("The model is blessed, but not pushed.", "bold yellow"))
         console.write_line(str(summary.get("not_pushed") or ""))
     else:
-        sentence = "The model is refused: nothing is pushed, the served one stays."
+        sentence = "The model is refused and not pushed; the served model stays."
         console.print(Text(sentence, "bold yellow"))
     if verdict.get("sentence"):
         console.write_line(str(verdict["sentence"]), "bold")

@@ -1,4 +1,4 @@
-"""`recsys simulate-nights`: a backtest of the nightly runs on past data."""
+"""`recsys simulate-nights`: backtest of nightly runs on past data."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def simulate_nights(
     out: Out,
     config: ConfigArgument = None,
     by: Annotated[
-        Literal["day", "week", "month"], Option(help="Length of a night's data.")
+        Literal["day", "week", "month"], Option(help="Period of data per night.")
     ] = "month",
     nights: Annotated[
-        int | None, Option(min=2, help="Number of nights. Default: half of the periods.")
+        int | None, Option(min=2, help="Number of nights. Default: half the periods.")
     ] = None,
     window: Annotated[
-        int | None, Option(min=1, help="Newest spans that a night reads. Default: all.")
+        int | None, Option(min=1, help="Number of newest spans to read. Default: all.")
     ] = None,
     broken: Annotated[
-        int, Option(min=0, help="Number of spans that arrive broken, and whole a night later.")
+        int, Option(min=0, help="Number of spans that are broken, and repaired a night later.")
     ] = 0,
-    seed: Annotated[int, Option(min=0, help="Random seed of which spans are broken.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Random seed for the broken spans.")] = 0,
     arms: Annotated[
-        bool, Option("--arms/--no-arms", help="Also measure cold and never updated models.")
+        bool, Option("--arms/--no-arms", help="Also evaluate cold and frozen models.")
     ] = True,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Backtest: replay past data night by night, and compare warm, cold and frozen models.
 
-    A simulation that was stopped continues when the same command is started again.
+    An interrupted simulation resumes when the same command is run again.
     """
     require_pipeline()
     from recsys.cli.simulation import Options, Simulation

@@ -1,4 +1,4 @@
-"""A simulation: dated data, night by night, through the pipeline itself."""
+"""Backtest simulation: runs the pipeline on dated data, night by night."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _LEAST_NIGHTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is simulated.
+    """Options of a simulation.
 
     Attributes:
-        by: What a night stands for.
-        nights: Nights; None: half of the periods of the data.
-        window: Newest spans that a night reads; None: all.
-        broken: Spans that come broken, and whole one night later.
-        seed: Seed of which ones.
-        arms: Whether models are trained anew and left frozen, to compare with.
+        by: Period of data per night: day, week or month.
+        nights: Number of nights; None: half the periods of the data.
+        window: Number of newest spans to read; None: all.
+        broken: Number of spans that are broken, and repaired a night later.
+        seed: Random seed for the broken spans.
+        arms: Whether to evaluate cold and frozen models for comparison.
     """
 
     by: str
@@ -54,27 +54,26 @@ class Options:
 
 
 class Simulation:
-    """A simulation on its way.
+    """A resumable simulation.
 
     Args:
-        config: The data and the training; the data are split by time.
-        out: Folder of the simulation; one that holds a part of the same simulation is resumed.
-        options: What is simulated.
+        config: Config of data and training; the data must be split by time.
+        out: Folder of the simulation. An interrupted simulation in it is resumed.
+        options: Options of the simulation.
 
     Attributes:
-        journal: The nights so far.
+        journal: The finished nights.
 
     Raises:
-        RecsysError: The data can't be read, or `out` holds something else.
+        RecsysError: The data can't be read, or `out` contains another simulation.
     """
 
     def __init__(self, config: Config, out: Path, options: Options) -> None:
         if config.data.split != "time":
             raise UsageError(
                 "R915",
-                "Nights are simulated of data that are split by time.",
-                "Name timestamps in data.interactions.columns.timestamp, and set data.split to"
-                " time.",
+                "A simulation of nights needs data that are split by time.",
+                "Set data.interactions.columns.timestamp, and data.split to time.",
                 config.data.split,
             )
         self._out, self._options, self._talk = out, options, Console(stderr=True)
@@ -92,7 +91,7 @@ class Simulation:
         self.journal = BacktestJournal(out, plan)
 
     def run(self) -> None:
-        """Replays the nights that have not been yet."""
+        """Runs the remaining nights."""
         done, n_nights = len(self.journal.nights), len(self._replay.days)
         if self._replay.n_rejected:
             self._talk.print(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
@@ -105,16 +104,16 @@ class Simulation:
             self._talk.write_line(_line(night, number, n_nights))
 
     def write_page(self) -> Path:
-        """Writes the page of the nights so far; returns its path."""
+        """Writes the page of the finished nights and returns its path."""
         index = Path(self.config.root) / INDEX
         metric = self.config.bless.metric
         return write_page(self._out, self.config.name, metric, self.journal.nights, index)
 
     def _night(self, number: int) -> dict[str, Any]:
-        """Lets the span of a night arrive, and runs the pipeline on it."""
+        """Writes the data of a night and runs the pipeline on them."""
         started = time.monotonic()
         repaired = [number - 1] if number - 1 in self._broken else []
-        for span in repaired:  # It comes again, whole.
+        for span in repaired:
             self._replay.write_span(self._out, span)
         file = self._replay.write_span(self._out, number)
         if number in self._broken:
@@ -130,7 +129,7 @@ class Simulation:
         return {**night, "seconds": round(time.monotonic() - started, 1)}
 
     def _run(self) -> dict[str, Any]:
-        """Runs the pipeline and the other arms; a run that fails is what came of the night."""
+        """Runs the pipeline and the other arms; a failed run is a result of the night."""
         config = self._out / "config.yaml"
         config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
         view, log = RunView(Console(quiet=True)), new_log(Path(self.config.root))
@@ -154,11 +153,11 @@ class Simulation:
 
 
 def _of_nights(config: Config, out: Path, options: Options) -> Config:
-    """Returns the config of the pipeline that runs every night."""
+    """Returns the config of the nightly pipeline."""
     raw = config.model_dump(mode="json")
     raw["data"] = replay_config(config, out)
     raw["data"]["interactions"] |= {"spans": options.window, "bad_spans": "set_aside"}
-    # Rules of the raw files' columns and of their time don't hold for a part of them.
+    # Schemas of the raw files do not apply to a part of them.
     raw["data"]["gate"] |= {"schema_dir": None}
     raw |= {"root": str(out / "run"), "name": config.name}
     raw["warm_start"] = raw["warm_start"] or {}
@@ -169,15 +168,15 @@ def _check(n_spans: int, options: Options) -> None:
     if n_spans < (options.nights or _LEAST_NIGHTS):
         raise UsageError(
             "R912",
-            f"There must be data for at least {options.nights or _LEAST_NIGHTS} nights.",
-            "Ask for fewer --nights, for shorter ones (--by day), or name more data.",
+            f"The data must cover at least {options.nights or _LEAST_NIGHTS} nights.",
+            "Reduce --nights, use a shorter period (--by day), or add data.",
             f"{n_spans} {options.by}s",
         )
     if not 0 <= options.broken <= (n_spans - 2) // 2:
         raise UsageError(
             "R913",
-            "Spans that come broken must leave a whole one before and after each of them.",
-            f"Ask for at most {(n_spans - 2) // 2} of {n_spans} nights.",
+            "Each broken span must have an intact span before and after it.",
+            f"Set --broken to at most {(n_spans - 2) // 2} for {n_spans} nights.",
             options.broken,
         )
 
@@ -186,8 +185,9 @@ def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
     parts = [f"night {number + 1} of {n_nights}", night["span"], night["state"]]
     parts += [f"{arm} {figure(night[arm]['value'])}" for arm in ARMS if night.get(arm)]
     if night.get("broken"):
-        parts.append(f"its span came broken: {night['broken']}")
-    parts += [f"{day} came again" for day in night["repaired"]]
+        parts.append(f"broken span: {night['broken']}")
+    parts += [f"{day} repaired" for day in night["repaired"]]
+
     if night.get("error"):
         parts.append(night["error"])
     return " · ".join([*parts, duration(night["seconds"])])

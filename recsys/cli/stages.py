@@ -1,8 +1,8 @@
-"""`recsys train`, `evaluate` and `export`: one stage each, without TFX.
+"""`recsys train`, `evaluate` and `export`: single stages, without TFX.
 
-A stage runs in a process of its own, with the Keras backend that it needs, as
-the pipeline's components start it. So do the commands that need the pipeline, whose modules
-are entry points of the group `recsys.pipelines`:
+A stage runs in a subprocess with the Keras backend that it needs, as in the pipeline.
+So do the commands that need the pipeline, whose modules are entry points of the group
+`recsys.pipelines`:
 
     [project.entry-points."recsys.pipelines"]
     run = "pipelines.local_runner:main"
@@ -55,11 +55,11 @@ def train(
     config: ConfigOption = None,
     sets: Sets = None,
     checkpoints: Annotated[
-        Path | None, Option(help="Folder of the checkpoints. Default: `checkpoints` beside --out.")
+        Path | None, Option(help="Folder of the checkpoints. Default: `checkpoints` next to --out.")
     ] = None,
     processes: Processes = 1,
     base: Annotated[
-        Path | None, Option(metavar="MODEL", help="Model folder to start from.")
+        Path | None, Option(metavar="MODEL", help="Model folder for a warm start.")
     ] = None,
     mesh: Mesh = None,
     coordinator: Coordinator = None,
@@ -67,14 +67,14 @@ def train(
     process_id: ProcessId = None,
     hosts: Annotated[
         Path | None,
-        Option(metavar="FILE", help="File of hosts, HOST:PORT a line; lost ones are waited for."),
+        Option(metavar="FILE", help="File with HOST:PORT per line; waits for lost hosts."),
     ] = None,
-    host: Annotated[int | None, Option(min=0, help="Which line of it this is, from 0.")] = None,
+    host: Annotated[int | None, Option(min=0, help="Line of this host in FILE, from 0.")] = None,
     wait: Wait = None,
 ) -> None:
-    """Train a model without the pipeline; prints the result as JSON.
+    """Train a model without the pipeline; print the result as JSON.
 
-    A training that was stopped or killed resumes from its last checkpoint.
+    A stopped or killed training resumes from its last checkpoint.
     """
     from recsys.config import with_mesh
     from recsys.config.load import load_config
@@ -92,24 +92,24 @@ def train(
 def evaluate(
     config: Config | EvaluateStage, **options: Path | int | float | str | None
 ) -> dict[str, Any]:
-    """Measures a model; shows how it goes.
+    """Evaluates a model and displays the progress.
 
     Args:
-        config: What is measured, and what the model must reach.
-        **options: Those of the stage, by name: `data`, `model`, `out` …; None: not given.
+        config: Config of the evaluation.
+        **options: Options of the stage: `data`, `model`, `out` and so on; None is omitted.
     """
     with _followed():
         return run_process("recsys.evaluation.stage", "jax", config, _words(**options))
 
 
 def export(
-    model: Annotated[Path, Option(help="Model folder, as training writes it.")],
+    model: Annotated[Path, Option(help="Model folder written by training.")],
     data: Data,
     out: Out,
     config: ConfigOption = None,
     sets: Sets = None,
 ) -> None:
-    """Export a model as a serving bundle; prints the result as JSON."""
+    """Export a model as a serving bundle; print the result as JSON."""
     from recsys.config.load import load_config
 
     words, loaded = _words(model=model, data=data, out=out), load_config(config, sets or [])
@@ -126,12 +126,12 @@ def run_process(
 
     Args:
         module: A module whose `__main__` calls `recsys.system.process.stage_main`.
-        backend: What Keras runs on there.
-        config: Written as a file for it, overrides applied; None: it gets no such file.
-        words: More of the command line.
+        backend: Keras backend of the process.
+        config: Config to pass as a file, with overrides applied; None: no file.
+        words: Further arguments.
 
     Raises:
-        RecsysError: The process failed; its output is in a file, whose name is shown.
+        RecsysError: The process failed; the name of its log file is printed.
     """
     with log_of_failure(module) as log:
         if config is None:
@@ -142,11 +142,11 @@ def run_process(
 
 
 def require_pipeline() -> None:
-    """Raises UsageError, which says how to install it, if TFX is not installed."""
+    """Raises a UsageError if TFX is not installed."""
     if importlib.util.find_spec("tfx") is None:
         raise UsageError(
             "R901",
-            "`recsys run` needs the extra `pipeline`.",
+            "`recsys run` requires the extra `pipeline`.",
             install_extra("pipeline"),
         )
 
@@ -154,14 +154,14 @@ def require_pipeline() -> None:
 def pipeline_module(command: str) -> str:
     """Returns the module that runs a command of the pipeline.
 
-    The entry points of a checkout that holds this file come before those of what is
-    installed, which may be older.
+    The entry points of a checkout that contains this file take precedence over installed ones,
+    which may be older.
 
     Args:
-        command: `run`, or `commands`, whose module has the others.
+        command: `run`, or `commands` for all others.
 
     Raises:
-        UsageError: Nothing that is installed runs it.
+        UsageError: There is no such entry point (R901).
     """
     project = _CHECKOUT / "pyproject.toml"
     if project.is_file():
@@ -171,7 +171,7 @@ def pipeline_module(command: str) -> str:
     if command not in entries:
         raise UsageError(
             "R901",
-            f"This command needs the entry point {command!r} of the group {GROUP!r}.",
+            f"This command requires the entry point {command!r} of the group {GROUP!r}.",
             install_extra("pipeline"),
             sorted(entries),
         )
@@ -179,12 +179,12 @@ def pipeline_module(command: str) -> str:
 
 
 def call_pipeline(command: str, words: Sequence[str], config: Config | None = None) -> Any:
-    """Runs a command of the pipeline in a process of its own and returns its result.
+    """Runs a command of the pipeline in a subprocess and returns its result.
 
     Args:
         command: `clean`, `freeze-schema` or `lineage`.
-        words: The rest of the command line.
-        config: Handed on as a file, `--config FILE`; None: the words name one, or none.
+        words: Further arguments.
+        config: Config to pass as a file, `--config FILE`; None: no file.
 
     Raises:
         RecsysError: TFX or the module is missing, or the process failed.
@@ -194,7 +194,7 @@ def call_pipeline(command: str, words: Sequence[str], config: Config | None = No
 
 
 def _words(**options: Path | int | float | str | None) -> list[str]:
-    """Returns options with their values, paths as absolute ones; those of None are left out."""
+    """Returns options as command-line arguments, with absolute paths; None is omitted."""
     words = []
     for name, value in options.items():
         if value is not None:
@@ -205,7 +205,7 @@ def _words(**options: Path | int | float | str | None) -> list[str]:
 
 @contextmanager
 def _followed() -> Iterator[None]:
-    """Shows the stage's progress on stderr, unless a parent shows it."""
+    """Displays the progress of a stage on stderr, unless a parent process does."""
     console = Console(stderr=True, quiet=bool(os.environ.get(events.ENVIRONMENT_VARIABLE)))
     with RunView(console) as view, events.shown_events(view.show):
         yield

@@ -1,4 +1,4 @@
-"""The console for messages to people, on which control characters of data are visible."""
+"""Console output; control characters and markup in data are printed as text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from recsys.formats import size
 
 
 class Console(rich.console.Console):
-    """A console on which controls are visible, and `[red]` or `:smile:` are text.
+    """A console that escapes control characters and does not interpret markup or emoji.
 
     Args:
-        options: As rich's console has them.
+        options: Arguments of `rich.console.Console`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -29,13 +29,13 @@ class Console(rich.console.Console):
         super().__init__(**{**plain, **options})
 
     def write_line(self, text: str, style: str = "") -> None:
-        """Prints a line, which the terminal wraps, so that it can be copied whole."""
+        """Prints a line that only the terminal wraps, so that it can be copied whole."""
         self.print(Text(text, style), soft_wrap=True)
 
     def render(
         self, renderable: Any, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Yields the parts of what is printed; their styles alone become controls."""
+        """Yields the segments to print, with control characters in their text escaped."""
         for segment in super().render(renderable, options):
             if segment.control is None:
                 yield Segment(visible(segment.text, but="\n"), segment.style)
@@ -44,18 +44,18 @@ class Console(rich.console.Console):
 
 
 def fitted_console(width: int, *, stderr: bool = False) -> Console:
-    """Returns a console as wide as its terminal, or as COLUMNS; elsewhere it has `width`.
+    """Returns a console as wide as its terminal or COLUMNS, otherwise of the given width.
 
     Args:
-        width: Characters of a line in a file or a pipe.
-        stderr: Write to stderr instead of stdout.
+        width: Line width in a file or a pipe [characters].
+        stderr: Whether to write to stderr instead of stdout.
     """
     is_known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
     return Console(stderr=stderr, width=None if is_known else width)
 
 
 class _Bars(Progress):
-    """Bars that leave nothing behind; rich would print an empty line where there is no terminal."""
+    """Progress bars that leave no output behind; rich prints an empty line without a terminal."""
 
     def stop(self) -> None:
         if not self.disable:
@@ -63,10 +63,10 @@ class _Bars(Progress):
 
 
 def progress_bar(console: Console, *first: ProgressColumn) -> Progress:
-    """Returns bars with a description, the time and the field `text`; none without a terminal.
+    """Returns a progress bar with the field `text`; disabled without a terminal.
 
     Args:
-        console: Where they go.
+        console: Console to print to.
         *first: Columns before the description.
     """
     columns = (
@@ -79,21 +79,21 @@ def progress_bar(console: Console, *first: ProgressColumn) -> Progress:
 
 
 def titled_table(title: str, *headings: str, numbers: Collection[str] = ()) -> Table:
-    """Returns a table below a bold title on the left.
+    """Returns a table with a bold, left-aligned title.
 
     Args:
-        title: The title.
-        *headings: Headings of the columns.
-        numbers: Those whose values stand on the right.
+        title: Title of the table.
+        *headings: Column headings.
+        numbers: Headings of right-aligned columns.
     """
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     for heading in headings:
-        # What is too long goes on in the next line rather than lose digits.
+        # Long values are wrapped, so that no digits are lost.
         side: Literal["left", "right"] = "right" if heading in numbers else "left"
         table.add_column(Text(heading), justify=side, overflow="fold")
     return table
 
 
 def plain_size(n_bytes: Any) -> str:
-    """Returns `3.4 MB` with a plain space, so that the output can be searched."""
+    """Returns a size such as `3.4 MB`, with a plain space so that output can be searched."""
     return size(n_bytes).replace("\N{NO-BREAK SPACE}", " ")

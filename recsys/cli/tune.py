@@ -1,4 +1,4 @@
-"""`recsys tune`: settings of model and training that validation finds best, in a time budget."""
+"""`recsys tune`: hyperparameter search on the validation part, within a time budget."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ def tune(
     data: Data,
     config: ConfigArgument = None,
     minutes: Annotated[
-        float, Option(min=0.01, help="What all trials may take, those of earlier calls too.")
+        float, Option(min=0.01, help="Time budget of the study, over all calls.")
     ] = 60.0,
     vary: Annotated[
         list[str] | None,
         Option(
             metavar="KEY=RANGE",
-            help="Vary a key: log:0.001..0.1, 16..256, 64..512/64 or mean|attention; repeatable.",
+            help="Range of a key: log:0.001..0.1, 16..256, 64..512/64, mean|attention; repeatable.",
         ),
     ] = None,
     space: Annotated[
         Path | None, Option(metavar="FILE", help="YAML that maps keys to ranges.")
     ] = None,
     study: Annotated[str, Option(metavar="NAME", help="Name of the study.")] = "study",
-    trials: Annotated[int | None, Option(min=1, help="Number of trials, at the most.")] = None,
+    trials: Annotated[int | None, Option(min=1, help="Highest number of trials.")] = None,
     pruner: Annotated[
-        Literal["median", "hyperband", "none"], Option(help="What ends poor trials early.")
+        Literal["median", "hyperband", "none"], Option(help="Pruner that stops poor trials early.")
     ] = "median",
-    seed: Annotated[int, Option(min=0, help="Random seed of the trials' settings.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Random seed of the sampler.")] = 0,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Try settings of model and training within a time budget, and write the best config.
+    """Search hyperparameters of model and training within a time budget; write the best config.
 
-    Trials are compared on validation alone; the held-out part of the data is never read.
-    A study that was stopped or killed goes on when the same command is started again.
-    Without --vary and --space the usual settings of the two towers are varied.
+    Trials are compared on the validation part; the held-out part is never read. A stopped or
+    killed study resumes when the same command is run again. Without --vary and --space, the
+    default search space of the two towers is used.
     """
     from recsys.config.load import load_config
     from recsys.runs.lock import run_lock
@@ -59,13 +59,13 @@ def tune(
     from recsys.tuning.study_records import FOLDER
 
     if not _NAME.fullmatch(study):
-        rule = "The name of a study must be letters, digits, `_`, `.` and `-`."
+        rule = "The name of a study must consist of letters, digits, `_`, `.` and `-`."
         raise UsageError("R921", rule, "Name another with --study.", study)
     written = read_space(space, vary or [])
     try:
         from recsys.tuning.tuning_study import TuneOptions, TuningStudy
     except ImportError as error:
-        rule = "`recsys tune` needs Optuna, of the extra `tune`."
+        rule = "`recsys tune` requires Optuna, from the extra `tune`."
         raise UsageError("R922", rule, install_extra("tune"), error.name) from None
     folder = Path(load_config(config, sets or []).root) / FOLDER / study
     options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
@@ -85,8 +85,8 @@ def tune(
     if best is None:
         raise RecsysError(
             "R923",
-            "A trial must come as far as its first look at validation within the budget.",
-            "Raise --minutes, and start the same command again: it goes on.",
+            "No trial reached its first validation within the budget.",
+            "Raise --minutes and run the same command again to resume.",
             duration(tuning.seconds),
         )
     summary = {
@@ -110,7 +110,7 @@ def tune(
 
 
 def settings(parameters: dict[str, Any]) -> str:
-    """Returns the settings of a trial on one line."""
+    """Returns the hyperparameters of a trial on one line."""
     return ", ".join(
         f"{key.rpartition('.')[2]} {value:.4g}"
         if isinstance(value, float)
@@ -120,7 +120,7 @@ def settings(parameters: dict[str, Any]) -> str:
 
 
 class TuneView:
-    """Shows a study: a line for each trial that ended, and a bar for the time and the trial.
+    """Displays a study: a line per finished trial, and progress bars for budget and trial.
 
     Args:
         console: Where it goes.
@@ -162,7 +162,7 @@ class TuneView:
         )
 
     def show(self, event: dict[str, Any]) -> None:
-        """Shows how far the training of a trial is."""
+        """Displays the training progress of a trial."""
         if event["kind"] == "progress":
             text = event.get("text") or ""
             done, total = event.get("done"), event.get("total")
