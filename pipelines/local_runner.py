@@ -29,9 +29,9 @@ from recsys.config.load import default_config_path, load_config
 from recsys.data.ingest.window import check_sources
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events
+from recsys.system.disk import storage_error
 from recsys.system.files import scratch_folder, temporary_files_in
 from recsys.system.launchers import launching_by
-from recsys.system.process import storage_error
 from recsys.system.signals import StoppedError
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"

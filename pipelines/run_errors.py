@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recsys.errors import RecsysError
-from recsys.system.process import full_disk_error, storage_error
+from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.signals import StoppedError
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}

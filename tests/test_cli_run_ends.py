@@ -72,6 +72,6 @@ def test_a_busy_root_is_no_failure_and_leaves_no_log(tmp_path, monkeypatch, caps
 def test_a_child_that_had_no_room_for_a_word_is_told_so(followed, monkeypatch):
     with pytest.raises(RecsysError, match=r"R903"):
         followed("sys.exit(1)")
-    monkeypatch.setattr("recsys.system.process.free_bytes", lambda _: 4096)
+    monkeypatch.setattr("recsys.system.disk.free_bytes", lambda _: 4096)
     with pytest.raises(RecsysError, match=r"R603.*No space left on device"):
         followed("sys.exit(1)")

@@ -112,5 +112,5 @@ def test_a_full_disk_is_told_with_its_place_and_room_whoever_met_it(tmp_path):
 def test_what_nobody_can_explain_on_a_full_disk_is_told_as_that(tmp_path, monkeypatch):
     rolled_back = mlmd.errors.InternalError("cannot commit - no transaction is active")
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R600"
-    monkeypatch.setattr("recsys.system.process.free_bytes", lambda _: 4096)
+    monkeypatch.setattr("recsys.system.disk.free_bytes", lambda _: 4096)
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R603"

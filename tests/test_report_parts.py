@@ -9,8 +9,9 @@ import pytest
 
 from recsys import formats
 from recsys.report import run_figures
-from recsys.report.charts import Estimate, shared_range, thin_out, ticks
+from recsys.report.charts import thin_out, ticks
 from recsys.report.evaluated import repeats_in_words
+from recsys.report.whiskers import Estimate, shared_range
 
 
 @pytest.mark.parametrize(

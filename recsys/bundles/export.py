@@ -43,7 +43,7 @@ from recsys.models.spec import Side
 from recsys.runs.lineage import describe_origin
 from recsys.serving.index_build import build
 from recsys.system.commit import commit_folder
-from recsys.system.disk_space import free_there
+from recsys.system.disk import free_there
 from recsys.system.events import emit
 from recsys.system.files import read_json
 from recsys.system.memory import release_freed

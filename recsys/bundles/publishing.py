@@ -29,7 +29,7 @@ from recsys.bundles.versions import (
 )
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_folder
-from recsys.system.disk_space import free_there
+from recsys.system.disk import free_there
 from recsys.system.held_folder import HeldFolder
 
 

@@ -24,7 +24,7 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from recsys.bundles.row_slices import slice_bounds, slices
 from recsys.errors import RecsysError
 from recsys.serving.saved_model import load_saved_model, not_loadable
-from recsys.system.disk_space import free_there
+from recsys.system.disk import free_there
 
 if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
     from recsys.models.saved_arrays import SavedRows

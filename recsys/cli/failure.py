@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from recsys.errors import RecsysError, visible
-from recsys.system.process import storage_error
+from recsys.system.disk import storage_error
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from recsys.cli.failure import print_error
 from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
+from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.files import scratch_folder
 from recsys.system.parent import as_parent, child_command
-from recsys.system.process import full_disk_error, storage_error
 from recsys.system.signals import StoppedError, signals_raised
 
 _MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}

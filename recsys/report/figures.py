@@ -23,14 +23,7 @@ from recsys.formats import (
     share,
     span,
 )
-from recsys.report.charts import (
-    Estimate,
-    Size,
-    draw_cloud,
-    draw_whisker,
-    picture,
-    shared_range,
-)
+from recsys.report.charts import Size, draw_cloud, picture
 from recsys.report.evaluated import (
     MODEL,
     Evaluated,
@@ -42,6 +35,7 @@ from recsys.report.evaluated import (
     system_name,
 )
 from recsys.report.run_artifacts import Artifacts, MissingError
+from recsys.report.whiskers import Estimate, draw_whisker, shared_range
 
 # --- the decision
 

@@ -7,7 +7,6 @@ A stage prints its result, or its error, as the last line of its stdout.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ from types import FrameType
 from typing import IO, Any, Literal
 
 from recsys.errors import RecsysError
-from recsys.system.disk_space import free_bytes, free_there
+from recsys.system.disk import storage_error
 from recsys.system.parent import as_parent, child_command
 from recsys.system.signals import StoppedError, is_raised, signals_to
 
@@ -34,11 +33,6 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(2**34),
     "MALLOC_TOP_PAD_": str(2**26),
 }
-
-
-_FULL_BYTES = 1 << 20
-"""Where fewer are free, nothing can be written: SQLite rolls back, ML Metadata then says that
-there is no transaction, and a process may not have been able to say what went wrong."""
 
 
 def stage_environment(keras_backend: str) -> dict[str, str]:
@@ -184,29 +178,6 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
         print(json.dumps({"error": error.to_json()}), flush=True)
         sys.exit(error.exit_code)
     print(json.dumps(result), flush=True)
-
-
-def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:
-    """Returns the error of a file that couldn't be read or written.
-
-    Args:
-        error: What the system said.
-        place: Where the work was, for an error that names no file.
-    """
-    path = place if error.filename is None else os.fsdecode(error.filename)
-    what = "its files" if path is None else repr(str(path))
-    rule = f"The program must be able to read and write {what}{free_there(path)}."
-    cure = "Free some space or mend the permissions, and run again; what was served still is."
-    return RecsysError("R603", rule, cure, error.strerror or str(error))
-
-
-def full_disk_error(*places: str | os.PathLike[str]) -> RecsysError | None:
-    """Returns the error of the first place with a full disk, for failures without a reason."""
-    for place in places:
-        free = free_bytes(place)
-        if free is not None and free < _FULL_BYTES:
-            return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
-    return None
 
 
 def log_traceback() -> None:

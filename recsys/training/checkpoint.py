@@ -41,7 +41,7 @@ from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder
-from recsys.system.disk_space import free_there
+from recsys.system.disk import free_there
 from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part
 from recsys.training.distributed import agreed, is_primary, jointly
 

@@ -33,8 +33,9 @@ from jax.experimental import multihost_utils
 from jax.extend.backend import register_backend_factory
 
 from recsys.errors import RecsysError
+from recsys.system.disk import storage_error
 from recsys.system.host_connections import loopback_in
-from recsys.system.process import log_traceback, storage_error
+from recsys.system.process import log_traceback
 from recsys.system.signals import signals_to
 
 SERVICE, COUNT, INDEX = "RECSYS_SERVICE", "RECSYS_PROCESSES", "RECSYS_PROCESS"

@@ -20,9 +20,9 @@ from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.strict import Strict
 from recsys.system.commit import commit_text
+from recsys.system.disk import storage_error
 from recsys.system.files import DAMAGE, read_json
 from recsys.system.host_connections import is_loopback, plain_address
-from recsys.system.process import storage_error
 from recsys.system.source_version import source_version, version_text
 
 SEEN_WITHIN_S = 30.0

@@ -27,7 +27,7 @@ from recsys.bundles.versions import versions
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder
-from recsys.system.disk_space import free_there
+from recsys.system.disk import free_there
 from recsys.system.held_folder import HeldFolder
 from recsys.vectors.item_vectors import EMBEDDING, ID, Columns, ItemVectors, published
 from recsys.vectors.vector_files import FORMATS

@@ -1,0 +1,62 @@
+"""Free disk space, and the errors of full disks and of files that can't be read or written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from recsys.errors import RecsysError
+
+_FULL_BYTES = 1 << 20
+"""Where fewer are free, nothing can be written: SQLite rolls back, ML Metadata then says that
+there is no transaction, and a process may not have been able to say what went wrong."""
+
+
+def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
+    """Returns the free bytes on the disk of `path`; None if unknown.
+
+    Args:
+        path: A file or folder; it need not be there. None: nowhere.
+    """
+    if path is None:
+        return None
+    place = Path(path).absolute()
+    for folder in (place, *place.parents):
+        try:
+            return shutil.disk_usage(folder).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def free_there(path: str | os.PathLike[str] | None) -> str:
+    """Returns the free space on the disk of `path` as the end of a sentence; may be empty."""
+    free = free_bytes(path)
+    return "" if free is None else f"; {free:,} bytes are free there"
+
+
+def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:
+    """Returns the error of a file that couldn't be read or written.
+
+    Args:
+        error: What the system said.
+        place: Where the work was, for an error that names no file.
+    """
+    path = place if error.filename is None else os.fsdecode(error.filename)
+    what = "its files" if path is None else repr(str(path))
+    rule = f"The program must be able to read and write {what}{free_there(path)}."
+    cure = "Free some space or mend the permissions, and run again; what was served still is."
+    return RecsysError("R603", rule, cure, error.strerror or str(error))
+
+
+def full_disk_error(*places: str | os.PathLike[str]) -> RecsysError | None:
+    """Returns the error of the first place with a full disk, for failures without a reason."""
+    for place in places:
+        free = free_bytes(place)
+        if free is not None and free < _FULL_BYTES:
+            return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
+    return None
