@@ -12,7 +12,12 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs
-from recsys.training.preconditions import check_divides, check_events, unknown_share
+from recsys.training.preconditions import (
+    check_divides,
+    check_events,
+    check_updates,
+    unknown_share,
+)
 
 IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
 CATALOGUE = Catalogue(IDS, IDS, ())
@@ -136,3 +141,17 @@ def test_groups_divide_the_devices_or_are_a_multiple(groups):
 
 def test_what_divides_is_taken():
     check_divides(TrainConfig(batch_size=104, uniform_negatives=0), 8)
+
+
+def test_a_run_of_fewer_steps_than_an_update_takes_is_an_error():
+    assert check_updates(TrainConfig(accumulate=7), 7) == []
+    with pytest.raises(RecsysError, match=r"R320.*at most 6"):
+        check_updates(TrainConfig(accumulate=7), 6)
+
+
+def test_a_run_that_ends_in_its_warm_up_is_remarked_on():
+    train = TrainConfig(schedule={"warmup_steps": 1000})
+    assert check_updates(train, 1000) == []
+    (sentence,) = check_updates(train, 28)
+    assert "28 steps" in sentence
+    assert "1,000" in sentence

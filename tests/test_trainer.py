@@ -16,7 +16,7 @@ from recsys.config import TrainStage
 from recsys.config.training import CheckpointConfig
 from recsys.data.dataset import open_data
 from recsys.data.neighbours import graph_neighbours
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 from recsys.evaluation.systems import open_system
 from recsys.models import TwoTower
 from recsys.training.trainer import Trainer
@@ -231,6 +231,13 @@ def test_a_killed_program_that_is_started_again_ends_in_the_same_bits(folder, tm
         assert sorted(whole) == sorted(killed)
         for name in whole:
             assert whole[name].tobytes() == killed[name].tobytes(), name
+
+
+def test_a_training_that_would_update_nothing_is_refused(data, tmp_path):
+    train = STAGE["train"] | {"accumulate": 100_000}
+    settings = TrainStage.model_validate({"model": STAGE["model"], "train": train})
+    with pytest.raises(RecsysError, match=r"R320.*train\.accumulate"):
+        fit(data, tmp_path, settings=settings)
 
 
 def test_a_model_of_a_class_that_its_config_does_not_name_is_refused(data, tmp_path):

@@ -52,6 +52,35 @@ def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
     ]
 
 
+def check_updates(train: TrainConfig, n_steps: int) -> list[str]:
+    """Checks that a run updates its model.
+
+    Args:
+        train: The training loop.
+        n_steps: Steps of the run.
+
+    Returns:
+        Sentences on what is remarkable, and no error.
+
+    Raises:
+        RecsysError: It has fewer steps than one update takes.
+    """
+    if train.accumulate > n_steps:
+        raise RecsysError(
+            "R320",
+            "A run must have as many steps as train.accumulate or more: else nothing is updated.",
+            f"Lower train.accumulate to at most {n_steps}, or train.batch_size.",
+            {"train.accumulate": train.accumulate, "steps": n_steps},
+        )
+    warmup = train.schedule.warmup_steps
+    if warmup <= n_steps:
+        return []
+    return [
+        f"The run has {n_steps:,} steps, and train.schedule.warmup_steps is {warmup:,}: it ends"
+        " before it reaches the full learning rate."
+    ]
+
+
 def check_events(
     events: KeptEvents, catalogue: Catalogue, history_of: str | None = "others"
 ) -> list[str]:

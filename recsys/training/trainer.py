@@ -36,7 +36,12 @@ from recsys.training.distributed import is_primary
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
-from recsys.training.preconditions import check_divides, check_events, unknown_share
+from recsys.training.preconditions import (
+    check_divides,
+    check_events,
+    check_updates,
+    unknown_share,
+)
 from recsys.training.prefetch import BatchIterator, part_of_process
 from recsys.training.run_folders import RunFolders
 from recsys.training.saved_variables import saved_variables
@@ -242,9 +247,6 @@ class _Fit:
                 "model.pooling is sequence, and the events have no order: its places say nothing,"
                 " so mean or attention learn as much for less."
             )
-        for sentence in (*remarks, kernels.warning()):
-            if sentence:
-                note_once(sentence)
         self._all_inputs, self._inputs = inputs, trained_inputs(inputs, self._events)
         self._unknown_share = unknown_share(self._events, self._inputs)
         source = SequenceSource if self._stage.model.over_positions else BatchSource
@@ -257,6 +259,10 @@ class _Fit:
             multiple=self._mesh.shape[0],
             part=part_of_process(self._mesh),
         )
+        remarks += check_updates(train, len(self._source))
+        for sentence in (*remarks, kernels.warning()):
+            if sentence:
+                note_once(sentence)
 
     def run(self) -> TrainingResult:
         """Builds, restores and trains the model."""
