@@ -72,13 +72,19 @@ def test_a_config_that_names_one_keeps_it(text, tmp_path):
 
 
 def test_what_the_config_names_stays_also_when_it_was_written_and_read(tmp_path):
-    text = "model: {type: auto, table_placement: row, dim: 32}\ntrain: {batch_size: 256, epochs: 2}"
+    text = (
+        "model: {type: auto, table_placement: row, dim: 64, user_id: true}\n"
+        "train: {batch_size: 256, epochs: 2}"
+    )
     stage = stage_of(tmp_path, text)
     again = TrainStage.model_validate_json(stage.model_dump_json())
     assert again == stage
     chosen = for_data(again, ORDERED)
-    assert (chosen.model.table_placement, chosen.model.dim) == ("row", 32)
     # The default value too, once it is named.
+    assert (chosen.model.dim, chosen.model.user_id) == (64, True)
+    plain = for_data(TrainStage(), ORDERED).model
+    assert (plain.dim, plain.user_id) == (128, False)
+    assert chosen.model.table_placement == "row"
     assert (chosen.train.batch_size, chosen.train.epochs) == (256, 2)
     assert (
         chosen.train.table_learning_rate

@@ -54,7 +54,7 @@ def refusal(path, *overrides):
 
 def test_the_shortest_config_has_every_default(small):
     config = load_config(small)
-    assert config.model == AutoConfig(keep=())
+    assert config.model == AutoConfig(keep=(), own=())
     assert config.train.batch_size == 256
     assert config.bless.metric == "recall@10"
     assert config.data.items.features == ()

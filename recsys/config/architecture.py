@@ -415,8 +415,10 @@ class TwoTowerConfig(RetrievalConfig):
 class AutoConfig(RetrievalConfig):
     """Chooses the model that suits the data, at the start of training (`recsys.models.auto`).
 
-    Keys of every model that differ from their defaults take precedence over the choice.
+    Keys of every model that the config sets take precedence over the choice.
     """
 
     keep: tuple[str, ...] | None = None
     """Keys of `train` that the choice leaves unchanged; `null`: those that the config sets."""
+    own: tuple[str, ...] | None = None
+    """Keys of the model that it leaves unchanged; `null`: those that the config sets."""

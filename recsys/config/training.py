@@ -366,6 +366,10 @@ class TrainStage(Strict):
     def _auto_keeps_what_is_named(self) -> Self:
         model = self.model
         if isinstance(model, AutoConfig) and model.keep is None:
-            keep = tuple(sorted(self.train.model_fields_set))
-            self.__dict__["model"] = model.model_copy(update={"keep": keep})  # It is frozen.
+            keep, own = (
+                tuple(sorted(part.model_fields_set - {"keep", "own"}))
+                for part in (self.train, model)
+            )
+            named = model.model_copy(update={"keep": keep, "own": own})
+            self.__dict__["model"] = named  # It is frozen.
         return self

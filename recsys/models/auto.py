@@ -118,8 +118,7 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
         model, train = _short_sequences(shape)
     else:
         model, train = _long_sequences(shape)
-    default = AutoConfig()
-    own = {key: value for key, value in auto if key != "keep" and value != getattr(default, key)}
+    own = {key: getattr(auto, key) for key in auto.own or ()}
     chosen: RetrievalConfig = TwoTowerConfig(**{**model, **own})
     if base is not None:
         chosen = type(base.model)(**{**dict(base.model), **own})
