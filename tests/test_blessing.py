@@ -49,7 +49,7 @@ def test_the_lower_end_of_the_interval_decides_and_not_the_mean():
     [rule] = verdict.rules
     assert rule.value > rule.other
     assert not verdict.blessed
-    assert "not surely at least the ±0 % asked for, the interval reaches below" in rule.text
+    assert "not significantly at least the required ±0 %, the interval reaches below" in rule.text
     assert judge(bless(over={"popularity": 0.8}), found).blessed
 
 
@@ -60,7 +60,7 @@ def test_a_floor_is_asked_of_the_lower_end_too():
     assert judge(bless(at_least=low - 1e-6), found).blessed
     assert not judge(bless(at_least=BASE.mean()), found).blessed
     refused = judge(bless(at_least=0.9), found)
-    assert "below the 0.9 asked for" in refused.reasons[0]
+    assert "below the required 0.9" in refused.reasons[0]
 
 
 def test_without_a_rule_on_the_strongest_the_sentence_names_the_served_model_first():
@@ -77,7 +77,7 @@ def test_a_refusal_names_what_was_not_reached_and_what_was_asked():
     verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.9), found)
     assert verdict.sentence == (
         "−15.0 % mrr over the last blessed model, 95 % interval −15.0 %,"
-        " −10.0 % was asked for; refused"
+        " −10.0 % was required; refused"
     )
     assert [rule.passed for rule in verdict.rules] == [True, False]
 
@@ -177,7 +177,7 @@ def test_a_model_that_beats_popularity_and_surely_loses_to_another_baseline_is_r
     verdict = judge(DEFAULT, found)
     assert not verdict.blessed
     assert "−27.0 % mrr over iALS, the strongest baseline, 95 % interval −2" in verdict.sentence
-    assert verdict.sentence.endswith("surely worse; refused")
+    assert verdict.sentence.endswith("significantly worse; refused")
     [failed] = [rule for rule in verdict.rules if not rule.passed]
     assert (failed.against, failed.is_strongest) == ("ials", True)
     assert "--set bless.sure_loss=allow --set bless.over_strongest=0.7" in failed.text
@@ -187,13 +187,13 @@ def test_a_sure_loss_within_the_margin_is_refused_unless_it_is_allowed():
     found = evidence(model=noisy(0.93), popularity=0.35 * BASE, ials=BASE)
     refused = judge(DEFAULT, found)
     assert not refused.blessed
-    assert "surely worse (it is pushed all the same with --set bless.sure_loss=allow)" in (
+    assert "significantly worse (to push it anyway: --set bless.sure_loss=allow)" in (
         refused.rules[-1].text
     )
     allowed = judge(DEFAULT.model_copy(update={"sure_loss": "allow"}), found)
     assert allowed.blessed
     assert "−7.0 % mrr over iALS, the strongest baseline" in allowed.sentence
-    assert allowed.sentence.endswith("surely worse; blessed")
+    assert allowed.sentence.endswith("significantly worse; blessed")
 
 
 def test_the_margin_can_be_set():
@@ -224,10 +224,10 @@ def test_where_chance_may_hide_a_large_loss_the_sentence_says_what_helps():
     found = evidence(model=BASE + noise - noise.mean(), popularity=0.1 * BASE, ials=BASE)
     verdict = judge(DEFAULT, found)
     assert not verdict.blessed
-    assert "not surely at least the −20.0 % asked for" in verdict.rules[-1].text
+    assert "not significantly at least the required −20.0 %" in verdict.rules[-1].text
     assert "--set bless.over_strongest=0.7" in verdict.rules[-1].text
     assert "more held-out users" in verdict.rules[-1].text
-    assert verdict.sentence.endswith("−20.0 % was asked for; refused")
+    assert verdict.sentence.endswith("−20.0 % was required; refused")
 
 
 def test_a_baseline_that_was_not_measured_is_not_the_strongest():

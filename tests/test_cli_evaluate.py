@@ -200,7 +200,8 @@ def test_two_models_are_measured_against_each_other_and_nothing_else(stage, run,
         (
             "auc",
             None,
-            "neither is surely better; B differs from A by +4.0 %, 90 % interval −10.0 … +20.0 %.",
+            "neither is significantly better; B differs from A by +4.0 %,"
+            " 90 % interval −10.0 … +20.0 %.",
         ),
     ],
 )
@@ -226,5 +227,5 @@ def test_too_few_users_decide_nothing(stage, run):
     stage.writes = {**EVALUATION, "comparisons": {"blessed_model": {"recall@5": few}}}
     out, said = run("compare", "a", "b")
     assert out["metrics"]["recall@5"]["better"] is None
-    assert out["sentence"] == "recall@5: too few users to tell A from B."
+    assert out["sentence"] == "recall@5: too few users to compare A and B."
     assert out["sentence"] in said

@@ -50,7 +50,7 @@ def test_a_root_that_can_not_be_written_fails_no_run(tmp_path):
     recorder.start(["A"])
     recorder.step("A", "ran", "first run", 0.5)
     assert recorder.end(dict) == tmp_path / "index.html"
-    assert "No run has left a record here." in (tmp_path / "index.html").read_text()
+    assert "There are no records of runs yet." in (tmp_path / "index.html").read_text()
     (tmp_path / "index.html").unlink()
     (tmp_path / "index.html").mkdir()
     assert recorder.end(dict) is None

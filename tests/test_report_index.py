@@ -165,7 +165,9 @@ def test_a_failed_run_shows_its_error_and_what_was_rejected(root: Root) -> None:
 def test_a_killed_run_is_shown_as_interrupted(root: Root) -> None:
     root.record(1, None, n_steps=2)
     (row,) = rows(root.page())
-    assert "… interrupted It ended, or still is, in Trainer after 2 of 5 steps" in row
+    assert (
+        "… interrupted No result was written; the run ended or still runs in Trainer after" in row
+    )
     assert "5.0 s" in row
 
 
@@ -175,7 +177,7 @@ def test_a_killed_run_is_shown_as_interrupted(root: Root) -> None:
         (b"", "The result of the run can't be read"),
         (b"[1]", "The result of the run can't be read: run.json holds no map."),
         (b"\xff\x00", "The result of the run can't be read"),
-        (b'{"format": 9}', "run.json is of format 9, not 1."),
+        (b'{"format": 9}', "run.json has format 9, not 1."),
         (b'{"format": 1, "metrics": {"a": 1}, "rejected": {"x": 3}}', "This part can't be shown"),
     ],
     ids=["empty", "list", "bytes", "another-format", "another-shape"],
@@ -194,7 +196,7 @@ def test_a_folder_without_a_record_is_named(root: Root) -> None:
     (root.path / "runs" / "mine").mkdir(parents=True)
     (root.path / "runs" / "notes.txt").touch()
     text = text_of(root.page())
-    assert "runs/mine The run left no record of its steps." in text
+    assert "runs/mine The run has no record of its steps." in text
     assert "notes.txt" not in text
 
 
@@ -212,12 +214,12 @@ def test_spans_and_how_the_training_began_are_shown(root: Root) -> None:
     assert "2026-02-02 01:00 UTC report ✓ blessed version 1 cold" in first
     events = re.findall(r'<g class="event (.*?)">', page)
     assert set(events) == {"cold"}
-    assert "C: trained from the beginning" in text_of(page)
+    assert "C: cold start" in text_of(page)
 
 
 def test_no_run_at_all_makes_a_page(root: Root) -> None:
     text = text_of(root.page())
-    assert "No run has left a record here." in text
+    assert "There are no records of runs yet." in text
     assert "0 runs" in text
 
 

@@ -137,10 +137,10 @@ def test_nearest_of_two_items_is_the_other_one() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, "1,234 held-out events (5.0 %) repeat an item that its user had seen: left out of"
+        ({}, "1,234 held-out events (5.0 %) repeat an item that its user had seen: excluded from"
              " all figures, with 17 queries that have no other answer (repeats: exclude)."),
         ({"repeats": "include"}, "1,234 held-out events (5.0 %) repeat an item that its user had"
-                                 " seen: counted like others"),
+                                 " seen: evaluated like others"),
     ],
     ids=["exclude", "include"],
 )  # fmt: skip

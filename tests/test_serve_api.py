@@ -259,7 +259,7 @@ def test_until_a_version_is_loaded_a_sentence_says_why():
         def state():
             return get(running, "state")["sentence"]
 
-        assert state().startswith("There is no model of the name m yet: recsys run pushes one.")
+        assert state().startswith("There is no model m yet: recsys run pushes one.")
         running.pool.loading = 7
         assert state().startswith("Version 7 of m is being loaded.")
         answer = requesting.get(f"{running.url}/api/about")

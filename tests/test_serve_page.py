@@ -89,7 +89,9 @@ def test_a_taste_of_items_grows_and_shrinks_and_titles_are_never_markup(page):
     page.press("Enter")
     shown(page)
     assert page.texts("#taste button") == ["<script>alert(1)</script> ×"]
-    assert page.text("#status").startswith("4 items for this taste, by these items: version 2 in ")
+    assert page.text("#status").startswith(
+        "4 items for the chosen items, by these items: version 2 in "
+    )
     page.run("document.querySelector('#list-a button[aria-label^=Add]').click()")
     page.wait_for("document.querySelectorAll('#taste button').length === 2")
     page.run("document.querySelectorAll('#taste button')[1].click()")
@@ -115,7 +117,7 @@ def test_what_an_answer_rests_on_is_said_in_words(page, server):
     page.open("about:blank")
     page.open(f"{server.url}/#user=nobody&only_genre=noir")
     shown(page)
-    assert "by popularity: nothing is known of this user" in page.text("#status")
+    assert "by popularity: this user is unknown" in page.text("#status")
     assert page.texts("#filters button") == ["genre: noir ×"]
 
 
@@ -213,7 +215,7 @@ def empty(browser):
 def test_while_a_version_is_loading_the_page_says_so_and_then_goes_on_by_itself(empty):
     server, page = empty
     page.wait_for("document.querySelector('#status').innerText.includes('is being loaded')")
-    assert page.text("#status").startswith("Version 7 of m is being loaded. This page goes on")
+    assert page.text("#status").startswith("Version 7 of m is being loaded. This page reloads")
     assert page.text("#name") == "m"
     assert page.run("document.querySelector('#wish').inert")
     server.pool.models = (FakeRecommender(7),)

@@ -32,7 +32,7 @@ class RuleOutcome:
         least: Lowest value, or lowest ratio to the other's.
         relative: The ratio of the two, less 1; None where there is none.
         interval: The interval of the figure, or of the relative difference.
-        passed: Whether the threshold is surely reached.
+        passed: Whether the lower end of the interval reaches the threshold.
         text: All of it as a sentence.
         is_strongest: Whether `against` is there as the strongest baseline.
     """
@@ -55,7 +55,7 @@ class Decision:
     """The decision.
 
     Attributes:
-        blessed: Whether every threshold is surely reached.
+        blessed: Whether every threshold is passed.
         sentence: The decision with the figure that it rests on.
         reasons: One sentence for each threshold, with its figures.
         rules: The thresholds.
@@ -143,7 +143,7 @@ def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
     if _too_few(key, evidence):
         interval = None
     passed = interval is not None and interval[0] >= least - _ROUNDING
-    required = f"the {least:.4g} asked for"
+    required = f"the required {least:.4g}"
     if value is None or interval is None:
         text = f"{_subject(key)} can't be judged: {_missing_reason(key, value, evidence)}"
     else:
@@ -174,7 +174,7 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
         text = f"{_subject(key)} can't be compared with {name}: {why}"
     else:
         relative, interval = difference.relative, difference.interval
-        required = f"the {_as_difference(ratio)} asked for"
+        required = f"the required {_as_difference(ratio)}"
         words = _reached(passed, value >= ratio * theirs, required)
         shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
@@ -217,9 +217,9 @@ def _strongest_outcome(
     if not (difference is None or ends is None or ruling.value is None or ruling.other is None):
         lost = ends[1] < -_ROUNDING and refuses_loss
         passed = ruling.passed and not lost
-        seemingly = ruling.value >= least * ruling.other
-        reached = _reached(passed, seemingly, f"the {_as_difference(least)} asked for")
-        words = "surely worse" if lost else reached if least else "not surely worse"
+        by_value = ruling.value >= least * ruling.other
+        reached = _reached(passed, by_value, f"the required {_as_difference(least)}")
+        words = "significantly worse" if lost else reached if least else "not significantly worse"
         text = (
             f"{_subject(key)} is {ruling.value:.4f}, that of {_strongest_title(other, evidence)},"
             f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)}, {words}"
@@ -242,8 +242,8 @@ def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
         low = 0.0 if ruling.interval is None else 1.0 + ruling.interval[0]
         # Below the interval, since a ratio of 1 asks for more than a tie.
         keys.append(f"bless.over_strongest={max(0, math.ceil(100 * low) - 1) / 100:g}")
-    more = "; more held-out users make the interval narrower" if not lost else ""
-    return f" (it is pushed all the same with --set {' --set '.join(keys)}{more})"
+    more = "; more held-out users narrow the interval" if not lost else ""
+    return f" (to push it anyway: --set {' --set '.join(keys)}{more})"
 
 
 def _subject(key: Key | RuleOutcome) -> str:
@@ -261,11 +261,11 @@ def _missing_reason(key: Key, value: float | None, evidence: Evidence) -> str:
     return "no query has a value" if key.slice is None else "these data have no such slice"
 
 
-def _reached(surely: bool, seemingly: bool, required: str) -> str:
-    if surely:
-        return f"surely at least {required}"
-    if seemingly:
-        return f"not surely at least {required}, the interval reaches below"
+def _reached(by_interval: bool, by_value: bool, required: str) -> str:
+    if by_interval:
+        return f"significantly at least {required}"
+    if by_value:
+        return f"not significantly at least {required}, the interval reaches below"
     return f"below {required}"
 
 
@@ -299,8 +299,8 @@ def _sentence(
     what = f"{size} {_subject(chosen)} over {other}"
     ends = plain(change_span(chosen.interval))
     is_loss = chosen.is_strongest and chosen.interval[1] < 0
-    requirement = "" if blessed else f", {_as_difference(chosen.least)} was asked for"
-    requirement = ", surely worse" if is_loss else requirement
+    requirement = "" if blessed else f", {_as_difference(chosen.least)} was required"
+    requirement = ", significantly worse" if is_loss else requirement
     return f"{what}, {_confidence(confidence)} interval {ends}{requirement}; {decision}"
 
 

@@ -259,7 +259,7 @@ def _compared(
 
 
 def _better(difference: Mapping[str, Any], *, is_lower: bool) -> str | None:
-    """Returns which is surely better; None where the interval holds 0, or there is none."""
+    """Returns which is significantly better; None if the interval contains 0 or is missing."""
     low, high = difference["difference_interval"] or (0.0, 0.0)
     higher = "b" if low > 0 else "a" if high < 0 else None
     return {"a": "b", "b": "a", None: None}[higher] if is_lower else higher
@@ -272,10 +272,10 @@ def _comparison_text(
     if difference["difference"] == 0 and list(interval or [0, 0]) == [0, 0]:
         return f"{name}: A and B are the same."
     if interval is None:
-        return f"{name}: too few users to tell A from B."
+        return f"{name}: too few users to compare A and B."
     size = difference_text(difference, confidence)
     if better is None:
-        return f"{name}: neither is surely better; B differs from A by {size}."
+        return f"{name}: neither is significantly better; B differs from A by {size}."
     worse = "A" if better == "b" else "B"
     return f"{name}: {better.upper()} is better than {worse}; B differs from A by {size}."
 

@@ -14,19 +14,19 @@ BLESSED = "blessed_model"
 
 _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
 _STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
-"""Whose mark and dash is the first, the second, … in every picture."""
+"""Order of the systems, which selects their marker and dash in every chart."""
 _MANY_REPEATS = 0.2
-"""Share of the held-out events from which on people are told of the other choice."""
+"""Share of the held-out events from which on the report suggests `repeats: include`."""
 
 
 class RelativeDifference(NamedTuple):
     """Relative difference of the model from another system in one metric.
 
     Attributes:
-        relative: (model - other) / other; None where the other has nothing.
-        interval: Its interval; None where there is none.
-        outcome: `better` or `worse` where the interval is surely so, `level` where it holds
-            0; empty where there is no interval.
+        relative: (model - other) / other; None if the other has no figure.
+        interval: Interval of the difference; None if there is none.
+        outcome: `better` or `worse` if the interval excludes 0, `level` if it contains 0;
+            empty if there is no interval.
     """
 
     relative: float | None = None
@@ -54,7 +54,7 @@ class Evaluated:
     def __init__(self, part: Mapping[str, Any], deciding: str | None = None) -> None:
         metrics = part.get("metrics")
         if not isinstance(metrics, dict) or not metrics:
-            raise MissingError("The evaluation holds no metrics.")
+            raise MissingError("The evaluation has no metrics.")
         self.part = part
         self.metrics: dict[str, Any] = metrics
         self._figures = {MODEL: metrics, **(part.get("baselines") or {})}
@@ -159,11 +159,11 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
     repeat = "repeats" if n_repeated == 1 else "repeat"
     start = f"{events}{shown_share} {repeat} an item that its user had seen"
     if part.get("repeats") == "include":
-        return f"{start}: counted like others (repeats: include)."
+        return f"{start}: evaluated like others (repeats: include)."
     queries = counted(part.get("repeat_only_queries"), "query that has", "queries that have")
-    text = f"{start}: left out of all figures, with {queries} no other answer (repeats: exclude)."
+    text = f"{start}: excluded from all figures, with {queries} no other answer (repeats: exclude)."
     if is_number(of_all) and of_all >= _MANY_REPEATS:
-        text += " Where lists may hold what users have seen, set repeats to include."
+        text += " If lists may contain items that users have seen, set repeats to include."
     return text
 
 

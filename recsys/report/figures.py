@@ -1,6 +1,6 @@
 """The figures of the evaluation: the decision, metrics, comparisons, slices and examples.
 
-Each `read_…` returns numbers and names; the templates say them in words.
+Each `read_…` returns numbers and names; the templates turn them into text.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the decision, its rules with those that failed first, and what became of it."""
     verdict = artifacts.evaluated.get("verdict")
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
-        raise MissingError("The evaluation came to no verdict.")
+        raise MissingError("The evaluation has no verdict.")
     rules = [_rule(rule) for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
     return {
         "is_blessed": verdict["blessed"],
@@ -67,17 +67,17 @@ def _lost(evaluated: Evaluated) -> dict[str, str] | None:
 
 
 def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
-    text = rule.get("text") or f"{metric_title(str(rule.get('metric')))}: no words given"
+    text = rule.get("text") or f"{metric_title(str(rule.get('metric')))}: no description"
     row = {"passed": rule.get("passed") is True, "text": text, "picture": ""}
     is_floor = rule.get("against") == "floor"
     ends, least = ends_of(rule.get("interval")), rule.get("least")
     value = rule.get("value" if is_floor else "relative")
     if ends is None or not is_number(value) or not is_number(least):
         return row
-    # Of another model it is a ratio that must be reached; the interval is of the difference.
+    # Against another model the threshold is a ratio; the interval is of the difference.
     threshold, zero = (least, None) if is_floor else (least - 1.0, 0.0)
     write, write_span = (figure, span) if is_floor else (change, change_span)
-    words = f"{write(value)}, {write_span(ends)}; at least {write(threshold)} asked for"
+    words = f"{write(value)}, {write_span(ends)}; at least {write(threshold)} required"
     estimate = Estimate(value, *ends)
     scale = shared_range([estimate], [threshold, 0.0])
     return row | {"picture": draw_whisker(estimate, scale, words, zero=zero, least=threshold)}
@@ -113,14 +113,14 @@ def _tile(evaluated: Evaluated, name: str) -> dict[str, Any]:
 _PROTOCOLS = {
     "each_moment": (
         "each moment",
-        "every held-out event is predicted from all that its user did before it",
+        "every held-out event is predicted from all earlier events of its user",
     ),
     "at_cut": (
         "at the cut",
-        "one query a user, from what the user did before the split; all that follows counts",
+        "one query per user, from the events before the split; all later events count",
     ),
 }
-_ONCE = ("once a user", "one query a user, from the user's training events")
+_ONCE = ("once per user", "one query per user, from the user's training events")
 
 
 def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
 def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
     """Returns the metrics under the protocol that the config did not choose.
 
-    None where the data are not split by time: the two protocols say the same there.
+    None if the data are not split by time: the two protocols are equivalent then.
     """
     evaluation = artifacts.evaluated
     if _split(evaluation) != "time":
@@ -140,7 +140,7 @@ def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
     chosen = evaluation.get("query", "each_moment")
     other = "at_cut" if chosen == "each_moment" else "each_moment"
     if not evaluation.get(other):
-        raise MissingError("The evaluation holds one protocol only.")
+        raise MissingError("The evaluation has only one protocol.")
     shared = {name: evaluation.get(name) for name in ("confidence", "descriptions")}
     evaluated = Evaluated(shared | evaluation[other], artifacts.bless().get("metric"))
     # The verdict rests on the protocol that the config chose.
@@ -152,7 +152,7 @@ def read_beyond(artifacts: Artifacts) -> dict[str, Any]:
     evaluated = Evaluated.of(artifacts)
     names = [name for name in evaluated.metrics if evaluated.is_beyond(name)]
     if not names:
-        raise MissingError("The evaluation holds no metrics of the lists themselves.")
+        raise MissingError("The evaluation has no metrics beyond accuracy.")
     order = list((evaluated.part.get("descriptions") or {}).get("metrics") or ())
     at_k = _at_cut_off(names, evaluated.deciding)
     if order:
@@ -262,7 +262,7 @@ def read_against(artifacts: Artifacts) -> dict[str, Any]:
     left_out = evaluated.part.get("baselines_left_out") or {}
     rows += [{"name": evaluated.name(name), "why_not": why} for name, why in left_out.items()]
     if not rows:
-        raise MissingError("There is nothing to compare the model with.")
+        raise MissingError("There are no other systems to compare the model with.")
     title = evaluated.title(evaluated.deciding)
     return {"metric": title, "interval_name": evaluated.interval_name(), "rows": rows}
 
@@ -278,9 +278,9 @@ def _whisker(difference: RelativeDifference, scale: Any, against: str) -> Markup
     estimate = _estimate(difference)
     if estimate is None:
         return Markup()
-    surely = "" if difference.outcome == "level" else f", surely {difference.outcome}"
+    outcome = "" if difference.outcome == "level" else f", significantly {difference.outcome}"
     ends = change_span(difference.interval)
-    says = f"{against}: {change(difference.relative)}, interval {ends}{surely}"
+    says = f"{against}: {change(difference.relative)}, interval {ends}{outcome}"
     return draw_whisker(estimate, scale, says)
 
 
@@ -294,7 +294,7 @@ def read_slices(artifacts: Artifacts) -> dict[str, Any]:
     evaluated = Evaluated.of(artifacts)
     parts = evaluated.part.get("slices")
     if not parts:
-        raise MissingError("The evaluation holds no slices.")
+        raise MissingError("The evaluation has no slices.")
     other = evaluated.strongest()
     limit = evaluated.part.get("small_slice") or _SMALL_SLICE_USERS
     rows = [_slice(part, evaluated, other) for part in parts]
@@ -342,7 +342,7 @@ def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
     """Returns how often items are recommended, by their popularity."""
     exposure = artifacts.evaluated.get("exposure")
     if not exposure:
-        raise MissingError("The evaluation doesn't say how often each item is recommended.")
+        raise MissingError("The evaluation has no counts of recommendations per item.")
     points = [(float(x), float(y)) for x, y in exposure.get("points") or []]
     bins = exposure.get("bins") or []
     return {
@@ -358,19 +358,19 @@ def _cloud(
     n_items, slope = sum(part["items"] for part in bins), None
     which = counted(len(points), "item", "items")
     if len(points) < n_items:
-        which = f"{count(len(points))} of {count(n_items)} items, the most shown and some others"
+        which = f"{count(len(points))} of {count(n_items)} items, the most recommended and a sample"
     caption = (
-        f"{which}, each by its training events and by how many lists of {k} it is in; larger"
-        " dots are several items."
+        f"{which}, each by its training events and by the number of lists of {k} that contain it;"
+        " larger dots are several items."
     )
     if len(points) >= n_items:
         never = sum(y == 0 for _, y in points)
-        caption += f" {count(never)} ({share(never / len(points))}) are in none."
+        caption += f" {count(never)} ({share(never / len(points))}) are in no list."
         events, lists = (sum(axis) for axis in zip(*points, strict=True))
         slope = lists / events if events > 0 and lists > 0 else None
     if slope:
-        caption += " On the dashed line items would be recommended as often as they are chosen."
-    names = ("training events", "lists that it is in")
+        caption += " The dashed line: recommended in proportion to training events."
+    names = ("training events", "lists")
     draw = functools.partial(draw_cloud, points, names=names, says=caption, slope=slope)
     return picture("", caption, draw, *_CLOUD)
 
@@ -384,7 +384,7 @@ def read_people(artifacts: Artifacts) -> list[dict[str, Any]]:
     """Returns the example users with their histories, and their recommendations now and before."""
     examples = artifacts.evaluated.get("examples")
     if not examples:
-        raise MissingError("The evaluation holds no example users.")
+        raise MissingError("The evaluation has no example users.")
     return [_person(example) for example in examples]
 
 

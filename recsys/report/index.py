@@ -175,7 +175,7 @@ def _interrupted(folder: Path) -> dict[str, Any]:
         "started": recorded.started,
         "seconds": recorded.seconds,
         "state": "stopped",
-        "error": f"It ended, or still is, {recorded.progress()}; no result was written.",
+        "error": f"No result was written; the run ended or still runs {recorded.progress()}.",
     }
 
 
@@ -193,7 +193,7 @@ def _query(result: Mapping[str, Any]) -> str:
     if is_number(n_sampled := result.get("sampled_negatives")):
         parts.append(f"among {count(n_sampled)} random items")
     if result.get("repeats") == "include":
-        parts.append("what was seen may come again")
+        parts.append("repeats included")
     return ", ".join(parts)
 
 
@@ -227,7 +227,7 @@ def draw_histories(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     histories = [_history(run, runs) for run in newest.values()]
     histories = [history for history in histories if history["pictures"]]
     if not histories:
-        raise MissingError("With the second model that is measured, the metrics are drawn here.")
+        raise MissingError("The metrics are plotted once two models have been evaluated.")
     return histories
 
 

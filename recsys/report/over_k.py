@@ -33,7 +33,7 @@ def draw_over_k(evaluated: Evaluated) -> dict[str, Any]:
     values = {name: [evaluated.metrics.get(f"{name}@{k}") for k in ks] for name in _DRAWN}
     drawn = [name for name in _DRAWN if sum(map(is_number, values[name])) > 1]
     if not drawn:
-        raise MissingError("The metrics have a single cut-off, so nothing is drawn over k.")
+        raise MissingError("The metrics have a single cut-off, so there is no plot over k.")
     legend = [(evaluated.name(name), key(evaluated.style(name))) for name in evaluated.systems]
     return {"legend": legend, "pictures": [_over_k(evaluated, family, ks) for family in drawn]}
 

@@ -113,7 +113,7 @@ def _readable(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
+        raise MissingError(f"{what} is missing: there is no {path.name}.") from None
     except (OSError, ValueError, EOFError, pa.ArrowException) as error:
         named = "" if str(error).startswith(path.name) else f"{path.name}: "
         raise MissingError(f"{what} can't be read: {named}{error}.") from None

@@ -1,6 +1,6 @@
 """The figures of the run: its data, the training, the steps, the bundle and their origin.
 
-Each `read_…` returns numbers and names; the templates say them in words.
+Each `read_…` returns numbers and names; the templates turn them into text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.formats import count, figure, is_number
+from recsys.formats import count, counted, figure, is_number
 from recsys.report.charts import Point, Size, draw_curve, picture
 from recsys.report.evaluated import metric_title
 from recsys.report.run_artifacts import Artifacts, MissingError, read_array, read_json, read_table
@@ -39,9 +39,9 @@ _SHOWN_FILES = 12
 
 
 def read_sources(artifacts: Artifacts) -> list[dict[str, Any]]:
-    """Returns what was read of each kind of data, and why rows were rejected."""
+    """Returns row counts of each kind of data, and the reasons of rejected rows."""
     if not artifacts.dead_letters:
-        raise MissingError("The run named no dead letters.")
+        raise MissingError("The run has no dead letters.")
     return [_source(name, folder) for name, folder in artifacts.dead_letters.items()]
 
 
@@ -66,7 +66,7 @@ def _source(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _letter(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "file": PurePath(str(row.get("file") or "file not known")).name}
+    return {**row, "file": PurePath(str(row.get("file") or "unknown file")).name}
 
 
 def read_split(artifacts: Artifacts) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _vocabulary_counts(data: Path, name: str) -> tuple[int | None, int | None]:
 def read_growths(artifacts: Artifacts) -> dict[str, Any]:
     """Returns how each vocabulary changed, by its name."""
     if artifacts.vocabularies is None:
-        raise MissingError("The run named no diff of its vocabularies.")
+        raise MissingError("The run has no diff of its vocabularies.")
     diff = read_json(artifacts.vocabularies / "diff.json", "The diff of the vocabularies")
     return {name: diff[name] for name in _SIDES if name in diff}
 
@@ -133,7 +133,7 @@ def _features_of(data: Path, side: str) -> Iterator[dict[str, Any]]:
 def read_validations(artifacts: Artifacts) -> dict[str, Any]:
     """Returns what TFDV says of each kind of data, by its name."""
     if artifacts.validation is None:
-        raise MissingError("The run named no validation of its data.")
+        raise MissingError("The run has no validation of its data.")
     path = artifacts.validation / "verdict.json"
     listed = read_json(path, "The validation of the data")
     return {name: _validation(validation) for name, validation in listed.items()}
@@ -198,7 +198,7 @@ def read_sharding(artifacts: Artifacts) -> dict[str, Any]:
     training = artifacts.training
     tables = training.get("sharding")
     if not tables:
-        raise MissingError("The training named no tables.")
+        raise MissingError("The training has no record of its tables.")
     kinds = ("bytes_per_device", "slot_bytes_per_device")
     sizes = [table.get(kind) for table in tables for kind in kinds]
     total = sum(n_bytes for n_bytes in sizes if is_number(n_bytes))
@@ -214,7 +214,7 @@ def read_carried(artifacts: Artifacts) -> dict[str, Any]:
 def _loss(training: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     recorded = training.get("curve") or []
     points = _points(recorded, "loss")
-    caption = "The training left no loss curve."
+    caption = "The training has no loss curve."
     if points:
         caption = (
             f"Training loss from {figure(points[0][1])} to {figure(points[-1][1])}"
@@ -222,17 +222,15 @@ def _loss(training: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
         )
     n_lost = len(recorded) - len(points)
     if n_lost:
-        caption += f" {count(n_lost)} of the recorded losses are no numbers and are not drawn."
+        losses = counted(n_lost, "recorded loss is", "recorded losses are")
+        caption += f" {losses} not finite and omitted."
     title, wide = ("", _WIDE) if is_alone else ("Loss", _HALF)
     return _curve(title, caption, points, wide)
 
 
 def _validation_curve(looks: Sequence[Mapping[str, Any]], metric: str, best: Any) -> dict[str, Any]:
     points = _points(looks, metric)
-    caption = (
-        f"{metric_title(metric)} of the positives that the training held back,"
-        f" last {figure(points[-1][1])}."
-    )
+    caption = f"{metric_title(metric)} on the validation positives, last {figure(points[-1][1])}."
     marked = next((value for step, value in points if step == best), None)
     if marked is not None:
         caption += f" The ring marks the best, {figure(marked)} at step {count(best)}."
@@ -277,14 +275,14 @@ def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]]:
     titles = read_table(folder / "catalogue" / "titles.parquet", "The catalogue")
     n_rows = min(len(embeddings), vocabulary.num_rows)
     if embeddings.ndim != 2 or n_rows < 2:
-        raise MissingError("The model has too few items for neighbours.")
+        raise MissingError("The model has too few items to show neighbours.")
     # Rows that are shared, or free, are no items.
     is_item = np.asarray(vocabulary["id"].is_valid())[:n_rows]
     counts = np.where(is_item, vocabulary["count"].to_numpy()[:n_rows], 0)
     popular = np.argsort(-counts, kind="stable")[:_LOOKED_AT]
     popular = popular[counts[popular] > 0]
     if len(popular) == 0:
-        raise MissingError("No item has training events, so none is popular.")
+        raise MissingError("No item has training events.")
     nearest, cosines = nearest_items(embeddings[:n_rows], popular, is_item)
     shown: list[dict[str, Any]] = []
     used: set[int] = set()
@@ -347,7 +345,7 @@ def _titles_of_rows(rows: list[int], vocabulary: pa.Table, titles: pa.Table) -> 
 def read_run_steps(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the steps of the run that the report is of."""
     if artifacts.record is None:
-        raise MissingError("The run named no record of its steps.")
+        raise MissingError("The run has no record of its steps.")
     record = read_steps(artifacts.record)
     n_cached = sum(step.state == "cached" for step in record.steps)
     longest = max((step.seconds for step in record.steps), default=0.0)
@@ -380,7 +378,7 @@ def read_versions(artifacts: Artifacts) -> list[tuple[str, str]]:
         for name, version in record.get("versions", {}).items():
             versions.setdefault(name, {})[str(version)] = None
     if not versions:
-        raise MissingError("Neither the model nor the bundle names its versions.")
+        raise MissingError("Neither the model nor the bundle records package versions.")
     return [(name, ", ".join(different)) for name, different in sorted(versions.items())]
 
 
@@ -398,7 +396,7 @@ def read_fingerprints(artifacts: Artifacts) -> list[tuple[str, str]]:
         "vocabulary of users": _vocabulary_print(artifacts.model / "vocabulary/users.parquet"),
         "vocabulary of items": _vocabulary_print(artifacts.model / "vocabulary/items.parquet"),
         "evaluation": _file_print(artifacts.evaluation / "evaluation.json"),
-        "bundle": "none was exported",
+        "bundle": "not exported",
     }
     if artifacts.bundle is not None:
         prints["bundle"] = _file_print(artifacts.bundle / "manifest.json")
@@ -416,7 +414,7 @@ def _vocabulary_print(path: Path) -> str:
     try:
         return Vocabulary.load(path).fingerprint()
     except RecsysError:
-        return "not there"
+        return "missing"
 
 
 def _file_print(path: Path) -> str:
@@ -424,4 +422,4 @@ def _file_print(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
-        return "not there"
+        return "missing"

@@ -137,7 +137,7 @@ def read_steps(folder: Path) -> RecordedSteps:
     try:
         text = (folder / STEPS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        raise MissingError("The run left no record of its steps.") from None
+        raise MissingError("The run has no record of its steps.") from None
     except OSError as error:
         raise MissingError(f"The record of the steps can't be read: {error}.") from None
     lines = list(_parsed(text))
@@ -161,7 +161,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         return None
     result = read_json(folder / RESULT, "The result of the run")
     if result.get("format") != FORMAT:
-        raise MissingError(f"{RESULT} is of format {result.get('format')!r}, not {FORMAT}.")
+        raise MissingError(f"{RESULT} has format {result.get('format')!r}, not {FORMAT}.")
     return result
 
 

@@ -59,6 +59,6 @@ def read_spans(artifacts: Artifacts) -> dict[str, Any] | None:
 def _in_words(span: Mapping[str, Any]) -> dict[str, Any]:
     state = str(span.get("state") or "")
     words = [kind for kind in ("new", "late") if span.get(kind) is True]
-    words.append({**SPAN_WORDS, "reused": "read before"}.get(state, state))
+    words.append({**SPAN_WORDS, "reused": "reused"}.get(state, state))
     is_odd = state not in ("read", "reused") or span.get("late") is True
     return {"words": ", ".join(words), "is_odd": is_odd}

@@ -56,7 +56,7 @@ def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
         frequent = ", ".join(
             f"{shortened(text, _SHOWN_CHARACTERS)} ({share(part)})" for text, part in top[:n_top]
         )
-        values = f"{count(column.get('unique'))} different: {frequent}"
+        values = f"{count(column.get('unique'))} distinct: {frequent}"
         heights, spread = [part for _, part in top], ""
     return {**column, "shown": values, "spread": spread, "chart": _bars(heights)}
 

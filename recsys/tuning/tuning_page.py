@@ -1,4 +1,4 @@
-"""The page of a study: how the best grew, what each setting did, and every trial."""
+"""The page of a tuning study: the best value over time, the effect of each key, all trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recsys.tuning.study_records import PAGE
 _WIDE, _NARROW = (480, 230), (330, 210)
 _MOST_TICKS = 5
 _MOST_STEEP = 20.0
-"""Highest over lowest value of a setting from which on its axis is logarithmic."""
+"""Ratio of the highest to the lowest value of a key above which its axis is logarithmic."""
 
 Trials = Sequence[Mapping[str, Any]]
 
@@ -37,7 +37,7 @@ def write_tuning_page(folder: Path, record: Mapping[str, Any]) -> Path:
         name=record["name"],
         metric=metric,
         facts=_facts(record, measured),
-        keys=[("the trial", key(1)), ("the best so far", key(0))],
+        keys=[("trial", key(1)), ("best so far", key(0))],
         pictures=[picture for picture in pictures if picture is not None],
         names=names,
         trials=[_row(trial, names, record["best"]) for trial in _best_first(trials)],
@@ -90,7 +90,7 @@ def _course(trials: Trials, metric: str) -> dict[str, Any] | None:
     draw = functools.partial(
         draw_lines, [Series(0, best), Series(1, points)], ticks, caption, x_name="trial", margin=0.5
     )
-    return picture("Trial after trial", caption, draw, _WIDE, _NARROW)
+    return picture("Trials", caption, draw, _WIDE, _NARROW)
 
 
 def _slice(trials: Trials, name: str, metric: str) -> dict[str, Any] | None:

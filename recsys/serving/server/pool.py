@@ -193,12 +193,12 @@ class Pool:
         elif failures:
             newest = max(failures)
             sentence = (
-                f"Version {newest} of {self.name} could not be loaded, and will be tried again."
+                f"Version {newest} of {self.name} could not be loaded and will be retried."
                 f" {failures[newest]}"
             )
         else:
-            sentence = f"There is no model of the name {self.name} yet: recsys run pushes one."
-        return False, f"{sentence} This page goes on by itself once a version is there."
+            sentence = f"There is no model {self.name} yet: recsys run pushes one."
+        return False, f"{sentence} This page reloads once a version is available."
 
     def statuses(self, version: int | None) -> list[dict[str, Any]]:
         """Returns the state of one version, or of all, as TensorFlow Serving tells it.

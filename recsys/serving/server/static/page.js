@@ -5,10 +5,10 @@ const $ = (id) => document.getElementById(id);
 const SHOWN = 5;
 const state = { user: "", taste: [], out: [], only: [], versions: [], asked: 0 };
 const SOURCES = {
-  user: "by what the model learnt of this user",
+  user: "by the trained embedding of this user",
   history: "by these items",
-  features: "by the user's features alone",
-  popularity: "by popularity: nothing is known of this user",
+  features: "by the user's features only",
+  popularity: "by popularity: this user is unknown",
 };
 
 function element(tag, properties = {}, ...children) {
@@ -33,7 +33,7 @@ function say(text) { if ($("status").textContent !== text) $("status").textConte
 async function answering() {
   for (;;) {
     const found = await ask("/api/state").catch(() => ({
-      sentence: "The server does not answer. This page goes on by itself once it does." }));
+      sentence: "The server does not respond. This page retries automatically." }));
     $("wish").inert = !found.ready;
     if (found.ready) return;
     if (found.name) document.title = $("name").textContent = found.name;
@@ -148,7 +148,7 @@ function row(item, inBoth) {
   made.append(element("span", { className: "more", textContent: [item.id, ...features].join(" · ") }));
   made.append(element("div", { className: "actions" },
     button("Similar", `Similar to ${item.title}`, () => similar(item.id)),
-    button("Like", `Add ${item.title} to the taste`, () => like(item)),
+    button("Like", `Add ${item.title} to the chosen items`, () => like(item)),
     button("Hide", `Hide ${item.title}`, () => hide(item))));
   return made;
 }
@@ -160,7 +160,7 @@ function fill(list, items, empty, others = new Set()) {
 
 // The newest few first; the rest where someone wants it.
 function fillHistory(items) {
-  fill($("history"), items.slice(0, SHOWN), "Nothing that is known.");
+  fill($("history"), items.slice(0, SHOWN), "No history.");
   if (items.length <= SHOWN) return;
   const more = element("button", { type: "button", textContent: `Show all ${items.length}` });
   more.addEventListener("click", () => {
@@ -173,7 +173,7 @@ function fillHistory(items) {
 function chips(list, items, remove) {
   list.hidden = !items.length;
   list.replaceChildren(...items.map((item) =>
-    element("li", {}, button(`${item.title} ×`, `Take ${item.title} out`, () => remove(item)))));
+    element("li", {}, button(`${item.title} ×`, `Remove ${item.title}`, () => remove(item)))));
 }
 
 function wish(side) {
@@ -195,7 +195,7 @@ async function recommend() {
   remember();
   if (!state.user && !state.taste.length) {
     $("lists").hidden = true;
-    say("Choose a user, or a few items.");
+    say("Choose a user or some items.");
     return;
   }
   const asked = ++state.asked;
@@ -210,17 +210,17 @@ async function recommend() {
 function show(answers, milliseconds) {
   const [a, b] = answers;
   const ids = answers.map((answer) => new Set(answer.items.map((item) => item.id)));
-  $("history-title").textContent = state.taste.length ? "The taste" : "Did before, newest first";
+  $("history-title").textContent = state.taste.length ? "Chosen items" : "History, newest first";
   fillHistory(a.history);
   $("title-a").textContent = `Recommended by version ${a.version}`;
-  fill($("list-a"), a.items, "Nothing is left.", ids[1]);
+  fill($("list-a"), a.items, "No items.", ids[1]);
   $("section-b").hidden = !b;
   if (b) {
     $("title-b").textContent = `Recommended by version ${b.version}`;
-    fill($("list-b"), b.items, "Nothing is left.", ids[0]);
+    fill($("list-b"), b.items, "No items.", ids[0]);
   }
   $("lists").hidden = false;
-  const who = state.user ? `for ${state.user}${a.known ? "" : ", whom the model doesn't know,"}` : "for this taste";
+  const who = state.user ? `for ${state.user}${a.known ? "" : ", who is unknown to the model,"}` : "for the chosen items";
   const source = SOURCES[a.source] ? `, ${SOURCES[a.source]}` : "";
   const times = answers.map((one) => `version ${one.version} in ${one.milliseconds.toFixed(1)} ms`).join(", ");
   const shared = b ? ` ${[...ids[0]].filter((id) => ids[1].has(id)).length} in both.` : "";
@@ -231,7 +231,7 @@ async function similar(id) {
   try {
     const found = await ask(`/api/similar?${new URLSearchParams({ item: id, k: 10, version: version("a") })}`);
     $("similar-title").textContent = `Similar to ${found.item.title}`;
-    fill($("similar-list"), found.items, "Nothing.");
+    fill($("similar-list"), found.items, "No items.");
     $("similar").hidden = false;
     $("similar-title").focus();
     say(`${found.items.length} similar items in ${found.milliseconds.toFixed(1)} ms.`);
@@ -303,7 +303,7 @@ async function start() {
   for (const id of ["k", "version-a", "version-b"]) $(id).addEventListener("change", recommend);
   $("user").addEventListener("input", () => { if (!$("user").value && state.user) { state.user = ""; recommend(); } });
   await answering();
-  say("Choose a user, or a few items.");
+  say("Choose a user or some items.");
   try {
     const about = await ask("/api/about");
     document.title = $("name").textContent = about.name;
