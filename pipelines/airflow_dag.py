@@ -10,7 +10,7 @@ where our command and the config are, as Airflow Variables or in the environment
                      RECSYS_RETRIES, RECSYS_RETRY_DELAY_S, RECSYS_TIMEOUT_S, RECSYS_WAIT_S
 
 One task, not one a component: the command holds the lock of the root, sweeps after a killed
-run and reuses what is done, whoever starts it. docs/schedule/airflow.md has the whole story.
+run and reuses what is done, however it is started; see docs/schedule/airflow.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`recsys clean`: what of earlier runs goes, and its removal.
+"""`recsys clean`: which files of earlier runs are removed, and their removal.
 
 An artifact is marked as deleted in ML Metadata before its folder is removed: TFX's cache and
-every resolver take live artifacts alone, so a kill in between leaves a folder that nobody
-uses, and that the next cleaning removes.
+every resolver take only live artifacts, so a kill in between leaves an unused folder, which
+the next cleaning removes.
 """
 
 from __future__ import annotations

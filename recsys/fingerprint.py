@@ -30,8 +30,8 @@ from recsys.registry import modules_of, registered_in
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("recsys", "components", "pipelines")
 _LAZY = b"lazy_contents(__name__, __file__)"
-"""In packages that pass on names of their modules, and do nothing more when they are imported:
-whoever imports a name runs the module that defines it, and not the others."""
+"""In packages that only pass on names of their modules: importing a name runs the module that
+defines it, and not the others."""
 _BY_HAND = ("recsys.config.load",)
 """Modules that read a whole config where a person starts a stage. A component hands its
 stage the part that it runs by, which is a parameter of its own."""
@@ -136,7 +136,7 @@ class _Code:
             self._of_plugins[name] = path
             module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
             if path.suffix == ".py":
-                with suppress(SyntaxError):  # A template, say; whoever imports it learns of it.
+                with suppress(SyntaxError):  # Such as a template; an import of it would fail.
                     imported += _imports(path, module, self._root)
         return imported
 

@@ -83,7 +83,7 @@ class BundleProcess:
         answer = self._exchange(f"{folder}\n")
         if answer is None:
             rule = f"The process of {_MODULE} must answer."
-            cure = "The log holds its last words; out of memory ends a process with -9."
+            cure = "The log holds its last output; exit code -9 means that memory ran out."
             raise RecsysError("R610", rule, cure, f"exit code {self._process.wait()}")
         if "error" in answer:
             raise RecsysError.from_json(answer["error"])

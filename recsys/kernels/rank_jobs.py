@@ -1,10 +1,10 @@
 """Ranks and top lists by the C kernels, one job of queries at a time.
 
-`rank_queries` looks at every item in float32. `RoundedItems` finds the best items by a
-rough look in 8 bits and an exact one at few of them: the same answer, to the last bit, and
-several times sooner (see rank_top.c). Unlike the other kernels these aren't called through
-XLA: they read arrays where they lie, so nothing is copied, padded or compiled. They let go
-of the interpreter while they work; whoever has several cores calls them from as many threads.
+`rank_queries` scores every item in float32. `RoundedItems` scores all items in 8 bits and a few
+of them exactly, with the same answer to the last bit, several times as fast (see rank_top.c).
+Unlike the other kernels, these aren't called through XLA: they read arrays in place, so nothing
+is copied, padded or compiled. They release the interpreter's lock, so callers use one thread for
+each core.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Several processes write a large table in parts, each those of its own devices; one process,
 and all that is small, in one file. The JSON that describes a variable has the sizes and
-CRC-32 of its parts. Whoever reads gets one array.
+CRC-32 of its parts. A reader gets one array in either case.
 """
 
 from __future__ import annotations

@@ -357,7 +357,7 @@ class BacktestJournal:
                     "R911",
                     f"The folder {str(out)!r} holds a simulation with another"
                     f" {', '.join(different)}.",
-                    "Ask for the same to go on with it, or name another folder with --out.",
+                    "Use the same settings to resume it, or name another folder with --out.",
                     {key: requested.get(key) for key in different},
                 )
         elif any(out.iterdir()):

@@ -1,8 +1,8 @@
 """Sends the summary of a run to a webhook, with retries and a time limit.
 
-The URL of a webhook is a secret: whoever knows it can write there. It comes from the
-environment, and of it the host alone is ever shown. No redirect is followed: none leads to
-another host, and none takes the message there.
+The URL of a webhook is a secret, since everyone who has it can post there. It comes from the
+environment, and only its host is ever shown. Redirects are not followed, so that no message
+goes to another host.
 """
 
 from __future__ import annotations

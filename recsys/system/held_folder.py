@@ -25,7 +25,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class HeldFolder:
     """A folder held open by its descriptor, independent of later changes of its path.
 
-    That path may have links: whoever named it put them there, and they are followed once.
+    Links in that path are followed once, when it is opened.
 
     Args:
         path: The folder.

@@ -132,7 +132,7 @@ def stage_result(
         cure = "Run the same command again; training goes on from its last checkpoint."
         raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
     rule = f"The process of {module} must end with a result."
-    cure = "The log holds its last words; out of memory ends a process with -9."
+    cure = "The log holds its last output; exit code -9 means that memory ran out."
     raise RecsysError("R610", rule, cure, f"exit code {code}")
 
 

@@ -230,7 +230,7 @@ class CheckpointStore:
         if n_processes > 1:
             try:
                 seal_part(writing, jax.process_index(), n_processes)
-            finally:  # Whoever misses the part of another process says so.
+            finally:  # A missing part of another process is reported when it is sealed.
                 ocp.multihost.get_barrier_sync_fn()(key=barrier, timeout_ms=_BARRIER_MS)
         if after is not None:
             after.result()

@@ -4,7 +4,7 @@
     manifests/0.json   the same of the files that process 0 wrote, and so on
 
 One process lists everything in `manifest.json`. To restore, the processes that there are
-then divide the files by size among them, whoever wrote them.
+then divide all files by size among them.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def _too_late(limit_s: float) -> RecsysError:
         "R389",
         f"The processes of a run must agree within {limit_s:.0f} s; process"
         f" {jax.process_index()} waited for longer.",
-        "Look into the logs of the others, and whether the folders answer that all share; with"
+        "Check the logs of the others, and that the shared folders respond; with"
         " the same command a training goes on from its last checkpoint.",
     )
 

@@ -94,8 +94,8 @@ class Attempts:
         if self._without_progress >= self._WITHOUT_PROGRESS:
             raise RecsysError(
                 "R377",
-                "The processes of a training must live from one checkpoint to the next.",
-                "The log holds their last words; out of memory ends a process with -9."
+                "The processes of a training must survive from one checkpoint to the next.",
+                "The log holds their last output; exit code -9 means that memory ran out."
                 " A lower train.checkpoint.every_steps loses less.",
                 {"restarts": self.failed, "last": reason},
             )

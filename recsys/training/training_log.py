@@ -146,7 +146,7 @@ def not_a_number(step: int, received: Any) -> RecsysError:
     """Returns the error of a run whose loss or weights are not finite."""
     return RecsysError(
         "R322",
-        f"Loss and weights must be numbers; they were none around step {step}.",
+        f"Loss and weights must be finite; they were not around step {step}.",
         "Lower train.table_learning_rate and train.tower_learning_rate; what was saved before"
         " is whole.",
         received,

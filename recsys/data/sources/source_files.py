@@ -281,7 +281,7 @@ def file_size(path: str) -> int:
         raise RecsysError(
             "R205",
             f"{path!r} must be a regular file.",
-            "Write what it gives into a file, and name that.",
+            "Write its content into a file, and name that.",
             kinds.get(stat.S_IFMT(status.st_mode), "a device"),
         )
     return status.st_size

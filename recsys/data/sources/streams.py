@@ -75,8 +75,8 @@ def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -
             "R281",
             f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
             "that and 64 MiB.",
-            "Files of rows shrink by far less: look who wrote it. Write it unpacked if it is"
-            " right.",
+            "Files of rows compress far less, so it may be made to exhaust memory. If it is"
+            " right, write it uncompressed.",
             f"{amount:,} {unit}",
         )
 
