@@ -28,7 +28,10 @@ class Verdict(Artifact):
 
 
 class Vocabularies(Artifact):
-    """`users.parquet` and `items.parquet`, each a `recsys.data.vocabulary.Vocabulary`."""
+    """Files of `recsys.data.vocabulary.Vocabulary`: `users.parquet`, `items.parquet`.
+
+    If events have kinds, `kinds.parquet` too.
+    """
 
     TYPE_NAME = "Vocabularies"
 

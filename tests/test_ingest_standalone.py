@@ -72,6 +72,42 @@ def test_rows_stay_where_data_go_on_from_earlier_data(raw):
     assert later.users.rows(["someone"]).tolist() == [4]
 
 
+def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):
+    rows = [
+        *(f"u{n % 3},i{n % 4},{START + n * DAY},{'view' if n % 3 else 'buy'}" for n in range(12)),
+        # Of one second: another kind is another event, the same kind a duplicate.
+        f"u0,i0,{START},view",
+        f"u0,i0,{START},view",
+        f"u1,i1,{START + DAY},",
+    ]
+    (raw / "events.csv").write_text("\n".join(["user,item,time,kind", *rows]) + "\n")
+    columns = COLUMNS.model_copy(update={"event": "kind"})
+    plain = config(raw)
+    of_kinds = plain.interactions.model_copy(update={"columns": columns})
+    with_kinds = plain.model_copy(update={"interactions": of_kinds})
+    data = ingest(with_kinds, raw / "out", progress=False)
+    assert (data.counts["good"], data.counts["rejected"], data.counts["duplicates"]) == (13, 1, 1)
+    found = [
+        (r["user_id"], r["item_id"], r["timestamp"], r["kind"])
+        for split in ("train", "eval")
+        for r in data.events(split).to_pylist()
+    ]
+    expected = [row.split(",") for row in rows[:13]]
+    assert sorted(found) == sorted((u, i, int(time), kind) for u, i, time, kind in expected)
+    assert data.kinds == ("view", "buy")  # The more frequent one first.
+    assert "history_kind" in data.store.facts
+    # The next night has a new kind, and one of before that is the most frequent now.
+    more = [f"u2,i{n % 4},{START + n * DAY},{('buy', 'buy', 'cart')[n % 3]}" for n in range(12)]
+    (raw / "events.csv").write_text("\n".join(["user,item,time,kind", *more]) + "\n")
+    later = ingest(with_kinds, raw / "later", previous=data, progress=False)
+    assert later.kinds == ("view", "buy", "cart")
+    # Without their column there are none: what an earlier version wrote, too.
+    without = ingest(plain, raw / "without", progress=False)
+    assert without.kinds == ()
+    assert "kind" not in without.events("train").column_names
+    assert "history_kind" not in without.store.facts
+
+
 def test_an_earlier_result_is_replaced_and_nothing_else(raw):
     ingest(config(raw), raw / "out", progress=False)
     ingest(config(raw), raw / "out", progress=False)

@@ -8,19 +8,21 @@ import pytest
 from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.ingest.segments import FOLDER, SegmentPart, write_events, write_index
 from recsys.data.ingest.store_writer import make_vocabularies
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError
 
 CUT = 1_700_000_000
 
 
 def write(folder, parts):
-    """Writes `(user, item)` positives of each split, one segment a row."""
+    """Writes `(user, item)` or `(user, item, kind)` positives of each split, a segment a row."""
     written = []
     for split, rows in parts.items():
-        for at, (user, item) in enumerate(rows):
+        for at, (user, item, *kind) in enumerate(rows):
             name = f"{split}-{at}"
             table = pa.table({"user_id": [user], "item_id": [item], "timestamp": [CUT - 9]})
+            if kind:
+                table = table.append_column("event", pa.array(kind))
             write_events(folder / FOLDER / name, table)
             written.append(SegmentPart(split, folder / FOLDER / name, 1))
     write_index(folder, written, [])
@@ -63,6 +65,27 @@ def test_rows_stay_where_a_vocabulary_goes_on(examples, tmp_path):
     assert users.names_of_rows() == ["", "b", "a", "e"]
     assert items.names_of_rows() == ["", "x", "y", "v"]
     assert items.row_counts.tolist() == [0, 0, 2, 1]
+
+
+def test_kinds_of_events_keep_their_rows_for_good(tmp_path, monkeypatch):
+    nights = [
+        {"train": [("a", "x", "view"), ("a", "y", "buy"), ("b", "x", "view")], "eval": []},
+        # New kinds come behind; one that is held out alone is unknown.
+        {"train": [("a", "x", "cart"), ("b", "y", "buy")], "eval": [("a", "y", "like")]},
+        {"train": [("a", "x"), ("b", "y")], "eval": []},
+        {"train": [("a", "x", "like"), ("b", "y", "wish"), ("c", "y", "wish")], "eval": []},
+    ]
+    monkeypatch.setattr("recsys.data.ingest.store_writer.MOST_KINDS", 4)
+    previous, found = None, []
+    for number, night in enumerate(nights):
+        out = tmp_path / f"vocabularies-{number}"
+        write(tmp_path / str(number), night)
+        make(tmp_path / str(number), out, previous=previous)
+        found.append(load_kinds(out))
+        previous = out
+    kinds = ("view", "buy", "cart", "wish")
+    assert found == [kinds[:2], kinds[:3], kinds[:3], kinds]
+    assert Vocabulary.load(previous / "kinds.parquet").row_counts.tolist() == [0, 0, 0, 0, 2]
 
 
 def test_a_vocabulary_without_items_is_refused(examples, tmp_path):

@@ -71,19 +71,24 @@ def test_at_the_cut_histories_count_back_from_there_though_nobody_did_anything_t
     assert lists(queries.facts["history_age"]) == [[6, 5], []]
 
 
-def test_a_query_tells_the_weights_of_its_history(tmp_path):
+def test_a_query_tells_the_weights_and_the_kinds_of_its_history(tmp_path):
     tables = [table(events) for events in (TRAIN, HELD_OUT)]
     weights = [[1.0, 4.0, 0.5], [2.0, 8.0, 0.0, 3.0]]
+    kinds = [pa.array(rows, pa.uint8()) for rows in ([1, 2, 2], [3, 1, 0, 2])]
     tables = [t.append_column("weight", pa.array(w)) for t, w in zip(tables, weights, strict=True)]
+    tables = [t.append_column("kind", rows) for t, rows in zip(tables, kinds, strict=True)]
     write_store(tmp_path, 10, *tables)
     store = InteractionStore.open(tmp_path)
-    queries = make_queries(store, "each_moment", facts=["history_weight"])
+    queries = make_queries(store, "each_moment", facts=["history_weight", "history_kind"])
+    assert lists(queries.facts["history_kind"]) == [[0, 1], [0, 1, 2], []]
     expected = [[1, 4], [1, 4, 2], []]
     buckets = [weight_buckets(np.float32(w)).tolist() for w in expected]
     assert lists(queries.facts["history_weight"]) == buckets
     histories = serving_histories(store, FACTS)
+    assert histories.facts["history_kind"].tolist() == [0, 1, 2, -1, 0, 1, 1]
     assert (
-        histories.weights.tolist() == weight_buckets(np.float32([1, 4, 2, 0, 8, 0.5, 3])).tolist()
+        histories.facts["history_weight"].tolist()
+        == weight_buckets(np.float32([1, 4, 2, 0, 8, 0.5, 3])).tolist()
     )
 
 

@@ -296,14 +296,14 @@ def test_a_bundle_without_its_catalogue_is_refused(tmp_path):
     assert caught.value.code == "R544"
 
 
-READ = ("history_age", "history_weight", "query_time")
+READ = ("history_age", "history_weight", "history_kind", "query_time")
 
 
 @pytest.mark.parametrize(
     "facts",
     [
         {},
-        {"history_age": ["30", ""], "history_weight": ["0.5"]},
+        {"history_age": ["30", ""], "history_weight": ["0.5"], "history_kind": ["", "one of mine"]},
         {"history_age": ["1e3", " 8 "], "query_time": [""]},
         *({"query_time": [text]} for text in ("0", "-5", "2016", "1448280000.0", "2016-02-01")),
         *({"query_time": [f"2016-02-01{clock}"]} for clock in ("T18:00", " 18:00:00.5+01:00")),
@@ -323,6 +323,8 @@ def test_facts_that_the_model_reads_are_accepted(facts):
         ),
         ({"history_age": ["1", "2", "3"]}, READ, "R549.*history_age must hold a number for each"),
         ({"history_weight": ["much"]}, READ, "R549.*history_weight must hold a number"),
+        ({"history_kind": ["buy"] * 3}, READ, "R549.*history_kind must hold a kind for each"),
+        ({"history_kind": ["buy"]}, ("history_age",), "R549.*must read history_kind.*event_kind"),
     ],
 )
 def test_facts_that_no_input_reads_or_that_cant_be_read_are_refused(facts, inputs, rule):

@@ -7,7 +7,7 @@ import pytest
 from keras import ops
 
 from recsys.bundles.signatures import fact_texts
-from recsys.data.history_facts import N_WEIGHTS, weight_buckets
+from recsys.data.history_facts import MOST_KINDS, N_WEIGHTS, weight_buckets
 from recsys.models import encoders
 from recsys.models.sequences import Hstu, Ligr, SasRec
 from recsys.models.time_buckets import N_BUCKETS, time_buckets
@@ -348,22 +348,74 @@ def test_buckets_are_those_of_whole_numbers_everywhere():
     assert time_buckets(np.int32([-1, 5]), np.int32([0, -1])).tolist() == [0, 0]
 
 
-# --- weights of events
+# --- weights and kinds of events
+
+FACTS = {"history_weight": ("event_weight", N_WEIGHTS), "history_kind": ("event_kind", MOST_KINDS)}
+
+
+def numbers(fact, seed=8, n=4):
+    """Numbers of a fact of packed rows, some of them unknown."""
+    return np.random.default_rng(seed).integers(-1, FACTS[fact][1], (n, LENGTH)).astype(np.int32)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_or_a_kind_moves_its_item_by_its_vector(kind, fact):
+    option = FACTS[fact][0]
+    layer = build(kind, add_mean=False, **{option: True})
+    items, rows, segment, at = packed(seed=7)
+    number = numbers(fact)
+    found = states(layer, items, rows, segment=segment, at=at, **{fact: number})
+    vectors = w(layer, option)
+    moved = items + (vectors[number + 1] - vectors[0]).astype(np.float32) / np.sqrt(DIM)
+    unknown = np.full_like(number, -1)
+    expected = states(layer, moved, rows, segment=segment, at=at, **{fact: unknown})
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    plain = states(layer, items, rows, segment=segment, at=at, **{fact: unknown})
+    assert np.abs(found - plain).max() > 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_moves_its_item_by_the_vector_of_its_bucket(kind):
-    layer = build(kind, event_weight=True, add_mean=False)
-    items, rows, segment, at = packed(seed=7)
-    bucket = np.random.default_rng(8).integers(-1, N_WEIGHTS, rows.shape)
-    found = states(layer, items, rows, segment=segment, at=at, history_weight=bucket)
-    vectors = w(layer, "event_weight")
-    moved = items + (vectors[bucket + 1] - vectors[0]).astype(np.float32) / np.sqrt(DIM)
-    unknown = np.full_like(bucket, -1)
-    expected = states(layer, moved, rows, segment=segment, at=at, history_weight=unknown)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    plain = states(layer, items, rows, segment=segment, at=at, history_weight=unknown)
-    assert np.abs(found - plain).max() > 0.1
+def test_no_state_knows_of_which_kind_newer_events_are_or_those_of_another_user(kind):
+    layer = build(kind, event_weight=True, event_kind=True)
+    items, rows, segment, at = packed(seed=9)
+    rows, facts = np.maximum(rows, 1), {fact: numbers(fact) for fact in FACTS}
+    ask = jax.jit(lambda facts: layer(items, rows, segment=segment, at=at, **facts))
+    before = np.asarray(ask(facts)).reshape(len(rows), LENGTH, DIM)
+    n_changed = 0
+    for planted in range(LENGTH):
+        changed = {fact: number.copy() for fact, number in facts.items()}
+        for fact, number in facts.items():
+            changed[fact][:, planted] = (number[:, planted] + 1) % 3
+        after = np.asarray(ask(changed)).reshape(before.shape)
+        change = np.abs(after - before).max(-1)
+        for r in range(len(rows)):
+            may_see = (segment[r] == segment[r, planted]) & (np.arange(LENGTH) <= planted)
+            assert not change[r, ~may_see].any()
+            n_changed += (change[r, may_see] > 1e-4).sum()
+    assert n_changed > 40
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_history_with_facts_has_the_same_state_alone_as_packed(kind):
+    layer = build(kind, event_weight=True, event_kind=True)
+    items, rows, segment, at = packed(seed=10)
+    facts = {fact: numbers(fact) for fact in FACTS}
+    together = states(layer, items, rows, segment=segment, at=at, **facts)
+    together = together.reshape(len(rows), LENGTH, DIM)
+    # Each known item's history in a row of its own.
+    asked = np.argwhere(rows > 0)
+    own_items = np.zeros((len(asked), LENGTH, DIM), np.float32)
+    own_rows = np.zeros((len(asked), LENGTH), np.int32)
+    own_facts = {fact: np.full_like(own_rows, -1) for fact in FACTS}
+    for n, (r, column) in enumerate(asked):
+        mine = np.flatnonzero((segment[r] == segment[r, column]) & (np.arange(LENGTH) >= column))
+        own_items[n, : len(mine)], own_rows[n, : len(mine)] = items[r, mine], rows[r, mine]
+        for fact, number in facts.items():
+            own_facts[fact][n, : len(mine)] = number[r, mine]
+    alone = states(layer, own_items, own_rows, **own_facts)
+    assert len(alone) > 15
+    np.testing.assert_allclose(alone, together[rows > 0], rtol=1e-4, atol=1e-4)
 
 
 def test_buckets_of_weights_are_four_to_a_doubling():
@@ -375,3 +427,9 @@ def test_buckets_of_weights_are_four_to_a_doubling():
     texts = fact_texts({"history_weight": np.arange(-1, N_WEIGHTS)})["history_weight"]
     assert texts[0] == ""
     assert weight_buckets(texts[1:].astype(np.float32)).tolist() == list(range(N_WEIGHTS))
+
+
+def test_a_kind_is_sent_by_its_name():
+    numbers = np.int32([[1, -1, 0], [0, 0, 2]])
+    texts = fact_texts({"history_kind": numbers}, ("view", "buy", "é"))["history_kind"]
+    assert texts.tolist() == [["buy", "", "view"], ["view", "view", "é"]]

@@ -17,6 +17,7 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import (
     AGES,
     ASKED,
+    KINDS,
     OLDEST,
     UNKNOWN,
     WEIGHTS,
@@ -30,12 +31,13 @@ from recsys.errors import RecsysError
 NO_DROPOUT = {"history_dropout": 0.0}
 
 
-def make(user, item, time, held=(), multiple=1, weight=None, n_items=N_ITEMS, **changes):
+def make(user, item, time, held=(), multiple=1, more=None, n_items=N_ITEMS, **changes):
     options = {"pooling": SasRecConfig(), **PLAIN, **changes}
     names = [name for name in options if name in TwoTowerConfig.model_fields]
     model = TwoTowerConfig(**{name: options.pop(name) for name in names})
     ids = ["", *(f"i{n}" for n in range(1, n_items))]
-    kept = KeptEvents(make_log(user, item, time, weight), np.array(sorted(held), np.int64))
+    log = make_log(user, item, time, **(more or {}))
+    kept = KeptEvents(log, np.array(sorted(held), np.int64))
     return SequenceSource(
         kept, Catalogue(ids, ids, ()), model, TrainConfig(**options), multiple=multiple
     )
@@ -235,7 +237,7 @@ def test_log_q_is_the_log_of_how_often_an_item_is_among_the_candidates(groups):
 def test_weights_and_known_items_are_those_of_the_examples():
     user, item, time = some_events()
     weight = np.arange(103, dtype=np.float32) + 1
-    source = make(user, item, time, weight=weight, history=6, known_positives=3)
+    source = make(user, item, time, more={"weight": weight}, history=6, known_positives=3)
     log, batch = source.events.log, source[0]
     by_event = {}
     for place in range(len(log)):
@@ -335,15 +337,18 @@ def test_what_comes_later_changes_no_time_between_an_example_and_its_past():
 def test_a_history_is_told_as_of_the_moment_of_its_event():
     user, item, time = some_events()
     weight = np.random.default_rng(1).uniform(0, 9, 103).astype(np.float32)
-    log = make_log(user, item, time, weight)
+    kind = np.random.default_rng(2).integers(0, 4, 103).astype(np.uint8)
+    log = make_log(user, item, time, weight, kind)
     events = np.arange(len(log))
-    told = log.history_facts((AGES, WEIGHTS), events, 4)
+    told = log.history_facts((AGES, WEIGHTS, KINDS), events, 4)
     times, users, weights = np.asarray(log.timestamp), log.user_index(events), log.weight[events]
     for event in events.tolist():
         before = np.flatnonzero((users == users[event]) & (times < times[event]))[::-1][:4]
         padding = [UNKNOWN] * (4 - len(before))
         assert told[AGES][event].tolist() == [*(times[event] - times[before]), *padding]
         assert told[WEIGHTS][event].tolist() == [*weight_buckets(weights[before]), *padding]
+        rows = log.kind[before].astype(int)  # Row 0 is of kinds that nobody knows.
+        assert told[KINDS][event].tolist() == [*(rows - 1), *padding]
 
 
 def test_what_is_still_to_come_and_what_is_older_than_any_have_ages_too():
@@ -363,20 +368,49 @@ def test_the_times_of_a_part_are_those_of_the_whole_batch_and_survive_dropped_it
 
 
 def test_no_feature_may_have_the_name_of_an_input():
-    every = HstuConfig(relative_time=True, event_weight=True)
-    source = make(*some_events(), pooling=every, weight=np.ones(103, np.float32), history=6)
-    assert {AGES, ASKED, WEIGHTS, "segment", "at"} < {*source[0]} <= RESERVED_FEATURE_NAMES
+    every = HstuConfig(relative_time=True, event_weight=True, event_kind=True)
+    more = {"weight": np.ones(103, np.float32), "kind": np.ones(103, np.uint8)}
+    source = make(*some_events(), pooling=every, more=more, history=6)
+    names = {AGES, ASKED, WEIGHTS, KINDS, "segment", "at"}
+    assert names < {*source[0]} <= RESERVED_FEATURE_NAMES
 
 
-def test_an_item_has_the_weight_of_its_event():
+def test_an_item_has_the_weight_and_the_kind_of_its_event():
     user, item, time = some_events()
-    item, weight = np.arange(1, 104), np.random.default_rng(1).uniform(0, 9, 103)
-    pooling = SasRecConfig(event_weight=True)
+    item, draw = np.arange(1, 104), np.random.default_rng(1)
+    weight = draw.uniform(0, 9, 103).astype(np.float32)
+    kind = draw.integers(0, 4, 103).astype(np.uint8)
+    pooling = SasRecConfig(event_weight=True, event_kind=True)
     options = {"history": 6, "history_dropout": 0.3, "n_items": 104, "pooling": pooling}
-    source = make(user, item, time, held={3, 50}, weight=weight.astype(np.float32), **options)
+    more = {"weight": weight, "kind": kind}
+    source = make(user, item, time, held={3, 50}, more=more, **options)
     for step in range(len(source)):
         batch = source[step]
         is_item = batch["history"] > 0
-        own = weight.astype(np.float32)[batch["history"][is_item] - 1]
-        np.testing.assert_array_equal(batch[WEIGHTS][is_item], weight_buckets(own))
+        own = batch["history"][is_item] - 1
+        np.testing.assert_array_equal(batch[WEIGHTS][is_item], weight_buckets(weight[own]))
+        np.testing.assert_array_equal(batch[KINDS][is_item], kind[own].astype(int) - 1)
         assert AGES not in batch
+
+
+def test_no_example_reads_the_kind_of_its_own_event_nor_of_a_later_one():
+    """Other kinds from an event on change nothing that the examples up to it read."""
+    user, n, planted = np.ones(60, int), 60, 30
+    time, read = np.arange(n), []
+    for later in (1, 2):
+        kind = np.where(time >= planted, later, time % 3).astype(np.uint8)
+        pooling = SasRecConfig(event_kind=True)
+        options = {"history": 8, "n_items": 61, "pooling": pooling, "more": {"kind": kind}}
+        source, seen_of = make(user, time + 1, time, **options), {}
+        for step in range(source.steps_per_epoch):
+            batch = source[step]
+            for number, item in enumerate(batch["item_row"][: source.batch_size].tolist()):
+                row, place = divmod(number, source.new)
+                seen = slice(batch["at"][row, place], None)
+                is_item = batch["history"][row, seen] > 0
+                seen_of[item] = batch[KINDS][row, seen][is_item].tolist()
+        read.append(seen_of)
+    before = [item for item in read[0] if item <= planted + 1]
+    assert len(before) > 20
+    assert all(read[0][item] == read[1][item] for item in before)
+    assert read[0][planted + 2] != read[1][planted + 2]

@@ -27,12 +27,20 @@ from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
 from recsys.bundles.parity_process import ParityProcess, Reference, raw_facts, raw_probes
 from recsys.bundles.raw_features import RawFeatures
-from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
+from recsys.bundles.signatures import (
+    FEATURES,
+    HISTORY,
+    POPULARITY,
+    USER,
+    popularity_shares,
+    query_facts,
+)
 from recsys.bundles.variables import filled_later
 from recsys.config import ExportConfig, ExportStage, TrainStage
 from recsys.config.load import load_stage
+from recsys.data.history_facts import KINDS
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
@@ -123,7 +131,7 @@ class Opened:
             min_parity=config.min_parity,
             latency_ms=config.latency_ms,
             vectors=config.vectors,
-            facts=raw_facts(probe.facts),
+            facts=raw_facts(probe.facts, saved.inputs.kinds),
         )
 
 
@@ -166,6 +174,11 @@ def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
             received = {"model": of_model.n_rows, "data": of_data.n_rows}
             raise RecsysError("R524", rule, cure, received)
     facts = saved.model.spec.config.history_facts
+    kinds = load_kinds(data / "vocabulary")
+    if KINDS in facts and saved.inputs.kinds != kinds:
+        rule = f"The kinds of event of the model must be those of the data folder {str(data)!r}."
+        cure = "Export with the data folder that the model was trained on."
+        raise RecsysError("R524", rule, cure, {"model": saved.inputs.kinds, "data": kinds})
     return serving_histories(InteractionStore.open(data / "store"), facts)
 
 
@@ -237,6 +250,8 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         trained_with,
         stage.repeats,
         vectors=stage.export.vectors,
+        fact_inputs=query_facts(fields["history_facts"]),
+        kinds=fields["kinds"],
     )
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     fields |= {
@@ -278,6 +293,7 @@ def _write_contents(
         "item_columns": opened.items.columns if opened.items else (),
         "user_columns": opened.users.columns if opened.users else (),
         "history_facts": saved.model.spec.config.query_facts,
+        "kinds": saved.inputs.kinds if KINDS in saved.model.spec.config.history_facts else (),
         "counts": {"users": len(opened.histories.ids), "items": opened.n_items},
         "config": saved.stage.model_dump(mode="json"),
     }

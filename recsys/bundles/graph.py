@@ -12,7 +12,8 @@ Conventions of every signature:
   empty string. Where all columns of a row are empty, the features are the stored ones.
 - What a model reads of a history's events beside items are texts `[batch, any]` too, padded
   with the empty string, which means unknown: `history_age`, how long before the question each
-  item of `history` was, in seconds; `history_weight`, the weight of each event. With ages there
+  item of `history` was, in seconds; `history_weight`, the weight of each event; `history_kind`,
+  its kind, of which one that the data don't have is unknown too. With ages there
   is `query_time`, one value: the moment of the question, a time as raw columns have it, from
   which stored histories count back; empty: the newest event that is stored. A model that knows
   how old items are (`model.item_age`) reads it too; empty: after all training events.
@@ -40,9 +41,10 @@ from recsys.bundles.id_table import IdTable, hash_rows
 from recsys.bundles.quantization import Kind, stored
 from recsys.bundles.raw_features import (
     RawFeatures,
-    fact_of_texts,
+    fact_of_numbers,
     minutes_of_texts,
     text_columns,
+    trimmed,
 )
 from recsys.bundles.signatures import (
     FEATURES,
@@ -58,7 +60,7 @@ from recsys.bundles.signatures import (
 from recsys.bundles.stored_users import StoredUsers
 from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags, of_history
-from recsys.data.history_facts import ASKED_AT
+from recsys.data.history_facts import ASKED_AT, KINDS, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
@@ -108,6 +110,11 @@ class Retrieval(tf.Module):
             [id_ for id_ in saved.catalogue.ids if id_], np.flatnonzero(is_item)
         )
         self._n_item_hash_rows = saved.items.first_own_row - 1
+        self._kind_table = (
+            IdTable(saved.inputs.kinds, np.arange(1, len(saved.inputs.kinds) + 1))
+            if KINDS in self._towers.history_facts
+            else None
+        )
         self._item_ids = constant(np.asarray([*saved.catalogue.ids], object), tf.string)
         shares = popularity_shares(histories, is_item)
         self._is_apart = item_embeddings is None
@@ -289,9 +296,7 @@ class Retrieval(tf.Module):
         """Embeds queries; `user` `[b]` holds the users' numbers, `columns` the `_query_columns`."""
         row, length = self._users.rows(user, user_id), self._towers.history
         # What stands behind is never read.
-        rows_given = self._items(history[:, :length])
-        rows_given = tf.pad(rows_given, [[0, 0], [0, length - tf.shape(rows_given)[1]]])
-        rows_given = tf.ensure_shape(rows_given, [None, length])  # Layers read it before it runs.
+        rows_given = _padded(self._items(history[:, :length]), length, 0)
         has_history = tf.reduce_any(history != "", axis=1)
         rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
         texts = {name: columns[name] for name in query_facts(self._towers.facts)}
@@ -301,10 +306,16 @@ class Retrieval(tf.Module):
             facts[ASKED_AT] = minutes_of_texts(texts[QUERY_TIME])
         for name in self._towers.history_facts:
             stored = self._users.fact(name, user, texts.get(QUERY_TIME), length)
-            of_given = fact_of_texts(name, texts[name], length)
+            of_given = _padded(self._given(name, texts[name][:, :length]), length, UNKNOWN)
             facts[name] = tf.where(has_history[:, None], of_given, stored)
         bags = _fresh(self._raw_users, user_id, raw, self._towers.user_bags(row))
         return self._towers.query(row, rows, bags, facts)
+
+    def _given(self, name: str, texts: tf.Tensor) -> tf.Tensor:
+        """Returns a fact of the events of given histories `[b, n]` int32, from texts `[b, n]`."""
+        if name == KINDS and self._kind_table is not None:
+            return self._kind_table.lookup(trimmed(texts)) + UNKNOWN  # The number 0 is unknown.
+        return fact_of_numbers(name, texts)
 
     def _seen(
         self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor
@@ -324,6 +335,13 @@ def _fresh(
 
 def _traced(function: Any, inputs: Mapping[str, tf.TensorSpec]) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(**inputs)
+
+
+def _padded(values: tf.Tensor, length: int, padding: int) -> tf.Tensor:
+    """Returns values `[b, n]` int32 as `[b, length]`, padded at the end."""
+    missing = length - tf.shape(values)[1]
+    padded = tf.pad(values, [[0, 0], [0, missing]], constant_values=padding)
+    return tf.ensure_shape(padded, [None, length])  # Layers read it before it runs.
 
 
 def _as_ragged(flags: tf.Tensor, like: tf.RaggedTensor) -> tf.RaggedTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -23,6 +23,8 @@ def model_card(
     trained_with: Mapping[str, Any],
     repeats: Repeats = "exclude",
     vectors: str = "bundle",
+    fact_inputs: Sequence[str] = (),
+    kinds: Sequence[str] = (),
 ) -> str:
     """Returns the text of the card, with Hugging Face's YAML header.
 
@@ -34,6 +36,8 @@ def model_card(
         trained_with: The trainer's config.
         repeats: What becomes of items that a user has seen, by default.
         vectors: Where the item vectors are, `bundle` or `apart`.
+        fact_inputs: Inputs for facts of the query and its history.
+        kinds: The kinds of events that it distinguishes.
     """
     model = trained_with["model"]
     config = registry.config_type("model", model.get("type", "two_tower"))
@@ -62,6 +66,8 @@ def model_card(
         evaluation=evaluation,
         excludes_seen=repeats == "exclude",
         is_apart=vectors == "apart",
+        fact_inputs=fact_inputs,
+        kinds=kinds,
     )
 
 

@@ -220,11 +220,16 @@ def raw_probes(
     return user_of_row[user_row], np.concatenate([item_of_row[history], last], axis=1)
 
 
-def raw_facts(facts: Facts) -> dict[str, np.ndarray]:
-    """Returns facts as texts `[n, …]`, as a client sends them: for `raw_probes`."""
+def raw_facts(facts: Facts, kinds: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Returns facts as texts `[n, …]`, as a client sends them: for `raw_probes`.
+
+    Args:
+        facts: The facts.
+        kinds: The kinds of event by number.
+    """
     return {
         name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
-        for name, texts in fact_texts(facts).items()
+        for name, texts in fact_texts(facts, kinds).items()
     }
 
 

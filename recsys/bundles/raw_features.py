@@ -40,27 +40,22 @@ def numbers(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.strings.to_number(texts, tf.float64), dtype)
 
 
-def fact_of_texts(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
-    """Returns the fact of histories `[b, length]` int32 that texts `[b, any]` hold.
+def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
+    """Returns the fact of events `[b, n]` int32 that texts `[b, n]` hold.
 
-    The empty one is unknown; an age below 0 is 0. What stands behind is never read.
+    The empty one is unknown; an age below 0 is 0.
 
     Args:
         name: The fact, of `recsys.data.history_facts`.
         texts: Numbers: ages [s], or weights.
-        length: Items of a history.
     """
-    texts = texts[:, :length]
     dtype = tf.float64 if name == AGES else tf.float32
     number = tf.reshape(numbers(tf.reshape(texts, [-1]), dtype), tf.shape(texts))
     if name == AGES:
         fact = tf.cast(tf.clip_by_value(number, 0.0, float(OLDEST)), tf.int32)
     else:
         fact = tf.reduce_sum(tf.cast(number[..., None] >= LEAST_WEIGHTS, tf.int32), axis=-1)
-    fact = tf.where(tf.math.is_nan(number), UNKNOWN, fact)
-    missing = length - tf.shape(fact)[1]
-    fact = tf.pad(fact, [[0, 0], [0, missing]], constant_values=UNKNOWN)
-    return tf.ensure_shape(fact, [None, length])
+    return tf.where(tf.math.is_nan(number), UNKNOWN, fact)
 
 
 def first_of(texts: tf.Tensor) -> tf.Tensor:

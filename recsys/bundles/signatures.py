@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsys.data.history_facts import AGES, ASKED_AT, LEAST_WEIGHTS, UNKNOWN, WEIGHTS, Facts
+from recsys.data.history_facts import (
+    AGES,
+    ASKED_AT,
+    KINDS,
+    LEAST_WEIGHTS,
+    OF_EVENTS,
+    UNKNOWN,
+    WEIGHTS,
+    Facts,
+)
 from recsys.data.store import ServingHistories
 from recsys.errors import UsageError
 
@@ -46,14 +55,14 @@ QUERY_TIME = "query_time"
 """Input of a model that reads times, as text: the moment of the question, from which stored
 histories count back, and at which items have their ages. Facts of a given history are
 inputs too, `recsys.data.history_facts`: how long before the question each item was, in seconds,
-and the weight of each event."""
+and the weight and the kind of each event."""
 WHOLE = r"[0-9]{1,18}(\.0*)?"
 DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
 ISO = rf"{DAY}([T ]{CLOCK}(Z|[+-][0-9]{{2}}:[0-9]{{2}}| UTC)?)?"
 """What texts a signature reads as times, beside whole numbers below 0."""
 _OWN = (
-    "user_id", "item_id", "history", "exclude_seen", "exclude_ids", AGES, WEIGHTS, QUERY_TIME
+    "user_id", "item_id", "history", "exclude_seen", "exclude_ids", *OF_EVENTS, QUERY_TIME
 )  # fmt: skip
 
 
@@ -64,16 +73,23 @@ def query_facts(facts: Iterable[str]) -> tuple[str, ...]:
     return (*of_history, QUERY_TIME) if {AGES, ASKED_AT} & {*names} else of_history
 
 
-def fact_texts(facts: Facts) -> Arrays:
-    """Returns facts of histories `[n, …]` and of questions `[n]` as texts `[n, …]`, by input."""
-    texts = {name: _texts(name, fact) for name, fact in facts.items()}
+def fact_texts(facts: Facts, kinds: Sequence[str] = ()) -> Arrays:
+    """Returns facts of histories `[n, …]` and of queries `[n]` as texts `[n, …]`, by input.
+
+    Args:
+        facts: The facts.
+        kinds: The kinds of events by number.
+    """
+    texts = {name: _texts(name, fact, kinds) for name, fact in facts.items()}
     if ASKED_AT in texts:
         texts[QUERY_TIME] = texts.pop(ASKED_AT)[:, None]
     return texts
 
 
-def _texts(name: str, fact: np.ndarray) -> np.ndarray:
+def _texts(name: str, fact: np.ndarray, kinds: Sequence[str]) -> np.ndarray:
     """Returns a fact `[…]` int32 as the texts that its input takes; "" for unknown."""
+    if name == KINDS:
+        return np.array([*kinds, ""], object)[fact]  # The last one is `UNKNOWN`.
     texts = fact.astype("U11")
     if name == ASKED_AT:  # A small number would be a year.
         texts = np.datetime_as_string(fact.astype("datetime64[m]"))
@@ -100,8 +116,8 @@ def check_fact_texts(
         if name not in inputs:
             rule = f"The model must read {name}."
             cure = (
-                "Leave it out, or train a model that reads it: model.pooling.relative_time or"
-                " event_weight, and for query_time also model.item_age."
+                "Leave it out, or train a model that reads it: model.pooling.relative_time,"
+                " event_weight or event_kind, and for query_time also model.item_age."
             )
         elif name == QUERY_TIME:
             if all(re.fullmatch(rf"|-[0-9]{{1,18}}|{WHOLE}|{ISO}", text.strip()) for text in texts):
@@ -109,9 +125,12 @@ def check_fact_texts(
             rule = "The moment of a question must be seconds since 1970 (UTC), or ISO 8601."
             cure = "Write it as 2026-11-23T18:00:00Z."
         else:
-            if len(texts) <= len(history) and all(map(_is_number_or_empty, texts)):
+            if len(texts) <= len(history) and (
+                name == KINDS or all(map(_is_number_or_empty, texts))
+            ):
                 continue
-            rule = f"{name} must hold a number for each item of history, and for no other."
+            what = "kind" if name == KINDS else "number"
+            rule = f"{name} must hold a {what} for each item of history, and for no other."
             cure = 'Give the history too, and "" where it is unknown.'
         raise UsageError("R549", rule, cure, list(texts))
 

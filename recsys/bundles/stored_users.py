@@ -41,8 +41,10 @@ class StoredUsers(tf.Module):
             # At the end the newest of all: the default time of a query.
             newest = histories.times.max() if len(histories.times) else 0
             self._times = constant(np.append(histories.times, newest), tf.int64)
-        if histories.weights is not None:
-            self._weights = constant(np.append(histories.weights, UNKNOWN), tf.int32)
+        self._facts = {
+            name: constant(np.append(fact, UNKNOWN), tf.int32)
+            for name, fact in histories.facts.items()
+        }
 
     def numbers(self, user_id: tf.Tensor) -> tf.Tensor:
         """Returns the number `[b]` int32 of each of `user_id` `[b]`."""
@@ -76,7 +78,7 @@ class StoredUsers(tf.Module):
             age = moment - tf.gather(self._times, places)
             fact = tf.cast(tf.clip_by_value(age, 0, OLDEST), tf.int32)
         else:
-            fact = tf.gather(self._weights, places)
+            fact = tf.gather(self._facts[name], places)
         return tf.where(is_inside, fact, UNKNOWN)
 
     def _newest_places(self, user: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:

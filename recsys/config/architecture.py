@@ -10,7 +10,7 @@ from recsys.registry import Choice
 from recsys.strict import Strict
 
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
-AGES, WEIGHTS = "history_age", "history_weight"
+AGES, WEIGHTS, KINDS = "history_age", "history_weight", "history_kind"
 """Inputs that hold properties of history events besides their items; see
 `recsys.data.history_facts`."""
 ASKED_AT = "asked_at"
@@ -240,9 +240,19 @@ class PositionConfig(SelfAttentionConfig):
     event_weight: bool = False
     """Whether self-attention reads the weight of each history event, as a learned embedding of its
     bucket that is added to the item's; requires `data.interactions.columns.weight`."""
+    event_kind: bool = False
+    """Whether self-attention reads the kind of each history event, such as `click` or `purchase`,
+    as a learned embedding that is added to the item's; requires
+    `data.interactions.columns.event`."""
     fact_dropout: Dropout = 0.1
-    """Share of training rows whose times and weights are hidden, so that the model also handles
-    histories without them [0..1). Has an effect only if times or weights are read."""
+    """Share of training rows whose times, weights and kinds are hidden, so that the model also
+    handles histories without them [0..1). Has an effect only if one of them is read."""
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Names of the inputs that hold properties of history events besides their items."""
+        reads = {WEIGHTS: self.event_weight, KINDS: self.event_kind}
+        return tuple(name for name, is_read in reads.items() if is_read)
 
 
 class HstuConfig(PositionConfig):
@@ -251,6 +261,11 @@ class HstuConfig(PositionConfig):
     relative_time: bool = False
     """Whether attention depends on the time between events, and between an event and the query,
     besides their distance in positions; requires events with times."""
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Names of the inputs that hold properties of history events besides their items."""
+        return (*((AGES,) if self.relative_time else ()), *super().facts)
 
 
 class SasRecConfig(PositionConfig):
@@ -385,10 +400,7 @@ class TwoTowerConfig(RetrievalConfig):
     @property
     def history_facts(self) -> tuple[str, ...]:
         """Names of the inputs that hold properties of history events besides their items."""
-        encoder = self.encoder
-        has_times = isinstance(encoder, HstuConfig) and encoder.relative_time
-        has_weights = isinstance(encoder, PositionConfig) and encoder.event_weight
-        return (*((AGES,) if has_times else ()), *((WEIGHTS,) if has_weights else ()))
+        return self.encoder.facts if isinstance(self.encoder, PositionConfig) else ()
 
     @property
     def history_features(self) -> bool:

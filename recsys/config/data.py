@@ -34,8 +34,8 @@ def refuse(*rules: tuple[Any, str]) -> None:
 # Names of the model's other tables and inputs.
 RESERVED_FEATURE_NAMES = frozenset(
     ("users", "items", "item_bias", "item_neighbours", "user_row", "history", "history_rows",
-     "history_item", "history_place", "history_age", "history_weight", "asked_age", "asked_at",
-     "segment", "at", "id_row", "item_row", "log_q", "weight", "known")
+     "history_item", "history_place", "history_age", "history_weight", "history_kind",
+     "asked_age", "asked_at", "segment", "at", "id_row", "item_row", "log_q", "weight", "known")
 )  # fmt: skip
 
 

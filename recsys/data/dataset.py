@@ -24,7 +24,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
 from recsys.data.event_log import EventLog
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError
 from recsys.formats import counted, html_facts, moment
 from recsys.system.files import DAMAGE, read_json
@@ -108,6 +108,11 @@ class Data:
         return Vocabulary.load(self.folder / "vocabulary" / "items.parquet")
 
     @functools.cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of events; kind `i` has row `i + 1` in the store."""
+        return load_kinds(self.folder / "vocabulary")
+
+    @functools.cached_property
     def catalogue(self) -> Catalogue:
         """Ids, titles and features of the items, by row."""
         return Catalogue.open(self.folder / "catalogue")
@@ -177,8 +182,8 @@ class Data:
 
         Returns:
             Columns `user_id`, `item_id` (null for items without a row of their own),
-            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC], and `weight`
-            where the data have one.
+            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC], and `weight` and
+            `kind` (null for an unknown one) where the data have them.
         """
         log = getattr(self.store, split)
         users = getattr(self.store, f"{split}_users")
@@ -193,6 +198,9 @@ class Data:
         }
         if log.weight is not None:
             columns["weight"] = np.asarray(log.weight)
+        if log.kind is not None:
+            kinds = pa.array([None, *self.kinds], pa.string())
+            columns["kind"] = kinds.take(pa.array(np.asarray(log.kind)))
         return pa.table(columns)
 
     def frame(self, split: Split) -> Any:

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from recsys.data.history_facts import AGES, UNKNOWN, ages, weight_buckets
+from recsys.data.history_facts import (
+    AGES,
+    KINDS,
+    UNKNOWN,
+    WEIGHTS,
+    ages,
+    kind_numbers,
+    weight_buckets,
+)
 
 
 class ShardedColumn:
@@ -107,9 +115,11 @@ COLUMNS = {
     "weight": np.float32,
     "tied": np.int32,
     "valid": np.bool_,
+    "kind": np.uint8,
 }
-"""Columns of a log with a value for each event; `weight` and `valid` only where the data have
-them."""
+"""Columns of a log with a value for each event."""
+OPTIONAL = ("weight", "valid", "kind")
+"""Those that are there only where the data have them."""
 
 Column = np.ndarray | ShardedColumn
 
@@ -122,20 +132,22 @@ class EventShard:
         user_row: Row of the user of each event `[n]` int32.
         item_row: Row of the item of each event `[n]` int32.
         timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
-        weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         tied: Events of the same user and the same second directly before each
             event `[n]` int32; they are no history of it.
         offsets: First event of each user, and the end `[users + 1]` int64.
+        weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Which events the data name for validation `[n]` bool; None: they name none.
+        kind: Row of the kind of each event `[n]` uint8, 0: unknown; None: the data have no kinds.
     """
 
     user_row: np.ndarray
     item_row: np.ndarray
     timestamp: np.ndarray
-    weight: np.ndarray | None
     tied: np.ndarray
     offsets: np.ndarray
+    weight: np.ndarray | None = None
     valid: np.ndarray | None = None
+    kind: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.item_row)
@@ -150,6 +162,7 @@ class EventShard:
         n_users: int,
         weight: np.ndarray | None = None,
         valid: np.ndarray | None = None,
+        kind: np.ndarray | None = None,
     ) -> EventShard:
         """Sorts events.
 
@@ -161,8 +174,11 @@ class EventShard:
             n_users: Users of the shard.
             weight: Weight of each event `[n]`, if the data have one.
             valid: Which events the data name for validation `[n]`, if they name any.
+            kind: Row of the kind of each event `[n]`, if the data have kinds.
         """
-        order = event_order(user, timestamp, item_row, weight)
+        columns = dict(zip(OPTIONAL, (weight, valid, kind), strict=True))
+        optional = {name: column for name, column in columns.items() if column is not None}
+        order = event_order(user, timestamp, (item_row, *optional.values()))
         offsets = np.zeros(n_users + 1, np.int64)
         np.cumsum(np.bincount(user, minlength=n_users), out=offsets[1:])
         time = timestamp[order].astype(np.int64, copy=False)
@@ -170,10 +186,12 @@ class EventShard:
             user_row=user_row[order].astype(np.int32, copy=False),
             item_row=item_row[order].astype(np.int32, copy=False),
             timestamp=time,
-            weight=None if weight is None else weight[order].astype(np.float32, copy=False),
             tied=count_tied(user[order], time),
             offsets=offsets,
-            valid=None if valid is None else valid[order].astype(bool, copy=False),
+            **{
+                name: column[order].astype(COLUMNS[name], copy=False)
+                for name, column in optional.items()
+            },
         )
 
     def histories(self, events: np.ndarray, length: int) -> np.ndarray:
@@ -196,16 +214,14 @@ class EventLog:
         tied: Events of the same user and second directly before each event `[n]` int32.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Which events the data name for validation `[n]` bool; None: they name none.
+        kind: Row of the kind of each event `[n]` uint8, 0: unknown; None: the data have no kinds.
     """
 
     def __init__(self, shards: tuple[EventShard, ...]) -> None:
         self.shards = shards
         self.user_row, self.item_row = self._column("user_row"), self._column("item_row")
         self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
-        has_weight = bool(shards) and shards[0].weight is not None
-        self.weight = self._column("weight") if has_weight else None
-        has_valid = bool(shards) and shards[0].valid is not None
-        self.valid = self._column("valid") if has_valid else None
+        self.weight, self.valid, self.kind = map(self._optional, OPTIONAL)
 
     def __len__(self) -> int:
         return len(self.item_row)
@@ -251,10 +267,12 @@ class EventLog:
         for name in names:
             if name == AGES:
                 told[name] = ages(now, self.timestamp[key])
-            elif self.weight is None:
-                told[name] = np.full_like(self.item_row[key], UNKNOWN)
-            else:
+            elif name == WEIGHTS and self.weight is not None:
                 told[name] = weight_buckets(self.weight[key])
+            elif name == KINDS and self.kind is not None:
+                told[name] = kind_numbers(self.kind[key])
+            else:
+                told[name] = np.full_like(self.item_row[key], UNKNOWN)
         return told
 
     def history_facts(
@@ -272,6 +290,10 @@ class EventLog:
         told = self.facts(names, np.maximum(places, 0), self.timestamp[events][:, None])
         is_there = places >= first[:, None]
         return {name: np.where(is_there, fact, np.int32(UNKNOWN)) for name, fact in told.items()}
+
+    def _optional(self, name: str) -> ShardedColumn | None:
+        is_there = bool(self.shards) and getattr(self.shards[0], name) is not None
+        return self._column(name) if is_there else None
 
     def _column(self, name: str) -> ShardedColumn:
         return ShardedColumn([getattr(shard, name) for shard in self.shards], COLUMNS[name])
@@ -319,9 +341,7 @@ def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
 _BITS = 63
 
 
-def event_order(
-    user: np.ndarray, timestamp: np.ndarray, item_row: np.ndarray, weight: np.ndarray | None
-) -> np.ndarray:
+def event_order(user: np.ndarray, timestamp: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the order `[n]` int64 in which events lie.
 
     Sorting one number is several times faster than sorting by columns, so user and time
@@ -330,16 +350,15 @@ def event_order(
     Args:
         user: User of each event `[n]`, from 0 on.
         timestamp: Time of each event `[n]` [seconds].
-        item_row: Row of the item of each event `[n]`.
-        weight: Weight of each event `[n]`, if there are any.
+        rest: Columns that order the events of a user and second, the first one decides first
+            `[n]` each: the row of the item, and what else the data have.
     """
     if len(user) == 0:
         return np.zeros(0, np.int64)
-    rest = (item_row,) if weight is None else (weight, item_row)
     first = int(timestamp.min())
     bits = (int(timestamp.max()) - first).bit_length()
     if int(user.max()).bit_length() + bits > _BITS:
-        return np.lexsort((*rest, timestamp, user))
+        return np.lexsort((*reversed(rest), timestamp, user))
     key = user.astype(np.int64)
     key <<= bits
     key += timestamp
@@ -348,7 +367,7 @@ def event_order(
     return _settle(order, key, rest)
 
 
-def _settle(order: np.ndarray, key: np.ndarray, rest: tuple[np.ndarray, ...]) -> np.ndarray:
+def _settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
     """Puts events of one key into the order of the other columns."""
     ordered = key[order]
     same = ordered[1:] == ordered[:-1]
@@ -356,6 +375,6 @@ def _settle(order: np.ndarray, key: np.ndarray, rest: tuple[np.ndarray, ...]) ->
     undecided[1:] = same
     undecided[:-1] |= same
     chosen = order[undecided]
-    again = np.lexsort((*(column[chosen] for column in rest), key[chosen]))
+    again = np.lexsort((*(column[chosen] for column in reversed(rest)), key[chosen]))
     order[undecided] = chosen[again]
     return order

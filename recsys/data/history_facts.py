@@ -1,10 +1,12 @@
-"""What models may read of a question and its history beside items: times, and weights.
+"""What models may read of a question and its history beside items: times, weights and kinds.
 
 Each is a whole number an event, `UNKNOWN` where nobody knows it. An age counts back from a
 moment of the history's own, so that no date reaches a model: from the question, or in a packed
 row of training from the newest event of the same user. Models read differences of ages alone.
-A weight is read as its bucket on a scale of logarithms. The moment of a question itself is a
-fact too, for models that know how old items are then (`recsys.models.item_ages`).
+A weight is read as its bucket on a scale of logarithms, a kind of event (`click`, `purchase`) as
+its place among the kinds of the data (`recsys.data.vocabulary.load_kinds`). The moment of a
+question itself is a fact too, for models that know how old items are then
+(`recsys.models.item_ages`).
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ import numpy as np
 
 from recsys.config.architecture import AGES as AGES  # Ages of events [s].
 from recsys.config.architecture import ASKED_AT as ASKED_AT  # Moment of the question [min].
+from recsys.config.architecture import KINDS as KINDS  # Their kinds.
 from recsys.config.architecture import WEIGHTS as WEIGHTS  # Buckets of their weights.
 
-FACTS = (AGES, WEIGHTS, ASKED_AT)
+OF_EVENTS = (AGES, WEIGHTS, KINDS)
+"""Facts of the events of a history, each also an input of a bundle that reads it."""
+FACTS = (*OF_EVENTS, ASKED_AT)
 ASKED = "asked_age"
 """Of packed training, ages of the events to predict `[rows, examples of a row]` int32 [s]."""
 Facts = Mapping[str, np.ndarray]
@@ -36,6 +41,8 @@ LEAST_WEIGHTS = 2.0 ** (
 The first is of smaller ones, the last of all that are larger."""
 LEAST_WEIGHTS = LEAST_WEIGHTS.astype(np.float32)
 N_WEIGHTS = len(LEAST_WEIGHTS) + 1
+MOST_KINDS = 255
+"""Kinds of events at most: the store has a byte an event, in which 0 means unknown."""
 
 
 def ages(now: np.ndarray | int, times: np.ndarray) -> np.ndarray:
@@ -59,6 +66,11 @@ def minutes(times: np.ndarray | int) -> np.ndarray:
 def weight_buckets(weights: np.ndarray) -> np.ndarray:
     """Returns the buckets of weights `[…]` float32, 0 … `N_WEIGHTS` - 1, int32."""
     return np.searchsorted(LEAST_WEIGHTS, weights, side="right").astype(np.int32)
+
+
+def kind_numbers(rows: np.ndarray) -> np.ndarray:
+    """Returns the numbers of kinds `[…]` int32 by their rows; that of row 0 is `UNKNOWN`."""
+    return rows.astype(np.int32) + UNKNOWN
 
 
 def all_of(names: Iterable[str], facts: Facts | None, history: np.ndarray) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batches import Batch, BatchSource, drop_rows
-from recsys.data.history_facts import AGES, ASKED, WEIGHTS, ages
+from recsys.data.history_facts import AGES, ASKED, ages
 from recsys.data.kept_events import read_events
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
@@ -53,13 +53,14 @@ class SequenceSource(BatchSource):
         at       [rows, new]      column of the history whose state an example reads;
                                   `NO_STATE`: the user has done nothing yet
 
-    where the model reads times, or weights
+    where the model reads times, weights or kinds
 
         history_age [rows, history]  seconds from each event to the newest one of its user in
                                      the row, or to that user's newest example
         asked_age   [rows, new]      the same of the examples: an example's question is asked
                                      at the moment of its event, as in HSTU
         history_weight [rows, history]  buckets of the events' weights
+        history_kind   [rows, history]  the events' kinds
 
     and all else as in `BatchSource`, its examples row by row, those of a row the newest first.
 
@@ -155,12 +156,11 @@ class SequenceSource(BatchSource):
             "segment": (user[:, 1:] - user.min(axis=1, keepdims=True)).astype(np.int32),
             "at": _columns_before(user, time)[:, : self.new],
         }
-        if AGES in self.model.history_facts:
+        if self.model.reads_times:
             age = _ages_within(user, time)
             windows |= {AGES: age[:, 1:], ASKED: age[:, : self.new]}
-        if WEIGHTS in self.model.history_facts:
-            windows |= log.facts([WEIGHTS], places.reshape(numbers.shape)[:, 1:], 0)
-        return windows
+        names = [name for name in self.model.history_facts if name != AGES]
+        return windows | log.facts(names, places.reshape(numbers.shape)[:, 1:], 0)
 
     def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
         model, part = self.model, self.part
@@ -171,7 +171,7 @@ class SequenceSource(BatchSource):
             is_new = part.uniform(user_row.shape, random) < model.new_user_share
             user_row = np.where(is_new, np.int32(0), user_row)
             at = np.where(is_new.reshape(at.shape), np.int32(NO_STATE), at)
-        names = ("segment", AGES, ASKED, WEIGHTS)
+        names = ("segment", ASKED, *model.history_facts)
         passed = {name: examples[name] for name in names if name in examples}
         return {"user_row": user_row, "history": history, "at": at, **passed}
 

@@ -6,7 +6,8 @@ before it. Layout of a store (docs/store.md):
     store.json                the split, the shards of both parts, and the sha256 of each file
     train/00000/              a shard: all events of some users
         user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value an event
-        valid.npy             whether validation is to hold it back, where the data say so
+        valid.npy kind.npy    whether validation is to hold it back, and the row of its kind,
+                              where the data say so
         offsets.npy           first event of each user, and the end
         users.parquet         id and user_row of each user, in order
     eval/00000/ …
@@ -32,7 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.event_log import COLUMNS, EventLog, EventShard
-from recsys.data.history_facts import AGES, WEIGHTS
+from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
@@ -117,7 +118,11 @@ class InteractionStore:
     @property
     def facts(self) -> tuple[str, ...]:
         """What is known of the events beside their items: see `recsys.data.history_facts`."""
-        known = {AGES: self.split.order == "time", WEIGHTS: self.train.weight is not None}
+        known = {
+            AGES: self.split.order == "time",
+            WEIGHTS: self.train.weight is not None,
+            KINDS: self.train.kind is not None,
+        }
         return tuple(name for name, is_known in known.items() if is_known)
 
     @functools.cached_property
@@ -199,7 +204,7 @@ def _open_shard(
     offsets = _map_column(path / "offsets.npy", np.int64, shard["users"] + 1)
     if offsets[0] != 0 or offsets[-1] != shard["events"]:
         raise _damaged(path / "offsets.npy", f"an end of {offsets[-1]}, not {shard['events']}")
-    return EventShard(**{"weight": None, **columns, "offsets": offsets})  # type: ignore[arg-type]
+    return EventShard(**columns, offsets=offsets)
 
 
 def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
@@ -317,8 +322,8 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardI
         part: The part that the shard belongs to, one of `PARTS`.
         index: Its place among the shards of the part.
         events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
-            since 1970, UTC], and `weight` and `valid` where the data have them; at least one
-            row.
+            since 1970, UTC], and `weight`, `valid` and `kind` (the row of the kind) where the
+            data have them; at least one row.
     """
     encoded = events["user_id"].dictionary_encode().combine_chunks()
     codes = encoded.indices.to_numpy()
@@ -386,7 +391,8 @@ class ServingHistories:
             hash rows, for items without a row of their own, keep their place.
         times: Time of each event `[events]` int64 [seconds since 1970, UTC]; None: nobody
             asked, or the events have none.
-        weights: Bucket of the weight of each event `[events]` int32; None likewise.
+        facts: Facts of each event except its age, by name `[events]` int32: see
+            `recsys.data.history_facts`.
     """
 
     ids: pa.Array
@@ -394,7 +400,7 @@ class ServingHistories:
     offsets: np.ndarray
     item_rows: np.ndarray
     times: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    facts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def serving_histories(store: InteractionStore, facts: Collection[str] = ()) -> ServingHistories:
@@ -428,16 +434,17 @@ def serving_histories(store: InteractionStore, facts: Collection[str] = ()) -> S
     if store.split.split in ("random", "given"):
         times = joined(lambda log: log.timestamp, np.int64)
         order = np.lexsort((times, np.repeat(np.arange(n_users), n_train + n_eval)))
-    told = {name for name in facts if name in store.facts}
-    every = slice(None)
+
+    def fact(name: str) -> np.ndarray:
+        return joined(lambda log: log.facts([name], slice(None), 0)[name], np.int32)
+
+    known = [name for name in facts if name in store.facts]
     new_ids = store.eval_users.ids.filter(pa.array(is_new))
     return ServingHistories(
         ids=pa.concat_arrays([store.train_users.ids, new_ids]),
         user_rows=np.concatenate([store.train_users.rows, store.eval_users.rows[is_new]]),
         offsets=offsets,
         item_rows=joined(lambda log: log.item_row, np.int32),
-        times=joined(lambda log: log.timestamp, np.int64) if AGES in told else None,
-        weights=joined(lambda log: log.facts([WEIGHTS], every, 0)[WEIGHTS], np.int32)
-        if WEIGHTS in told
-        else None,
+        times=joined(lambda log: log.timestamp, np.int64) if AGES in known else None,
+        facts={name: fact(name) for name in known if name != AGES},
     )

@@ -29,6 +29,8 @@ from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0
+KINDS_FILE = "kinds.parquet"
+"""The vocabulary of the kinds of event, among those of users and items."""
 
 _COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
 _COLUMNS["generation"] = pa.int32()
@@ -188,6 +190,16 @@ class Vocabulary:
             generation=generation[first:],
             split=SplitRule.from_text(facts.get(b"split")),
         )
+
+
+def load_kinds(folder: Path) -> tuple[str, ...]:
+    """Returns the kinds of events; kind `i` has row `i + 1`, for good.
+
+    Args:
+        folder: Folder of vocabularies; without `kinds.parquet` there are none.
+    """
+    file = folder / KINDS_FILE
+    return tuple(Vocabulary.load(file).own_ids.to_pylist()) if file.exists() else ()
 
 
 def as_texts(ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, verify
 from recsys.data.history_facts import Facts
+from recsys.data.vocabulary import load_kinds
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.sharded_candidates import (
     EmbedRows,
@@ -196,6 +197,7 @@ def _open_model(folder: Path, name: str, mesh: keras.distribution.DeviceMesh) ->
         queries=queries,
         width=config.dim if config.vector_dim > config.dim else None,
         facts=config.query_facts,
+        kinds=inputs.kinds,
         embed=embed,
         devices=mesh.backend_mesh,
         name=name,
@@ -228,6 +230,7 @@ def _open_bundle(bundle: Path, name: str, mesh: keras.distribution.DeviceMesh) -
         queries=queries,
         width=direction_width(manifest),
         facts=facts_of(manifest),
+        kinds=load_kinds(bundle / "vocabulary"),
         embed=embed,
         devices=mesh.backend_mesh,
         name=name,

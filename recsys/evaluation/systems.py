@@ -8,7 +8,7 @@ the served model would name them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ import pyarrow as pa
 from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, verify
 from recsys.bundles.versions import versions
 from recsys.data.dataset import Data
-from recsys.data.history_facts import Facts
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.history_facts import KINDS, UNKNOWN, Facts
+from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import Queries
@@ -50,6 +50,7 @@ class SystemEmbeddings:
         facts: What it reads of a question and its history: see `recsys.data.history_facts`.
         width: How many numbers of an embedding tell what is alike: all but bias and ages; None:
             all.
+        kinds: The kinds of events that it knows, by number.
     """
 
     items: Vocabulary
@@ -58,6 +59,7 @@ class SystemEmbeddings:
     queries: Callable[..., np.ndarray]
     width: int | None = None
     facts: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     def candidates_of(
         self, own_row: np.ndarray | None, is_candidate: np.ndarray
@@ -152,6 +154,7 @@ def of_model(model: Any, inputs: Any, name: str) -> SystemEmbeddings:
         queries,
         width=config.dim if config.vector_dim > config.dim else None,
         facts=config.query_facts,
+        kinds=inputs.kinds,
     )
 
 
@@ -170,7 +173,8 @@ def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
     items, candidates, history = read_bundle(bundle, manifest)
     check_numbers(name, candidates)
     queries, width = BundleProcess(bundle).queries, direction_width(manifest)
-    return SystemEmbeddings(items, candidates, history, queries, width, facts_of(manifest))
+    facts, kinds = facts_of(manifest), load_kinds(bundle / "vocabulary")
+    return SystemEmbeddings(items, candidates, history, queries, width, facts, kinds)
 
 
 def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, np.ndarray, int]:
@@ -218,7 +222,8 @@ class System:
     keeps its place, as an unknown id in the `history` of a served model does: it reads
     row 0, which counts nothing, or the hash row that such ids share. One without an id in
     the data (of row 0, or of a hash row of theirs) reads row 0 where the vocabularies
-    differ, because nobody knows its id; where they are the same its row is kept.
+    differ, because nobody knows its id; where they are the same its row is kept. Kinds of
+    events are translated too; one that it doesn't know counts as unknown.
 
     Args:
         name: What people call it.
@@ -255,6 +260,7 @@ class System:
                 f" measured on {ours.split.text} from {moment(data.store.cut)} on",
             )
         self._own_row = _translation(data.items, embeddings.items)
+        self._own_kind = _own_kinds(data.kinds, embeddings.kinds) if KINDS in self.facts else None
         known = embeddings.items.has_id()
         self.is_candidate = known if self._own_row is None else known[self._own_row]
         if not self.is_candidate.any():
@@ -307,6 +313,8 @@ class System:
         if not len(user_ids):
             return np.zeros((0, self.candidates.shape[1]), np.float32)
         rows = history if self._own_row is None else self._own_row[history]
+        if self._own_kind is not None and facts and KINDS in facts:
+            facts = {**facts, KINDS: self._own_kind[facts[KINDS]]}
         embedded = self._embed(user_ids, rows, *([facts] if self.facts else []))
         check_numbers(self.name, embedded)
         return embedded
@@ -347,7 +355,9 @@ def open_system(
     if hasattr(model, "embed_query"):
         # A training knows which rows it saw: validation may have held all events of one back.
         trained = getattr(model, "training_result", None)
-        of_data = ModelInputs(data.users, data.items, data.catalogue, data.user_features)
+        of_data = ModelInputs(
+            data.users, data.items, data.catalogue, data.user_features, data.kinds
+        )
         inputs = of_data if trained is None else trained.inputs
         return System(name, of_model(model, inputs, name), data)
     return System(name, of_model(model.model, model.inputs, name), data)
@@ -366,6 +376,12 @@ def _opener(path: Path) -> Callable[[Path, str], SystemEmbeddings]:
         f" a {MANIFEST}; it {'has neither' if path.is_dir() else 'is no folder'}.",
         f"Name the folder that a training, an export or a push wrote{newest}.",
     )
+
+
+def _own_kinds(ours: Sequence[str], its: Sequence[str]) -> np.ndarray:
+    """Returns a system's number of each kind of the data `[kinds + 1]` int32; last of unknown."""
+    number = {kind: n for n, kind in enumerate(its)}
+    return np.array([*(number.get(kind, UNKNOWN) for kind in ours), UNKNOWN], np.int32)
 
 
 def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:

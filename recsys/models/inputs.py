@@ -21,7 +21,7 @@ from recsys.data.catalogue import (
     open_user_features,
 )
 from recsys.data.history_facts import Facts, all_of
-from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
+from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,14 @@ class ModelInputs:
         items: Vocabulary of the items.
         catalogue: The items.
         user_features: Features of the users.
+        kinds: The kinds of events, by number.
     """
 
     users: Vocabulary
     items: Vocabulary
     catalogue: Catalogue
     user_features: tuple[FeatureBags, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -52,7 +54,8 @@ class ModelInputs:
             for side in ("users", "items")
         )
         features = open_user_features(folder / "user_features", users.n_rows)
-        return cls(users, items, Catalogue.open(folder / "catalogue"), features)
+        catalogue, kinds = Catalogue.open(folder / "catalogue"), load_kinds(folder / "vocabulary")
+        return cls(users, items, catalogue, features, kinds)
 
     def features(self, side: str) -> tuple[FeatureBags, ...]:
         """Returns the features of `users`, or of `items`."""

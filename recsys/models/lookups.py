@@ -22,7 +22,7 @@ import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import AGES, ASKED, ASKED_AT, WEIGHTS
+from recsys.data.history_facts import ASKED, ASKED_AT, OF_EVENTS
 from recsys.data.history_items import ITEM, PLACE
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
@@ -31,7 +31,7 @@ from recsys.models.spec import ModelSpec, Side
 
 Tensors = dict[str, keras.KerasTensor]
 Tables = dict[str, TableConfig]
-_PASSED = ("segment", "at", AGES, ASKED, WEIGHTS, PLACE)
+_PASSED = ("segment", "at", ASKED, *OF_EVENTS, PLACE)
 """Inputs of a query that no table is asked for; nor is one for `asked_at`, which `query` doesn't
 read."""
 

@@ -3,7 +3,7 @@
 model.json        spec, configs, versions, and the variables in order
 weights/N.npy     one file a variable; tables in the order of their rows, large ones of several
                   processes in `weights/N/`: see `recsys.models.saved_arrays`
-vocabulary/       users.parquet, items.parquet
+vocabulary/       users.parquet, items.parquet; kinds.parquet, where events have kinds
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them

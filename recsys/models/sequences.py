@@ -17,7 +17,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.history_facts import AGES, ASKED, N_WEIGHTS, UNKNOWN, WEIGHTS
+from recsys.data.history_facts import (
+    AGES,
+    ASKED,
+    KINDS,
+    MOST_KINDS,
+    N_WEIGHTS,
+    UNKNOWN,
+    WEIGHTS,
+)
 from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks, newest_item
 from recsys.models.layers import Dropout, Linear, Norm
 from recsys.models.time_buckets import N_BUCKETS, time_buckets
@@ -39,7 +47,10 @@ class PositionEncoder(HistoryEncoder):
         add_mean: Whether the mean of the items so far is added to a state, each weighted by
             its distance: training then begins near the encoder `mean`.
         event_weight: Whether a vector for the bucket of an event's weight is added to its item.
-        fact_dropout: Share of training rows whose times and weights are hidden [0..1).
+        event_kind: Whether a vector for its kind is added too, as in MBHT (Yang et al.,
+            "Multi-Behavior Hypergraph-Enhanced Transformer for Sequential Recommendation", KDD
+            2022).
+        fact_dropout: Share of training rows whose times, weights and kinds are hidden [0..1).
         seed: Seed of the initial weights and of the dropout.
         training_dtype: What training computes in; all else computes in float32.
     """
@@ -55,13 +66,14 @@ class PositionEncoder(HistoryEncoder):
         dropout: float = 0.0,
         add_mean: bool = True,
         event_weight: bool = False,
+        event_kind: bool = False,
         fact_dropout: float = 0.0,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(length, dim, seed, **kwargs)
         self.n_layers, self.heads, self.dropout = layers, heads, dropout
-        self.add_mean, self.event_weight = add_mean, event_weight
+        self.add_mean, self.event_weight, self.event_kind = add_mean, event_weight, event_kind
         self.fact_dropout = fact_dropout
         self.blocks = [self.make_block(seed + 10 * i, f"block_{i}") for i in range(layers)]
         self.norm = Norm(scale=_BESIDE_MEAN if add_mean else 1.0, name="norm")
@@ -93,18 +105,22 @@ class PositionEncoder(HistoryEncoder):
             self.recency = self.add_weight(
                 name="recency", shape=(self.length,), initializer="zeros"
             )
-        if self.event_weight or self._reads_times:
+        if self.event_weight or self.event_kind or self._reads_times:
             self._hide = Dropout(self.fact_dropout, self.seed - 2, "fact_dropout")
             self._random_facts = self._hide.generator  # Keras tracks attributes.
+        self.fact_vectors = {}
         if self.event_weight:
-            # The first is of weights that nobody knows.
-            shape = (1 + N_WEIGHTS, self.dim)
-            self.weight_vectors = self.add_weight(
-                name="event_weight", shape=shape, initializer="zeros"
-            )
+            self.fact_vectors[WEIGHTS] = self._vectors("event_weight", N_WEIGHTS)
+        if self.event_kind:
+            # As many for every data set, so that a new kind changes no shape.
+            self.fact_vectors[KINDS] = self._vectors("event_kind", MOST_KINDS)
         for block in self.blocks:
             block.build()
         self.norm.build((None, self.dim))
+
+    def _vectors(self, name: str, n: int) -> Any:
+        """Makes vectors of the numbers `UNKNOWN`, 0 … `n` - 1 of a fact `[1 + n, dim]`."""
+        return self.add_weight(name=name, shape=(1 + n, self.dim), initializer="zeros")
 
     def call(
         self,
@@ -126,8 +142,9 @@ class PositionEncoder(HistoryEncoder):
             at: Columns whose states are asked for `[rows, n]`, -1 for none; None: that of the
                 newest item, `n` is 1. Column `at[r, k]` is `k` or behind it: where `n` is
                 `length`, entry `k` isn't compared with newer columns.
-            **facts: Where they are read, `history_age` and `history_weight` `[rows, length]`
-                int32, and with `at` `asked_age` `[rows, n]`: see `recsys.data.history_facts`.
+            **facts: Where they are read, `history_age`, `history_weight` and `history_kind`
+                `[rows, length]` int32, and with `at` `asked_age` `[rows, n]`: see
+                `recsys.data.history_facts`.
         """
         is_item, facts = rows > 0, self._hidden(facts, training)
         column = ops.arange(self.length)
@@ -138,8 +155,8 @@ class PositionEncoder(HistoryEncoder):
         place = ops.sum(ops.cast(mask, "int32"), axis=-1) - 1
         dtype = self.training_dtype if training else "float32"
         x = items * self.dim**0.5 + ops.take(self.place, ops.maximum(place, 0), axis=0)
-        if self.event_weight:
-            x = x + ops.take(self.weight_vectors, facts[WEIGHTS] - UNKNOWN, axis=0)
+        for name, vectors in self.fact_vectors.items():
+            x = x + ops.take(vectors, facts[name] - UNKNOWN, axis=0)
         x = self._drop(ops.cast(x, dtype), training) * ops.cast(is_item, dtype)[..., None]
         # The last block computes no other states than those that are read.
         chosen = (
@@ -178,7 +195,7 @@ class PositionEncoder(HistoryEncoder):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        names = ("heads", "dropout", "add_mean", "event_weight", "fact_dropout")
+        names = ("heads", "dropout", "add_mean", "event_weight", "event_kind", "fact_dropout")
         own = {name: getattr(self, name) for name in names}
         return {**super().get_config(), "layers": self.n_layers, **own}
 

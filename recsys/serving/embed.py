@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from recsys.bundles.parity_process import stand_ins
 from recsys.bundles.signatures import fact_texts
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.evaluation.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
 from recsys.ragged import slices
 from recsys.serving.saved_model import SavedModelGraph
@@ -28,7 +28,9 @@ from recsys.system.process import stage_main
 _STEP, _SIGNATURE, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
 
 
-def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
+def embed(
+    graph: SavedModelGraph, items: Vocabulary, folder: Path, kinds: Sequence[str] = ()
+) -> int:
     """Writes the embeddings of the queries in `folder` beside them; returns how many.
 
     Every history counts as given, an empty one too: what the bundle has stored of a
@@ -42,6 +44,7 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
             first, padded with 0, and `facts.npz`, what is known of them, each
             `[n, history]` int32, and of the queries `[n]`; gets `embeddings.npy` `[n, dim]`
             float32.
+        kinds: Its kinds of event, by number.
     """
     users = np.asarray(pq.read_table(folder / USERS)["user_id"].to_pylist(), object)
     rows = np.load(folder / HISTORIES, mmap_mode="r", allow_pickle=False)
@@ -57,7 +60,7 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
         unknown = np.full((size, 1), "?", object)
         history = np.concatenate([id_of_row[rows[block]], unknown], axis=1)
         inputs |= {"user_id": users[block], "history": history}
-        inputs |= fact_texts({name: fact[block] for name, fact in facts.items()})
+        inputs |= fact_texts({name: fact[block] for name, fact in facts.items()}, kinds)
         embeddings.append(graph.ask(_SIGNATURE, inputs)["embedding"])
         text = f"{block.stop:,} of {n:,} queries embedded"
         emit("progress", step=_STEP, done=block.stop, total=n, text=text)
@@ -72,9 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     bundle = parser.parse_args(arguments).bundle
     graph = SavedModelGraph(bundle)
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+    kinds = load_kinds(bundle / "vocabulary")
     n_queries = 0
     for line in sys.stdin:
-        n_queries += embed(graph, items, Path(line.rstrip("\n")))
+        n_queries += embed(graph, items, Path(line.rstrip("\n")), kinds)
         sys.stdout.write(json.dumps({"queries": n_queries}) + "\n")
         sys.stdout.flush()
     return {"queries": n_queries}

@@ -18,7 +18,7 @@ from typing import Any, overload
 from recsys.bundles.bundle import MANIFEST
 from recsys.bundles.signatures import QUERY_TIME
 from recsys.bundles.versions import latest
-from recsys.data.history_facts import AGES, WEIGHTS
+from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import html_table
 from recsys.serving.retriever import Retriever, check_k, normal_id
@@ -180,6 +180,7 @@ class LoadedBundle:
         exclude_seen: bool | None = ...,
         history_age: Sequence[float] = ...,
         history_weight: Sequence[float] = ...,
+        history_kind: Sequence[str | int] = ...,
         query_time: str | int = ...,
     ) -> Recommendations: ...
     @overload
@@ -196,6 +197,7 @@ class LoadedBundle:
         exclude_seen: bool | None = ...,
         history_age: Sequence[float] = ...,
         history_weight: Sequence[float] = ...,
+        history_kind: Sequence[str | int] = ...,
         query_time: str | int = ...,
     ) -> RecommendationList: ...
     def recommend(
@@ -211,6 +213,7 @@ class LoadedBundle:
         exclude_seen: bool | None = None,
         history_age: Sequence[float] = (),
         history_weight: Sequence[float] = (),
+        history_kind: Sequence[str | int] = (),
         query_time: str | int = "",
     ) -> Recommendations | RecommendationList:
         """Returns the best items of a user, of several users, or for a taste.
@@ -234,6 +237,8 @@ class LoadedBundle:
                 in seconds; unknown by default.
             history_weight: Of a model that reads weights, that of each event of `history`;
                 unknown by default.
+            history_kind: Of a model that reads kinds, that of each event of `history`, as the
+                data have it; unknown by default.
             query_time: Of a model that reads times, or the ages of items, the moment of the
                 question, from which stored histories count back: seconds since 1970, UTC, or
                 ISO 8601; by default the newest event that the bundle has stored, and ages at
@@ -259,6 +264,7 @@ class LoadedBundle:
         facts = {
             AGES: [str(age) for age in history_age],
             WEIGHTS: [str(weight) for weight in history_weight],
+            KINDS: _ids(history_kind),
             QUERY_TIME: [str(query_time)],
         }
         inputs = self.retriever.query_inputs(

@@ -31,7 +31,7 @@ from recsys.bundles.signatures import (
     check_fact_texts,
 )
 from recsys.bundles.versions import is_version
-from recsys.data.history_facts import AGES, WEIGHTS
+from recsys.data.history_facts import OF_EVENTS
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
@@ -40,7 +40,7 @@ from recsys.serving.saved_model import SavedModelGraph
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
 _EXCLUDED = "exclude_ids"
-_OWN = ("user_id", "history", "exclude_seen", AGES, WEIGHTS, QUERY_TIME)
+_OWN = ("user_id", "history", "exclude_seen", *OF_EVENTS, QUERY_TIME)
 _HISTORY_BLOCK = 512
 """Users whose histories are read at a time; the result is as wide as the longest."""
 _POPULAR_BLOCK = 64
@@ -172,8 +172,8 @@ class Retriever:
             columns: Raw values of the users by input, in place of the stored features.
             exclude_seen: Whether what a user has seen is left out; by default as the
                 bundle has it.
-            facts: Facts of the query by input: `history_age`, `history_weight`, `query_time`;
-                see `recsys.bundles.graph`.
+            facts: Facts of the query by input: `history_age`, `history_weight`, `history_kind`,
+                `query_time`; see `recsys.bundles.graph`.
 
         Raises:
             UsageError: A text can't be written as UTF-8 (R540), or the model can't read a fact

@@ -22,7 +22,7 @@ from recsys.config import (
 )
 from recsys.data.batches import BatchSource
 from recsys.data.dataset import Data
-from recsys.data.history_facts import AGES, WEIGHTS
+from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.data.kept_events import training_events
 from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
@@ -180,6 +180,7 @@ def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
 _NEEDED = {
     AGES: ("relative_time", "times", "timestamp"),
     WEIGHTS: ("event_weight", "weights", "weight"),
+    KINDS: ("event_kind", "kinds", "event"),
 }
 
 
@@ -187,8 +188,8 @@ def _with_histories(config: Any, train: TrainConfig, store: InteractionStore) ->
     """Returns a model's config with `history_of` as the order of the events asks for.
 
     Raises:
-        UsageError: The past is asked for, and the events have no order; or times or weights
-            are that they don't have.
+        UsageError: The past is asked for, and the events have no order; or times, weights or
+            kinds are that they don't have.
     """
     for fact in config.history_facts:
         if fact not in store.facts:
@@ -225,7 +226,7 @@ class _Fit:
 
     def __init__(self, trainer: Trainer, model: RetrievalModel, data: Data) -> None:
         stage = trainer._stage(model, data)
-        inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features)
+        inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
         base, self._cold = choose(trainer.base, stage, data.store, inputs)
         self._trainer, self._model, self._base, self._own_stage = trainer, model, base, stage
         self._folders = RunFolders.of_run(

@@ -22,6 +22,7 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
+from recsys.data.history_facts import KINDS
 from recsys.data.kept_events import KeptEvents, training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding.layout import tables_of
@@ -384,6 +385,8 @@ def _differences(
         buckets = (getattr(known, side).config.hash_buckets for known in (before, inputs))
         pairs.append((f"data.vocabulary.{side}.hash_buckets", *buckets))
     pairs += _feature_traits(before, inputs)
+    if KINDS in stage.model.history_facts:  # Their vectors stay where they are.
+        pairs.append(("kinds of events", before.kinds, inputs.kinds[: len(before.kinds)]))
     return [f"{what}: {then} → {now}" for what, then, now in pairs if then != now]
 
 

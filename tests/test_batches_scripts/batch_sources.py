@@ -32,14 +32,15 @@ def small_source():
     return make(events, catalogue)
 
 
-def make_log(user, item, time, weight=None):
+def make_log(user, item, time, weight=None, kind=None):
     """A log of two shards: the users below 4, and the others; user `u` has row `u`."""
     shards = []
     for first, end in ((0, 4), (4, N_USERS)):
         which = (first <= user) & (user < end)
         columns = [column[which] for column in (user, item, time)]
-        weights = None if weight is None else weight[which]
-        shards.append(EventShard.sort(user[which] - first, *columns, end - first, weights))
+        optional = {"weight": weight, "kind": kind}
+        optional = {name: x[which] for name, x in optional.items() if x is not None}
+        shards.append(EventShard.sort(user[which] - first, *columns, end - first, **optional))
     return EventLog(tuple(shards))
 
 

@@ -15,7 +15,7 @@ from recsys.cli.recommend import _recommend_file as recommend_to_file
 from recsys.cli.recommend import _recommend_user as recommend_to_user
 from recsys.config import ExportConfig, ExportStage
 from recsys.data.history_facts import weight_buckets
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import UsageError
 from recsys.models import load_model
 from recsys.serving.batch_file import as_batch, batch_answer
@@ -54,6 +54,7 @@ def export_and_ask(folder, model, saved):
     times = {
         "history_age": tf.constant([["30", "90000"], ["", ""]]),
         "history_weight": tf.constant([[""], [""]]),
+        "history_kind": tf.constant([[""], [""]]),
         "query_time": tf.constant([[""], [""]]),
     }
     answer = signatures["recommend"](
@@ -102,15 +103,17 @@ def asked_with_times(folder, bundle, signatures):
     nothing = [[""]] * 5
     users = ["u3", "u5", "u3", "u5", "nobody"]
     moments = [["500"], [""], [""], ["1970-01-01T01:00:00"], ["7"]]
-    stored = embedding(signatures, users, nothing, nothing, nothing, moments)
+    stored = embedding(signatures, users, nothing, nothing, nothing, nothing, moments)
     history = [["i4", "i5", "i6"]] * 3
     ages = [["60", "", "-3"], ["59.9", "+1", ""], ["1e300", "7", " 8 "]]
     weights = [["4.5", "0.1"], ["", ""], ["", ""]]
-    given = embedding(signatures, ["u3"] * 3, history, ages, weights, nothing[:3])
+    kinds = [["buy", "never seen", " view "], ["", "", ""], ["", "é", "é"]]
+    given = embedding(signatures, ["u3"] * 3, history, ages, weights, kinds, nothing[:3])
     n_refused = 0
     for told in (("soon", "", ""), ("5", "", "soon"), ("5", "much", "")):
         try:
-            embedding(signatures, ["u3"], [["i4"]], *([[text]] for text in told))
+            age, weight, moment = ([[text]] for text in told)
+            embedding(signatures, ["u3"], [["i4"]], age, weight, [[""]], moment)
         except tf.errors.InvalidArgumentError:
             n_refused += 1
     # As an evaluation asks.
@@ -122,14 +125,17 @@ def asked_with_times(folder, bundle, signatures):
     whole = np.int32([[60, -1, 0], [59, 1, -1], [2**30, 7, 8]])
     buckets = np.full((3, 3), -1)
     buckets[0, :2] = weight_buckets(np.float32([4.5, 0.1]))
-    np.savez(files / "facts.npz", history_age=whole, history_weight=buckets)
-    embed(SavedModelGraph(bundle), items, files)
+    numbers = np.int32([[1, -1, 0], [-1, -1, -1], [-1, 2, 2]])
+    facts = {"history_age": whole, "history_weight": buckets, "history_kind": numbers}
+    np.savez(files / "facts.npz", **facts)
+    embed(SavedModelGraph(bundle), items, files, load_kinds(bundle / "vocabulary"))
     loaded = load_bundle(bundle)
     by_python = [
         loaded.recommend("u3", k=15, query_time=5000, exclude_seen=False),
         loaded.recommend("u3", k=15, query_time="", exclude_seen=False),
         loaded.recommend("u3", k=15, history=["i4", "i5"], history_age=[30, 9e4],
-                         history_weight=[2], exclude_seen=False),
+                         history_weight=[2], history_kind=["", "e\N{COMBINING ACUTE ACCENT}"],
+                         exclude_seen=False),
     ]  # fmt: skip
     of_file = batch_answer(loaded.retriever, pa.array(["u3"]), 15, query_time="5000")
     pq.write_table(pa.table({"user": ["u3"]}), files / "of_file.parquet")
@@ -145,6 +151,7 @@ def asked_with_times(folder, bundle, signatures):
         exclude_seen=tf.constant([False] * 3),
         history_age=tf.constant([["", ""], ["", ""], ["30", "90000"]]),
         history_weight=tf.constant([[""], [""], ["2"]]),
+        history_kind=tf.constant([["", ""], ["", ""], ["", "é"]]),
         query_time=tf.constant([["5000"], [""], [""]]),
     )
     return {
@@ -189,12 +196,13 @@ def asked_at(folder, bundle, signatures):
     }
 
 
-def embedding(signatures, users, history, ages, weights, moments):
+def embedding(signatures, users, history, ages, weights, kinds, moments):
     answer = signatures["embed_query"](
         user_id=tf.constant(users),
         history=tf.constant(history),
         history_age=tf.constant(ages),
         history_weight=tf.constant(weights),
+        history_kind=tf.constant(kinds),
         query_time=tf.constant(moments),
     )
     return answer["embedding"].numpy()

@@ -55,6 +55,7 @@ class World:
         counts: Training positives by id, where they aren't 1.
         generation: Of the items' rows.
         hash_buckets: Hash rows of the users.
+        kinds: Kinds of event, in the order of their rows.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class World:
         counts=(),
         generation=None,
         hash_buckets=0,
+        kinds=(),
     ):
         genres, ages, counts = dict(genres), dict(ages), dict(counts)
         config = VocabularyConfig(hash_buckets=hash_buckets)
@@ -82,6 +84,7 @@ class World:
         feature = FeatureBags("genres", len(tokens), bags, tokens)
         self.catalogue = Catalogue(names, names, (feature,))
         self.user_features = (self._ages(ages, buckets),)
+        self.kinds = tuple(kinds)
 
     def _ages(self, ages, buckets):
         names = self.users.names_of_rows()
@@ -95,13 +98,15 @@ class World:
 
     @property
     def inputs(self):
-        return ModelInputs(self.users, self.items, self.catalogue, self.user_features)
+        return ModelInputs(self.users, self.items, self.catalogue, self.user_features, self.kinds)
 
     def save(self, folder, cut=10 * DAY, days=(1, 10), seed=0, per_user=6):
         """Writes a data folder whose users took items at random on some days."""
         (folder / "vocabulary").mkdir(parents=True)
         self.users.save(folder / "vocabulary" / "users.parquet")
         self.items.save(folder / "vocabulary" / "items.parquet")
+        if self.kinds:
+            _vocabulary(self.kinds, {}).save(folder / "vocabulary" / "kinds.parquet")
         self.catalogue.save(folder / "catalogue")
         save_features(self.user_features, folder / "user_features")
         draw = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ its neighbours aren't. Files without a span are one segment.
         item.npy                     which item each event is of
         timestamp.npy weight.npy     one value an event
         valid.npy                    whether validation holds it back, where some are
+        kinds.parquet kind.npy       kinds of event, as items, and which each has, where there are
     Split-train/data-….parquet       its rows as examples, where TFX looks at them
 
 Users and items are numbered by the bucket itself: no row of a vocabulary is in a segment,
@@ -44,17 +45,20 @@ from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.read_rows import StepProgress, run_tasks
 from recsys.data.ingest.span_rows import SpanPart, SpanRows, join_parts
 from recsys.data.split import DAY_S, PART, count_positive_days
-from recsys.data.vocabulary import COUNTS_SCHEMA, count_codes, merge_counts
+from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
 
-USERS, ITEMS, EXAMPLES = "users.parquet", "items.parquet", "examples.parquet"
+USERS, ITEMS, KINDS = "users.parquet", "items.parquet", KINDS_FILE
+EXAMPLES = "examples.parquet"
 COLUMNS = {
     "offsets": np.int64,
     "item": np.int32,
     "timestamp": np.int64,
     "weight": np.float32,
     "valid": np.bool_,
+    "kind": np.int32,
 }
-"""Columns of the events; `weight` and `valid` only where the data have them."""
+"""Columns of the events; those of `recsys.data.event_log.OPTIONAL` only where the data have
+them."""
 INDEX, FOLDER = "segments.json", "segments"
 
 SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
@@ -232,8 +236,8 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     Args:
         folder: Where to, made where there is none.
         positives: Columns `user_id`, `item_id`, what orders them (see `event_times`), and
-            `weight` and `part` where the data have them; all that the segment has of these
-            users.
+            `weight`, `part` and `event` where the data have them; all that the segment has of
+            these users.
 
     Returns:
         How many there are; without one nothing is written.
@@ -244,23 +248,21 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     user, user_ids = _encode(positives["user_id"])
     item, item_ids = _encode(positives["item_id"])
     time = event_times(positives).to_numpy()
-    weight = positives["weight"].to_numpy() if "weight" in positives.column_names else None
-    order = event_order(user, time, item, weight)
-    has_part = PART.name in positives.column_names
-    valid = pc.equal(positives[PART.name], "valid").to_numpy() if has_part else None
-    columns = {
-        "offsets": np.concatenate([[0], np.cumsum(np.bincount(user, minlength=len(user_ids)))]),
-        "item": item[order],
-        "timestamp": time[order],
-        "weight": None if weight is None else weight[order],
-        "valid": None if valid is None else valid[order],
-    }
-    for name, dtype in COLUMNS.items():
-        column = columns[name]
-        if column is not None:
-            np.save(folder / f"{name}.npy", column.astype(dtype, copy=False))
     # Places and random numbers are no times to be seen at.
     seen = time if TIME.name in positives.column_names else np.zeros(len(time), np.int64)
+    optional = {}
+    if "weight" in positives.column_names:
+        optional["weight"] = positives["weight"].to_numpy()
+    if PART.name in positives.column_names:
+        optional["valid"] = pc.equal(positives[PART.name], "valid").to_numpy()
+    if "event" in positives.column_names:
+        optional["kind"], kinds = _encode(positives["event"])
+        pq.write_table(count_codes(kinds, optional["kind"], seen), folder / KINDS)
+    order = event_order(user, time, (item, *optional.values()))
+    ends = np.cumsum(np.bincount(user, minlength=len(user_ids)))
+    np.save(folder / "offsets.npy", np.concatenate([[0], ends]).astype(COLUMNS["offsets"]))
+    for name, column in {"item": item, "timestamp": time, **optional}.items():
+        np.save(folder / f"{name}.npy", column[order].astype(COLUMNS[name], copy=False))
     pq.write_table(count_codes(user_ids, user, seen), folder / USERS)
     pq.write_table(count_codes(item_ids, item, seen), folder / ITEMS)
     return positives.num_rows
@@ -290,7 +292,7 @@ class SegmentPart:
     events: int
 
     def ids(self, file: str) -> pa.Array:
-        """Returns the ids of its users or items, `large_string`, in order."""
+        """Returns the ids of its users, items or kinds, `large_string`, in order."""
         table = pq.read_table(self.folder / file, columns=["id"], schema=COUNTS_SCHEMA)
         return pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
 
@@ -339,7 +341,7 @@ def counts_of(examples: Path, split: str, file: str) -> pa.Table:
     Args:
         examples: Folder of the examples.
         split: The split.
-        file: `users.parquet` or `items.parquet`.
+        file: `users.parquet`, `items.parquet`, or `kinds.parquet`, which not all data have.
     """
-    parts = read_parts(examples, split)
-    return merge_counts([pq.read_table(part.folder / file, schema=COUNTS_SCHEMA) for part in parts])
+    files = [part.folder / file for part in read_parts(examples, split)]
+    return merge_counts([pq.read_table(f, schema=COUNTS_SCHEMA) for f in files if f.exists()])

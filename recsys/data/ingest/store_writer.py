@@ -10,16 +10,27 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import VocabulariesConfig
-from recsys.data.event_log import EventShard, count_tied
+from recsys.config import VocabulariesConfig, VocabularyConfig
+from recsys.data import event_log
+from recsys.data.event_log import OPTIONAL, EventShard, count_tied
 from recsys.data.example_files import read_split
-from recsys.data.ingest.segments import COLUMNS, ITEMS, USERS, SegmentPart, counts_of, read_parts
+from recsys.data.history_facts import MOST_KINDS
+from recsys.data.ingest.segments import (
+    COLUMNS,
+    ITEMS,
+    KINDS,
+    USERS,
+    SegmentPart,
+    counts_of,
+    read_parts,
+)
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import (
     EVENTS_OF_A_SHARD,
@@ -45,7 +56,7 @@ def make_vocabularies(
     config: VocabulariesConfig,
     split: SplitRule = BY_TIME,
 ) -> None:
-    """Grows both vocabularies by the ids counted in the segments.
+    """Grows both vocabularies, and that of kinds of event, by the ids counted in the segments.
 
     Args:
         interactions: What InteractionGen or `ingest` made of the interactions.
@@ -81,7 +92,29 @@ def make_vocabularies(
             )
         vocabulary.split = split
         vocabulary.save(out / file)
+    _make_kinds(interactions, cut, previous, out)
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
+
+
+def _make_kinds(interactions: Path, cut: int, previous: Path | None, out: Path) -> None:
+    """Writes the vocabulary of the kinds of event, where the data have or had any.
+
+    Kinds keep their rows for good; of more than `MOST_KINDS` the first ones have rows.
+    """
+    before = previous and previous / KINDS
+    earlier = Vocabulary.load(before) if before and before.exists() else None
+    counted = counts_of(interactions, "train", KINDS)
+    if earlier is None and not counted.num_rows:
+        return
+    grown, _ = grow(earlier, counted, VocabularyConfig(), cut)
+    if (n := len(grown.own_ids)) > MOST_KINDS:
+        text = f"of {n} kinds of events {MOST_KINDS} get a row; the others count as unknown"
+        emit("note", step="VocabularyGen", text=text)
+    kinds = Vocabulary(
+        grown.own_ids[:MOST_KINDS], grown.row_counts[1 : 1 + MOST_KINDS], cut=cut,
+        last_seen=grown.last_seen[:MOST_KINDS],
+    )  # fmt: skip
+    kinds.save(out / KINDS)
 
 
 def build_store(
@@ -102,11 +135,15 @@ def build_store(
         split: How the examples were split.
         most: Events of a shard, about; more where one user has more.
     """
-    users, items = (Vocabulary.load(vocabularies / name) for name in (USERS, ITEMS))
+    known = {
+        name: Vocabulary.load(vocabularies / name)
+        for name in (USERS, ITEMS, KINDS)
+        if (vocabularies / name).exists()
+    }
     infos: dict[str, list[ShardInfo]] = {}
     for done, name in enumerate(PARTS):
         parts = read_parts(examples, name)
-        infos[name] = list(_write_part(store, name, parts, users, items, most))
+        infos[name] = list(_write_part(store, name, parts, known, most))
         text = f"{name} events written"
         emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
     write_manifest(store, cut, infos, split)
@@ -116,17 +153,17 @@ def _write_part(
     store: Path,
     name: str,
     parts: Sequence[SegmentPart],
-    users: Vocabulary,
-    items: Vocabulary,
+    known: Mapping[str, Vocabulary],
     most: int,
 ) -> Iterator[ShardInfo]:
     """Writes the shards of a part of the store."""
     ids = [part.ids(USERS) for part in parts]
     every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
-    place, table = order_users(every.dictionary, users.rows(every.dictionary), name == "train")
+    rows = known[USERS].rows(every.dictionary)
+    place, table = order_users(every.dictionary, rows, name == "train")
     codes, ends = every.indices.to_numpy(), np.cumsum([0, *map(len, ids)])
     sources = [
-        _Source(part, place[codes[first:end]], items)
+        _Source(part, place[codes[first:end]], known)
         for part, (first, end) in zip(parts, itertools.pairwise(ends), strict=True)
     ]
     n_events = np.zeros(table.num_rows, np.int64)
@@ -145,21 +182,28 @@ class _Source:
     Args:
         part: Their files; columns are memory-mapped.
         place: Place of each of its users among the users of the log `[users]` int32.
-        items: Vocabulary of the items.
+        known: The vocabularies by file.
     """
 
-    def __init__(self, part: SegmentPart, place: np.ndarray, items: Vocabulary) -> None:
-        columns: dict[str, np.ndarray] = {
+    def __init__(
+        self, part: SegmentPart, place: np.ndarray, known: Mapping[str, Vocabulary]
+    ) -> None:
+        self.columns: dict[str, np.ndarray] = {
             name: np.load(file, mmap_mode="r", allow_pickle=False)
             for name in COLUMNS
             if (file := part.folder / f"{name}.npy").exists()
         }
-        self.offsets, self.item = columns["offsets"], columns["item"]
-        self.timestamp = columns["timestamp"]
-        self.weight, self.valid = columns.get("weight"), columns.get("valid")
-        self.item_row = items.rows(part.ids(ITEMS))
+        self.offsets = self.columns["offsets"]
+        self._rows = {"item": known[ITEMS].rows(part.ids(ITEMS))}
+        if "kind" in self.columns:
+            self._rows["kind"] = known[KINDS].rows(part.ids(KINDS))
         self.place, self.order = place, np.argsort(place, kind="stable")
         """The users, and their order in the log."""
+
+    def read(self, name: str, places: np.ndarray) -> np.ndarray:
+        """Returns a column at `places` `[n]`; of items and kinds their rows."""
+        values = self.columns[name][places]
+        return self._rows[name][values] if name in self._rows else values
 
 
 def _borders(n_events: np.ndarray, most: int) -> list[int]:
@@ -185,10 +229,11 @@ def _shard(
     offsets = np.concatenate([[0], np.cumsum(counts)])
     n = int(offsets[-1])
     item_row, time = np.empty(n, np.int32), np.empty(n, np.int64)
-    has_weight = any(source.weight is not None for source in sources)
-    weight = np.empty(n, np.float32) if has_weight else None
-    has_valid = any(source.valid is not None for source in sources)
-    valid = np.zeros(n, bool) if has_valid else None
+    optional: dict[str, Any] = {
+        name: np.zeros(n, event_log.COLUMNS[name])
+        for name in OPTIONAL
+        if any(name in source.columns for source in sources)
+    }
     free = offsets[:-1].copy()
     for source in sources:
         low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
@@ -196,30 +241,26 @@ def _shard(
         to, start = source.place[users] - first, source.offsets[users]
         length = source.offsets[users + 1] - start
         here, there = ranges(free[to], length), ranges(start, length)
-        item_row[here] = source.item_row[source.item[there]]
-        time[here] = source.timestamp[there]
-        if weight is not None and source.weight is not None:
-            weight[here] = source.weight[there]
-        if valid is not None and source.valid is not None:
-            valid[here] = source.valid[there]
+        item_row[here] = source.read("item", there)
+        time[here] = source.read("timestamp", there)
+        for name, column in optional.items():
+            if name in source.columns:
+                column[here] = source.read(name, there)
         free[to] += length
     user = np.repeat(np.arange(end - first, dtype=np.int32), counts)
     tied = count_tied(user, time)
-    _order_ties(tied, item_row, weight, valid)
-    return EventShard(user_rows[first:end][user], item_row, time, weight, tied, offsets, valid)
+    _order_ties(tied, [item_row, *optional.values()])
+    return EventShard(user_rows[first:end][user], item_row, time, tied, offsets, **optional)
 
 
-def _order_ties(
-    tied: np.ndarray, item_row: np.ndarray, weight: np.ndarray | None, valid: np.ndarray | None
-) -> None:
-    """Orders events of one user and second by their items' rows, weights, and parts."""
+def _order_ties(tied: np.ndarray, columns: Sequence[np.ndarray]) -> None:
+    """Orders events of one user and second by `columns` `[n]` each; the first decides first."""
     behind = np.flatnonzero(tied)
     if not len(behind):
         return
     first = np.unique(behind - tied[behind])
     run = np.unique(np.concatenate([first, behind]))
     group = np.cumsum(tied[run] == 0)
-    others = [column for column in (valid, weight) if column is not None]
-    order = run[np.lexsort((*(column[run] for column in others), item_row[run], group))]
-    for column in (item_row, *others):
+    order = run[np.lexsort((*(column[run] for column in reversed(columns)), group))]
+    for column in columns:
         column[run] = column[order]
