@@ -1,4 +1,4 @@
-"""Memory that a process has freed, given back to the machine."""
+"""Returns memory that a process has freed to the system."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pyarrow as pa
 
 
 def release_freed() -> None:
-    """Returns free memory to the system, before this process waits for another one.
+    """Returns freed memory to the system, as after compiling, or before another process needs it.
 
-    The allocators of Arrow and C would keep it for later; only glibc can trim that of C.
+    The allocators of Arrow and C would keep it for later use; only glibc can trim that of C.
     """
     gc.collect()
     pa.default_memory_pool().release_unused()
