@@ -1,5 +1,6 @@
 """Metrics and baselines of one's own, and evaluations from Python."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from recsys import compare, evaluate
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
 from recsys.data.dataset import Data
 from recsys.evaluation.result import Comparison, EvaluationResult
+from recsys.evaluation.systems import repeats_of
 from recsys.metrics.metric import Items, RankedLists
 from recsys.models import load_model
 from recsys.report.run_report import write_report
@@ -122,6 +124,30 @@ def test_models_in_memory_are_measured_as_their_folders_are(world):
     trained = load_model(world.model)
     for model in (trained, trained.model):
         assert evaluate(model, Data(world.data), **options).metrics == by_folder.metrics
+
+
+def test_without_a_config_an_evaluation_repeats_as_its_model_was_trained(world, tmp_path):
+    trained = load_model(world.model)
+    stage = trained.stage.model_copy(update={"repeats": "include"})
+    repeating = dataclasses.replace(trained, stage=stage)
+    found = [
+        evaluate(model, world.data, config=config, progress=False, **options).content["repeats"]
+        for model, config, options in (
+            (trained, None, OPTIONS),
+            (repeating, None, OPTIONS),
+            (repeating, EvaluateStage(), OPTIONS),
+        )
+    ]
+    assert found == ["exclude", "include", "exclude"]
+    assert compare(trained, repeating, world.data, k=[1], progress=False).content["repeats"] == (
+        "include"
+    )
+    assert repeats_of(world.model) == "exclude"
+    for file, told in (("manifest.json", {}), ("model.json", {"stage": {}})):
+        for key in ("exclude", "include"):
+            told.get("stage", told)["repeats"] = key
+            (tmp_path / file).write_text(json.dumps(told))
+            assert repeats_of(tmp_path) == key
 
 
 def test_what_is_asked_for_drops_rules_on_what_is_not_measured(world):

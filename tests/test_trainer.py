@@ -248,6 +248,19 @@ def test_a_model_of_a_class_that_its_config_does_not_name_is_refused(data, tmp_p
         fit(data, tmp_path, model=Own.from_config(SETTINGS, data))
 
 
+@pytest.mark.parametrize(("asked", "repeats"), [(None, "include"), ("exclude", "exclude")])
+def test_a_bundle_repeats_as_its_model_was_trained(tmp_path, monkeypatch, asked, repeats):
+    stages = []
+    monkeypatch.setattr(
+        "recsys.bundles.exporting.run_stage_with_config",
+        lambda _, config, words, backend: stages.append(json.loads(config)),
+    )
+    told = {"stage": {"plugins": [], "repeats": "include"}}
+    (tmp_path / "model.json").write_text(json.dumps(told))
+    export(tmp_path, tmp_path, tmp_path / "bundle", repeats=asked)
+    assert stages[0]["repeats"] == repeats
+
+
 def test_a_model_that_was_not_trained_is_not_exported(tmp_path):
     with pytest.raises(UsageError, match=r"R536.*recsys\.Trainer.*"):
         export(object(), tmp_path, tmp_path / "bundle")

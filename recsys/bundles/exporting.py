@@ -26,7 +26,7 @@ def export(
     *,
     name: str = "model",
     config: ExportConfig | None = None,
-    repeats: Repeats = "exclude",
+    repeats: Repeats | None = None,
     evaluation: str | Path | None = None,
     transforms: dict[str, str | Path] | None = None,
 ) -> Path:
@@ -40,7 +40,8 @@ def export(
         out: The bundle: absent, an empty folder, or an older bundle to replace.
         name: Name of the served model.
         config: Options of the export; None: the defaults.
-        repeats: What becomes of items that a user has seen.
+        repeats: What becomes of items that a user has seen; None: what the model was trained
+            with.
         evaluation: Evaluation folder of the model, for the model card.
         transforms: Outputs of Transform by side, `items` and `users`, for bundles that take
             raw columns.
@@ -54,12 +55,14 @@ def export(
         UsageError: The model is none (R536), or of a class that can't be imported (R108), or
             `out` is taken (R521).
     """
-    stage = ExportStage(name=name, export=config or ExportConfig(), repeats=repeats)
     bundle, more = Path(out).absolute(), {"evaluation": evaluation, **(transforms or {})}
     options = {_OPTIONS[key]: Path(path) for key, path in more.items() if path is not None}
     with tempfile.TemporaryDirectory(prefix="recsys-export-") as scratch:
         trained = _model_folder(model, data, Path(scratch))
-        _check_importable(trained)
+        trained_with = _stage_of(trained)
+        _check_importable(trained_with)
+        repeats = repeats or trained_with.get("repeats", "exclude")
+        stage = ExportStage(name=name, export=config or ExportConfig(), repeats=repeats)
         options |= {"--model": trained, "--data": Path(getattr(data, "folder", data))}
         options |= {"--out": bundle}
         words = [word for name, path in options.items() for word in (name, str(path.absolute()))]
@@ -67,10 +70,15 @@ def export(
     return bundle
 
 
-def _check_importable(folder: Path) -> None:
-    """Checks that the classes of a model can be imported by another process."""
+def _stage_of(folder: Path) -> dict[str, Any]:
+    """Returns what a model folder says of its training; nothing of one that the export refuses."""
     path = folder / "model.json"
-    if path.is_file() and "__main__" in read_json(path)["stage"]["plugins"]:
+    return dict(read_json(path)["stage"]) if path.is_file() else {}
+
+
+def _check_importable(stage: dict[str, Any]) -> None:
+    """Checks that the classes of a model can be imported by another process."""
+    if "__main__" in stage.get("plugins", ()):
         raise UsageError(
             "R108",
             "A class of an exported model must be importable; one of this model was registered"

@@ -12,7 +12,7 @@ from recsys.data.dataset import Data
 from recsys.evaluation.evaluator import Evaluator, SystemProgress
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.systems import open_evaluation_data, open_system
+from recsys.evaluation.systems import open_evaluation_data, open_system, repeats_of
 
 
 def evaluate(
@@ -37,7 +37,8 @@ def evaluate(
         metrics: The same for metrics.
         k: Cut-offs of the metrics; None: those of `config`.
         blessed: What else is compared with: the last blessed model, as `model` is given.
-        config: What else a config says of the evaluation and of what blesses a model.
+        config: What else a config says of the evaluation and of what blesses a model; None: the
+            defaults, with `repeats` as the model was trained.
         progress: Whether progress bars are shown; or what is called with the name of a
             system, the queries done, and all.
 
@@ -50,12 +51,7 @@ def evaluate(
         pydantic.ValidationError: A name is unknown, or an option wrong.
     """
     stage = _stage(config, baselines, metrics, k)
-    opened = data if isinstance(data, Data) else open_evaluation_data(Path(data))
-    systems = {MODEL: open_system(model, opened, "the model")}
-    if blessed is not None:
-        systems[BLESSED] = open_system(blessed, opened, "the last blessed model")
-    with _reporter(progress) as report:
-        return EvaluationResult(Evaluator(stage, opened, report).run(systems))
+    return _evaluate(model, data, blessed, stage, progress, is_config_given=config is not None)
 
 
 def compare(
@@ -83,8 +79,27 @@ def compare(
         RecsysError: As `evaluate`.
     """
     stage = _stage(config, (), metrics, k).of_two_models()
-    result = evaluate(b, data, blessed=a, config=stage, progress=progress)
+    result = _evaluate(b, data, a, stage, progress, is_config_given=config is not None)
     return Comparison(result.content, stage.bless.metric)
+
+
+def _evaluate(
+    model: Any,
+    data: Data | str | Path,
+    blessed: Any,
+    stage: EvaluateStage,
+    progress: bool | SystemProgress,
+    *,
+    is_config_given: bool,
+) -> EvaluationResult:
+    opened = data if isinstance(data, Data) else open_evaluation_data(Path(data))
+    systems = {MODEL: open_system(model, opened, "the model")}
+    if blessed is not None:
+        systems[BLESSED] = open_system(blessed, opened, "the last blessed model")
+    if not is_config_given:
+        stage = stage.model_copy(update={"repeats": repeats_of(model)})
+    with _reporter(progress) as report:
+        return EvaluationResult(Evaluator(stage, opened, report).run(systems))
 
 
 def _stage(

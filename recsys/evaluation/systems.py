@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, verify
 from recsys.bundles.versions import versions
+from recsys.config import Repeats
 from recsys.data.dataset import Data
 from recsys.data.history_facts import KINDS, UNKNOWN, Facts
 from recsys.data.vocabulary import Vocabulary, load_kinds
@@ -29,6 +30,7 @@ from recsys.models import load_model
 from recsys.models.inference import Inference, embed_catalogue, embed_queries
 from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
+from recsys.system.files import read_json
 
 if TYPE_CHECKING:
     import keras
@@ -361,6 +363,23 @@ def open_system(
         inputs = of_data if trained is None else trained.inputs
         return System(name, of_model(model, inputs, name), data)
     return System(name, of_model(model.model, model.inputs, name), data)
+
+
+def repeats_of(model: Any) -> Repeats:
+    """Returns whether the lists of a model have items that a user has seen: as it was trained.
+
+    Args:
+        model: As `open_system` takes it.
+    """
+    if not isinstance(model, str | Path):
+        trained = getattr(model, "training_result", model)
+        return trained.stage.repeats if hasattr(trained, "stage") else "exclude"
+    folder, repeats = Path(model), "exclude"
+    if (folder / "model.json").is_file():
+        repeats = read_json(folder / "model.json").get("stage", {}).get("repeats", repeats)
+    elif (folder / MANIFEST).is_file():
+        repeats = read_json(folder / MANIFEST).get("repeats", repeats)
+    return "include" if repeats == "include" else "exclude"
 
 
 def _opener(path: Path) -> Callable[[Path, str], SystemEmbeddings]:
