@@ -13,7 +13,7 @@ import pytest
 
 from recsys.system import files
 from recsys.system.files import PREFIX, scratch_folder, sweep, temporary_files_in
-from recsys.system.parent import VARIABLE, child_command
+from recsys.system.parent import VARIABLE
 
 _CHILD = """
 import time
@@ -144,46 +144,3 @@ def test_temporary_files_go_where_they_are_told_and_back(tmp_path):
     with temporary_files_in(tmp_path):
         assert files.tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
     assert os.environ.get("TMPDIR") == before
-
-
-_WITH_KERAS = """
-import sys
-import keras
-looked_for = ("IPython", "pandas", "sklearn")
-print([name for name in looked_for if name in sys.modules], keras.ops.ones((1, 2)).shape)
-import IPython, pandas, sklearn
-"""
-
-
-def test_a_child_imports_keras_without_what_it_only_looks_for_and_that_later_all_the_same(tmp_path):
-    (tmp_path / "with_keras.py").write_text(_WITH_KERAS)
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    child = subprocess.run(
-        child_command("with_keras"),
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (child.returncode, child.stdout) == (0, "[] (1, 2)\n"), child.stderr
-
-
-_ASKS_FIRST = """
-import importlib.util, sys
-from recsys.system.keras_alone import KerasAlone
-sys.meta_path.insert(0, KerasAlone())
-# As TensorFlow does, and others.
-assert importlib.util.find_spec("keras").origin == importlib.util.find_spec("keras").origin
-import keras
-assert not sys.modules.keys() & {"IPython", "pandas", "sklearn"}
-assert not any(isinstance(finder, KerasAlone) for finder in sys.meta_path)
-assert not isinstance(keras.__loader__, KerasAlone)
-import pandas
-"""
-
-
-def test_keras_is_imported_alone_though_others_have_asked_where_it_is():
-    # Without what else imports it alone in a process that a test starts.
-    path = os.pathsep.join(path for path in sys.path if not path.endswith("startup"))
-    environment = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", _ASKS_FIRST], check=True, env=environment)

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 _spec = importlib.util.spec_from_file_location(
-    "keras_alone", Path(__file__).parents[2] / "recsys" / "system" / "keras_alone.py"
+    "lean_imports", Path(__file__).parents[2] / "recsys" / "system" / "lean_imports.py"
 )
 _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
-sys.meta_path.insert(0, _module.KerasAlone())
+sys.meta_path.insert(0, _module.LeanImports())
 gc.set_threshold(20_000, 20, 20)

@@ -1,0 +1,85 @@
+"""What the processes that we start import of large packages, and what they can import later."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from recsys.system.parent import child_command
+
+
+def printed(folder, program):
+    """Returns what a program prints that runs as our stages do, with the modules of a folder."""
+    (folder / "own_program.py").write_text(program)
+    # Without what imports so in any process that a test starts.
+    path = [str(folder), *(path for path in sys.path if not path.endswith("startup"))]
+    child = subprocess.run(
+        child_command("own_program"),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+_KERAS = """
+import importlib.util, sys
+# As TensorFlow does, and others.
+assert importlib.util.find_spec("keras").origin == importlib.util.find_spec("keras").origin
+import keras
+assert type(keras.__loader__) is type(importlib.util.find_spec("IPython").loader)
+print(sys.modules.keys() & {"IPython", "pandas", "sklearn"}, keras.ops.ones((1, 2)).shape)
+import IPython, pandas, sklearn
+"""
+
+
+def test_keras_is_imported_without_what_it_only_looks_for_and_that_later_all_the_same(tmp_path):
+    assert printed(tmp_path, _KERAS) == "set() (1, 2)\n"
+
+
+_TENSORFLOW = """
+import sys
+import tensorflow
+print(tensorflow.converts_jax, "jax" in sys.modules)
+import jax
+sys.modules.pop("tensorflow")
+import tensorflow
+print(tensorflow.converts_jax)
+"""
+
+
+def test_tensorflow_sees_jax_where_somebody_has_imported_it(tmp_path):
+    (tmp_path / "jax.py").write_text("")
+    (tmp_path / "tensorflow.py").write_text(
+        "try:\n    import jax\n    converts_jax = True\nexcept ImportError:\n"
+        "    converts_jax = False\n"
+    )
+    assert printed(tmp_path, _TENSORFLOW) == "False False\nTrue\n"
+
+
+_TFX = """
+import sys
+from tfx.components.pusher import Pusher
+from tfx.components import pusher
+print(pusher.Pusher is Pusher, "tfx.components.everything" in sys.modules)
+assert not hasattr(pusher, "Nothing")
+from tfx.components import Evaluator
+import tfx.components
+print(Evaluator, tfx.components.__version__, hasattr(tfx.components, "Nothing"))
+print(type(tfx.components.__loader__) is type(pusher.__loader__))
+"""
+
+
+def test_the_contents_of_tfx_are_imported_when_one_is_asked_for(tmp_path):
+    components = tmp_path / "tfx" / "components"
+    components.mkdir(parents=True)
+    (tmp_path / "tfx" / "__init__.py").write_text("")
+    (components / "pusher.py").write_text("class Pusher: pass")
+    (components / "everything.py").write_text("Evaluator = 'the evaluator'")
+    (components / "__init__.py").write_text(
+        "from tfx.components.everything import Evaluator\n__version__ = '1'\n"
+    )
+    assert printed(tmp_path, _TFX) == "True False\nthe evaluator 1 False\nTrue\n"
