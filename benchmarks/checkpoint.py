@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
-from benchmarks.measure import print_line, ratios, run, words_of
+from benchmarks.measure import print_line, ratios, run
 from benchmarks.public_splits import Csr, write_data_folder
+from benchmarks.trainings import Training
 from recsys.config import TrainConfig
-from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
 from recsys.system.process import run_stage, stage_environment
 
 _NEVER = 10**9
@@ -33,32 +33,27 @@ def main(
     rounds: int = 2,
 ) -> None:
     """Runs pairs of trainings, and prints how long each took and their ratios."""
-    model = {"dim": dim, "history": 5, "widths": [dim]}
-    train = {"batch_size": batch_size, "epochs": epochs}
     every = TrainConfig().checkpoint.every_steps
     seconds: dict[int, list[float]] = {_NEVER: [], every: []}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_data_folder(Csr.drawn(rows, rows, 5), folder / "data")
+        root = Path(name)
+        write_data_folder(Csr.drawn(rows, rows, 5), root / "data")
         for number in range(rounds):
             for interval, of_interval in seconds.items():
-                checkpoint = {"every_steps": interval, "keep": 1}
-                stage = {"model": model, "train": {**train, "checkpoint": checkpoint}}
-                of_interval.append(_seconds(folder, f"{interval}_{number}", stage))
+                saves = {"every_steps": interval, "keep": 1}
+                train = {"batch_size": batch_size, "epochs": epochs, "checkpoint": saves}
+                model = {"dim": dim, "history": 5, "widths": [dim]}
+                (root / "stage.json").write_text(json.dumps({"model": model, "train": train}))
+                of_interval.append(_seconds(Training(root, f"{interval}_{number}")))
     print_line("checkpoint", "without", seconds[_NEVER], "s")
     print_line("checkpoint", f"every {every} steps", seconds[every], "s")
     print_line("checkpoint", "with / without", ratios(seconds[every], seconds[_NEVER]), "ratio")
 
 
-def _seconds(folder: Path, name: str, stage: dict[str, Any]) -> float:
+def _seconds(training: Training) -> float:
     """Returns how long the steps of a training took, the first ones left out."""
-    own = folder / name
-    own.mkdir()
-    (own / "stage.json").write_text(json.dumps(stage))
-    words = words_of(config=own / "stage.json", data=folder / "data", out=own / "model")
-    environment = {**stage_environment("jax"), ENVIRONMENT_VARIABLE: str(own / "events")}
-    run_stage("recsys.train", words, environment)
-    ends = [(e["done"], e["time"]) for e in EventReader(own / "events") if e.get("done")]
+    run_stage("recsys.train", training.words(), {**training.begin(1), **stage_environment("jax")})
+    ends = [(event["done"], event["time"]) for event in training.events()]
     last, ended = ends[-1]
     began = next(time for step, time in ends if step >= _WARM * last)
     return float(ended - began)

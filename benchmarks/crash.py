@@ -27,7 +27,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -322,7 +321,6 @@ def stored(root: Path) -> dict[str, str]:
 # --- What must hold of a root once a run has recovered; each breach is a sentence.
 
 
-_EXECUTION = re.compile(r"/(\d+)$")
 _GOOD = (proto.Execution.COMPLETE, proto.Execution.CACHED)
 _DEBRIS = """artifacts/*/.system/stateful_working_dir/* artifacts/*/*/.[0-9]*
 artifacts/*/.system/executor_execution/*/.temp artifacts/*/*/*/.*-*
@@ -366,9 +364,9 @@ def _in_metadata(root: Path) -> Iterator[str]:
             for path in (root / "artifacts").glob(pattern):
                 yield f"{path} of a dead execution is there"
     for artifact in store.get_artifacts():
-        maker = _EXECUTION.search(artifact.uri)
+        maker = Path(artifact.uri).name
         if artifact.state == proto.Artifact.LIVE:
-            if maker and int(maker[1]) in dead:
+            if maker.isdecimal() and int(maker) in dead:
                 yield f"artifact {artifact.id} of a dead execution is live: {artifact.uri}"
             if not Path(artifact.uri).is_dir():
                 yield f"artifact {artifact.id} has no folder: {artifact.uri}"

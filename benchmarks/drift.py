@@ -47,9 +47,7 @@ def main(
     )
     out.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", kept), ("held_out", lost)):
-        ones = np.ones(len(part.items), np.float32)
-        matrix = sparse.csr_matrix((ones, part.items, part.offsets), (len(part), part.n_items))
-        sparse.save_npz(out / f"{name}.npz", matrix)
+        sparse.save_npz(out / f"{name}.npz", _matrix(part, np.ones(len(part.items))))
     files = {"train": "train.npz", "test": "held_out.npz"}
     protocol = {"name": out.name, "type": "fullrank", "k": [20], "test": files, "valid": files}
     (out / "protocol.json").write_text(json.dumps(protocol, indent=1) + "\n")
@@ -68,9 +66,8 @@ def levels(
     counts = np.bincount(train.items, minlength=train.n_items).astype(np.float64)
     of_users = np.diff(train.offsets)
     weights = (of_users[train.users] * counts[train.items]) ** -0.5
-    shape = (len(train), train.n_items)
-    matrix = sparse.csr_matrix((weights.astype(np.float32), train.items, train.offsets), shape)
-    _, sizes, right = svds(matrix, min(_RANK, min(shape) - 1), rng=0)
+    matrix = _matrix(train, weights)
+    _, sizes, right = svds(matrix, min(_RANK, min(matrix.shape) - 1), rng=0)
     # Singular vectors have no sign of their own.
     right *= np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])[:, None]
     vectors = right.T * sizes
@@ -87,6 +84,11 @@ def highest(train: Csr, key: np.ndarray, share: float) -> np.ndarray:
     place[order] = np.arange(len(key)) - train.offsets[train.users]
     n = np.maximum(1, np.rint(share * np.diff(train.offsets) + 0.2))
     return place < n[train.users]
+
+
+def _matrix(events: Csr, values: np.ndarray) -> sparse.csr_matrix:
+    entries = (values.astype(np.float32), events.items, events.offsets)
+    return sparse.csr_matrix(entries, (len(events), events.n_items))
 
 
 def _standard(x: np.ndarray) -> np.ndarray:

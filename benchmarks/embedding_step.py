@@ -160,13 +160,8 @@ class Figures:
             if key != ours and ours in self.rounds:
                 is_ours = key.who == OURS
                 who = f"{OURS} devices={key.devices}/1" if is_ours else f"{key.who}/{OURS}"
-                self._line(
-                    f"{who} rows={key.rows}",
-                    ratios(self._times(key), self._times(ours)),
-                    "ratio",
-                    key,
-                    ours,
-                )
+                over = ratios(self._times(key), self._times(ours))
+                self._line(f"{who} rows={key.rows}", over, "ratio", key, ours)
         for name in names:
             self._print_growth([key for key in self.rounds if key.name == name])
         log(str({key.name: self.rounds[key][0]["versions"] for key in keys}))

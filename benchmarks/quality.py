@@ -205,10 +205,7 @@ def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[np.ndarray
 _BORDERS = (0, 15, 60, 200, 10**9)
 
 
-def shift(
-    data: Annotated[Path, Option(help="Folder with protocol.json.")],
-    dataset: Annotated[str | None, Option(hidden=True)] = None,
-) -> None:
+def shift(data: Annotated[Path, Option(help="Folder with protocol.json.")]) -> None:
     """Prints a line for each part of the split, and each range of popularity."""
     for part in ("valid", "test"):
         try:

@@ -320,22 +320,19 @@ async def _closed(connections: list[Connection], seconds: float, requests: float
 
 async def _open(connections: list[Connection], rate: float, seconds: float) -> None:
     """Asks at a rate; a request is left out where no connection is free."""
-    free = list(connections)
-    started, n, tasks = time.perf_counter(), 0, set()
+    free, started, n = list(connections), time.perf_counter(), 0
 
     async def ask(connection: Connection) -> None:
         await connection.ask()
         free.append(connection)
 
-    while (now := time.perf_counter() - started) < seconds:
-        for _ in range(int(now * rate) - n):
-            n += 1
-            if free:
-                task = asyncio.create_task(ask(free.pop()))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-        await asyncio.sleep(0.001)
-    await asyncio.gather(*tasks)
+    async with asyncio.TaskGroup() as tasks:
+        while (now := time.perf_counter() - started) < seconds:
+            for _ in range(int(now * rate) - n):
+                n += 1
+                if free:
+                    tasks.create_task(ask(free.pop()))
+            await asyncio.sleep(0.001)
     for connection in connections:
         await connection.close()
 

@@ -18,7 +18,7 @@ from benchmarks.peers.two_tower_case import StepClock
 pytestmark = pytest.mark.bench
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_OURS = ("_case", "_ours", "_dense", "_digest")  # they run in our own environment
+OF_OURS = ("_case", "_ours", "_digest")  # they run in our own environment
 PEERS = sorted(
     path for path in (ROOT / "benchmarks" / "peers").glob("*.py") if not path.stem.endswith(OF_OURS)
 )

@@ -1,4 +1,4 @@
-"""One text for one store, whoever made it."""
+"""Where a store is cut, and one text for it, whoever made it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ import numpy as np
 
 Columns = Mapping[str, np.ndarray]
 _NAMES = ("user_row", "timestamp", "item_row")
+_DAY_S = 86_400
+
+
+def cut_of(day: np.ndarray, events: np.ndarray) -> int:
+    """Returns the UTC midnight that is closest to holding out a tenth [seconds since 1970].
+
+    Args:
+        day: The days with events `[days]`, in order, counted from 1970.
+        events: How many each has `[days]`.
+    """
+    after = np.cumsum(events[::-1])[::-1]
+    return int(day[1 + np.argmin(np.abs(after[1:] - 0.1 * events.sum()))]) * _DAY_S
 
 
 def digest_of(train: Columns, held_out: Columns) -> str:

@@ -13,9 +13,7 @@ import duckdb
 import numpy as np
 
 from benchmarks.measure import answer
-from benchmarks.peers.ingest_digest import digest_of
-
-DAY_S = 86_400
+from benchmarks.peers.ingest_digest import cut_of, digest_of
 
 
 def main(file: str, out: str) -> dict[str, Any]:
@@ -34,11 +32,8 @@ def main(file: str, out: str) -> dict[str, Any]:
         FROM {source} WHERE timestamp BETWEEN 31536000 AND {int(time.time())}
         AND "user" <> '' AND item <> ''"""
     )
-    days = db.execute(f"SELECT t // {DAY_S} AS d, count(*) FROM events GROUP BY d ORDER BY d")
-    day, counts = (np.array(column) for column in zip(*days.fetchall(), strict=True))
-    after = np.cumsum(counts[::-1])[::-1]
-    closest = 1 + int(np.argmin(np.abs(after[1:] - 0.1 * counts.sum())))
-    cut = int(day[closest]) * DAY_S
+    days = db.execute("SELECT t // 86400 AS d, count(*) FROM events GROUP BY d ORDER BY d")
+    cut = cut_of(*(np.array(column) for column in zip(*days.fetchall(), strict=True)))
     for name in ("u", "i"):
         db.execute(
             f"""CREATE TABLE ids_{name} AS SELECT {name} AS id,

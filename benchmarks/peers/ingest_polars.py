@@ -12,9 +12,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks.measure import answer
-from benchmarks.peers.ingest_digest import digest_of
+from benchmarks.peers.ingest_digest import cut_of, digest_of
 
-DAY_S = 86_400
 KEY = ["user", "item", "timestamp"]
 
 
@@ -32,15 +31,6 @@ def vocabulary(train: pl.DataFrame, column: str) -> pl.DataFrame:
     return counts.with_columns(pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias(f"{column}_row"))
 
 
-def cut_of(events: pl.DataFrame) -> int:
-    """Returns the UTC midnight closest to holding out a tenth."""
-    days = events.group_by(pl.col("timestamp") // DAY_S).len().sort("timestamp")
-    counts = days["len"].to_numpy()
-    after = np.cumsum(counts[::-1])[::-1]
-    closest = 1 + int(np.argmin(np.abs(after[1:] - 0.1 * counts.sum())))
-    return int(days["timestamp"][closest]) * DAY_S
-
-
 def main(file: str, out: str) -> dict[str, Any]:
     """Makes the store; returns its seconds and digest."""
     Path(out).mkdir(parents=True)
@@ -52,7 +42,8 @@ def main(file: str, out: str) -> dict[str, Any]:
         & (pl.col("item") != "")
     )
     events = events.unique(KEY, keep="first")
-    cut = cut_of(events)
+    days = events.group_by(pl.col("timestamp") // 86_400).len().sort("timestamp")
+    cut = cut_of(days["timestamp"].to_numpy(), days["len"].to_numpy())
     parts = {
         "train": events.filter(pl.col("timestamp") < cut),
         "eval": events.filter(pl.col("timestamp") >= cut),

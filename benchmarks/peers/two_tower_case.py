@@ -68,6 +68,12 @@ class StepClock:
         if self._n_warm is None and self._is_over(1, n, self._warmup):
             self._n_warm = n
 
+    def callback(self, keras: Any) -> Any:
+        """Returns a callback of Keras, whichever it is, that reads the loss and ends the step."""
+        return keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda _, logs: self.tick(float(logs["loss"]))
+        )
+
     def _is_over(self, since: int, n_done: int, n_wanted: int) -> bool:
         """Returns whether so many steps are enough; `since`: the steps before the clock ran."""
         is_late = self._ends[-1] - self._ends[since - 1] > self._seconds

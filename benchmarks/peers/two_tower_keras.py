@@ -2,36 +2,76 @@
 # requires-python = "==3.11.*"
 # dependencies = ["keras-rs==0.4.0", "keras==3.15.1", "jax==0.10.2", "numpy>=2,<3"]
 # ///
-"""Keras on JAX, whose gradients of tables are dense.
+"""The workload in Keras on JAX, over our tables or those of a peer, whose gradients are dense.
 
-`keras.layers.Embedding` as it comes, or `keras_rs.layers.DistributedEmbedding`, whose
-gradients are dense off TPU.
+The peers are `keras.layers.Embedding` as it comes, and `keras_rs.layers.DistributedEmbedding`,
+whose gradients are dense off TPU.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+from keras import ops
 
 from benchmarks.measure import answer
-from benchmarks.peers import two_tower_dense as dense_keras
-from benchmarks.peers.two_tower_case import StepClock
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, StepClock
 
 _SIDES = ("user", "item")
 
 
-class Tables(keras.layers.Layer):
-    """A table of Keras for each side."""
+def tower() -> keras.Sequential:
+    """Returns the dense layers of one side."""
+    hidden, out = TOWER_WIDTHS
+    return keras.Sequential([keras.layers.Dense(hidden, "relu"), keras.layers.Dense(out)])
 
-    def __init__(self, rows: int, dim: int) -> None:
+
+def initial() -> keras.initializers.Initializer:
+    """Returns how tables start."""
+    return keras.initializers.RandomUniform(-INITIAL, INITIAL, seed=1)
+
+
+class TwoTower(keras.Model):
+    """The two towers over `embed`, which turns `{"user", "item"}` ids into rows of tables."""
+
+    def __init__(self, embed: Any) -> None:
         super().__init__()
-        self.tables = {
-            side: keras.layers.Embedding(rows, dim, dense_keras.initial(), name=side)
-            for side in _SIDES
-        }
+        self.embed, self.users, self.items = embed, tower(), tower()
 
-    def call(self, ids: dict[str, keras.KerasTensor]) -> dict[str, keras.KerasTensor]:
-        """Returns the rows `[batch, dim]` of ids `[batch]`."""
-        return {side: self.tables[side](ids[side]) for side in self.tables}
+    def call(self, ids: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
+        """Returns the logits `[batch, batch]` of ids `[batch]`."""
+        rows = self.embed(ids)
+        query, candidate = self.users(rows["user"]), self.items(rows["item"])
+        return ops.matmul(query, ops.transpose(candidate))
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **__: Any) -> Any:
+        """Returns the mean softmax loss; each query's own item is the positive."""
+        positive = ops.arange(y_pred.shape[0])
+        losses = keras.losses.sparse_categorical_crossentropy(positive, y_pred, from_logits=True)
+        return ops.mean(losses)
+
+
+def fit(model: keras.Model, clock: StepClock) -> None:
+    """Trains `model` on the clock's batches until all is measured."""
+
+    def batches() -> Iterator[tuple[dict[str, Any]]]:
+        for user, item in clock.batches():
+            yield ({"user": user, "item": item},)
+
+    model.compile(optimizer=keras.optimizers.Adagrad(LEARNING_RATE), jit_compile=True)
+    model.fit(batches(), epochs=1, verbose=0, callbacks=[clock.callback(keras)])
+
+
+# --- The peers.
+
+
+def plain(rows: int, dim: int) -> keras.Model:
+    """Returns a table of Keras for each side, as a model from ids to rows."""
+    ids = {side: keras.Input((), dtype="int32", name=side) for side in _SIDES}
+    tables = {side: keras.layers.Embedding(rows, dim, initial()) for side in _SIDES}
+    return keras.Model(ids, {side: tables[side](ids[side]) for side in _SIDES})
 
 
 def distributed(rows: int, dim: int) -> keras.layers.Layer:
@@ -39,7 +79,7 @@ def distributed(rows: int, dim: int) -> keras.layers.Layer:
     from keras_rs.layers import DistributedEmbedding, FeatureConfig, TableConfig
 
     tables = {
-        side: TableConfig(side, rows, dim, initializer=dense_keras.initial(), optimizer="adagrad")
+        side: TableConfig(side, rows, dim, initializer=initial(), optimizer="adagrad")
         for side in _SIDES
     }
     return DistributedEmbedding(
@@ -50,8 +90,8 @@ def distributed(rows: int, dim: int) -> keras.layers.Layer:
 def main(library: str, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
-    tables = distributed if library == "keras_rs" else Tables
-    dense_keras.fit(dense_keras.TwoTower(tables(clock.rows, clock.dim)), clock)
+    tables = distributed if library == "keras_rs" else plain
+    fit(TwoTower(tables(clock.rows, clock.dim)), clock)
     return clock.report(clock.adagrad_bytes(), ["keras-rs", "keras", "jax"])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from benchmarks.peers import two_tower_dense as dense_keras
+from benchmarks.peers import two_tower_keras as in_keras
 from benchmarks.peers.two_tower_case import LEARNING_RATE, StepClock
 from recsys import embedding, registry
 from recsys.losses import sampled_softmax
@@ -19,7 +19,7 @@ class TwoTower(embedding.SparseModel):
     def __init__(self, embed: embedding.ShardedEmbedding) -> None:
         super().__init__()
         self.embed = embed
-        self.users, self.items = dense_keras.tower(), dense_keras.tower()
+        self.users, self.items = in_keras.tower(), in_keras.tower()
 
     def call(self, ids: dict[str, keras.KerasTensor]) -> dict[str, keras.KerasTensor]:
         """Returns the embeddings `[batch, 64]` of ids `[batch]`."""
@@ -37,18 +37,12 @@ def build(clock: StepClock, optimizer: str, devices: int) -> TwoTower:
     """Returns the model, on as many devices as the case has."""
     assert keras.distribution.get_device_count() == devices  # noqa: S101
     row_optimizer: Any = registry.get("row_optimizer", optimizer.replace("rowwise", "row_wise"))
+    options: dict[str, Any] = {"optimizer": row_optimizer(LEARNING_RATE), "placement": "row"}
+    options["initializer"] = in_keras.initial()
     configs = {
-        side: embedding.TableConfig(
-            side,
-            clock.rows,
-            clock.dim,
-            initializer=dense_keras.initial(),
-            optimizer=row_optimizer(LEARNING_RATE),
-            placement="row",
-        )
+        side: embedding.TableConfig(side, clock.rows, clock.dim, **options)
         for side in ("user", "item")
     }
-
     if devices > 1:
         embedding.activate(embedding.table_layout(list(configs.values())))
     features = {
@@ -62,7 +56,7 @@ def measure(optimizer: str, devices: int, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
     model = build(clock, optimizer, devices)
-    dense_keras.fit(model, clock)
+    in_keras.fit(model, clock)
     variables = [v for table in model.embed.tables for v in table.variables_by_row]
     state_bytes = sum(int(v.value.nbytes) for v in variables)
     return clock.report(state_bytes, ["keras", "jax"])

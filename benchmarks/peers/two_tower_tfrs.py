@@ -54,18 +54,6 @@ class TwoTower(tfrs.Model):
         return self.task(query, candidate, compute_metrics=not training)
 
 
-class Ticker(keras.callbacks.Callback):
-    """Ends each step of the clock by reading the loss."""
-
-    def __init__(self, clock: StepClock) -> None:
-        super().__init__()
-        self.clock = clock
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Ticks."""
-        self.clock.tick(float((logs or {})["loss"]))
-
-
 def main(**case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose fields `StepClock` takes."""
     clock = StepClock(**case)
@@ -74,7 +62,7 @@ def main(**case: Any) -> dict[str, Any]:
     batches = tf.data.Dataset.from_generator(
         clock.batches, output_signature=tf.TensorSpec([2, None], tf.int32)
     )
-    model.fit(batches.prefetch(1), epochs=1, verbose=0, callbacks=[Ticker(clock)])
+    model.fit(batches.prefetch(1), epochs=1, verbose=0, callbacks=[clock.callback(keras)])
     packages = ["tensorflow-recommenders", "tensorflow-cpu", "tf-keras"]
     return clock.report(clock.adagrad_bytes(), packages)
 
