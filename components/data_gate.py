@@ -93,7 +93,7 @@ def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], file: Path
         "R242",
         f"The {what} (split {first['split']!r}) must fit their schema;"
         f" {column}{first['text']}{_more(anomalies)}",
-        f"Mend the data, or change {what}.pbtxt in data.gate.schema_dir; all anomalies are in"
+        f"Repair the data, or change {what}.pbtxt in data.gate.schema_dir; all anomalies are in"
         f" {file}.",
     )
 
@@ -108,7 +108,7 @@ def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], file: Path) -> Recs
         f"Column {first['column']!r} of the {what} (split {first['split']!r}) must lie within"
         f" {figure(first['limit'])} of {earlier}; its distance is {figure(first['value'])}"
         f" ({_MEASURES[first['measure']]}{note}){_more(beyond)}.",
-        f"Mend the data, or if the change is meant raise data.gate.{key} (null: no limit), or"
+        f"Repair the data, or if the change is intended raise data.gate.{key} (null: no limit), or"
         f" give the column a {first['kind']}_comparator in {what}.pbtxt of"
         f" data.gate.schema_dir; all distances are in {file}.",
     )

@@ -62,7 +62,7 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
     with run_lock(root):
         if link := link_on_the_way(root, root / GONE):
             rule = f"The folder {GONE!r} of a root must be no link: it is where things are removed."
-            cure = "Nothing was changed. Look at what it leads to, and remove the link."
+            cure = "Nothing was changed. Check its target, and remove the link."
             raise RecsysError("R605", rule, cure, str(link))
         things = _plan(config, open_store(config))
         plan = plan_json(things)

@@ -52,7 +52,7 @@ def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
     where = f" in {step}" if step else ""
     more = f" {errors[0].rule}" if errors else ""
     rule = f"The run was stopped by {stopped.name}{where}; all its processes are ended.{more}"
-    cure = "The same command goes on from there."
+    cure = "Run the same command again to resume."
     return RecsysError("R606", rule, cure)
 
 

@@ -198,7 +198,7 @@ def test_other_variables_are_refused_before_anything_is_assigned(tmp_path, chang
         if value is not None:
             variables[path] = variable(value, axes=(None, None))
     before = numbers(variables)
-    with pytest.raises(RecsysError, match=f"R333.*{words}.*train anew"):
+    with pytest.raises(RecsysError, match=f"R333.*{words}.*train from scratch"):
         restored(tmp_path / "run", variables)
     for path, value in before.items():
         np.testing.assert_array_equal(numbers(variables)[path], value)
@@ -379,7 +379,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(small_disk):
     store = store_of(folder)
     store.save(1, arrays(large(1)), {})
     store.save(2, arrays(large(2)), {})
-    words = "R330.*step 2 .*bytes are free.*No space left on device.*it goes on from step 1"
+    words = "R330.*step 2 .*bytes are free.*No space left on device.*it resumes from step 1"
     assert_goes_on_from_the_first(store, folder, words)
     store.close()
 
@@ -394,7 +394,7 @@ def test_a_file_that_may_not_grow_is_told_by_the_next_save(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
     try:
         store.save(2, arrays(large(2)), {})
-        with pytest.raises(RecsysError, match=r"R330.*step 2 .*it goes on from step 1"):
+        with pytest.raises(RecsysError, match=r"R330.*step 2 .*it resumes from step 1"):
             store.save(3, arrays(large(3)), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -408,6 +408,6 @@ def test_a_folder_that_vanished_is_told(tmp_path):
     store = store_of(tmp_path / "run")
     (tmp_path / "run").rmdir()
     (tmp_path / "run").write_text("")
-    with pytest.raises(RecsysError, match=r"R330.*it starts anew"):
+    with pytest.raises(RecsysError, match=r"R330.*it starts from scratch"):
         store.save(1, arrays(filled(1)), {})
     store.close()

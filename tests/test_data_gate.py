@@ -45,7 +45,7 @@ def test_the_share_of_rejected_rows_may_reach_the_limit(tmp_path, rejected, read
         check_rejected("items", tmp_path, 0.01)
     assert str(stopped.value) == (
         "[R241] At most 1.00% of the items may be rejected, 2.00% were (2 of 100, most often:"
-        f" bad time). See {tmp_path}/dead_letters, mend the data, or raise"
+        f" bad time). See {tmp_path}/dead_letters, repair the data, or raise"
         " data.gate.max_rejected_share."
     )
 
@@ -65,7 +65,7 @@ def test_an_anomaly_names_column_split_and_file(tmp_path):
         check_validation(found(anomalies, [distance()]), tmp_path)
     assert str(stopped.value) == (
         "[R242] The interactions (split 'eval') must fit their schema; column 'event':"
-        " Unexpected string values: share (~2%). (1 more) Mend the data, or change"
+        " Unexpected string values: share (~2%). (1 more) Repair the data, or change"
         f" interactions.pbtxt in data.gate.schema_dir; all anomalies are in {tmp_path}/"
         "validation.json."
     )
@@ -82,8 +82,8 @@ def test_drift_names_column_measure_value_limit_and_the_way_out(tmp_path):
     assert str(stopped.value) == (
         "[R244] Column 'event' of the items (split 'train') must lie within 0.300 of the data"
         " accepted before; its distance is 0.400 (L-infinity; most of all the value 'view')"
-        " (2 more). Mend the data, or if the change is meant raise data.gate.max_drift (null: no"
-        " limit), or give the column a drift_comparator in items.pbtxt of data.gate.schema_dir;"
+        " (2 more). Repair the data, or if the change is intended raise data.gate.max_drift"
+        " (null: no limit), or give the column a drift_comparator in items.pbtxt of data.gate.schema_dir;"
         f" all distances are in {tmp_path}/validation.json."
     )
 

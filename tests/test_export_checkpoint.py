@@ -118,7 +118,7 @@ def test_a_full_disk_is_an_error_with_a_cure(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(RecsysError, match=r"R526.*Free some space"):
+        with pytest.raises(RecsysError, match=r"R526.*Free disk space"):
             fill(tmp_path, reader.variables)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

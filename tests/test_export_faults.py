@@ -87,7 +87,7 @@ def test_a_full_disk_leaves_the_old_bundle(world, room):
     assert stopped.returncode == 1
     error = json.loads(said.splitlines()[-1])["error"]
     assert error["code"] in ("R525", "R526")
-    assert "Free some space" in error["cure"]
+    assert "Free disk space" in error["cure"]
     verify(world / "bundle")
     assert manifest_digest(world / "bundle") == before
     assert not (world / ".bundle.partial").exists()

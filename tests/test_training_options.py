@@ -85,7 +85,7 @@ def test_a_damaged_best_model_is_taken_from_the_checkpoint_of_its_step(data, tmp
 
     shutil.rmtree(folder.parent)
     shutil.rmtree(folder.parent.parent / "last" / str(best))
-    with pytest.raises(RecsysError, match=r"R379.*Remove the folder .* to train anew"):
+    with pytest.raises(RecsysError, match=r"R379.*Remove the folder .* to train from scratch"):
         run.finish()
 
 

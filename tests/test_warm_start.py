@@ -510,7 +510,7 @@ def flip(name):
         (lambda folder: (folder / "training_state/manifest.json").unlink(), "another version"),
         (flip("vocabulary/items.parquet"), r"damaged: vocabulary"),
         (lambda folder: (folder / "weights/0.npy").unlink(), r"weights/0\.npy: it can't be read"),
-        (lambda folder: (folder / "model.json").unlink(), "no model folder"),
+        (lambda folder: (folder / "model.json").unlink(), "not a model folder"),
     ],
 )
 def test_a_damaged_or_older_model_is_not_used(tmp_path, old, today, damage, words):

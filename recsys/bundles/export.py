@@ -222,7 +222,7 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
             f"The export must be able to read or write {Path(error.filename or out).name!r} in"
             f" {str(out.parent)!r}{free_there(out)}."
         )
-        cure = "Free some space, correct the permissions, or run again: recsys run."
+        cure = "Free disk space, correct the permissions, or run again: recsys run."
         raise RecsysError("R525", rule, cure, str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

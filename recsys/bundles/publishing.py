@@ -135,7 +135,7 @@ def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
             f"{free_there(serving_root)}."
         )
         cure = (
-            "Free some space, or correct its permissions, and run again;"
+            "Free disk space, or correct its permissions, and run again;"
             " the version that was served is untouched."
         )
         # `copytree` gathers the errors of all files: source, copy, and reason of each.

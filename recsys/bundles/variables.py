@@ -95,7 +95,7 @@ def written_whole(folder: Path) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         rule = f"The SavedModel must be written whole{free_there(folder)}."
-        cure = "Free some space, correct the permissions, or run again: recsys run."
+        cure = "Free disk space, correct the permissions, or run again: recsys run."
         raise RecsysError("R526", rule, cure, error.message) from None
 
 

@@ -153,5 +153,5 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
         f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
         f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
         f" most often: {reason}).",
-        f"See {folder / 'dead_letters'}, mend the data, or raise data.gate.max_rejected_share.",
+        f"See {folder / 'dead_letters'}, repair the data, or raise data.gate.max_rejected_share.",
     )

@@ -115,8 +115,8 @@ def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndar
     if len(events) < 2:
         raise RecsysError(
             "R328",
-            "There must be two training positives or more, to hold some back for validation.",
-            "Give more data, or set train.validation to null.",
+            "There must be at least two training positives, to hold some back for validation.",
+            "Add data, or set train.validation to null.",
             len(events),
         )
     if draw == "newest":

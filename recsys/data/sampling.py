@@ -208,7 +208,7 @@ class HardNegatives:
             raise RecsysError(
                 "R327",
                 f"{str(path)!r} must hold the hard negatives of this catalogue.",
-                "Delete the run's checkpoints, and train from the start.",
+                "Delete the run's checkpoints, and train from scratch.",
                 f"{type(error).__name__}: {error}",
             ) from None
         return negatives

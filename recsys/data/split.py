@@ -90,8 +90,8 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
     if len(days) < MIN_DAYS:
         raise RecsysError(
             "R207",
-            f"The positives must lie on at least {MIN_DAYS} UTC days, to be split by time.",
-            "Name more data, lower data.interactions.positive_at_least, or set data.split to"
+            f"The positives must span at least {MIN_DAYS} UTC days to be split by time.",
+            "Add data, lower data.interactions.positive_at_least, or set data.split to"
             " last_out or random.",
             f"{sum(positives_of_day.values())} positives on {len(days)} days",
         )
@@ -162,13 +162,13 @@ def _is_last(user: np.ndarray, order: np.ndarray) -> np.ndarray:
 def nothing_on_one_side(split: Split, train: int, held_out: int) -> RecsysError:
     """Returns the error for a split that leaves a part without positives."""
     cures = {
-        "last_out": "Name more data: users need two positives or more.",
-        "random": "Name more data, or change data.eval_share.",
+        "last_out": "Add data: users need at least two positives.",
+        "random": "Add data, or change data.eval_share.",
         "given": "Correct data.interactions.train_parts and eval_parts, or eval_files.",
     }
     return RecsysError(
         "R265",
         f"A split must leave positives to train on and to evaluate; {split} doesn't.",
-        cures.get(split, "Name more data."),
+        cures.get(split, "Add data."),
         {"train": train, "eval": held_out},
     )

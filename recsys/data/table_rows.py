@@ -75,7 +75,7 @@ def parse_rows(words: Iterable[str]) -> dict[str, int]:
             raise UsageError(
                 "R371",
                 "--rows must read NAME=N, with a whole number of rows in 1 … 2³¹ - 1.",
-                "Write for example --rows users=1e8.",
+                "Write, for example, --rows users=1e8.",
                 word,
             )
         rows[name] = int(number)
@@ -198,7 +198,7 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
         raise RecsysError(
             "R257",
             "Rows are counted in files; data.interactions.query names none.",
-            "Run once, so that they are known.",
+            "Run once, so that they are counted.",
         )
     ids = {data.interactions.columns.user: HashCount(), data.interactions.columns.item: HashCount()}
     users, items = ids.values()

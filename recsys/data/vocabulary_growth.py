@@ -53,10 +53,9 @@ def grow(
     if before.config.hash_buckets != config.hash_buckets:
         raise RecsysError(
             "R211",
-            f"A vocabulary keeps its {before.config.hash_buckets} hash rows for good: with"
+            f"A vocabulary keeps its {before.config.hash_buckets} hash rows permanently: with"
             " another number every id would move to another row.",
-            f"Set hash_buckets to {before.config.hash_buckets} again, or start anew in"
-            " another root.",
+            f"Set hash_buckets to {before.config.hash_buckets} again, or start in another root.",
             {"hash_buckets": config.hash_buckets},
         )
     ids, counts, seen, is_kept = _counted(counted, keep, cut)

@@ -106,7 +106,7 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
     _check(table, "combiner", table.combiner, COMBINERS)
     _check(table, "placement", table.placement, PLACEMENTS)
     if table.placement == "sparsecore":
-        raise _refused(table, "placement", "sparsecore", "another one: this is no TPU")
+        raise _refused(table, "placement", "sparsecore", "another one: this is not a TPU")
     unknown = getattr(table, "unknown", "row0")
     dtype = getattr(table, "dtype", "float32")
     _check(table, "unknown", unknown, ("row0", "error"))
@@ -205,7 +205,7 @@ def by_name(tables: list[Any]) -> dict[str, Any]:
         if known is not table and known.get_config() != table.get_config():
             raise UsageError(
                 "R357",
-                f"Two tables of one layer must not both be called {table.name!r}.",
+                f"Two tables of a layer must not have the same name {table.name!r}.",
                 "Give one of them another name.",
                 (known, table),
             )

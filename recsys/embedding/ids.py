@@ -72,7 +72,7 @@ def _not_integers(name: str, received: Any) -> UsageError:
     return UsageError(
         "R362",
         f"Ids of {name!r} must be integers.",
-        "Map them to rows with a vocabulary first.",
+        "Map raw ids to rows by a vocabulary first.",
         received,
     )
 

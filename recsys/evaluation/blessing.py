@@ -122,7 +122,7 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
         among = f"ranks among {evidence.n_sampled:,} random items decide nothing"
         reasons.insert(0, f"{among}: set evaluate.sampled_negatives to null")
     if not rules:
-        reasons.insert(0, "nothing was asked of it: give bless.at_least or bless.over")
+        reasons.insert(0, "there are no thresholds: set bless.at_least or bless.over")
     return Decision(blessed, _sentence(blessed, rules, reasons, evidence), reasons, rules)
 
 

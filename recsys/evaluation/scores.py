@@ -151,5 +151,5 @@ def _largest_of_rows(x: Any) -> np.ndarray:
 
 def _not_a_number(received: str) -> RecsysError:
     rule = "Every score must be a number, else ranks mean nothing."
-    cure = "Mend the scorer, or train again with lower learning rates."
+    cure = "Correct the scorer, or train again with lower learning rates."
     return RecsysError("R405", rule, cure, received)

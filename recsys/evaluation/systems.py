@@ -274,7 +274,7 @@ class System:
                 f" {examples[0]} among them, none is one of the {len(of_data):,} of the data, such"
                 f" as {examples[1]}.",
                 "Measure it on the data folder that it was trained on, or on a later one of the"
-                " same catalogue; if only the ids are written in another way, mend the ids.",
+                " same catalogue; if only the ids are written in another way, correct the ids.",
             )
         self.candidates = embeddings.candidates_of(self._own_row, self.is_candidate)
         self._width = embeddings.width

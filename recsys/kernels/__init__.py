@@ -92,7 +92,7 @@ def status() -> KernelStatus:
         raise RecsysError(
             "R340",
             f"{_SWITCH}=1 asks for the C kernels, and they can't be had: {state.reason}.",
-            f"Install recsys anew where there is a C compiler, or unset {_SWITCH}.",
+            f"Reinstall recsys on a machine with a C compiler, or unset {_SWITCH}.",
         )
     return state
 

@@ -357,11 +357,11 @@ class BacktestJournal:
                     "R911",
                     f"The folder {str(out)!r} holds a simulation with another"
                     f" {', '.join(different)}.",
-                    "Use the same settings to resume it, or name another folder with --out.",
+                    "Use the same options to resume it, or name another folder with --out.",
                     {key: requested.get(key) for key in different},
                 )
         elif any(out.iterdir()):
-            rule = f"The folder {str(out)!r} must be empty, or hold a simulation to go on with."
+            rule = f"The folder {str(out)!r} must be empty, or contain a simulation to resume."
             cure = "Name another folder with --out."
             received = ", ".join(sorted(path.name for path in out.iterdir())[:5])
             raise RecsysError("R910", rule, cure, received)

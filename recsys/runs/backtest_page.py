@@ -95,7 +95,7 @@ PAGE = "nights.html"
 
 _NAMES = {
     WARM: "warm: from the last blessed model on",
-    COLD: "cold: trained anew",
+    COLD: "cold: trained from scratch",
     FROZEN: "frozen: the first night's model",
 }
 _WIDE, _NARROW = (960, 300), (330, 230)

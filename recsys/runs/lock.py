@@ -118,8 +118,8 @@ class RunLock:
             raise RecsysError(
                 "R604",
                 f"The lock of {str(self._path.parent)!r} must stay with the run that holds it.",
-                "The run was silent for too long, as a suspended machine is, and another one"
-                " took over: leave the root to it. Nothing that is served was touched.",
+                "The run did not renew the lock, as on a suspended machine, and another one"
+                " took over. Let that one finish; the served model did not change.",
                 "no owner" if holder is None else holder.described(),
             )
 
@@ -227,7 +227,7 @@ def _open(root: Path) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise storage_error(error) from None
         rule = f"The folder {str(root)!r} must be writable, for everything that a run writes."
-        cure = "Mend its permissions, or choose another folder with --set root=DIR."
+        cure = "Change its permissions, or choose another folder with --set root=DIR."
         raise RecsysError("R602", rule, cure, error.strerror or str(error)) from None
 
 

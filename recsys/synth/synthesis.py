@@ -127,7 +127,7 @@ def _check(out: Path, users: int, items: int, interactions: int, seed: int) -> N
     if interactions > possible:
         raise UsageError(
             "R703",
-            "A user takes an item once, and only items that are there from the start count:"
+            "A user interacts with an item at most once, and only initial items count:"
             f" {users:,} users and {items:,} items allow {possible:,} interactions.",
             "Ask for fewer interactions, or for more users or items.",
             interactions,
@@ -135,7 +135,7 @@ def _check(out: Path, users: int, items: int, interactions: int, seed: int) -> N
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(
             "R704",
-            "The folder for the data must be empty or not there yet.",
+            "The folder for the data must be empty or must not exist.",
             "Name another folder with --out, or empty this one.",
             str(out),
         )

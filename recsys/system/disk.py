@@ -49,7 +49,9 @@ def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -
     path = place if error.filename is None else os.fsdecode(error.filename)
     what = "its files" if path is None else repr(str(path))
     rule = f"The program must be able to read and write {what}{free_there(path)}."
-    cure = "Free some space or mend the permissions, and run again; what was served still is."
+    cure = (
+        "Free disk space or change the permissions, and run again; the served model did not change."
+    )
     return RecsysError("R603", rule, cure, error.strerror or str(error))
 
 

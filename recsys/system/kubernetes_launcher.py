@@ -303,7 +303,7 @@ class _Job:
             with stopped_if_asked(passed_on):
                 if stop:
                     rule = f"The pods of {self._name} were asked to save and to stop."
-                    cure = "Run the same command again; training goes on from its last checkpoint."
+                    cure = "Run the same command again; training resumes from its last checkpoint."
                     raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
                 return self._result(module)
 
@@ -362,7 +362,7 @@ class _Job:
             waiting = [c.state.waiting for c in pod.status.container_statuses or ()]
             reasons += [w.message or w.reason for w in waiting if w is not None]
             rule = f"The pods of {self._name} must start within {self._wait_s:.0f} s."
-            cure = "Free what they ask for, mend the template, or raise `launcher.wait_s`."
+            cure = "Free the resources, correct the template, or raise `launcher.wait_s`."
             raise RecsysError(
                 "R396", rule, cure, f"{pod.metadata.name}: {'; '.join(filter(None, reasons))}"
             )

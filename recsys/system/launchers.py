@@ -340,6 +340,6 @@ def _silent(module: str, host: str, code: int) -> RecsysError:
     return RecsysError(
         "R394",
         f"The command that `launcher` starts for the host {host!r} must run {module} to its end.",
-        "Try the command by hand; the log holds what it said.",
+        "Run the command by hand; see its output in the log.",
         f"exit code {code}, no reason given",
     )

@@ -129,7 +129,7 @@ def stage_result(
         raise RecsysError.from_json(result["error"])
     if passed_on:
         rule = f"The process of {module} was stopped where it had nothing to save."
-        cure = "Run the same command again; training goes on from its last checkpoint."
+        cure = "Run the same command again; training resumes from its last checkpoint."
         raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
     rule = f"The process of {module} must end with a result."
     cure = "The log holds its last output; exit code -9 means that memory ran out."

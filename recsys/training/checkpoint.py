@@ -265,8 +265,8 @@ class CheckpointStore:
         return RecsysError(
             "R330",
             f"The checkpoint of step {step} must be written whole into {self.folder}{free}.",
-            "Free some space or mend the permissions, and run again: "
-            + ("it starts anew." if last is None else f"it goes on from step {last}."),
+            "Free disk space or change the permissions, and run again: "
+            + ("it starts from scratch." if last is None else f"it resumes from step {last}."),
             "No space left on device" if is_full else str(error),
         )
 
@@ -363,7 +363,7 @@ class CheckpointStore:
                 DAMAGED,
                 f"One of the {len(worse)} checkpoints in {self.folder} must be whole"
                 f" ({'; '.join(text for _, text in worse)}).",
-                "Remove the folder to train anew.",
+                "Remove the folder to train from scratch.",
             )
         return None
 
@@ -408,8 +408,8 @@ class CheckpointStore:
                 "R332",
                 f"Checkpoint {folder} must be of this run; it is of another"
                 f" {' and another '.join(wrong)}.",
-                "Go back to what it was saved under; or remove the folder"
-                f" {self.folder}, or choose another one, to train anew.",
+                "Restore the settings under which it was saved; or remove the folder"
+                f" {self.folder}, or choose another one, to train from scratch.",
                 {part: (saved.get(part), own.get(part)) for part in wrong},
             )
         return contents
@@ -507,8 +507,8 @@ def _check_fit(folder: Path, saved: Mapping[str, Form], wanted: Mapping[str, For
             "R333",
             f"In checkpoint {folder} variable {path!r} must be {_form_text(wanted.get(path))}, as"
             f" in the model; it is {_form_text(saved.get(path))}{more}.",
-            "Go back to the config and data that it was saved under; or remove the folder"
-            f" {folder.parent}, or choose another one, to train anew.",
+            "Restore the config and data under which it was saved; or remove the folder"
+            f" {folder.parent}, or choose another one, to train from scratch.",
         )
 
 

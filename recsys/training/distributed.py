@@ -97,7 +97,7 @@ def _publish(address: str) -> None:
         raise RecsysError(
             "R385",
             f"The name of this host, {socket.gethostname()!r}, must resolve to an address at"
-            " which the other hosts find it, as this version of JAX can't be told another.",
+            " which the other hosts find it, as this version of JAX accepts no other.",
             f"Write '{address} {socket.gethostname()}' into /etc/hosts.",
             str(error),
         ) from None
@@ -262,8 +262,8 @@ def _too_late(limit_s: float) -> RecsysError:
         "R389",
         f"The processes of a run must agree within {limit_s:.0f} s; process"
         f" {jax.process_index()} waited for longer.",
-        "Check the logs of the others, and that the shared folders respond; with"
-        " the same command a training goes on from its last checkpoint.",
+        "Check the logs of the others, and whether the shared folders respond; with"
+        " the same command a training resumes from its last checkpoint.",
     )
 
 

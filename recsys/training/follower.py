@@ -104,7 +104,7 @@ class Follower(Party):
             f"The first {cluster.kind}, {cluster.host}:{cluster.port}, must be reachable from"
             f" {cluster.kind} {cluster.member} ({socket.gethostname()!r}) within"
             f" {cluster.wait_s:.0f} s.",
-            "Look whether the name is right, the command was started there, and no firewall"
+            "Check whether the name is right, the command was started there, and no firewall"
             " is between.",
             reason,
         )

@@ -95,7 +95,7 @@ class Attempts:
             raise RecsysError(
                 "R377",
                 "The processes of a training must survive from one checkpoint to the next.",
-                "The log holds their last output; exit code -9 means that memory ran out."
+                "See the end of the log; exit code -9 usually means out of memory."
                 " A lower train.checkpoint.every_steps loses less.",
                 {"restarts": self.failed, "last": reason},
             )
@@ -161,7 +161,7 @@ def stopped(code: int | None, *, saves: bool) -> RecsysError:
     received = f"exit code {code}"
     if saves:
         rule = "The processes of a training save before they stop."
-        cure = "Run the same command again; it goes on from the last checkpoint."
+        cure = "Run the same command again; it resumes from the last checkpoint."
         return RecsysError("R378", rule, cure, received)
     rule = "The evaluation was stopped before its end."
     return RecsysError("R611", rule, "Run the same command again, on all hosts.", received)

@@ -87,7 +87,7 @@ class Leader(Party):
                 if time.monotonic() > deadline or self._stop.is_set:
                     raise BusyError(
                         "R393",
-                        "Only one group of hosts at a time can do this, and another one does.",
+                        "Only one group of hosts can do this at a time, and another one is active.",
                         "Wait until it ends, or stop it; or name another folder with"
                         " --checkpoints or --out.",
                         error.rule,
@@ -147,7 +147,7 @@ class Leader(Party):
                     f"Each {self.cluster.kind} must come within {self.cluster.wait_s:.0f} s to"
                     f" {self.cluster.host}:{self.cluster.port}; {self.cluster.kind}"
                     f" {shown} didn't.",
-                    "Look into its log; to go on with fewer, leave it out of the list or the"
+                    "Check its log; to continue with fewer, leave it out of the list or the"
                     " number on all hosts.",
                     f"{self.cluster.n_members - len(missing)} of {self.cluster.n_members}",
                 )

@@ -119,9 +119,9 @@ class TrainingRun(keras.callbacks.Callback):
         if self._is_interrupted:
             raise RecsysError(
                 "R375",
-                "Training was asked to stop, and has saved where it is:"
+                "Training was stopped, and has saved a checkpoint:"
                 f" step {progress.step:,} of {self.total:,}.",
-                "Run the same command again to go on from there.",
+                "Run the same command again to resume.",
                 "SIGTERM or SIGINT",
             )
 
@@ -278,8 +278,8 @@ class TrainingRun(keras.callbacks.Callback):
         if self._last.restore(saved_variables(self.model), step) is None:
             raise RecsysError(
                 "R379",
-                f"The best model, that of step {step:,}, must be whole.",
-                f"Remove the folder {str(self._best.folder.parent)!r} to train anew.",
+                f"The best model, that of step {step:,}, must be complete.",
+                f"Remove the folder {str(self._best.folder.parent)!r} to train from scratch.",
                 reason,
             )
         note_once(f"The best model is taken from the run's own checkpoint: {reason}")

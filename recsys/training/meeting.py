@@ -116,7 +116,7 @@ class Party:
             raise RecsysError(
                 "R611",
                 "The run was stopped while its hosts waited for each other.",
-                "Run the same command again; training goes on from its last checkpoint.",
+                "Run the same command again; training resumes from its last checkpoint.",
                 "SIGTERM or SIGINT",
             )
 
@@ -128,9 +128,9 @@ def lost(who: str, how: str) -> RecsysError:
     """Returns the error of a host or a process that was lost, and how."""
     return RecsysError(
         "R388",
-        f"All hosts of a run must live and hear each other to its end; {who} was lost.",
-        "Look into its log; with the same command on all hosts a training goes on from its last"
-        " checkpoint, and an evaluation begins again.",
+        f"All hosts of a run must stay alive and connected until its end; {who} was lost.",
+        "Check its log; with the same command on all hosts a training resumes from its last"
+        " checkpoint, and an evaluation starts again.",
         how,
     )
 

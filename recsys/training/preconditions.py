@@ -68,7 +68,7 @@ def check_updates(train: TrainConfig, n_steps: int) -> list[str]:
     if train.accumulate > n_steps:
         raise RecsysError(
             "R320",
-            "A run must have as many steps as train.accumulate or more: else nothing is updated.",
+            "A run must have at least train.accumulate steps: otherwise nothing is updated.",
             f"Lower train.accumulate to at most {n_steps}, or train.batch_size.",
             {"train.accumulate": train.accumulate, "steps": n_steps},
         )
@@ -111,8 +111,8 @@ def check_events(
     if n_items < 2 or n_users < 2:
         raise RecsysError(
             "R324",
-            "Training positives must be of two users and two items or more.",
-            "Give more data; look whether the columns are mapped as they should be.",
+            "Training positives must be of at least two users and two items.",
+            "Add data; check whether the columns are mapped correctly.",
             {"training positives": len(events), "users": n_users, "items": n_items},
         )
     n_timeless = _timeless_users(events) if history_of != "others" else 0
@@ -194,7 +194,7 @@ def _checked_weights(events: KeptEvents) -> int:
         raise RecsysError(
             "R326",
             "At least one training positive must have a weight above 0.",
-            "Look at the column that data.interactions.columns.weight names.",
+            "Check the column data.interactions.columns.weight.",
             f"{n_zero} weights of 0",
         )
     return n_zero

@@ -129,7 +129,7 @@ class RunFolders:
                 raise RecsysError(
                     "R381",
                     "No folder of a training's checkpoints may be a link.",
-                    "Look at what it leads to, and remove the link; to keep checkpoints"
+                    "Check its target, and remove the link; to keep checkpoints"
                     " elsewhere, name that folder with --checkpoints.",
                     str(folder),
                 )

@@ -147,8 +147,8 @@ def not_a_number(step: int, received: Any) -> RecsysError:
     return RecsysError(
         "R322",
         f"Loss and weights must be finite; they were not around step {step}.",
-        "Lower train.table_learning_rate and train.tower_learning_rate; what was saved before"
-        " is whole.",
+        "Lower train.table_learning_rate and train.tower_learning_rate; earlier checkpoints"
+        " are intact.",
         received,
     )
 

@@ -110,7 +110,7 @@ class EarlierModel:
             UnusableModelError: The folder holds no model, is damaged, or has no training state.
         """
         if not (folder / "model.json").exists():
-            raise UnusableModelError("it is no model folder")
+            raise UnusableModelError("it is not a model folder")
         if not (folder / FOLDER).exists():
             raise UnusableModelError(f"it has no {FOLDER}/, which was removed or never kept")
         if not (folder / _MANIFEST).exists():
@@ -300,7 +300,7 @@ def _reason_against(
         raise UsageError(
             "R391",
             "--base must name the folder of a trained model.",
-            "Name one that recsys train or the pipeline's Trainer wrote.",
+            "Name a folder written by recsys train or the Trainer of the pipeline.",
             str(folder),
         )
     if damage is not None:

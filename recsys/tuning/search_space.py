@@ -204,7 +204,7 @@ def _wrong(rule: str, received: Any) -> ConfigError:
     return ConfigError(
         "R920",
         f"{rule}.",
-        "Write for example --vary train.table_learning_rate=log:0.001..0.1, --vary"
+        "Write, for example, --vary train.table_learning_rate=log:0.001..0.1, --vary"
         " model.dim=64..256/64 or --vary model.pooling=mean|attention.",
         received,
     )

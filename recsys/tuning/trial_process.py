@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--number", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="what is left of the budget")
+    parser.add_argument("--seconds", type=float, required=True, help="remaining budget")
     options = parser.parse_args(arguments)
     check_backend()
     try:

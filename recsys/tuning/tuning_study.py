@@ -294,7 +294,7 @@ class TuningStudy:
         if changed:
             raise UsageError(
                 "R921",
-                f"The study in {str(self.folder)!r} must keep the settings that it began with;"
+                f"The study in {str(self.folder)!r} must be resumed with its initial settings;"
                 f" changed: {', '.join(changed)}.",
                 "Change that back, or name a new study with --study.",
             )

@@ -105,7 +105,7 @@ class ItemVectors:
                     f"A column must be one of {', '.join(self.columns)}; its type, behind a"
                     f" colon, {', '.join(get_args(ColumnType))}. The title is a text."
                 )
-                raise UsageError("R593", rule, "Write for example title,genres:list.", text)
+                raise UsageError("R593", rule, "Write, for example, title,genres:list.", text)
             columns[name] = type_
         return columns
 

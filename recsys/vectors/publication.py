@@ -139,7 +139,7 @@ def _only_writer(out: Path) -> Iterator[HeldFolder]:
     except OSError as error:
         rule = f"The vectors must be written whole into {str(out)!r}{free_there(out)}."
         cure = (
-            "Free some space, or correct the permissions, and run again; the last publication is"
+            "Free disk space, or correct the permissions, and run again; the last publication is"
             " untouched."
         )
         raise RecsysError("R592", rule, cure, str(error)) from None
@@ -300,7 +300,7 @@ class _Previous:
         ) as error:
             rule = f"The last publication {str(folder)!r} must be whole: it tells what is gone."
             cure = (
-                "Restore it; or publish into another folder, and make the engine's index anew"
+                "Restore it; or publish into another folder, and make the index of the engine again"
                 " from that."
             )
             raise RecsysError("R595", rule, cure, str(error)) from None

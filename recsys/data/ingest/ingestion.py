@@ -432,7 +432,7 @@ def _none_left(spans: Sequence[WindowSpan]) -> RecsysError:
     return RecsysError(
         "R264",
         "At least one span of the window must have rows and not be broken.",
-        "Mend the files, or raise data.interactions.spans, so that older spans are read too.",
+        "Repair the files, or raise data.interactions.spans, so that older spans are read too.",
         states,
     )
 

@@ -142,8 +142,8 @@ def check_sources(data: DataConfig) -> None:
 
 
 BROKEN_CURE = (
-    "Mend or replace its files and run again; or set data.interactions.bad_spans to set_aside,"
-    " and the run goes on without the span until its files change. What the other spans hold"
+    "Repair or replace its files and run again; or set data.interactions.bad_spans to set_aside,"
+    " and the run excludes the span until its files change. What the other spans hold"
     " is kept, and the model that is served stays."
 )
 

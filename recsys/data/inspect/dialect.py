@@ -128,7 +128,7 @@ def _encoding(start: bytes) -> tuple[str, str]:
         return "utf-8", f"encoding utf-8: {n_good:,} of {len(lines):,} lines beyond ASCII are"
     has_cp1252 = any(0x80 <= byte < 0xA0 for line in lines for byte in line)
     name = "cp1252" if has_cp1252 else "latin-1"
-    return name, f"encoding {name}: {len(lines) - n_good:,} lines are no UTF-8"
+    return name, f"encoding {name}: {len(lines) - n_good:,} lines are not UTF-8"
 
 
 _LINES = 500
@@ -296,7 +296,7 @@ def _no_start(path: str, line: str, width: int) -> RecsysError:
     return RecsysError(
         "R208",
         f"{path!r} must begin with its header or a row: {width} fields, as most have.",
-        "Delete what stands above the table, or mend its first line.",
+        "Delete the lines above the table, or correct its first line.",
         shown(line),
     )
 

@@ -73,7 +73,7 @@ class ParquetSource(Source):
             raise RecsysError(
                 "R204",
                 f"{file.file!r} must be a Parquet file as it is, not compressed as a whole.",
-                "Unpack it; Parquet compresses its columns by itself.",
+                "Decompress it; Parquet compresses its columns itself.",
                 "a compressed Parquet file",
             )
         with _opened(file.file, file.size) as parquet:
@@ -182,7 +182,7 @@ def _opened(
         raise RecsysError(
             "R253",
             f"{file!r} must not change while it is read: it had {size:,} bytes.",
-            "Write it under another name and rename it when it is whole. Run again.",
+            "Write it under another name and rename it when it is complete. Run again.",
             f"{now:,} bytes",
         )
     with open_file(file) as source:
@@ -227,7 +227,7 @@ def _damaged(file: str, size: int, received: str) -> RecsysError:
     return RecsysError(
         "R253",
         f"{file!r} must be a whole Parquet file; it has {size:,} bytes.",
-        "Its footer says where the rows are: without it none can be read. Write it again.",
+        "Its footer has the locations of the rows: without it no row can be read. Write it again.",
         received,
     )
 

@@ -243,7 +243,7 @@ def span_pattern(pattern: str) -> SpanPattern | None:
             "R251",
             "A pattern with spans must hold {SPAN}, or {YYYY}, {MM} and {DD}, each once, "
             "and may hold {VERSION}.",
-            "Write for example logs/{YYYY}-{MM}-{DD}/*.parquet or span-{SPAN}/v{VERSION}/*.",
+            "Write, for example, logs/{YYYY}-{MM}-{DD}/*.parquet or span-{SPAN}/v{VERSION}/*.",
             pattern,
         )
     regex = re.compile("".join(map(_part_regex, parts)), re.DOTALL)
@@ -281,7 +281,7 @@ def file_size(path: str) -> int:
         raise RecsysError(
             "R205",
             f"{path!r} must be a regular file.",
-            "Write its content into a file, and name that.",
+            "Write its output into a file, and name that.",
             kinds.get(stat.S_IFMT(status.st_mode), "a device"),
         )
     return status.st_size

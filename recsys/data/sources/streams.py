@@ -75,8 +75,8 @@ def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -
             "R281",
             f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
             "that and 64 MiB.",
-            "Files of rows compress far less, so it may be made to exhaust memory. If it is"
-            " right, write it uncompressed.",
+            "Files of rows compress by far less: check its origin. If it is correct, provide it"
+            " uncompressed.",
             f"{amount:,} {unit}",
         )
 
