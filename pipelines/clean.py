@@ -61,7 +61,9 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
         return {**plan_json([]), "applied": False, "failed": []}
     with run_lock(root):
         if link := link_on_the_way(root, root / GONE):
-            rule = f"The folder {GONE!r} of a root must be no link: it is where things are removed."
+            rule = (
+                f"The folder {GONE!r} of a root must not be a link, since files are removed in it."
+            )
             cure = "Nothing was changed. Check its target, and remove the link."
             raise RecsysError("R605", rule, cure, str(link))
         things = _plan(config, open_store(config))

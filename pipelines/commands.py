@@ -50,7 +50,7 @@ def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
     there = [str(file) for file in files if file.exists()]
     if there and not force:
         rule = "A committed schema is not overwritten, as people may have edited it."
-        cure = "Choose another folder, or take --force."
+        cure = "Choose another folder, or use --force."
         raise RecsysError("R247", rule, cure, there[0])
     out.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():

@@ -124,16 +124,16 @@ def _sources(config: Config) -> dict[str, SourceConfig]:
 def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
     """Yields key, rule, cure and value of what of `config` can't be done there."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", config.name):
-        rule = "hold small letters, digits and hyphens alone"
+        rule = "contain only lower-case letters, digits and hyphens"
         yield "name", rule, "Write - in the place of _.", config.name
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]+/.+", config.root):
-        rule = "be a folder of a bucket: a container's disk is gone when it ends"
+        rule = "be a folder in a bucket: the disk of a container is temporary"
         yield "root", rule, "Write --set root=gs://BUCKET/FOLDER.", config.root
     for what, source in _sources(config).items():
         files = [getattr(source, key, ()) for key in _FILE_KEYS]
         for pattern in (pattern for named in files for pattern in patterns(named)):
             if not is_remote(pattern):
-                rule = "be URLs: a container sees no file of this machine"
+                rule = "be URLs: a container can't read files of this machine"
                 cure = "Copy them to the bucket, and name them gs://BUCKET/…."
                 yield f"data.{what}.files", rule, cure, pattern
     gate = config.data.gate
@@ -151,12 +151,12 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
         if value is not None:
             yield key, f"be {why}", f"Write --set {key}=null.", value
     if config.launcher != LocalLauncher():
-        rule = "be left out: the platform starts the containers, one a step"
+        rule = "be removed: the platform starts one container per step"
         cure = "Give the container more GPUs; one process takes all of them."
         yield "launcher", rule, cure, config.launcher.model_dump(mode="json")
     if config.keep != KeepConfig():
-        rule = "be left out: our runner, which clears up after a run, isn't there"
-        cure = "Give the bucket a lifecycle rule in its place."
+        rule = "be removed: the local runner, which cleans up after a run, is not used"
+        cure = "Use a lifecycle rule of the bucket instead."
         yield "keep", rule, cure, config.keep.model_dump(exclude_defaults=True)
 
 
@@ -172,7 +172,7 @@ def compile_pipeline(config: Config, image: str, out: Path) -> dict[str, Any]:
         UsageError: `kfp` is not installed, or the config asks for what can't be done there.
     """
     if importlib.util.find_spec("kfp") is None:
-        rule = "Compiling for Kubeflow needs the package kfp."
+        rule = "Compiling for Kubeflow requires the package kfp."
         cure = f"{install_extra('kubeflow')} It needs Python 3.11."
         raise UsageError("R618", rule, cure)
     from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner as kubeflow

@@ -85,7 +85,7 @@ def check_metadata(config: Config) -> None:
             f"The MySQL server {mysql.host}:{mysql.port} of ML Metadata must answer within"
             f" {_TIMEOUT_S:.0f} s."
         )
-        cure = "Start it, or correct metadata.mysql; nothing was run."
+        cure = "Start it, or correct metadata.mysql; no step was run."
         raise RecsysError("R612", rule, cure, error.strerror or str(error)) from None
     try:
         mlmd.MetadataStore(connection)
@@ -159,7 +159,7 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
     if held["id"].string_value != ours:
         owner = f"{held['root'].string_value!r} on {held['host'].string_value}"
         rule = f"In this database of ML Metadata the name {name!r} belongs to the root {owner}."
-        cure = "Choose another name, run in that root, or take a database of its own."
+        cure = "Choose another name, run in that root, or use a separate database."
         raise RecsysError("R616", rule, cure, str(root))
 
 

@@ -42,7 +42,7 @@ def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
         return full_disk
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     rule = f"The step {step} failed."
-    cure = "The run's log holds the whole story; if the data is in order, report it."
+    cure = "See the log of the run; if the data are correct, report this as a bug."
     return RecsysError("R600", rule, cure, f"{type(error).__name__}: {lines[-1] if lines else ''}")
 
 
@@ -51,7 +51,7 @@ def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
     errors = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
     where = f" in {step}" if step else ""
     more = f" {errors[0].rule}" if errors else ""
-    rule = f"The run was stopped by {stopped.name}{where}; all its processes are ended.{more}"
+    rule = f"The run was stopped by {stopped.name}{where}; all its processes have ended.{more}"
     cure = "Run the same command again to resume."
     return RecsysError("R606", rule, cure)
 

@@ -222,7 +222,7 @@ def test_a_table_of_other_rows_is_refused_however_it_is_padded(tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, identity, part):
     saved(tmp_path, 5)
     variables = filled(1)
-    with pytest.raises(RecsysError, match=f"R332.*of another {part}.*Go back"):
+    with pytest.raises(RecsysError, match=f"R332.*of another {part}.*Restore"):
         restored(tmp_path, variables, identity=identity)
     assert_filled(variables, 1)
     store = store_of(tmp_path, identity=identity)

@@ -260,7 +260,7 @@ def test_rows_of_catalogues_are_looked_at(tmp_path, capsys):
         main(["check", *map(str, (tmp_path / "f.csv", "--items", tmp_path / "g.csv")),
               "--out", str(tmp_path / "c.yaml")])  # fmt: skip
     out = capsys.readouterr().out
-    assert "They have 80.00% of the interactions' items" in out
+    assert "They cover 80.00% of the interactions' items" in out
     assert "a run would stop" in out
 
 

@@ -83,7 +83,8 @@ def test_drift_names_column_measure_value_limit_and_the_way_out(tmp_path):
         "[R244] Column 'event' of the items (split 'train') must lie within 0.300 of the data"
         " accepted before; its distance is 0.400 (L-infinity; most of all the value 'view')"
         " (2 more). Repair the data, or if the change is intended raise data.gate.max_drift"
-        " (null: no limit), or give the column a drift_comparator in items.pbtxt of data.gate.schema_dir;"
+        " (null: no limit), or give the column a drift_comparator in items.pbtxt of"
+        " data.gate.schema_dir;"
         f" all distances are in {tmp_path}/validation.json."
     )
 

@@ -123,8 +123,8 @@ def test_ids_of_any_content_reach_tensorflow_as_they_are(id_):
         ('{"instances": [["a"]]}', "R556", "[any]"),
         ('{"inputs": "a"}', "R556", "[any]"),
         ('{"inputs": [[]]}', "R556", "[1, 0]"),
-        ('{"signature_name": "deep", "inputs": [[[1, 2]], [[3]]]}', "R556", "one length"),
-        ('{"signature_name": "deep", "inputs": [[[1, 2]], 3]}', "R556", "one length"),
+        ('{"signature_name": "deep", "inputs": [[[1, 2]], [[3]]]}', "R556", "the same length"),
+        ('{"signature_name": "deep", "inputs": [[[1, 2]], 3]}', "R556", "the same length"),
     ],
 )
 def test_what_is_wrong_is_said_before_tensorflow_sees_it(body, code, said):
@@ -141,7 +141,7 @@ def test_ragged_histories_are_refused_and_say_what_padding_is():
     ]
     refusal = refused(json.dumps({"signature_name": "recommend", "instances": rows}))
     assert refusal.code == "R556"
-    assert "'history' must be of one length, 2" in str(refusal)
+    assert "'history' must have the same length, 2" in str(refusal)
     assert "empty string is padding" in str(refusal)
 
 

@@ -50,8 +50,8 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
             return manifest
     except manifests.ManifestError as error:
         received = error.reason
-    rule = f"A bundle must have a whole manifest at {str(bundle / MANIFEST)!r}."
-    cure = "Name a folder that the export wrote, or run again: recsys run."
+    rule = f"A bundle must have a complete manifest at {str(bundle / MANIFEST)!r}."
+    cure = "Name a folder written by the export, or run again: recsys run."
     raise RecsysError("R501", rule, cure, received)
 
 
@@ -73,12 +73,12 @@ def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]
         else:
             _verify_some(bundle, manifest["files"], names)
     except manifests.SpecialFileError as error:
-        rule = f"The bundle {str(bundle)!r} must hold plain files alone; {error.name!r} is none."
-        cure = "Put the file itself in its place, or run again: recsys run."
+        rule = f"The bundle {str(bundle)!r} must contain regular files only: {error.name!r}."
+        cure = "Replace it by the file itself, or run again: recsys run."
         raise RecsysError("R514", rule, cure, error.reason) from None
     except manifests.ManifestError as error:
         code = "R503" if isinstance(error, manifests.UnlistedFileError) else "R502"
-        rule = f"The file {error.name!r} of {str(bundle)!r} must be as the manifest says."
+        rule = f"The file {error.name!r} of {str(bundle)!r} must match the manifest."
         cure = "The bundle is damaged: delete it and run again: recsys run."
         raise RecsysError(code, rule, cure, error.reason) from None
     return manifest

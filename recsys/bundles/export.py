@@ -169,14 +169,14 @@ def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
     for name, of_model in (("users", saved.users), ("items", saved.items)):
         of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
         if of_model.fingerprint() != of_data.fingerprint():
-            rule = f"The {name} of the model must be those of the data folder {str(data)!r}."
+            rule = f"The {name} of the model must match those of the data folder {str(data)!r}."
             cure = "Export with the data folder that the model was trained on."
             received = {"model": of_model.n_rows, "data": of_data.n_rows}
             raise RecsysError("R524", rule, cure, received)
     facts = saved.model.spec.config.history_facts
     kinds = load_kinds(data / "vocabulary")
     if KINDS in facts and saved.inputs.kinds != kinds:
-        rule = f"The kinds of event of the model must be those of the data folder {str(data)!r}."
+        rule = f"The kinds of event of the model must match those of the data folder {str(data)!r}."
         cure = "Export with the data folder that the model was trained on."
         raise RecsysError("R524", rule, cure, {"model": saved.inputs.kinds, "data": kinds})
     return serving_histories(InteractionStore.open(data / "store"), facts)

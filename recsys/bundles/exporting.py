@@ -97,7 +97,7 @@ def _model_folder(model: Any, data: Any, scratch: Path) -> Path:
     result = result or getattr(model, "training_result", None)
     if result is None:
         rule = "The model to export must be trained, or a model folder."
-        cure = "Train it with recsys.Trainer, or name the folder that a training wrote."
+        cure = "Train it with recsys.Trainer, or name a folder written by training."
         raise UsageError("R536", rule, cure, type(model).__name__)
     from recsys.data.dataset import open_data
     from recsys.train import write_model

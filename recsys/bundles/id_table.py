@@ -75,7 +75,7 @@ def _sorted(ids: pa.Array | Sequence[str]) -> tuple[tuple[int, int], np.ndarray,
         twins = np.flatnonzero(hashes[1:] == hashes[:-1])
         if not len(twins):
             return key, hashes, order
-    rule = "The ids of a table must differ from each other."
+    rule = "The ids of a table must be unique."
     cure = "Report this as a bug, with the run's log."
     raise RecsysError("R527", rule, cure, str(ids[int(order[twins[0]])]))
 

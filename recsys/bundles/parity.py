@@ -49,7 +49,9 @@ def refused(code: str, subject: str, received: str) -> RecsysError:
         f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
         " of the largest number, or of 1."
     )
-    cure = "Nothing was exported. Train again: recsys run; if it stays, report it as a bug."
+    cure = (
+        "Nothing was exported. Train again: recsys run; if the error persists, report it as a bug."
+    )
     return RecsysError(code, rule, cure, received)
 
 

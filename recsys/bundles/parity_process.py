@@ -106,7 +106,7 @@ def check_absent(names: Sequence[str]) -> None:
     """Raises an error if one of these modules is imported (R529)."""
     imported = [name for name in names if sys.modules.get(name) is not None]
     if imported:
-        rule = "A bundle must be checked by a process with TensorFlow alone."
+        rule = "A bundle must be checked by a process without Keras and JAX."
         raise RecsysError("R529", rule, "Report this as a bug, with the run's log.", imported)
 
 

@@ -206,13 +206,13 @@ def _target(serving_root: Path, to: int | None) -> tuple[int, Path]:
             " rolled back."
         )
         numbers = ", ".join(map(str, sorted(there)))
-        cure = f"Name one of {numbers}; recsys rollback --list tells of them."
+        cure = f"Name one of {numbers}; recsys rollback --list shows them."
         raise UsageError("R516", rule, cure, to)
     try:
         verify(there[number])
     except RecsysError as error:
         target = str(there[number])
-        rule = f"The version to roll back to must be whole; {target!r} is damaged: {error.rule}"
+        rule = f"The version to roll back to must be complete; {target!r} is damaged: {error.rule}"
         cure = "Nothing was changed. Name another version: recsys rollback --list, --to VERSION."
         raise RecsysError("R517", rule, cure, f"{error.code}, {error.received}") from None
     return number, there[number]
@@ -225,7 +225,7 @@ def _rename(held: HeldFolder, path: Path, to: Path) -> None:
 
 
 def _nothing_before(serving_root: Path) -> RecsysError:
-    rule = f"A rollback needs two versions in {str(serving_root)!r}: the served one and an earlier."
+    rule = f"A rollback needs two versions in {str(serving_root)!r}: a served and an earlier one."
     cure = (
         "Nothing was changed. Push another model: recsys run; push.keep in the config says"
         " how many versions stay."

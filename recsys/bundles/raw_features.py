@@ -149,7 +149,7 @@ class RawFeatures(tf.Module):
                 f"The transform graph in {str(folder)!r} must give {id_column!r} and every"
                 " feature of the model."
             )
-            cure = "Export with the transform graphs that the model's data were made with."
+            cure = "Export with the transform graphs of the model's data."
             raise RecsysError("R523", rule, cure, missing)
 
     @property
@@ -190,8 +190,8 @@ def _load(folder: Path) -> Any:
     try:
         return tf.saved_model.load(str(folder / "transform_fn"))
     except (OSError, ValueError) as error:
-        rule = f"{str(folder)!r} must hold the output of Transform."
-        cure = "Name the folder that holds transform_fn/, or leave the option out."
+        rule = f"{str(folder)!r} must contain the output of Transform."
+        cure = "Name the folder that contains transform_fn/, or remove the option."
         raise RecsysError("R522", rule, cure, str(error)) from None
 
 

@@ -122,7 +122,7 @@ def check_fact_texts(
         elif name == QUERY_TIME:
             if all(re.fullmatch(rf"|-[0-9]{{1,18}}|{WHOLE}|{ISO}", text.strip()) for text in texts):
                 continue
-            rule = "The moment of a question must be seconds since 1970 (UTC), or ISO 8601."
+            rule = "The query time must be seconds since 1970 (UTC) or ISO 8601."
             cure = "Write it as 2026-11-23T18:00:00Z."
         else:
             if len(texts) <= len(history) and (
@@ -130,7 +130,7 @@ def check_fact_texts(
             ):
                 continue
             what = "kind" if name == KINDS else "number"
-            rule = f"{name} must hold a {what} for each item of history, and for no other."
+            rule = f"{name} must have one {what} per item of history."
             cure = 'Give the history too, and "" where it is unknown.'
         raise UsageError("R549", rule, cure, list(texts))
 

@@ -94,7 +94,7 @@ def written_whole(folder: Path) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        rule = f"The SavedModel must be written whole{free_there(folder)}."
+        rule = f"The SavedModel must be written completely{free_there(folder)}."
         cure = "Free disk space, correct the permissions, or run again: recsys run."
         raise RecsysError("R526", rule, cure, error.message) from None
 

@@ -89,7 +89,7 @@ class Texts(Sequence[str]):
         return pa.concat_arrays([*self.batches()])
 
     def _damaged(self, received: str) -> RecsysError:
-        rule = f"{str(self._path)!r} must hold a column {self._column!r} of texts."
+        rule = f"{str(self._path)!r} must have a column {self._column!r} of strings."
         return RecsysError("R230", rule, self._cure, received)
 
 

@@ -82,8 +82,8 @@ class BundleProcess:
     def _ask(self, folder: Path) -> None:
         answer = self._exchange(f"{folder}\n")
         if answer is None:
-            rule = f"The process of {_MODULE} must answer."
-            cure = "The log holds its last output; exit code -9 means that memory ran out."
+            rule = f"The process of {_MODULE} must respond."
+            cure = "See the end of the log; exit code -9 usually means out of memory."
             raise RecsysError("R610", rule, cure, f"exit code {self._process.wait()}")
         if "error" in answer:
             raise RecsysError.from_json(answer["error"])

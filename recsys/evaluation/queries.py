@@ -89,8 +89,8 @@ def protocol_of(store: InteractionStore, chosen: Protocol | None) -> Protocol:
     """
     split, order = store.split.split, store.split.order
     if chosen == "each_moment" and (split == "random" or order == "none"):
-        rule = "evaluate.query: each_moment needs held-out events that come after what is known."
-        cure = "Leave evaluate.query out, or set it to at_cut."
+        rule = "evaluate.query: each_moment needs held-out events after the training events."
+        cure = "Remove evaluate.query, or set it to at_cut."
         raise UsageError("R413", rule, cure, store.split.text)
     by_default: Protocol = "each_moment" if split in ("time", "last_out") else "at_cut"
     return chosen or by_default
@@ -122,7 +122,7 @@ def make_queries(
     log = store.eval
     if len(log) == 0:
         rule = "The evaluation needs at least one held-out positive."
-        cure = "Raise data.eval_share, or bring events that are newer than the training's."
+        cure = "Raise data.eval_share, or add events that are newer than the training events."
         raise RecsysError("R401", rule, cure, 0)
     if kind == "at_cut":
         starts = log.offsets[:-1][np.diff(log.offsets) > 0]

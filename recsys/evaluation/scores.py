@@ -150,6 +150,6 @@ def _largest_of_rows(x: Any) -> np.ndarray:
 
 
 def _not_a_number(received: str) -> RecsysError:
-    rule = "Every score must be a number, else ranks mean nothing."
+    rule = "Every score must be finite, otherwise ranks are undefined."
     cure = "Correct the scorer, or train again with lower learning rates."
     return RecsysError("R405", rule, cure, received)

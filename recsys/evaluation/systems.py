@@ -102,7 +102,7 @@ def check_finite(name: str, is_finite: np.ndarray) -> None:
         RecsysError: Some aren't (R402).
     """
     if not is_finite.all():
-        rule = f"Every embedding of {name} must be finite, else ranks mean nothing."
+        rule = f"Every embedding of {name} must be finite, otherwise ranks are undefined."
         cure = "Train again with lower learning rates."
         bad = int((~is_finite).sum())
         raise RecsysError("R402", rule, cure, f"{bad} of {len(is_finite)} embeddings are not")

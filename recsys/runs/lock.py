@@ -226,7 +226,7 @@ def _open(root: Path) -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise storage_error(error) from None
-        rule = f"The folder {str(root)!r} must be writable, for everything that a run writes."
+        rule = f"The folder {str(root)!r} must be writable for the outputs of a run."
         cure = "Change its permissions, or choose another folder with --set root=DIR."
         raise RecsysError("R602", rule, cure, error.strerror or str(error)) from None
 
@@ -269,6 +269,6 @@ def _busy(root: Path, owner: Owner | None) -> BusyError:
     who = "another process, just started"
     if owner is not None:
         who = f"{owner.described()}, last sign of life {duration(_silence(root))} ago"
-    rule = f"Only one run at a time may use {str(root)!r}, and one does: {who}."
+    rule = f"Only one run at a time may use {str(root)!r}; it is in use by {who}."
     cure = "Wait for it, end it, or choose another folder with --set root=DIR."
     return BusyError("R601", rule, cure)

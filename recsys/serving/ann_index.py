@@ -182,7 +182,7 @@ def read_index(
         if fields["format"] != _FORMAT:
             raise ValueError(f"format {fields['format']!r}")
     except (OSError, ValueError, TypeError, KeyError, EOFError, RecursionError) as error:
-        rule = f"The folder index of the bundle {str(bundle)!r} must be as the export wrote it."
+        rule = f"The folder index of the bundle {str(bundle)!r} must be unchanged since the export."
         cure = "Export the model again: recsys export."
         raise RecsysError("R582", rule, cure, str(error)) from None
     return AnnIndex(lists, embeddings, rows), effort

@@ -299,8 +299,8 @@ class UsersFile:
             RecsysError: It can't be read, is damaged, or lacks the column.
         """
         if not file.is_file():
-            rule = "The file of users must be there."
-            cure = "Name a file of ids: CSV, Parquet, JSON Lines, or text with an id a line."
+            rule = "The file of users must exist."
+            cure = "Name a file of ids: CSV, Parquet, JSON Lines, or text with one id per line."
             raise UsageError("R546", rule, cure, str(file))
         source, name = _look(str(file), column)
         return cls(name, plan_pieces(source, "users", [name], _PIECE_BYTES))

@@ -73,7 +73,9 @@ class Ranker:
         """
         n_rows = len(is_item)
         if embeddings.ndim != 2 or len(embeddings) != n_rows or embeddings.dtype != np.float32:
-            rule = f"Item embeddings of {str(bundle)!r} must be float32, a line for each item row."
+            rule = (
+                f"Item embeddings of {str(bundle)!r} must be float32, with one line per item row."
+            )
             received = f"{embeddings.dtype} {embeddings.shape} for {n_rows} item rows"
             raise RecsysError("R544", rule, "Export the model again: recsys export.", received)
         embeddings = np.ascontiguousarray(embeddings)

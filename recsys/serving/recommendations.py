@@ -307,7 +307,7 @@ class LoadedBundle:
         [row] = self.retriever.catalogue.item_rows([_id(item)])
         if not row:
             rule = "The item must be in the catalogue of the model."
-            raise UsageError("R567", rule, "Write its id as the data have it.", item)
+            raise UsageError("R567", rule, "Write the id as in the data.", item)
         rows = self.retriever.catalogue.similar(row, k)
         return [ScoredItem(row["id"], row["title"] or row["id"], row["score"]) for row in rows]
 

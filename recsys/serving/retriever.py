@@ -309,8 +309,8 @@ def check_k(k: Any, most: int | None = None) -> None:
     """
     is_whole = isinstance(k, Integral) and not isinstance(k, bool)
     if not is_whole or k < 1 or (most is not None and k > most):
-        rule = f"The number of items must be a whole one, 1 … {most}."
-        cure = "Ask for fewer, or set export.k in the config and run again: recsys run."
+        rule = f"The number of items must be an integer in 1 … {most}."
+        cure = "Request fewer, or raise export.k in the config and run again: recsys run."
         if most is None:
             rule, cure = "The number of items must be a whole one, 1 or more.", "Ask for more."
         raise UsageError("R541", rule, cure, k)

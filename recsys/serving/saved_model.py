@@ -38,7 +38,7 @@ def load_saved_model(bundle: Path) -> Any:
 def not_loadable(bundle: Path, error: Exception) -> RecsysError:
     """Returns the error of a bundle that TensorFlow can't load, or read the variables of."""
     rule = f"TensorFlow must be able to load the bundle {str(bundle)!r}."
-    cure = "Run again with the TensorFlow that this project installs: recsys run."
+    cure = "Run again with the TensorFlow version that recsys installs: recsys run."
     return RecsysError("R543", rule, cure, f"{type(error).__name__}: {error}")
 
 
@@ -141,12 +141,12 @@ class SavedModelGraph:
         except UnicodeDecodeError as error:  # TensorFlow quotes bytes that are no text.
             raise _unreadable(signature, error.object[:_SHOWN_BYTES]) from None
         except tf.errors.ResourceExhaustedError:
-            rule = "An answer must fit into the memory of the server."
-            raise AnswerTooLargeError("R561", rule, "Ask for fewer rows at once.") from None
+            rule = "A response must fit into the memory of the server."
+            raise AnswerTooLargeError("R561", rule, "Request fewer rows at once.") from None
         return {name: value.numpy() for name, value in outputs.items()}
 
 
 def _unreadable(signature: str, received: Any) -> UnreadableInputsError:
     rule = f"The signature {signature!r} must be able to read its inputs."
-    cure = "Correct them; GET …/metadata lists what it takes."
+    cure = "Correct them; GET …/metadata lists the inputs."
     return UnreadableInputsError("R563", rule, cure, received)

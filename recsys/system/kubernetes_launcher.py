@@ -302,7 +302,7 @@ class _Job:
             relay()
             with stopped_if_asked(passed_on):
                 if stop:
-                    rule = f"The pods of {self._name} were asked to save and to stop."
+                    rule = f"The pods of {self._name} were stopped, and have saved a checkpoint."
                     cure = "Run the same command again; training resumes from its last checkpoint."
                     raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
                 return self._result(module)
@@ -399,8 +399,8 @@ class _Job:
             # Their times are whole seconds, so what tells the cause from what follows is the code.
             raise min(errors, key=lambda error: _FOLLOWS.get(error.code, 0))
         if silent or result is None:
-            rule = f"The pods of {self._name} must run {module} to its end."
-            cure = "The log holds their output."
+            rule = f"The pods of {self._name} must run {module} to completion."
+            cure = "See their output in the log."
             raise RecsysError("R396", rule, cure, silent or "the first one is gone")
         return result
 

@@ -128,11 +128,11 @@ def stage_result(
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
     if passed_on:
-        rule = f"The process of {module} was stopped where it had nothing to save."
+        rule = f"The process of {module} was stopped before it had anything to save."
         cure = "Run the same command again; training resumes from its last checkpoint."
         raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
     rule = f"The process of {module} must end with a result."
-    cure = "The log holds its last output; exit code -9 means that memory ran out."
+    cure = "See the end of the log; exit code -9 usually means out of memory."
     raise RecsysError("R610", rule, cure, f"exit code {code}")
 
 

@@ -139,8 +139,8 @@ def _detected(wait_s: float) -> tuple[str, int, int, int, int, str | None]:
 
 def _lines(path: Path) -> list[tuple[str, int, int]]:
     """Returns host, port and number of processes of each line of a file."""
-    rule = "A file of hosts must have one host a line: HOST:PORT [processes=N]."
-    cure = "Write, for example, 10.0.0.1:8476; a line that begins with # is none."
+    rule = "A file of hosts must have one host per line: HOST:PORT [processes=N]."
+    cure = "Write, for example, 10.0.0.1:8476; lines that start with # are comments."
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -154,7 +154,7 @@ def _lines(path: Path) -> list[tuple[str, int, int]]:
             raise UsageError("R392", rule, cure, f"line {number}: {line.strip()}")
         host = (match[1].strip("[]"), int(match[2]), int(match[3] or 1))
         if host[:2] in [other[:2] for other in hosts]:
-            rule = "A file of hosts must name each of them once."
+            rule = "A file of hosts must name each host once."
             raise UsageError("R392", rule, cure, f"line {number}: {line.strip()}")
         hosts.append(host)
     if not hosts:
@@ -190,7 +190,7 @@ def cluster_of(options: argparse.Namespace) -> Cluster | None:
     """
     is_file = options.hosts is not None
     if is_file != (options.host is not None):
-        rule = "--hosts FILE and --host N, the line of this host, go together."
+        rule = "--hosts FILE and --host N, the line of this host, must be given together."
         raise UsageError("R392", rule, "Give both, or none.", options.host)
     if options.processes > 1 and (is_file or options.coordinator):
         rule = "--processes is for one machine; a file of hosts says processes=N in a line."

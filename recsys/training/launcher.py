@@ -163,7 +163,7 @@ def stopped(code: int | None, *, saves: bool) -> RecsysError:
         rule = "The processes of a training save before they stop."
         cure = "Run the same command again; it resumes from the last checkpoint."
         return RecsysError("R378", rule, cure, received)
-    rule = "The evaluation was stopped before its end."
+    rule = "The evaluation was stopped before it finished."
     return RecsysError("R611", rule, "Run the same command again, on all hosts.", received)
 
 

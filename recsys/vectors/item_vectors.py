@@ -253,5 +253,5 @@ def _first(lists: pa.ListArray) -> pa.Array:
 
 
 def _damaged(folder: Path, received: str) -> RecsysError:
-    rule = f"{str(folder)!r} must hold a whole model: vectors, ids and features of its items."
+    rule = f"{str(folder)!r} must contain a complete model: vectors, ids and features of its items."
     return RecsysError("R591", rule, "Train or export again: recsys run.", received)

@@ -137,7 +137,7 @@ def _only_writer(out: Path) -> Iterator[HeldFolder]:
         with HeldFolder.for_writer(out, _HIDDEN) as held:
             yield held
     except OSError as error:
-        rule = f"The vectors must be written whole into {str(out)!r}{free_there(out)}."
+        rule = f"The vectors must be written completely into {str(out)!r}{free_there(out)}."
         cure = (
             "Free disk space, or correct the permissions, and run again; the last publication is"
             " untouched."
@@ -298,7 +298,7 @@ class _Previous:
             ValueError,
             pa.ArrowException,
         ) as error:
-            rule = f"The last publication {str(folder)!r} must be whole: it tells what is gone."
+            rule = f"The last publication {str(folder)!r} must be complete, to find removed items."
             cure = (
                 "Restore it; or publish into another folder, and make the index of the engine again"
                 " from that."

@@ -293,7 +293,9 @@ class _Ingestion:
                 unit = suggest_unit(batch, self._config, int(time.time()))
                 break
         if unit is not None:
-            cure = f"Set data.interactions.timestamp_unit to {unit}: read so, its times are good."
+            cure = (
+                f"Set data.interactions.timestamp_unit to {unit}: its times are valid in this unit."
+            )
         refuse_empty({**summary, "good": 0}, "interactions", cure)
 
     # --- segments

@@ -88,8 +88,8 @@ class App:
     def _check(self, headers: dict[bytes, bytes]) -> None:
         most = self._limits.connections
         if len(self.connections) > most:
-            rule = f"The server holds at most {most:,} connections."
-            cure = "Keep connections open and use them again."
+            rule = f"The server accepts at most {most:,} connections."
+            cure = "Keep connections open and reuse them."
             raise HttpError(UNAVAILABLE, "R560", rule, cure, retry_s=1)
         host = headers.get(b"host", b"localhost").decode("latin-1")
         if self._hosts is not None and not _is_own(host, self._hosts):

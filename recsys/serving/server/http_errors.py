@@ -62,7 +62,7 @@ class HttpError(RecsysError):
 
 def busy(received: str) -> HttpError:
     """Returns the error of a request that comes when all places are taken."""
-    rule = "The server works on as many requests as it can hold."
+    rule = "The server has reached its limit of concurrent requests."
     return HttpError(TOO_MANY, "R560", rule, "Ask again in a second.", received, retry_s=1)
 
 
@@ -74,5 +74,5 @@ def too_large(what: str, most: int, received: Any) -> HttpError:
         most: How much there may be.
         received: How much there is.
     """
-    rule = f"A request may hold at most {most:,} {what}."
+    rule = f"A request may contain at most {most:,} {what}."
     return HttpError(TOO_LARGE, "R557", rule, "Ask in several requests.", received)

@@ -119,7 +119,7 @@ class BodyLimits:
                     is_whole = not message.get("more_body", False)
             return b"".join(chunks)
         except TimeoutError:
-            rule = f"A body must be there within {limits.body_s:g} s."
+            rule = f"A body must arrive within {limits.body_s:g} s."
             cure, received = "Send it faster, or in several requests.", f"{n_bytes:,} bytes"
             raise HttpError(TIMEOUT, "R562", rule, cure, received) from None
         finally:

@@ -110,7 +110,7 @@ def _signature_name(request: dict[str, Any], signatures: Mapping[str, Signature]
     # As in TensorFlow Serving the empty name is the default.
     name = request.get("signature_name") or DEFAULT_SIGNATURE
     if not isinstance(name, str) or name not in signatures:
-        rule = "The 'signature_name' must be that of a signature of the model."
+        rule = "The 'signature_name' must be the name of a signature of the model."
         raise _wrong("R553", rule, f"Name one of {', '.join(map(repr, sorted(signatures)))}.", name)
     return name
 
@@ -132,7 +132,7 @@ def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[st
     names = signature.keys()
     if not isinstance(rows, list) or not rows:
         rule = "The 'instances' must be a list with at least one row."
-        cure = "Give a row for each answer that you want."
+        cure = "Add one row per query."
         raise _wrong("R552", rule, cure, type(rows).__name__)
     if len(rows) > limits.rows:
         raise too_large("rows", limits.rows, len(rows))
@@ -163,7 +163,7 @@ def read_tensor(name: str, value: Any, spec: SignatureInput, limits: Limits) -> 
         for part in values:
             if not isinstance(part, list) or len(part) != size:
                 received = len(part) if isinstance(part, list) else type(part).__name__
-                rule = f"All lists of the input {name!r} must be of one length, {size}."
+                rule = f"All lists of the input {name!r} must have the same length, {size}."
                 cure = "Pad the shorter ones; the empty string is padding in 'history'."
                 raise _wrong("R556", rule, cure, received)
         values = list(itertools.chain.from_iterable(values))

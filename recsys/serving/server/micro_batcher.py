@@ -112,8 +112,8 @@ class MicroBatcher:
             return await asyncio.wait_for(shielded, self._answer_s)
         except TimeoutError:
             future.cancel()  # Unless it runs already.
-            rule = f"An answer must be there within {self._answer_s:g} s."
-            cure = "Ask for less at once, or again later."
+            rule = f"A response must be ready within {self._answer_s:g} s."
+            cure = "Send smaller requests, or retry later."
             raise HttpError(UNAVAILABLE, "R561", rule, cure, retry_s=1) from None
 
     def _free(self) -> None:

@@ -94,7 +94,7 @@ def read_recommend_request(body: bytes) -> RecommendRequest:
 
 def invalid(where: str, rule: str, received: Any) -> HttpError:
     """Returns the error of a parameter, or a field of a body, that breaks a rule."""
-    cure = "GET /openapi.json has the rules."
+    cure = "See GET /openapi.json for the rules."
     return HttpError(INVALID, "R569", f"{where}: {rule}.", cure, received)
 
 
@@ -294,7 +294,7 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
     _check_filters(model, wish.only)
     if wish.k > model.max_k:
         rule = f"This model answers with at most {model.max_k} items."
-        cure = "Ask for fewer, or set export.k in the config and run again: recsys run."
+        cure = "Request fewer, or raise export.k in the config and run again: recsys run."
         raise HttpError(BAD_REQUEST, "R567", rule, cure, wish.k)
     inputs = model.query_inputs(
         [wish.user],

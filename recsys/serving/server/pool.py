@@ -163,7 +163,7 @@ class Pool:
             if version is None or model.version == version:
                 return model
         rule = f"Servable not found for request: Specific({self.name}, {version})."
-        cure = "Ask for a version that is loaded, or for none, which is the newest."
+        cure = "Request a loaded version, or omit the version to use the newest."
         raise HttpError(NOT_FOUND, "R558", rule, cure, [model.version for model in models])
 
     def number(self, name: str, version: str | None) -> int | None:
@@ -174,12 +174,12 @@ class Pool:
         """
         if name != self.name:
             rule = f"Servable not found for request: Latest({name[:80]})."
-            cure = f"The model that is served here is {self.name!r}."
+            cure = f"The served model is {self.name!r}."
             raise HttpError(NOT_FOUND, "R558", rule, cure)
         if version is None:
             return None
         if len(version) >= 20 or not is_version(version):
-            rule = "A version in a path must be a whole number of 64 bits."
+            rule = "A version in a path must be a 64-bit integer."
             raise HttpError(BAD_REQUEST, "R564", rule, "Correct the path.", version)
         return int(version)
 
@@ -213,14 +213,14 @@ class Pool:
             raise self._nothing_yet()
         if version is not None and version not in states:
             rule = f"Could not find version {version} of model {self.name}."
-            cure = "Ask without a version for those that there are."
+            cure = "Omit the version to list the available ones."
             raise HttpError(NOT_FOUND, "R558", rule, cure, sorted(states))
         numbers = sorted(states, reverse=True) if version is None else [version]
         return [{"version": str(number), **states[number]} for number in numbers]
 
     def _nothing_yet(self) -> HttpError:
-        rule = f"A version of {self.name!r} must be loaded before it can answer."
-        cure = "Push a model (recsys run), or wait until it is loaded, and ask again."
+        rule = f"A version of {self.name!r} must be loaded before it can serve requests."
+        cure = "Push a model (recsys run), or wait until it is loaded, and retry."
         received = {"loading": self.loading, "refused": sorted(self.failures)}
         return HttpError(UNAVAILABLE, "R559", rule, cure, received, retry_s=5)
 

@@ -142,7 +142,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
         rule = f"The server must be able to listen at {host}, port {port}."
-        cure = "Name another port with --port, or 0 for any that is free."
+        cure = "Name another port with --port, or 0 for any free port."
         raise UsageError("R565", rule, cure, str(error)) from None
     return listener
 
