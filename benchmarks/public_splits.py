@@ -194,7 +194,7 @@ def write_data_folder(
     if times is None:
         times = np.arange(len(train.items)) - train.offsets[train.users]
     events = _events(train, pa.array(ids["users"]), times.astype(np.int64))
-    (folder / "vocabulary").mkdir()
+    (folder / "vocabulary").mkdir(parents=True)
     if kinds is not None:
         known = pa.array(kinds).dictionary_encode()
         kind = known.indices.to_numpy()
