@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from training_runs import STAGE, write_data
+from training_runs import STAGE, on_devices, write_data
 
 from recsys.bundles.exporting import export
 from recsys.config import TrainStage
@@ -33,6 +33,13 @@ SETTINGS = TrainStage.model_validate(
         },
     }
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_device():
+    """What a program sees of a training doesn't depend on how many devices it takes."""
+    with on_devices(1):
+        yield
 
 
 class EpochLog(keras.callbacks.Callback):
