@@ -65,7 +65,7 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
     done again.
 
     Args:
-        root: Folder of everything that runs write.
+        root: Output folder of the runs.
         serving: Folder of the served versions.
         store: The metadata store.
         pipeline: Name of the pipeline whose executions count; None: of every one, where the

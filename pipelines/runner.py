@@ -31,7 +31,7 @@ from recsys.errors import RecsysError
 from recsys.runs.lock import RunLock, run_lock
 from recsys.system import events
 from recsys.system.process import log_traceback
-from recsys.system.signals import SIGNALS, StoppedError, raise_if_asked, signals_raised
+from recsys.system.signals import SIGNALS, StoppedError, raise_if_stopped, signals_raised
 
 _ALWAYS_RUN = {
     "LatestBlessed": "it looks again in every run",
@@ -132,7 +132,7 @@ class Runner(local_dag_runner.LocalDagRunner):
         try:
             for node in run.pipeline.nodes:
                 run.lock.check()
-                raise_if_asked()
+                raise_if_stopped()
                 step = node.pipeline_node
                 run.ended[step.node_info.id] = self._run_step(step, run)
         except RecsysError as error:

@@ -233,6 +233,12 @@ def test_the_page_shows_each_night(tmp_path: Path) -> None:
     nights = [*(_night(n, 0.1, 0.2) for n in range(4)), failed]
     page = write_page(tmp_path, "shop", "recall@10", nights, tmp_path / "run" / "index.html")
     text = page.read_text()
-    for word in ("2020-01-05", "cut off", "&lt;damaged&gt;", "2020-01-02 came again", "run/index"):
+    for word in (
+        "2020-01-05",
+        "cut off",
+        "&lt;damaged&gt;",
+        "span 2020-01-02 repaired",
+        "run/index",
+    ):
         assert word in text
     assert text.count("<svg") >= 3 * 2

@@ -69,5 +69,5 @@ def test_each_night_is_replayed_once(simulated: tuple[Path, dict[str, Any]]) -> 
 
 def test_the_pages_show_what_came_broken(simulated: tuple[Path, dict[str, Any]]) -> None:
     out, _ = simulated
-    assert "its span came broken" in (out / "nights.html").read_text()
+    assert "broken span" in (out / "nights.html").read_text()
     assert "set aside" in (out / "run" / "index.html").read_text()

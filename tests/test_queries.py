@@ -56,14 +56,14 @@ def test_at_cut_asks_once_a_user(store):
 def test_a_query_tells_how_long_ago_its_history_was(store):
     moments = make_queries(store, "each_moment", facts=FACTS)
     assert lists(moments.facts["history_age"]) == [[9, 8], [19, 18, 10], []]
-    assert moments.told(FACTS, 2)["history_age"].tolist() == [[8, 9], [10, 18], [0, 0]]
-    assert moments.select(np.array([1])).told(FACTS, 2)["history_age"].tolist() == [[10, 18]]
-    assert moments.select(np.array([1])).told(["asked_at"], 2)["asked_at"].tolist() == [0]
+    assert moments.fact_inputs(FACTS, 2)["history_age"].tolist() == [[8, 9], [10, 18], [0, 0]]
+    assert moments.select(np.array([1])).fact_inputs(FACTS, 2)["history_age"].tolist() == [[10, 18]]
+    assert moments.select(np.array([1])).fact_inputs(["asked_at"], 2)["asked_at"].tolist() == [0]
     # At the cut, whatever the user does later.
     at_cut = make_queries(store, "at_cut", facts=FACTS)
     assert lists(at_cut.facts["history_age"]) == [[9, 8], []]
     assert [*at_cut.facts] == ["history_age"]  # The events have no weights.
-    assert [*make_queries(store, "at_cut").told(FACTS, 2)] == ["asked_at"]
+    assert [*make_queries(store, "at_cut").fact_inputs(FACTS, 2)] == ["asked_at"]
 
 
 def test_at_the_cut_histories_count_back_from_there_though_nobody_did_anything_then(tmp_path):

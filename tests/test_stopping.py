@@ -13,7 +13,7 @@ import pytest
 
 from recsys.errors import RecsysError
 from recsys.system.process import run_stage
-from recsys.system.signals import StoppedError, raise_if_asked, signals_raised
+from recsys.system.signals import StoppedError, raise_if_stopped, signals_raised
 
 _STAGE = """
 import json, signal, sys, time
@@ -72,13 +72,13 @@ def test_a_wish_whose_error_was_lost_is_remembered():
     heard = []
     with signals_raised(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "unraisablehook", heard.append)
-        raise_if_asked()
+        raise_if_stopped()
         Swallows()  # Its end raises where Python can't hand it on.
         assert [type(one.exc_value) for one in heard] == [StoppedError]
         with pytest.raises(StoppedError):
-            raise_if_asked()
+            raise_if_stopped()
     with signals_raised():
-        raise_if_asked()
+        raise_if_stopped()
 
 
 def started(tmp_path, ends):

@@ -337,7 +337,7 @@ def test_an_evaluation_tells_a_model_and_its_bundle_of_times_weights_and_kinds(w
     saved = load_model(folder / "model-times")
     store = InteractionStore.open(folder / "data" / "store")
     queries = make_queries(store, "each_moment", facts=FACTS)
-    told = queries.told(FACTS, _HISTORY)
+    told = queries.fact_inputs(FACTS, _HISTORY)
     # Data that number kinds otherwise, and have one that the model doesn't know.
     kinds = ("like", "é", "view", "buy")
     number = np.array([2, 3, 1, -1])

@@ -45,7 +45,7 @@ def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
 
     Args:
         bundle: A bundle with a manifest.
-        serving_root: Folder of the versions; made where there is none.
+        serving_root: Folder of the versions; created if missing.
         keep: Newest versions that stay, the new one included; at least 1. The one that
             the last rollback chose stays too.
 
@@ -72,7 +72,7 @@ def _published_already(bundle: Path, serving_root: Path) -> Path | None:
         return None
     try:
         verify(published[-1])
-    except RecsysError:  # Damaged since: publish it anew.
+    except RecsysError:  # Damaged since: publish it again.
         return None
     return published[-1]
 

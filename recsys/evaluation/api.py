@@ -1,4 +1,4 @@
-"""`recsys.evaluate` and `recsys.compare`: what the stage and a notebook call."""
+"""`recsys.evaluate` and `recsys.compare`, used by the evaluation stage and in notebooks."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def evaluate(
     config: Config | EvaluateStage | None = None,
     progress: bool | SystemProgress = True,
 ) -> EvaluationResult:
-    """Measures a model on held-out events, exactly, over the whole catalogue.
+    """Evaluates a model on held-out events, exactly, over the whole catalogue.
 
     Args:
-        model: A model folder, a bundle, a trained model as `load_model` returns it, one that
-            `Trainer.fit` trained, or another built retrieval model, for the rows of `data`.
-        data: Data with held-out events, or its folder.
-        baselines: Names of baselines, maps with options (`{"type": "ials", "dim": 64}`), or
-            objects; None: those of `config`.
-        metrics: The same for metrics.
+        model: Path of a model folder or a bundle, a `TrainedModel` from `load_model`, a model
+            trained by `Trainer.fit`, or another built retrieval model for the rows of `data`.
+        data: Data with held-out events, or the path of its folder.
+        baselines: Baselines to compare with: names, dicts with options
+            (`{"type": "ials", "dim": 64}`), or objects; None: those of `config`.
+        metrics: Metrics to compute, in the same form; None: those of `config`.
         k: Cut-offs of the metrics; None: those of `config`.
-        blessed: What else is compared with: the last blessed model, as `model` is given.
-        config: What else a config says of the evaluation and of what blesses a model; None: the
-            defaults, with `repeats` as the model was trained.
-        progress: Whether progress bars are shown; or what is called with the name of a
-            system, the queries done, and all.
+        blessed: Last blessed model to compare with, in the same form as `model`; None: none.
+        config: Config of the evaluation and of the thresholds; None: the defaults, with
+            `repeats` from the training of the model.
+        progress: Whether to show progress bars, or a callable that takes the name of a system,
+            the number of finished queries and the total.
 
     Returns:
-        The figures, with intervals by the paired bootstrap over users, and the decision.
+        The metrics, with intervals by a paired bootstrap over users, and the decision.
 
     Raises:
-        RecsysError: Nothing is held out, none of it is known, a folder is damaged, or a
-            score is no number.
-        pydantic.ValidationError: A name is unknown, or an option wrong.
+        RecsysError: There are no held-out events, none of them are known, a folder is damaged,
+            or a score is not finite.
+        pydantic.ValidationError: A name is unknown, or an option is invalid.
     """
     stage = _stage(config, baselines, metrics, k)
     return _evaluate(model, data, blessed, stage, progress, is_config_given=config is not None)
@@ -64,19 +64,23 @@ def compare(
     config: Config | EvaluateStage | None = None,
     progress: bool | SystemProgress = True,
 ) -> Comparison:
-    """Measures two models on the same queries, and says which is better, by metric.
+    """Evaluates two models on the same queries and decides for each metric which is better.
 
     Args:
-        a: What `evaluate` takes as `model`.
-        b: The same; differences are those of `b` over `a`.
-        data: As for `evaluate`.
-        metrics: As for `evaluate`.
-        k: As for `evaluate`.
-        config: As for `evaluate`.
-        progress: As for `evaluate`.
+        a: First model, in a form that `evaluate` takes as `model`.
+        b: Second model; differences are `b` relative to `a`.
+        data: As in `evaluate`.
+        metrics: As in `evaluate`.
+        k: As in `evaluate`.
+        config: As in `evaluate`.
+        progress: As in `evaluate`.
+
+    Returns:
+        The metrics of both models, the differences with intervals, and the better model.
 
     Raises:
-        RecsysError: As `evaluate`.
+        RecsysError: As in `evaluate`.
+        pydantic.ValidationError: As in `evaluate`.
     """
     stage = _stage(config, (), metrics, k).of_two_models()
     result = _evaluate(b, data, a, stage, progress, is_config_given=config is not None)
@@ -128,7 +132,7 @@ def _stage(
 
 @contextlib.contextmanager
 def _reporter(progress: bool | SystemProgress) -> Iterator[SystemProgress | None]:
-    """Gives what reports progress; by default a bar for each system."""
+    """Yields the progress callback; by default it shows a bar for each system."""
     if progress is not True:
         yield progress or None
         return

@@ -14,7 +14,7 @@ from recsys.formats import change, change_span, counted
 FLOOR = "floor"
 _NO_BLESSED = "there is no other blessed model to compare with"
 _NO_BASELINE = "no baseline was measured, so nothing says whether a plain method does better"
-_NOT_ASKED = "no blessed model is compared with, because bless.over_blessed is 0"
+_NOT_REQUIRED = "no blessed model is compared with, because bless.over_blessed is 0"
 _ROUNDING = 1e-12
 _BLESSED_TITLE = "the last blessed model"
 
@@ -27,10 +27,10 @@ class RuleOutcome:
         metric: The metric.
         slice: The slice; None: all queries.
         against: `floor`, a baseline, or `blessed_model`.
-        value: The model's figure; None where there is none.
+        value: The model's figure; None if there is none.
         other: The figure of the other system; None for a floor.
         least: Lowest value, or lowest ratio to the other's.
-        relative: The ratio of the two, less 1; None where there is none.
+        relative: The ratio of the two, less 1; None if there is none.
         interval: The interval of the figure, or of the relative difference.
         passed: Whether the lower end of the interval reaches the threshold.
         text: All of it as a sentence.
@@ -114,8 +114,8 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     if strongest is None:
         reasons.append(_NO_BASELINE)
     if not evidence.has_blessed:
-        is_asked = any(rule.over_blessed for rule in config.all_rules())
-        reasons.append(_NO_BLESSED if is_asked else _NOT_ASKED)
+        is_required = any(rule.over_blessed for rule in config.all_rules())
+        reasons.append(_NO_BLESSED if is_required else _NOT_REQUIRED)
     blessed = bool(rules) and all(ruling.passed for ruling in rules)
     if evidence.n_sampled is not None:
         blessed = False

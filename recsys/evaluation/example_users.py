@@ -74,7 +74,7 @@ _NONE = np.zeros(0, np.int32)
 
 def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> RankResults:
     history = queries.histories(system.history)
-    facts = queries.told(system.facts, system.history)
+    facts = queries.fact_inputs(system.facts, system.history)
     embedded = system.embed(pa.array(ids, pa.large_string()), history, facts)
     scorer = DotProducts(embedded, system.candidates)
     masked = queries.seen if mask_seen else RaggedRows.empty(len(queries))

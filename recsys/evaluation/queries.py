@@ -69,7 +69,7 @@ class Queries:
         """Returns the newest seen items `[n, length]` int32, the newest first, padded with 0."""
         return self._newest(self.seen, length)
 
-    def told(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
+    def fact_inputs(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
         """Returns the facts of `histories`, each `[n, length]` int32, and of the queries."""
         known = {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
         if ASKED_AT in names and self.asked_at is not None:

@@ -39,7 +39,7 @@ _MOST_QUERIES = 42 * kernel.QUERIES_STEP
 _FEWEST_QUERIES = 4 * kernel.QUERIES_STEP
 _JOBS_A_CORE = 4
 _GIVEN_SCORES = 2**25
-"""Scores asked for at a time; 128 MiB."""
+"""Scores per call of a scorer; 128 MiB."""
 
 
 def rank(

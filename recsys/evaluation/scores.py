@@ -105,11 +105,11 @@ def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
 
     Args:
         scores: The scores of a block of queries `[block, item rows]`.
-        block: Which queries were asked for.
+        block: The requested queries.
         n_rows: Item rows.
 
     Raises:
-        RecsysError: There are others than asked for (R410).
+        RecsysError: Their shape is wrong (R410).
     """
     expected = (block.stop - block.start, n_rows)
     array = np.asarray(scores, np.float32)

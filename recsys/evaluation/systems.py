@@ -122,8 +122,8 @@ def open_model(folder: Path, name: str) -> SystemEmbeddings:
     trained = load_model(folder)
     probe = read_probe(folder)
     embeddings = of_model(trained.model, trained.inputs, name)
-    asked = probe.user_row, probe.history, trained.inputs, probe.facts
-    query = embed_queries(trained.model, *asked)
+    inputs = probe.user_row, probe.history, trained.inputs, probe.facts
+    query = embed_queries(trained.model, *inputs)
     check_numbers(name, query)
     check_probe(folder, probe, query, embeddings.candidates)
     return embeddings
@@ -291,10 +291,10 @@ class System:
         """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
 
         Raises:
-            RecsysError: One of them is not finite (R402), or the bundle can't be asked.
+            RecsysError: One of them is not finite (R402), or the bundle can't be loaded.
         """
         ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
-        facts = queries.told(self.facts, self.history)
+        facts = queries.fact_inputs(self.facts, self.history)
         return self.embed(ids, queries.histories(self.history), facts)
 
     def embed(

@@ -183,7 +183,7 @@ class CatalogueMetric(Metric):
     needs_lists: ClassVar[bool] = True
 
     def total(self, lists: RankedLists, k: int) -> float | None:
-        """Returns the value of all lists; None where there is none.
+        """Returns the value of all lists; None if there is none.
 
         Args:
             lists: What was ranked.

@@ -75,11 +75,11 @@ class Evaluated:
         return [MODEL, *self.others]
 
     def figure(self, key: str, metric: str) -> Any:
-        """Returns the figure of a system; None where there is none."""
+        """Returns the figure of a system; None if there is none."""
         return self._figures.get(key, {}).get(metric)
 
     def interval(self, metric: str) -> tuple[float, float] | None:
-        """Returns the interval of the model's figure; None where there is none."""
+        """Returns the interval of the model's figure; None if there is none."""
         return ends_of((self.part.get("intervals") or {}).get(metric))
 
     def strongest(self, *, of_baselines: bool = False) -> str | None:
@@ -150,7 +150,7 @@ class Evaluated:
 
 
 def repeats_in_words(part: Mapping[str, Any]) -> str:
-    """Returns what became of events that repeat an item; empty where none does."""
+    """Returns how repeated events were treated, as text; empty if there are none."""
     n_repeated, of_all = part.get("repeated_positives"), part.get("repeated_share")
     if not is_number(n_repeated) or not n_repeated:
         return ""

@@ -41,7 +41,7 @@ from recsys.report.whiskers import Estimate, draw_whisker, shared_range
 
 
 def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns the decision, its rules with those that failed first, and what became of it."""
+    """Returns the decision, its rules with those that failed first, and its effect."""
     verdict = artifacts.evaluated.get("verdict")
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
         raise MissingError("The evaluation has no verdict.")

@@ -28,7 +28,7 @@ class RecordedRun:
 
     Args:
         folder: Folder of its record.
-        root: Folder of everything that runs write.
+        root: Output folder of the runs.
 
     Attributes:
         id: Name of its folder.
@@ -39,10 +39,10 @@ class RecordedRun:
         says: The verdict's sentence, or the error's.
         measured: What was measured; None where nothing was.
         metric: The metric that decides; empty where nothing was measured.
-        value: The deciding figure; None where there is none.
-        query: How the model was asked; figures of other ways can't be set beside it.
+        value: The deciding figure; None if there is none.
+        query: Protocol of the queries; figures of different protocols are not comparable.
         rejected: Rows rejected, and rows read; None where that isn't known.
-        report: Path of its report from the root; empty where there is none.
+        report: Path of its report from the root; empty if there is none.
         spans: Phrases on its spans that are new, late and the like.
         start: `warm` or `cold`; empty where nothing was trained.
         version: Number of the version that was pushed; empty where none was.
@@ -72,12 +72,12 @@ class RecordedRun:
         self.version = str(result.get("pushed") or "").rpartition("/")[2]
 
     def figure(self, system: str, metric: str) -> float | None:
-        """Returns the figure of a system; None where there is none."""
+        """Returns the figure of a system; None if there is none."""
         value = self.measured.figure(system, metric) if self.measured else None
         return value if is_number(value) else None
 
     def is_like(self, other: RecordedRun) -> bool:
-        """Returns whether the figures of two runs can be set beside each other."""
+        """Returns whether the figures of two runs are comparable."""
         mine, theirs = ((run.name, run.metric, run.query) for run in (self, other))
         return mine == theirs
 
@@ -113,7 +113,7 @@ def write_index(root: Path) -> Path:
     A damaged record is named on the page and left out.
 
     Args:
-        root: Folder of everything that runs write.
+        root: Output folder of the runs.
 
     Returns:
         The path of the page.

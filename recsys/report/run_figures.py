@@ -206,7 +206,7 @@ def read_sharding(artifacts: Artifacts) -> dict[str, Any]:
 
 
 def read_carried(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns the state taken from an earlier model, or why the training began anew."""
+    """Returns the state taken from an earlier model, or why the training started from scratch."""
     training = artifacts.training
     return training.get("warm_start") or {"cold": training.get("cold")}
 

@@ -68,7 +68,7 @@ def write_report(out: Path, **sources: Any) -> Path:
     words on the page; it never stops the report.
 
     Args:
-        out: Folder of the report; made where there is none.
+        out: Folder of the report; created if missing.
         **sources: What it is made of, the fields of `Artifacts`.
 
     Returns:
@@ -97,7 +97,7 @@ def _section(template: str, parts: dict[str, Any]) -> Markup:
 
 
 def _rows(sources: Part) -> dict[str, float]:
-    """Returns the rows `read` and `rejected` of all kinds of data that a summary tells of."""
+    """Returns the rows `read` and `rejected` of all kinds of data in the summaries."""
     known = [source for source in sources.content or [] if is_number(source.get("rejected"))]
     return {name: sum(source[name] for source in known) for name in ("read", "rejected")}
 

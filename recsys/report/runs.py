@@ -27,7 +27,7 @@ class RunRecord:
     """Writes the record of one run. Every method raises OSError where it can't.
 
     Args:
-        folder: Folder of the run; made where there is none.
+        folder: Folder of the run; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -258,11 +258,11 @@ def draw_broken(n_nights: int, n_broken: int, seed: int) -> dict[int, str]:
     return {int(night): kinds[i % len(kinds)] for i, night in enumerate(nights)}
 
 
-# --- the systems compared: a model trained anew, and one left as it was
+# --- the systems compared: a model trained from scratch, and one left as it was
 
 
 class BacktestArms:
-    """The two comparison models of a backtest: trained anew each night, and frozen.
+    """The two comparison models of a backtest: trained from scratch each night, and frozen.
 
     Args:
         config: The config of the nights.
@@ -288,7 +288,7 @@ class BacktestArms:
             commit_folder(temporary, self.frozen)
 
     def measure(self, data: Path) -> dict[str, dict[str, Any]]:
-        """Trains a model anew on the data of a night and measures it, and the frozen one.
+        """Trains a model from scratch on the data of a night and measures it, and the frozen one.
 
         Args:
             data: The data folder that the pipeline's model of the night was trained on.
@@ -326,7 +326,7 @@ def training_facts(model: Path) -> dict[str, Any]:
     return {"seconds": training["seconds"], "steps": training["steps"], "base": base}
 
 
-# --- the journal: a line of JSON a night, so that a killed backtest goes on
+# --- the journal: a line of JSON a night, so that a killed backtest can be resumed
 
 _PLAN, _NIGHTS = "plan.json", "nights.jsonl"
 
@@ -335,7 +335,7 @@ class BacktestJournal:
     """The nights of one simulation.
 
     Args:
-        out: Folder of the simulation; made where there is none.
+        out: Folder of the simulation; created if missing.
         plan: Settings of the simulation. Other settings need another folder.
 
     Raises:

@@ -17,7 +17,7 @@ from recsys.system.commit import commit_text
 
 WARM, COLD, FROZEN = "warm", "cold", "frozen"
 ARMS = (WARM, COLD, FROZEN)
-"""Started from the last blessed model; trained anew; the first night's model, as it was."""
+"""Started from the last blessed model; trained from scratch; the first night's model, as it was."""
 
 _RESAMPLES = 2_000
 _CONFIDENCE = 0.95
@@ -230,8 +230,8 @@ def _row(night: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spans(night: Mapping[str, Any]) -> list[str]:
-    broken = [f"its span came broken: {night['broken']}"] if night.get("broken") else []
-    return [*broken, *(f"the span {day} came again, whole" for day in night.get("repaired", []))]
+    broken = [f"broken span: {night['broken']}"] if night.get("broken") else []
+    return [*broken, *(f"span {day} repaired" for day in night.get("repaired", []))]
 
 
 def _started(night: Mapping[str, Any]) -> str:

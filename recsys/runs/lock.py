@@ -153,7 +153,7 @@ def run_lock(root: Path) -> Iterator[RunLock]:
     """Holds the lock of `root` while it is open.
 
     Args:
-        root: Folder of everything that a run writes; made where there is none.
+        root: Output folder of a run; created if missing.
 
     Raises:
         BusyError: Another run holds it (R601).

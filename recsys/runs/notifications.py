@@ -111,7 +111,7 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
 def _within(timeout_s: float, request: urllib.request.Request) -> None:
     """Makes one attempt that ends after `timeout_s`, even if the answer comes in drops.
 
-    A time limit of a socket begins anew with every byte, and that of a name's lookup is
+    A time limit of a socket restarts with every byte, and that of a name's lookup is
     none of ours; so the attempt has a thread, which is left behind.
     """
     errors: list[Exception] = []

@@ -80,7 +80,7 @@ def learn_lists(
 
 
 class AnnIndex:
-    """Finds items of large dot products. May be asked from several threads.
+    """Finds items of large dot products. It is thread-safe.
 
     Args:
         lists: What was learnt of the items.

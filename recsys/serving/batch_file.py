@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
     ]
 )
-"""Of the file: items the best first, fewer than asked for where the catalogue has no more;
+"""Of the file: items the best first, fewer than requested if the catalogue has no more;
 whether the data hold the user; what the answer rests on, see `recsys.bundles.signatures`."""
 
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))

@@ -302,7 +302,7 @@ def as_texts(texts: Iterable[str]) -> np.ndarray:
 
 
 def check_k(k: Any, most: int | None = None) -> None:
-    """Checks how many items are asked for.
+    """Checks the number of requested items.
 
     Raises:
         UsageError: It is no whole number from 1 to `most` (R541).

@@ -1,4 +1,4 @@
-"""A bundle's SavedModel: loaded without TensorFlow's messages, and asked by signature."""
+"""A bundle's SavedModel: loaded without TensorFlow's messages, and called by signature."""
 
 from __future__ import annotations
 

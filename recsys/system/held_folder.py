@@ -1,6 +1,6 @@
 """Removes and renames below a folder without following links inside it.
 
-A path is looked up anew each time that it is used: between a check and a removal a folder
+A path is resolved each time that it is used: between a check and a removal a folder
 on the way can become a link to somewhere else. Here every folder on the way is opened by
 the descriptor of the one above it, and none may be a link (`openat` with `O_NOFOLLOW`,
 and `shutil.rmtree` with `dir_fd`, see its `avoids_symlink_attacks`).

@@ -27,9 +27,9 @@ from recsys.system import events
 from recsys.system.launchers import Launcher, started_again, write_config
 from recsys.system.process import (
     last_json_line,
+    raising_if_stopped,
     signals_passed_to,
     stage_environment,
-    stopped_if_asked,
 )
 
 _POLL_S = 1.0
@@ -215,9 +215,9 @@ class _Cluster:
             "spec": spec,
         }
         review = self._client.AuthorizationV1Api().create_self_subject_access_review
-        return bool(self.asked(lambda: review(body)).status.allowed)
+        return bool(self.call_api(lambda: review(body)).status.allowed)
 
-    def asked(self, call: Callable[[], Any], or_none: int = 0) -> Any:
+    def call_api(self, call: Callable[[], Any], or_none: int = 0) -> Any:
         """Returns what the API server answers; asks again for a while if it is out of reach.
 
         Args:
@@ -291,7 +291,7 @@ class _Job:
 
         Raises:
             RecsysError: The stage failed.
-            StoppedError: This process was asked to stop meanwhile, where that is raised.
+            StoppedError: This process was stopped meanwhile, and signals are raised.
         """
         stop: list[bool] = []
         with self._made(service, body), signals_passed_to(lambda: stop.append(True)) as passed_on:
@@ -300,7 +300,7 @@ class _Job:
                 self._delete_job(wait=False)  # Its pods save what they have.
                 self._wait(relay, [])
             relay()
-            with stopped_if_asked(passed_on):
+            with raising_if_stopped(passed_on):
                 if stop:
                     rule = f"The pods of {self._name} were stopped, and have saved a checkpoint."
                     cure = "Run the same command again; training resumes from its last checkpoint."
@@ -309,7 +309,7 @@ class _Job:
 
     @contextmanager
     def _made(self, service: dict[str, Any], body: dict[str, Any]) -> Iterator[None]:
-        core, batch, ask = self._cluster.core, self._cluster.batch, self._cluster.asked
+        core, batch, ask = self._cluster.core, self._cluster.batch, self._cluster.call_api
         self._delete()  # What a killed run left.
         try:
             ask(lambda: core.create_namespaced_service(self._cluster.namespace, service))
@@ -319,12 +319,12 @@ class _Job:
             self._delete()
 
     def _delete(self) -> None:
-        core, ask = self._cluster.core, self._cluster.asked
+        core, ask = self._cluster.core, self._cluster.call_api
         self._delete_job(wait=True)
         ask(lambda: core.delete_namespaced_service(**self._at), or_none=404)
 
     def _delete_job(self, wait: bool) -> None:
-        batch, ask = self._cluster.batch, self._cluster.asked
+        batch, ask = self._cluster.batch, self._cluster.call_api
         # In the foreground: the Job is there until its pods are gone.
         how = {"propagation_policy": "Foreground"}
         ask(lambda: batch.delete_namespaced_job(**self._at, **how), or_none=404)
@@ -335,7 +335,7 @@ class _Job:
     def _status(self) -> Any:
         """Returns the Job's status; None if it isn't there."""
         read = self._cluster.batch.read_namespaced_job_status
-        job = self._cluster.asked(lambda: read(**self._at), or_none=404)
+        job = self._cluster.call_api(lambda: read(**self._at), or_none=404)
         return None if job is None else job.status
 
     def _wait(self, relay: Callable[[], None], stop: Sequence[bool]) -> None:
@@ -371,7 +371,9 @@ class _Job:
         """Returns its pods, those that ended first first."""
         listed = self._cluster.core.list_namespaced_pod
         selector = f"job-name={self._name}"
-        pods = self._cluster.asked(lambda: listed(self._cluster.namespace, label_selector=selector))
+        pods = self._cluster.call_api(
+            lambda: listed(self._cluster.namespace, label_selector=selector)
+        )
 
         def ended(pod: Any) -> float:
             state = _terminated(pod)
@@ -409,7 +411,7 @@ class _Job:
         # As bytes: the client would turn a log that is JSON into Python's words for it.
         how = {"container": pod.spec.containers[0].name, "_preload_content": False}
         how["tail_lines"] = _LOG_LINES
-        log = self._cluster.asked(lambda: read(pod.metadata.name, namespace, **how), or_none=404)
+        log = self._cluster.call_api(lambda: read(pod.metadata.name, namespace, **how), or_none=404)
         return "" if log is None else log.data.decode(errors="replace")
 
 

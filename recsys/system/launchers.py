@@ -2,7 +2,7 @@
 
 In one process, in several of this machine, on several hosts by a command for each, or in the
 pods of a Kubernetes Job (`kubernetes_launcher.py`). A launcher says where a stage runs, and not
-what it makes: so it is no parameter of a component, by which TFX would run the step anew, but
+what it makes: so it is no parameter of a component, by which TFX would rerun the step, but
 reaches the component through the environment.
 """
 
@@ -32,11 +32,11 @@ from recsys.system.commit import commit_text
 from recsys.system.parent import STDIN, VARIABLE, as_parent, program_command
 from recsys.system.process import (
     last_json_line,
+    raising_if_stopped,
     run_stage_with_config,
     signals_passed_to,
     stage_environment,
     stage_result,
-    stopped_if_asked,
 )
 
 LAUNCHER = "RECSYS_LAUNCHER"
@@ -72,7 +72,7 @@ class Launcher(Strict):
 
         Raises:
             RecsysError: The stage failed.
-            StoppedError: This process was asked to stop meanwhile, where that is raised.
+            StoppedError: This process was stopped meanwhile, and signals are raised.
         """
         raise NotImplementedError
 
@@ -250,7 +250,7 @@ def _run_all(
         spoke = [
             index for index in first_failed if "error" in (last_json_line(printed[index]) or {})
         ]
-        with stopped_if_asked(passed_on):
+        with raising_if_stopped(passed_on):
             if first_failed and not spoke and not passed_on:
                 raise _silent(module, hosts[first_failed[0]], children[first_failed[0]].code or 0)
             index = next(iter(spoke), 0)

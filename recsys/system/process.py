@@ -27,7 +27,7 @@ from recsys.system.parent import as_parent, child_command
 from recsys.system.signals import StoppedError, is_raised, signals_to
 
 # A training step takes and frees arrays of many megabytes. By default glibc gives each
-# back to the kernel and faults it in anew: half of a step's time on a CPU.
+# back to the kernel and faults it in again: half of a step's time on a CPU.
 _ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**34),
@@ -65,7 +65,7 @@ def run_stage(
 
     Raises:
         RecsysError: The stage failed; its own error where it gave one.
-        StoppedError: This process was asked to stop meanwhile, where that is raised.
+        StoppedError: This process was stopped meanwhile, and signals are raised.
     """
     with (
         subprocess.Popen(
@@ -78,7 +78,7 @@ def run_stage(
         signals_passed_to(stage.terminate) as passed_on,
     ):
         output, _ = stage.communicate()
-    with stopped_if_asked(passed_on):
+    with raising_if_stopped(passed_on):
         return stage_result(module, stage.returncode, output, passed_on)
 
 
@@ -137,7 +137,7 @@ def stage_result(
 
 
 @contextmanager
-def stopped_if_asked(passed_on: Sequence[int]) -> Iterator[None]:
+def raising_if_stopped(passed_on: Sequence[int]) -> Iterator[None]:
     """Raises `StoppedError` at its end if a signal was passed on and signals are raised."""
     try:
         yield

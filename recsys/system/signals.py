@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_asked: list[int] = []
+_received: list[int] = []
 """The signals that `signals_raised` has heard."""
 
 
@@ -57,7 +57,7 @@ def signals_raised(signals: Sequence[int] = SIGNALS) -> Iterator[None]:
 
     One that is ignored, as under nohup, stays so.
     """
-    _asked.clear()
+    _received.clear()
     heard = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
     with signals_to(_raise, heard):
         yield
@@ -68,12 +68,12 @@ def is_raised(signum: int) -> bool:
     return signal.getsignal(signum) is _raise
 
 
-def raise_if_asked() -> None:
+def raise_if_stopped() -> None:
     """Raises `StoppedError` if the error of a signal was lost, as in a callback from C."""
-    if _asked:
-        raise StoppedError(_asked[0])
+    if _received:
+        raise StoppedError(_received[0])
 
 
 def _raise(signum: int, _frame: FrameType | None) -> NoReturn:
-    _asked.append(signum)
+    _received.append(signum)
     raise StoppedError(signum)

@@ -285,7 +285,7 @@ class CheckpointStore:
             step: Step of the only checkpoint to accept; None: the newest whole one.
 
         Returns:
-            Where the run goes on; None if there is no checkpoint.
+            The step to resume from; None if there is no checkpoint.
 
         Raises:
             RecsysError: The checkpoint belongs to something else or doesn't fit, or

@@ -320,7 +320,7 @@ class StopSignals:
 
 
 class StopRequest:
-    """Whether the run was asked to stop, by SIGTERM or SIGINT.
+    """Whether the run was stopped by SIGTERM or SIGINT.
 
     A second signal ends the run without saving.
     """

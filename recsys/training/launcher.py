@@ -127,7 +127,7 @@ def _attempt(
         The first one's result, None if one died; and the exit code of that one.
 
     Raises:
-        RecsysError: A process gave a reason not to go on, or the run was asked to stop.
+        RecsysError: A process reported an error, or the run was stopped.
     """
     same = {SERVICE: f"127.0.0.1:{free_port()}", COUNT: str(n_processes)}
     if (address := address_to_publish(None)) is not None:
@@ -157,7 +157,7 @@ def _attempt(
 
 
 def stopped(code: int | None, *, saves: bool) -> RecsysError:
-    """Returns the error of a stage that was asked to stop, and of which a process died then."""
+    """Returns the error of a stage of which a process died after a stop."""
     received = f"exit code {code}"
     if saves:
         rule = "The processes of a training save before they stop."
@@ -272,7 +272,7 @@ def devices_of(index: int, n_processes: int) -> str:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on."""
+    """Returns a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -86,7 +86,7 @@ class TrainingRun(keras.callbacks.Callback):
             log: Records what is seen.
 
         Raises:
-            RecsysError: The run was asked to stop (R375), or its numbers are not finite.
+            RecsysError: The run was stopped (R375), or its numbers are not finite.
         """
         self._batches, self._log = batches, log
         if not self._is_over():
@@ -159,12 +159,12 @@ class TrainingRun(keras.callbacks.Callback):
         if self._has_end:
             self._callbacks.on_train_batch_end((step - 1) % self._steps_per_epoch, logs)
         self._is_interrupted = self._is_interrupted or self._stop.is_due(step)
-        is_asked = self._is_asked()
+        is_stop_requested = self._is_stop_requested()
         is_epoch_end, is_last = step % self._steps_per_epoch == 0, step == self.total
         # Between two updates a checkpoint would lack the gradients that are added up.
         is_update = step % self._config.accumulate == 0
         is_save = step % self._save_every == 0 or is_last
-        is_save = is_save or (is_update and (is_asked or self._is_save_due))
+        is_save = is_save or (is_update and (is_stop_requested or self._is_save_due))
         if not (is_epoch_end or is_save or step % self._point_every == 0):
             return
         # From here on the model's variables hold their values.
@@ -173,7 +173,7 @@ class TrainingRun(keras.callbacks.Callback):
         self.model.reset_metrics()
         if is_epoch_end:
             self._end_epoch(step // self._steps_per_epoch, is_last)
-            self._is_asked()
+            self._is_stop_requested()
         progress.is_stopped = self._wants_stop and is_update
         is_over = self._is_over()
         self._is_save_due = self._is_save_due or progress.best_step == step
@@ -190,7 +190,7 @@ class TrainingRun(keras.callbacks.Callback):
             jax.profiler.stop_trace()
         self._callbacks.on_train_end(self._epoch_logs)
 
-    def _is_asked(self) -> bool:
+    def _is_stop_requested(self) -> bool:
         """Returns whether a signal or a callback asks to stop, at the next update."""
         self._wants_stop = self._wants_stop or bool(self.model.stop_training)
         self.model.stop_training = False
@@ -203,7 +203,7 @@ class TrainingRun(keras.callbacks.Callback):
             self._log.record_validation(metrics)
         self._epoch_logs = self._progress.end_epoch(epochs - 1, metrics)
         self._callbacks.on_epoch_end(epochs - 1, self._epoch_logs)
-        if not self._is_over() and not self._is_asked():
+        if not self._is_over() and not self._is_stop_requested():
             self._tasks.refresh(epochs, self._batches)
             self._callbacks.on_epoch_begin(epochs)
 
@@ -231,7 +231,7 @@ class TrainingRun(keras.callbacks.Callback):
                 progress.best_step = progress.step
                 arrays = self._finite(weights_of(self.model))
                 self._best.save(progress.step, arrays, {})
-                self._wait_if_asked(self._best)
+                self._wait_unless_background(self._best)
         release_freed()  # What compiling the towers and the ranking took, and the scores.
         return metrics
 
@@ -248,9 +248,9 @@ class TrainingRun(keras.callbacks.Callback):
         arrays = self._finite(saved_variables(self.model))
         # What this checkpoint names as the best model must be there before it is.
         self._last.save(progress.step, arrays, dataclasses.asdict(progress), self._best.pending)
-        self._wait_if_asked(self._last)
+        self._wait_unless_background(self._last)
 
-    def _wait_if_asked(self, store: CheckpointStore) -> None:
+    def _wait_unless_background(self, store: CheckpointStore) -> None:
         if not self._config.checkpoint.background:
             store.wait()
 

@@ -28,7 +28,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         end: Share of `peak` at the end [0..1].
         accumulate: Steps that are counted as one update: Keras' optimizers ask for the
             rate by steps, tables by updates.
-        start: Step that the way begins with. A run that goes on from an earlier model
+        start: Step that the way begins with. A run that starts from an earlier model
             counts its steps on, as the bias correction of Adam must, and begins the
             way anew.
     """
@@ -73,7 +73,7 @@ def table_optimizers(
     Args:
         train: The training loop.
         updates: Updates of the run, for the schedule.
-        start: Updates before the run, of the model that it goes on from.
+        start: Updates before the run, of the model that it starts from.
     """
     rates = (train.table_learning_rate, train.user_learning_rate or train.table_learning_rate)
     items, users = (_of_rows(train, rate, updates, start) for rate in rates)
@@ -97,7 +97,7 @@ def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.o
     Args:
         train: The training loop.
         updates: Updates of the run, for the schedule.
-        start: Updates before the run, of the model that it goes on from.
+        start: Updates before the run, of the model that it starts from.
     """
     more: dict[str, Any] = {}
     if train.accumulate > 1:
@@ -166,6 +166,6 @@ def averaged(model: keras.Model) -> Iterator[None]:
 
 
 def finalize(model: keras.Model) -> None:
-    """Gives the dense weights their moving averages for good, if there are any."""
+    """Gives the dense weights their moving averages permanently, if there are any."""
     if getattr(model.optimizer, "use_ema", False):
         model.optimizer.finalize_variable_values(model.trainable_variables)

@@ -153,7 +153,7 @@ class SharedFolders:
     """The folders in which the hosts of a run see whether they share them.
 
     Args:
-        folder: One of its own, for a training among the checkpoints; made where there is none.
+        folder: One of its own, for a training among the checkpoints; created if missing.
         models: The one in which the model folder, or `evaluation.json`, is to be; likewise.
 
     Raises:

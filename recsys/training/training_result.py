@@ -1,4 +1,4 @@
-"""The progress of a training, and its result: the model, its metrics, and how it ran."""
+"""The progress of a training and its result: model, metrics and statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH, _HEIGHT = 480, 120
 
 @dataclasses.dataclass
 class Progress:
-    """The state of a run beside its arrays; saved with each checkpoint.
+    """State of a training besides its arrays; saved with each checkpoint.
 
     Attributes:
         step: Steps done.
@@ -67,11 +67,11 @@ class Progress:
             self.epoch_counts[name] = self.epoch_counts.get(name, 0.0) + value
 
     def end_epoch(self, epoch: int, validation: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics of the epoch that ends now, and keeps them.
+        """Returns the metrics of the current epoch, and records them.
 
         Args:
-            epoch: Its number, from 0 on.
-            validation: Metrics of the validation after it, if there was one.
+            epoch: Index of the epoch, from 0.
+            validation: Metrics of the validation after the epoch; empty if there was none.
         """
         steps = self.epoch_sums.pop("steps")
         logs = {name: total / steps for name, total in self.epoch_sums.items()}
@@ -90,19 +90,19 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """The result of `Trainer.fit`; it shows itself in a notebook.
+    """Result of `Trainer.fit`, with a rich display in notebooks.
 
     Attributes:
-        model: The trained model; the best one of those that were validated.
-        stage: The configs that it was trained with, `history_of` resolved.
-        inputs: What is known of users and items to a model that trained on these events.
-        events: The training positives, with those that validation held back.
-        progress: Steps, times, loss curve, validations.
-        placements: Where the tables lie.
+        model: The trained model; the best one if there was validation.
+        stage: Configs of the training, with `history_of` resolved.
+        inputs: Histories and features of users and items, as of the training events.
+        events: Training positives, including those held back for validation.
+        progress: Steps, times, loss curve and validations.
+        placements: Placement of the tables on the devices.
         unknown_id_share: Share of the ids of the training positives without a row [0..1].
-        folders: Where the run saved its checkpoints.
-        base: The earlier model of a warm start; None for a cold start.
-        cold: Why it began anew though an earlier model was given, as a sentence.
+        folders: Folders of the checkpoints of the run.
+        base: Earlier model of a warm start; None for a cold start.
+        cold: Reason for a cold start despite an earlier model; None otherwise.
     """
 
     model: RetrievalModel
@@ -118,7 +118,7 @@ class TrainingResult:
 
     @property
     def history(self) -> dict[str, list[float | None]]:
-        """Metrics by name, a value for each epoch that ended; None where it wasn't validated."""
+        """Metrics by name, one value per finished epoch; None if an epoch was not validated."""
         epochs = self.progress.epochs
         names = dict.fromkeys(name for epoch in epochs for name in epoch)
         return {name: [epoch.get(name) for epoch in epochs] for name in names}
@@ -141,11 +141,11 @@ class TrainingResult:
         return round(examples / progress.seconds, 1) if progress.seconds else 0.0
 
     def to_pandas(self) -> Any:
-        """Returns the metrics as a pandas frame with a row for each epoch; needs pandas."""
+        """Returns the metrics as a pandas DataFrame with one row per epoch; requires pandas."""
         return pa.Table.from_pydict(self.history).to_pandas()
 
     def summary(self) -> dict[str, Any]:
-        """Returns what `training.json` of a model folder holds, JSON."""
+        """Returns the content of `training.json` in a model folder."""
         progress, folders = self.progress, self.folders
         return {
             **progress.machine,

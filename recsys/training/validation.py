@@ -63,7 +63,7 @@ class Validator:
             raise _nothing_held_back(len(events.log), len(queries.positives.rows))
         self._inputs = inputs
         self._histories = self.queries.histories(model.history)
-        self._facts = self.queries.told(model.query_facts, model.history)
+        self._facts = self.queries.fact_inputs(model.query_facts, model.history)
         k = config.metric.rpartition("@")[2]
         self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
 

@@ -19,7 +19,7 @@ _SEEDS = 2**32
 
 
 def create_study(folder: Path, pruner: Pruner) -> optuna.Study:
-    """Returns the study of a folder, made where there is none.
+    """Returns the study of a folder, created if missing.
 
     Args:
         folder: The folder.

@@ -29,7 +29,7 @@ def stage_query(query: str, folder: Path, options: PipelineOptions) -> list[str]
 
     Args:
         query: Standard SQL.
-        folder: Where to, made where there is none.
+        folder: Where to, created if missing.
         options: Options of the Beam pipeline; `--project` names the project that pays.
 
     Returns:
@@ -59,7 +59,7 @@ def stage_rows(reader: beam.PTransform, folder: Path, options: PipelineOptions) 
 
     Args:
         reader: Makes the rows, a map from column to value each.
-        folder: Where to, made where there is none.
+        folder: Where to, created if missing.
         options: Options of the Beam pipeline.
 
     Raises:

@@ -57,7 +57,7 @@ class ContentCache:
     """The cached folders under a root.
 
     Args:
-        root: Their folder, made where there is none.
+        root: Their folder, created if missing.
         is_temporary: Whether it is removed with the run, so that nothing is checksummed or
             synced to the disk.
     """

@@ -234,7 +234,7 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     """Writes the positives of one bucket of a segment.
 
     Args:
-        folder: Where to, made where there is none.
+        folder: Where to, created if missing.
         positives: Columns `user_id`, `item_id`, what orders them (see `event_times`), and
             `weight`, `part` and `event` where the data have them; all that the segment has of
             these users.

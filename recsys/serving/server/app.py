@@ -170,5 +170,5 @@ def _invalid(_request: Any, error: Any) -> Response:
 
 
 def _no_route(_request: Any, error: Any) -> Response:
-    sentence = f"[R564] {error.detail}. GET /openapi.json lists what can be asked here."
+    sentence = f"[R564] {error.detail}. GET /openapi.json lists the routes."
     return JSONResponse({"error": sentence}, error.status_code, headers=error.headers)
