@@ -115,6 +115,13 @@ def test_an_earlier_result_is_replaced_and_nothing_else(raw):
         ingest(config(raw), raw, progress=False)
 
 
+def test_it_says_when_far_more_is_held_out_than_was_wanted(raw, capsys):
+    wanted = config(raw).model_copy(update={"eval_share": 0.02})
+    ingest(wanted, raw / "data")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "InteractionGen: 8.3% of the positives are held out" in shown
+
+
 def test_too_many_rejected_rows_leave_no_data(raw):
     (raw / "events.csv").write_text((raw / "events.csv").read_text() + "u,i,never\n" * 9)
     with pytest.raises(RecsysError, match="R241"):

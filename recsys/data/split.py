@@ -101,6 +101,24 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
     return int(days[closest]) * DAY_S
 
 
+def remark_on_share(positives_of_day: Mapping[int, int], cut: int, wanted: float) -> str | None:
+    """Returns a sentence where a cut holds out far more or less than was wanted; else None.
+
+    Args:
+        positives_of_day: Number of positives of each day since 1970 that has some.
+        cut: As `choose_cut` chose it [seconds since 1970, UTC].
+        wanted: `data.eval_share` [0..1].
+    """
+    held_out = sum(n for day, n in positives_of_day.items() if day * DAY_S >= cut)
+    share = held_out / sum(positives_of_day.values())
+    if wanted / 2 <= share <= wanted * 2:
+        return None
+    return (
+        f"{share:.1%} of the positives are held out, where data.eval_share is {wanted:.1%}: they"
+        " are split at a UTC midnight, and no other one is closer."
+    )
+
+
 def split_at(table: pa.Table, cut: int) -> dict[str, pa.Table]:
     """Returns the rows before `cut` as `train`, those from it on as `eval`."""
     before = pc.less(table["timestamp"], cut)

@@ -59,6 +59,7 @@ from recsys.data.split import (
     SplitRule,
     choose_cut,
     nothing_on_one_side,
+    remark_on_share,
     split_at,
     split_rows,
 )
@@ -333,6 +334,8 @@ class _Ingestion:
         for day, n in counted:
             positives[day] += n
         cut = choose_cut(+positives, self._source.eval_share)
+        if remark := remark_on_share(+positives, cut, self._source.eval_share):
+            emit("note", step=STEP, text=remark)
         at_cut = functools.partial(split_at, cut=cut)
         whole = {made.segment for made in joined if not made.segment.is_cut_by(cut)}
         rest = {s: at_cut if s.is_cut_by(cut) else None for s in planned if s not in whole}

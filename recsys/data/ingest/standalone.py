@@ -217,6 +217,8 @@ def _shown(progress: bool) -> Iterator[None]:
     tasks: dict[str, Any] = {}
 
     def show(event: dict[str, Any]) -> None:
+        if event["kind"] == "note":
+            bar.console.print(f"{event['step']}: {event['text']}", markup=False, highlight=False)
         if event["kind"] == "progress":
             step, text = event["step"], event["text"]
             if step not in tasks:
