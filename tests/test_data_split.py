@@ -68,6 +68,11 @@ def test_positives_of_one_day_cannot_be_cut():
         choose_cut({3: 7}, 0.1)
 
 
+def test_without_a_positive_the_rules_that_say_what_one_is_are_named():
+    with pytest.raises(RecsysError, match=r"R207.*positive_at_least.*weights"):
+        choose_cut({}, 0.1)
+
+
 def test_the_second_of_the_cut_is_held_out():
     table = pa.table({"timestamp": [DAY_S - 1, DAY_S, DAY_S + 1], "label": [1, 0, 1]})
     parts = split_at(table, DAY_S)

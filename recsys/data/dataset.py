@@ -182,7 +182,8 @@ class Data:
 
         Returns:
             Columns `user_id`, `item_id` (null for items without a row of their own),
-            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC], and `weight` and
+            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC; of events
+            without times, what orders them], and `weight` and
             `kind` (null for an unknown one) where the data have them.
         """
         log = getattr(self.store, split)

@@ -87,6 +87,14 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
         RecsysError: The positives lie on less than two days.
     """
     days = np.array(sorted(positives_of_day), np.int64)
+    if not len(days):
+        raise RecsysError(
+            "R207",
+            "Some good row must be a positive.",
+            "Lower data.interactions.positive_at_least, name other positive_events, or look"
+            " whether all weights are 0.",
+            "0 positives",
+        )
     if len(days) < MIN_DAYS:
         raise RecsysError(
             "R207",
