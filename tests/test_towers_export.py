@@ -50,7 +50,12 @@ _KINDS = {
     "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
     "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
     "linear": {"widths": (), "user_id": False, "similarity": "dot"},
-    "ligr": {"pooling": LigrConfig(layers=2, heads=2), "widths": (6,), "history_tower": True},
+    "ligr": {
+        "pooling": LigrConfig(layers=2, heads=2),
+        "widths": (6,),
+        "history_tower": True,
+        "bag_weights": "idf",
+    },
     "hstu": {"pooling": HstuConfig(layers=2, heads=2), "user_id": False},
     "fold-in": {
         "pooling": "fold_in",
@@ -58,6 +63,7 @@ _KINDS = {
         "temperature": 1.0,
         "widths": (),
         "history_tower": True,
+        "bag_weights": "idf",
     },
     "times": {"pooling": TIMED, "item_bias": True},
     # Where a history is one item, its length and a batch of one have the same shape.
@@ -132,6 +138,9 @@ def write_model(folder, options, data):
             variable.assign(random_values(variable, number, scale))
     if config.item_age:
         model.item_ages.moments.assign(_MOMENTS)
+    if model.bag_weights is not None:
+        features = (*inputs.catalogue.features, *inputs.user_features)
+        model.bag_weights.adapt({f.name: f for f in features})
     model.settle([embed_catalogue(model, inputs)])
     loss = "sampled_softmax" if config.trains_on_history else "least_squares"
     save_model(folder, model, TrainStage(model=config, train=TrainConfig(loss=loss)), data)

@@ -62,6 +62,9 @@ class RetrievalConfig(Strict):
     """Width of the id tables and of the compared vectors, without bias and ages [floats]."""
     feature_dim: PositiveInt = 32
     """Width of the feature tables of items and users [floats]."""
+    bag_weights: Literal["even", "idf"] = "even"
+    """Weights of a feature's tokens in the mean of their embeddings: `even`, or `idf`, the inverse
+    document frequency among the items or users of the data, so that rare tokens count more."""
     user_id: bool = True
     """Whether the query reads an embedding of the user id. If false, users are represented by
     their histories and features only."""

@@ -26,6 +26,7 @@ from recsys.data.history_facts import ASKED, ASKED_AT, OF_EVENTS
 from recsys.data.history_items import ITEM, PLACE
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
+from recsys.models.bag_weights import BagWeights
 from recsys.models.item_graph import ItemGraph
 from recsys.models.spec import ModelSpec, Side
 
@@ -70,6 +71,7 @@ class LookupModel(SparseModel):
         self.spec, self.seed = spec, seed
         self.tables = self.make_tables(spec) if tables is None else tables
         self.item_graph: ItemGraph | None = None
+        self.bag_weights: BagWeights | None = None
 
     @property
     def config(self) -> Any:
@@ -211,8 +213,7 @@ class LookupModel(SparseModel):
         weights: dict[str, Any] = dict.fromkeys(names)
         for feature in self.spec.features:
             if feature.name in ids:
-                # Row 0 of a feature's table is padding.
-                weights[feature.name] = ops.greater(inputs[feature.name], 0)
+                weights[feature.name] = self._weights_of(feature.name, ids[feature.name])
         if self.spec.config.item_bias and "id_row" in ids:
             ids["item_bias"], weights["item_bias"] = ids["id_row"], None
         if self.item_graph is not None and "id_row" in ids:
@@ -226,11 +227,11 @@ class LookupModel(SparseModel):
             return {**self.embedding(ids, weights=weights), "history_rows": rows}
         # Single ids go to the device that has them, and not all of them to every device.
         ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
-        of_items = [of_history(f.name) for f in self.spec.of_side("item")]
-        of_items = [name for name in of_items if name in ids]
-        for name in of_items:
+        of_items = {of_history(f.name): f.name for f in self.spec.of_side("item")}
+        of_items = {name: of_item for name, of_item in of_items.items() if name in ids}
+        for name, of_item in of_items.items():
             ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
-            weights[name] = ops.greater(ids[name], 0)
+            weights[name] = self._weights_of(of_item, ids[name])
         features = self.embedding(ids, weights=weights)
         if PLACE not in inputs:
             for name in ("history", *of_items):
@@ -238,3 +239,9 @@ class LookupModel(SparseModel):
                 features[name] = ops.reshape(features[name], shape)
         passed = {name: inputs[name] for name in _PASSED if name in inputs}
         return {**features, "history_rows": rows, **passed}
+
+    def _weights_of(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the weights of the tokens of a feature's bags `[…, width]`."""
+        if self.bag_weights is not None:
+            return self.bag_weights.of_tokens(feature, tokens)
+        return ops.greater(tokens, 0)  # Row 0 of a feature's table is padding.

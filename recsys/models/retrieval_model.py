@@ -24,6 +24,8 @@ from recsys.data.kept_events import KeptEvents
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.sharing import SHARED_BY_ALL
+from recsys.models.bag_weights import BagWeights
+from recsys.models.inputs import ModelInputs
 from recsys.models.item_ages import ItemAges
 from recsys.models.item_graph import ItemGraph
 from recsys.models.layer_names import keras_seeds, name_attributes
@@ -230,6 +232,10 @@ class RetrievalModel(LookupModel):
             n = self.spec.config.item_neighbours
             self.item_graph = ItemGraph(self.spec.item_rows, n, name="item_graph")
             self.item_graph.build()
+        if self.spec.config.bag_weights == "idf" and self.spec.features:
+            sizes = {f.name: f.rows for f in self.spec.features}
+            self.bag_weights = BagWeights(sizes, name="bag_weights")
+            self.bag_weights.build()
         if self.spec.config.item_age:
             bins = self.spec.config.item_age.bins
             self.item_ages = ItemAges(self.spec.item_rows, bins, name="item_ages")
@@ -299,12 +305,16 @@ class RetrievalModel(LookupModel):
             parts.append(self.item_ages.of_items(inputs["id_row"]))
         return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
-    def adapt(self, events: KeptEvents) -> None:
-        """Takes what the model reads of the training events themselves, before it trains.
+    def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
+        """Takes what the model reads of the training data themselves, before it trains.
 
         Args:
             events: The events that training sees.
+            inputs: Vocabularies and features.
         """
+        if self.bag_weights is not None:
+            features = (*inputs.catalogue.features, *inputs.user_features)
+            self.bag_weights.adapt({f.name: f for f in features})
         for layer in (self.item_graph, self.item_ages):
             if layer is not None:
                 layer.adapt(events)
@@ -312,8 +322,9 @@ class RetrievalModel(LookupModel):
     @property
     def adapted(self) -> list[Any]:
         """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
-        of_graph = [] if self.item_graph is None else self.item_graph.weights
-        return [*of_graph, *([] if self.item_ages is None else self.item_ages.adapted)]
+        counted = [layer for layer in (self.item_graph, self.bag_weights) if layer is not None]
+        weights = [weight for layer in counted for weight in layer.weights]
+        return [*weights, *([] if self.item_ages is None else self.item_ages.adapted)]
 
     def compute_loss(
         self,

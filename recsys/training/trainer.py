@@ -396,7 +396,7 @@ class _Fit:
             note_once(f"Goes on from the model in {base.folder}: {text}.")
         if self._model.adapted:
             report_progress(0, 1, "finds neighbours and ages of items")
-        self._model.adapt(self._events)
+        self._model.adapt(self._events, self._all_inputs)
         return progress
 
 
