@@ -73,9 +73,10 @@ class SequenceSource(BatchSource):
             raise RecsysError(
                 "R336",
                 "A model that learns at every position of a history needs events that have an"
-                " order.",
-                "Name a column of times in data.interactions.columns, or choose mean or attention"
-                " as model.pooling.",
+                " order, and past ones as history.",
+                "Leave model.history_of out and, if the events have no order, name a column of"
+                " times in data.interactions.columns; or choose mean or attention as"
+                " model.pooling.",
                 {"model.history_of": "others"},
             )
         if self.steps_per_epoch < 1:
