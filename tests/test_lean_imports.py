@@ -83,3 +83,31 @@ def test_the_contents_of_tfx_are_imported_when_one_is_asked_for(tmp_path):
         "from tfx.components.everything import Evaluator\n__version__ = '1'\n"
     )
     assert printed(tmp_path, _TFX) == "True False\nthe evaluator 1 False\nTrue\n"
+
+
+_COMMAND = """
+import sys
+from recsys.cli import main
+try:
+    main(["--version"])
+except SystemExit:
+    print([type(finder).__name__ for finder in sys.meta_path].count("LeanImports"))
+sys.argv[1:] = ["--version"]
+try:
+    main()
+except SystemExit:
+    print([type(finder).__name__ for finder in sys.meta_path].count("LeanImports"))
+"""
+
+
+def test_the_command_line_imports_so_and_who_calls_it_from_a_program_of_their_own_does_not():
+    path = [path for path in sys.path if not path.endswith("startup")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    child = subprocess.run(
+        [sys.executable, "-c", _COMMAND],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.split()[1::2] == ["0", "1"]

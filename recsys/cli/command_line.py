@@ -28,6 +28,7 @@ from recsys.cli.serve import serve
 from recsys.cli.simulate_nights import simulate_nights
 from recsys.cli.stages import export, train
 from recsys.cli.tune import tune
+from recsys.system import lean_imports
 
 app = Typer(
     name="recsys",
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Arguments after `recsys`; None: those of this process.
     """
+    if arguments is None:  # The process is ours.
+        lean_imports.install()
     with one_sentence():
         app(args=None if arguments is None else list(arguments), prog_name="recsys")
 

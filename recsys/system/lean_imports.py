@@ -10,7 +10,7 @@ client of Kubernetes and NLTK, while a pipeline needs a few modules. The rest is
 it is first used.
 
 The pipeline's process takes 4.6 CPU seconds to import, and 6.5 with all of that; TensorFlow
-alone takes 2.0, and 2.9.
+alone takes 2.0, and 2.9; and `recsys recommend` takes 4.5 in all, and 5.6.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ _OPTIONAL = {
     "tensorflow": ("jax",),
 }
 _LATE = ("tfx.components", "tensorflow_model_analysis")
+
+
+def install() -> None:
+    """Makes this process import the packages so; call it before their first import."""
+    sys.meta_path.insert(0, LeanImports())
 
 
 class LeanImports(importlib.abc.MetaPathFinder):

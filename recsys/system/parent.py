@@ -23,7 +23,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from recsys.system.lean_imports import LeanImports
+from recsys.system import lean_imports
 
 VARIABLE, STDIN = "RECSYS_PARENT", "stdin"
 _PROGRAM = "--"
@@ -85,5 +85,5 @@ if __name__ == "__main__":
     del sys.argv[0]
     if sys.argv[0] == _PROGRAM:
         os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
-    sys.meta_path.insert(0, LeanImports())
+    lean_imports.install()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -8,7 +8,6 @@ Garbage is looked for less often: to import and to trace makes many objects and 
 
 import gc
 import importlib.util
-import sys
 from pathlib import Path
 
 _spec = importlib.util.spec_from_file_location(
@@ -16,5 +15,5 @@ _spec = importlib.util.spec_from_file_location(
 )
 _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
-sys.meta_path.insert(0, _module.LeanImports())
+_module.install()
 gc.set_threshold(20_000, 20, 20)
