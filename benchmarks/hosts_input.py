@@ -8,8 +8,7 @@ division, and `processes` none at all. Cases:
 
     two towers     with histories, known positives, uniform and hard negatives, and a feature
                    of each side
-    sequences      packed, against uniform negatives; each process counts the items of an
-                   epoch's rows for logQ
+    sequences      packed, against uniform negatives
     full softmax   packed sequences, against the whole catalogue
 """
 

@@ -1,7 +1,6 @@
 """Packed sequences: what each example reads, with which probabilities, and in which order."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,7 +24,8 @@ from recsys.data.history_facts import (
     weight_buckets,
 )
 from recsys.data.kept_events import KeptEvents
-from recsys.data.sequences import NO_STATE, SequenceSource
+from recsys.data.sampling import HardNegatives
+from recsys.data.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.errors import RecsysError
 
 NO_DROPOUT = {"history_dropout": 0.0}
@@ -189,30 +189,40 @@ def test_an_item_that_fills_rows_counts_once_a_row():
     steps = range(0, len(source), source.steps_per_epoch)
     for step in steps:
         hits[np.unique(source[step]["item_row"])] += 1
-    expected = np.mean([np.exp(source._log_q(epoch)) for epoch in range(20)], axis=0)
+    expected = np.exp(source._log_q)
     share = hits[1:N_USERS] / len(steps)
     np.testing.assert_allclose(
         expected[1:N_USERS], share, atol=5 * np.sqrt(0.25 / len(steps)) + 0.05
     )
 
 
-def test_readers_in_two_epochs_count_the_items_of_each_once(monkeypatch):
-    source = make(*some_events(), history=6, uniform_negatives=4, epochs=2)
-    steps = [0, source.steps_per_epoch]
-    alone = [source[step]["log_q"] for step in steps]
-    counted = []
-    count = SequenceSource._row_shares
-    monkeypatch.setattr(
-        SequenceSource,
-        "_row_shares",
-        lambda self, phase: counted.append(phase) or count(self, phase),
-    )
-    fresh = dataclasses.replace(source)
-    with ThreadPoolExecutor(2) as threads:
-        batches = list(threads.map(fresh.__getitem__, steps * 50))
-    for number, batch in enumerate(batches):
-        np.testing.assert_array_equal(batch["log_q"], alone[number % 2])
-    assert len(counted) <= 4  # Both may begin with the same one.
+@pytest.mark.parametrize("n_held", [0, 9])
+@pytest.mark.parametrize("at_once", [7, 1 << 22])
+def test_the_share_of_rows_with_an_item_is_that_of_all_beginnings(n_held, at_once, monkeypatch):
+    monkeypatch.setattr("recsys.data.sequences._EVENTS_AT_ONCE", at_once)
+    user, _, time = some_events()
+    item = np.minimum(np.random.default_rng(2).zipf(1.3, 103), N_ITEMS - 1)
+    source = make(user, item, time, held=range(40, 40 + n_held), history=8, batch_size=48)
+    items, new = np.asarray(source.events.items(np.arange(103 - n_held))), source.new
+    hits = np.zeros(N_ITEMS)
+    for phase in range(new):
+        for row in range(source._n_rows):
+            hits[np.unique(items[phase + row * new :][:new])] += 1
+    shares = _row_shares(source.events, source._n_rows, new, N_ITEMS)
+    np.testing.assert_allclose(shares, hits / (new * source._n_rows), rtol=1e-12)
+
+
+def test_the_items_of_rows_are_counted_once_a_training():
+    hard = {"count": 4, "pool": 3, "skip": 1}
+    options = {"history": 6, "uniform_negatives": 4, "epochs": 2, "hard_negatives": hard}
+    source = make(*some_events(), **options)
+    _row_shares.cache_clear()
+    batches = source[0], source[source.steps_per_epoch]
+    lists = HardNegatives.none_yet(np.arange(N_ITEMS) > 0)
+    later = source.with_hard_negatives(lists)[source.steps_per_epoch]
+    assert _row_shares.cache_info().misses == 1
+    for batch in (*batches, later):
+        np.testing.assert_array_equal(batch["log_q"], source._log_q[batch["item_row"]])
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -222,14 +232,12 @@ def test_log_q_is_the_log_of_how_often_an_item_is_among_the_candidates(groups):
     settings = {"history": 8, "batch_size": 16, "uniform_negatives": 2, "epochs": 4000}
     source = make(user, item, time, negative_groups=groups, **settings)
     assert source.rows == 2
-    hits, expected = np.zeros(N_ITEMS), np.zeros(N_ITEMS)
+    hits = np.zeros(N_ITEMS)
     steps = range(0, len(source), source.steps_per_epoch)
     for step in steps:
         for group in np.split(source[step]["item_row"], groups):
             hits[np.unique(group)] += 1 / groups
-        expected += np.exp(source._log_q(step // source.steps_per_epoch))
-    n = len(steps)
-    p = expected[1:] / n
+    n, p = len(steps), np.exp(source._log_q[1:])
     # Rows are drawn without replacement, a share of them too small to matter here.
     assert np.abs(hits[1:] / n - p).max() < 5 * np.sqrt(0.25 / n) + 0.02
 

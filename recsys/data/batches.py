@@ -135,14 +135,7 @@ class BatchSource:
     @property
     def bytes_per_epoch(self) -> int:
         """What is read of store and features for an epoch's parts; 0 before the first batch."""
-        reads = self.reads
-        of_batches = reads.bytes * self.steps_per_epoch // max(1, reads.batches)
-        return of_batches + (self._bytes_counted if reads.batches else 0)
-
-    @property
-    def _bytes_counted(self) -> int:
-        """What is read for `log_q` in each epoch; counts of all epochs are made once."""
-        return 0
+        return self.reads.bytes * self.steps_per_epoch // max(1, self.reads.batches)
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
@@ -233,7 +226,7 @@ class BatchSource:
             **query,
             "id_row": drop_rows(id_row, share, random, self.part),
             "item_row": item_row,
-            "log_q": self._log_q(step // self.steps_per_epoch)[item_row],
+            "log_q": self._log_q[item_row],
             **{name: examples[name] for name in _OF_EVENTS if name in examples},
             **bags_of(self.catalogue.features, item_row),
             # A user who is shown as a new one keeps its features: they are known.
@@ -278,12 +271,9 @@ class BatchSource:
         once = each_once(history, self.history_items)
         return {**once, **bags_of_histories(features, once[ITEM], self.model)}
 
-    def _log_q(self, epoch: int) -> np.ndarray:
-        """Returns the correction of an epoch's scores, by item row `[item rows]` float32."""
-        return self._log_q_of_events
-
     @functools.cached_property
-    def _log_q_of_events(self) -> np.ndarray:
+    def _log_q(self) -> np.ndarray:
+        """The correction of scores, by item row `[item rows]` float32."""
         candidates = self._candidates
         return candidates.log_q((candidates.event_shares, self.batch_size))
 

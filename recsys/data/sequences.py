@@ -12,14 +12,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batches import Batch, BatchSource, drop_rows
 from recsys.data.history_facts import AGES, ASKED, ages
-from recsys.data.kept_events import read_events
+from recsys.data.kept_events import KeptEvents, read_events
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
 
@@ -180,38 +179,44 @@ class SequenceSource(BatchSource):
         """Returns the event that the first row of an epoch begins with."""
         return int(np.random.default_rng([self.train.seed, 2, epoch]).integers(self.new))
 
-    def _log_q(self, epoch: int) -> np.ndarray:
-        return self._log_q_of_phase(self._phase(epoch))
-
     @functools.cached_property
-    def _log_q_of_phase(self) -> Callable[[int], np.ndarray]:
-        # Readers are in two epochs at a time.
-        return functools.lru_cache(maxsize=2)(
-            lambda phase: self._candidates.log_q(
-                (self._row_shares(phase) if self._bytes_counted else np.zeros(1), self.rows)
-            )
-        )
+    def _log_q(self) -> np.ndarray:
+        candidates = self._candidates
+        if candidates.is_full:
+            return candidates.log_q((np.zeros(1), self.rows))
+        shares = _row_shares(self.events, self._n_rows, self.new, self.catalogue.n_rows)
+        return candidates.log_q((shares, self.rows))
 
-    @property
-    def _bytes_counted(self) -> int:
-        if self._candidates.is_full:
-            return 0
-        return self._n_rows * self.new * self.events.log.item_row.dtype.itemsize
 
-    def _row_shares(self, phase: int) -> np.ndarray:
-        """Returns the share of an epoch's rows that each item is in `[item rows]` float64."""
-        n_items = self.catalogue.n_rows
-        counts = np.zeros(n_items, np.int64)
-        most = max(1, _EVENTS_AT_ONCE // self.new)
-        for first in range(0, self._n_rows, most):
-            n = min(most, self._n_rows - first)
-            numbers = phase + first * self.new + np.arange(n * self.new)
-            items = self.events.log.item_row[self.events.places(numbers)].reshape(n, self.new)
-            items = np.sort(items, axis=1)
-            is_first = np.ones(items.shape, bool)
-            is_first[:, 1:] = items[:, 1:] != items[:, :-1]
-            counts += np.bincount(items[is_first], minlength=n_items)
-        return counts / self._n_rows
+@functools.lru_cache(maxsize=1)
+def _row_shares(events: KeptEvents, n_rows: int, new: int, n_items: int) -> np.ndarray:
+    """Returns the share of an epoch's rows that hold each item `[n_items]` float64.
+
+    It is the mean over the `new` events that an epoch may begin its first row with, all equally
+    likely, so one look at the events is enough for all epochs, and for all lists of hard
+    negatives. An item is counted in a row at its first event there. If the event before of the
+    same item is d events away, a row begins between the two for min(d, new) of the beginnings.
+
+    Args:
+        events: The kept events.
+        n_rows: Rows of an epoch.
+        new: Examples of a row.
+        n_items: Item rows.
+    """
+    counts, end = np.zeros(n_items), n_rows * new
+    for first in range(0, end + new - 1, _EVENTS_AT_ONCE):
+        last = min(first + _EVENTS_AT_ONCE, end + new - 1)
+        numbers = np.arange(max(0, first - new + 1), last)
+        item = events.log.item_row[events.places(numbers)]
+        order = np.argsort(item, kind="stable")
+        distance = np.where(np.diff(item[order]) == 0, np.diff(order), new)
+        beginnings = np.full(len(item), new)
+        beginnings[order[1:]] = np.minimum(distance, new)
+        # The first events are in no row of a later beginning, and the last in none of an earlier.
+        beginnings = np.minimum(beginnings, numbers + 1) - np.maximum(0, numbers - end + 1)
+        own = slice(first - numbers[0], None)
+        counts += np.bincount(item[own], np.maximum(beginnings[own], 0), n_items)
+    return counts / (new * n_rows)
 
 
 _EVENTS_AT_ONCE = 1 << 22
