@@ -52,24 +52,24 @@ def files_of(bundle):
     }
 
 
-def test_two_processes_make_the_bundles_of_one_on_as_many_devices(tmp_path):
-    one, two = Nights(tmp_path / "one", 2, 1), Nights(tmp_path / "two", 2, 2)
+def test_four_processes_make_the_bundles_of_one_on_as_many_devices(tmp_path):
+    one, four = Nights(tmp_path / "one", 4, 1), Nights(tmp_path / "four", 4, 4)
     assert [t["processes"] for t in one.trainings()] == [1, 1]
-    assert [t["processes"] for t in two.trainings()] == [2, 2]
-    assert two.trainings()[1]["warm_start"]
-    assert [model_digest(m) for m in one.models()] == [model_digest(m) for m in two.models()]
+    assert [t["processes"] for t in four.trainings()] == [4, 4]
+    assert four.trainings()[1]["warm_start"]
+    assert [model_digest(m) for m in one.models()] == [model_digest(m) for m in four.models()]
     # Over several processes queries are embedded and ranked in other blocks.
     for (ours, our_verdict), (theirs, their_verdict) in zip(
-        one.evaluations(), two.evaluations(), strict=True
+        one.evaluations(), four.evaluations(), strict=True
     ):
         assert ours == pytest.approx(theirs, rel=1e-5)
         assert our_verdict == their_verdict
-    ours, theirs = one.bundles(), two.bundles()
+    ours, theirs = one.bundles(), four.bundles()
     assert [bundle.keys() for bundle in ours] == [bundle.keys() for bundle in theirs]
     for night, bundle in enumerate(ours):
         for name, content in bundle.items():
             assert content == theirs[night][name], (night, name)
     # Where a model is trained is no reason to train it again.
-    again = two.run(2, "--set", "launcher=local")
-    assert again["bundle"] == two.nights[1]["bundle"]
-    assert len(two.models()) == 2
+    again = four.run(4, "--set", "launcher=local")
+    assert again["bundle"] == four.nights[1]["bundle"]
+    assert len(four.models()) == 2

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,11 +21,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 from launching import STAGES, launch, lives
+from training_runs import STAGE, Run, assert_same_bits
 
 from recsys.config.load import load_config
 from recsys.errors import ConfigError, RecsysError, UsageError
 from recsys.system import events, kubernetes_launcher
 from recsys.system.kubernetes_launcher import KubernetesLauncher
+from recsys.system.launchers import launching_by, run_launched
 
 CONFIG = Path(__file__).parent.parent / "configs" / "movielens_small.yaml"
 NAMESPACE = "night"
@@ -39,6 +42,7 @@ class Cluster:
         self.folder = folder
         self.jobs, self.services, self.pods = {}, {}, defaultdict(list)
         self.forbidden, self.made, self.outages, self.is_full = set(), [], 0, False
+        self.address = None
 
     def create(self, kind, body):
         name, kept = body["metadata"]["name"], getattr(self, kind)
@@ -65,6 +69,8 @@ class Cluster:
                 path = entry["valueFrom"]["fieldRef"]["fieldPath"]
                 assert path == f"metadata.annotations['{INDEX}']"
             value = str(index) if "valueFrom" in entry else expanded(entry["value"], variables)
+            if self.address is not None:  # What the name of the first pod resolves to.
+                value = value.replace(f"{name}-0.{name}:8476", self.address)
             variables[entry["name"]] = value
         words = [expanded(word, variables) for word in container["command"]]
         log = self.folder / f"{name}-{index}.log"
@@ -261,6 +267,28 @@ def test_the_result_is_the_first_pods_and_its_progress_is_seen(cluster, pod, tmp
     assert [event["done"] for event in events.EventReader(file)] == [0]
     assert not cluster.jobs
     assert not cluster.services
+
+
+@pytest.mark.thorough
+def test_two_pods_train_what_one_process_does_on_two_devices(cluster, pod, data, tmp_path):
+    stage = {**STAGE, "train": {**STAGE["train"], "epochs": 4}}
+    alone, run = (Run(tmp_path / name, data, stage) for name in ("alone", "pods"))
+    alone.finish_here()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        cluster.address = f"127.0.0.1:{probe.getsockname()[1]}"
+    template = yaml.safe_load(pod.read_text())
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
+    own = {"XLA_FLAGS": flags, "KERAS_BACKEND": "jax"}
+    container = template["spec"]["containers"][0]
+    container["env"] += [{"name": name, "value": value} for name, value in own.items()]
+    pod.write_text(yaml.safe_dump(template))
+    with launching_by(launcher(pod), tmp_path / "root"):
+        folders = ["--data", str(data), "--out", str(run.model)]
+        result = run_launched("recsys.train", json.dumps(stage), folders)
+    assert result["processes"] == 2
+    assert not cluster.jobs
+    assert_same_bits(run, alone)
 
 
 def test_the_error_of_a_pod_is_that_of_the_run(cluster, pod, tmp_path):

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from keras import ops
 
 from recsys.collectives import planning
+from recsys.embedding.device_order import in_device_order
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Record, Tape, recording, refuse
@@ -147,7 +148,8 @@ class SparseModel(keras.Model):
             return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), unknown)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
-        (_, (aux, read, counts, unknown)), (grads, tap_grads) = grad_fn(tv, taps)
+        found = in_device_order(grad_fn, tv, taps)
+        (_, (aux, read, counts, unknown)), (grads, tap_grads) = found
         loss, y_pred, ntv, mv = aux
         reads = [*grads, *tap_grads, *(out for _, out in read)]
         uses = [use for use, _ in read]

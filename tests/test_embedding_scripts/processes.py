@@ -3,11 +3,11 @@
     processes.py PROCESS PROCESSES PORT FOLDER
 
 Writes its variables into `parts/` and `whole/` of FOLDER, and into `0.npy`, … what the devices
-have of them. The last line is JSON: the loss, the sum of squares of all places of the
-table, the error that the last process had, and that of a full disk; and the hard negatives
-of which each mined a share.
+have of them. The last line is JSON: the loss, digests of the weights, the error that the last
+process had, and that of a full disk; and the hard negatives of which each mined a share.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -31,6 +31,7 @@ from recsys.config import HardNegativesConfig  # noqa: E402
 from recsys.embedding import (  # noqa: E402
     Adagrad,
     FeatureConfig,
+    RowWiseAdagrad,
     ShardedEmbedding,
     SparseModel,
     TableConfig,
@@ -43,7 +44,7 @@ from recsys.models import saved_arrays  # noqa: E402
 from recsys.training import hard_negatives  # noqa: E402
 from recsys.training.distributed import in_shares  # noqa: E402
 
-ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 3
+ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 10
 
 
 class Sum(SparseModel):
@@ -78,10 +79,10 @@ def batches():
 
 
 table = TableConfig("t", ROWS, DIM, optimizer=Adagrad(0.5), placement="row")
-columns = TableConfig("c", 60, DIM, optimizer=Adagrad(0.5), placement="column")
+columns = TableConfig("c", 60, DIM, optimizer=RowWiseAdagrad(0.5), placement="column")
 activate(table_layout([table, columns]))
 model = Sum(table, columns)
-model.compile(optimizer=keras.optimizers.SGD(0.3))
+model.compile(optimizer=keras.optimizers.SGD(0.3, global_clipnorm=0.5))
 history = model.fit(batches(), steps_per_epoch=STEPS, shuffle=False, verbose=0).history
 kept, split = sorted(model.embed.tables, key=lambda table: -table.rows)
 
@@ -138,8 +139,10 @@ config = HardNegativesConfig(count=1, pool=6, skip=1, guard=0.9)
 mined = hard_negatives.mine_hard_negatives(vectors, np.arange(61) > 0, config)
 lists = [mined.rows.tolist(), mined.lengths.tolist()]
 
-squares = float((np.asarray(whole(kept.embeddings), np.float64) ** 2).sum())
-seen = {"loss": history["loss"][0], "squares": squares, "described": described}
+weights = [whole(variable) for variable in (kept.embeddings, kept.slots[0], split.embeddings)]
+weights += [np.asarray(variable.value) for variable in model.trainable_variables]
+digests = [hashlib.sha256(np.ascontiguousarray(array)).hexdigest() for array in weights]
+seen = {"loss": history["loss"][0], "weights": digests, "described": described}
 errors = {
     "error": error_of(lambda: in_shares(damaged)),
     "no_error": error_of(lambda: in_shares(lambda share, shares: None)),
