@@ -19,7 +19,7 @@ from keras import ops
 from benchmarks.measure import answer
 from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, StepClock
 
-_SIDES = ("user", "item")
+SIDES = ("user", "item")
 
 
 def tower() -> keras.Sequential:
@@ -69,22 +69,19 @@ def fit(model: keras.Model, clock: StepClock) -> None:
 
 def plain(rows: int, dim: int) -> keras.Model:
     """Returns a table of Keras for each side, as a model from ids to rows."""
-    ids = {side: keras.Input((), dtype="int32", name=side) for side in _SIDES}
-    tables = {side: keras.layers.Embedding(rows, dim, initial()) for side in _SIDES}
-    return keras.Model(ids, {side: tables[side](ids[side]) for side in _SIDES})
+    ids = {side: keras.Input((), dtype="int32", name=side) for side in SIDES}
+    tables = {side: keras.layers.Embedding(rows, dim, initial()) for side in SIDES}
+    return keras.Model(ids, {side: tables[side](ids[side]) for side in SIDES})
 
 
 def distributed(rows: int, dim: int) -> keras.layers.Layer:
     """Returns the layer of keras-rs with a table for each side."""
     from keras_rs.layers import DistributedEmbedding, FeatureConfig, TableConfig
 
-    tables = {
-        side: TableConfig(side, rows, dim, initializer=initial(), optimizer="adagrad")
-        for side in _SIDES
-    }
-    return DistributedEmbedding(
-        {side: FeatureConfig(side, tables[side], (None,), (None, dim)) for side in _SIDES}
-    )
+    options: dict[str, Any] = {"initializer": initial(), "optimizer": "adagrad"}
+    tables = [TableConfig(side, rows, dim, **options) for side in SIDES]
+    shapes = (None,), (None, dim)
+    return DistributedEmbedding({t.name: FeatureConfig(t.name, t, *shapes) for t in tables})
 
 
 def main(library: str, **case: Any) -> dict[str, Any]:

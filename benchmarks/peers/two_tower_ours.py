@@ -39,16 +39,12 @@ def build(clock: StepClock, optimizer: str, devices: int) -> TwoTower:
     row_optimizer: Any = registry.get("row_optimizer", optimizer.replace("rowwise", "row_wise"))
     options: dict[str, Any] = {"optimizer": row_optimizer(LEARNING_RATE), "placement": "row"}
     options["initializer"] = in_keras.initial()
-    configs = {
-        side: embedding.TableConfig(side, clock.rows, clock.dim, **options)
-        for side in ("user", "item")
-    }
+    sizes = clock.rows, clock.dim
+    tables = [embedding.TableConfig(side, *sizes, **options) for side in in_keras.SIDES]
     if devices > 1:
-        embedding.activate(embedding.table_layout(list(configs.values())))
-    features = {
-        side: embedding.FeatureConfig(side, table, (None,), (None, clock.dim))
-        for side, table in configs.items()
-    }
+        embedding.activate(embedding.table_layout(tables))
+    shapes = (None,), (None, clock.dim)
+    features = {t.name: embedding.FeatureConfig(t.name, t, *shapes) for t in tables}
     return TwoTower(embedding.ShardedEmbedding(features))
 
 
