@@ -1,15 +1,15 @@
-"""Sums over the batch in the order of the devices, so that processes don't change a bit.
+"""Sums over the batch in the order of the devices, the same bits for any number of processes.
 
-Where a batch is split over devices, XLA puts an all-reduce behind each sum over it: behind the
-products and sums that are the gradients of dense weights, and those of the loss. Over gloo, with
-more than two processes, its order is another one than within a process. So on CPUs the
-function that is differentiated is taken apart into its operations. A product or a sum over the
-first dimension of its arguments becomes one of each device's own part. What is linear in such
-sums stays in parts, and what remains of them at the end is added up in one exchange. It is right
-whatever the first dimension is; that the batch lies there makes it cheap. What isn't taken apart,
-such as loops, convolutions and conditionals, is left to XLA.
+If a batch is split over devices, XLA inserts an all-reduce after each sum over it: for the
+gradients of dense weights and for the loss. Over gloo, with more than two processes, it adds in
+a different order than within one process. So on CPUs the differentiated function is evaluated
+operation by operation. A product or a sum over the first dimension of its arguments is
+computed per device, from the device's own part. Operations that are linear in such partial sums
+keep them apart, and the partial sums that remain at the end are added in one exchange. The
+result is correct whatever the first dimension is; it is cheap because the batch is there.
+Loops, convolutions and conditionals are left to XLA.
 
-On accelerators nothing is changed.
+On accelerators nothing changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINEAR = ("transpose", "reshape", "squeeze", "neg", "reduce_sum", "copy")
 
 
 def in_device_order(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns `function(*arguments)`, its sums over the batch taken in the order of the devices.
+    """Returns `function(*arguments)`, with sums over the batch added in the order of the devices.
 
     Args:
         function: A traceable function; its arguments and results are trees of arrays.
@@ -61,7 +61,7 @@ class _Parts:
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """Evaluates the operations of a function, its sums in parts.
+    """Evaluates the operations of a function and keeps its sums in parts.
 
     Attributes:
         mesh: The devices.
@@ -91,10 +91,9 @@ class _Sums:
         if _is_linear(equation, values) or self._is_sum(equation, values):
             return [_Parts(self._of_each(equation, values))]
         with equation.ctx.manager:
-            found = primitive.bind(
-                *self.whole(values), **primitive.get_bind_params(equation.params)
-            )
-        return list(found) if primitive.multiple_results else [found]
+            params = primitive.get_bind_params(equation.params)
+            results = primitive.bind(*self.whole(values), **params)
+        return list(results) if primitive.multiple_results else [results]
 
     def _is_sum(self, equation: JaxprEqn, values: list[Any]) -> bool:
         """Returns whether it sums floats over the first dimension, which divides."""
@@ -131,7 +130,7 @@ class _Sums:
                 part[0] if isinstance(value, _Parts) else part
                 for part, value in zip(parts, values, strict=True)
             ]
-            if is_added_to:  # Once.
+            if is_added_to:  # By one device alone, so that it counts once.
                 inputs[0] = jnp.where(jax.lax.axis_index(self.axis) == 0, inputs[0], 0)
             return equation.primitive.bind(*inputs, **equation.params)[None]
 

@@ -148,8 +148,8 @@ class SparseModel(keras.Model):
             return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), unknown)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
-        found = in_device_order(grad_fn, tv, taps)
-        (_, (aux, read, counts, unknown)), (grads, tap_grads) = found
+        values, (grads, tap_grads) = in_device_order(grad_fn, tv, taps)
+        _, (aux, read, counts, unknown) = values
         loss, y_pred, ntv, mv = aux
         reads = [*grads, *tap_grads, *(out for _, out in read)]
         uses = [use for use, _ in read]
