@@ -256,40 +256,40 @@ class EventLog:
         return out
 
     def facts(self, names: Iterable[str], key: Any, now: Any) -> dict[str, np.ndarray]:
-        """Returns what is told of events, by name; each int32, of the shape of what is asked.
+        """Returns facts of events by name, each int32 and of the shape of the events.
 
         Args:
             names: Which facts, of `recsys.data.history_facts`.
             key: The events: a slice, or indices of any shape.
-            now: When their questions are asked, from which ages count back; is broadcast.
+            now: Time of the query, from which ages count back [s]; it is broadcast.
         """
-        told = {}
+        facts = {}
         for name in names:
             if name == AGES:
-                told[name] = ages(now, self.timestamp[key])
+                facts[name] = ages(now, self.timestamp[key])
             elif name == WEIGHTS and self.weight is not None:
-                told[name] = weight_buckets(self.weight[key])
+                facts[name] = weight_buckets(self.weight[key])
             elif name == KINDS and self.kind is not None:
-                told[name] = kind_numbers(self.kind[key])
+                facts[name] = kind_numbers(self.kind[key])
             else:
-                told[name] = np.full_like(self.item_row[key], UNKNOWN)
-        return told
+                facts[name] = np.full_like(self.item_row[key], UNKNOWN)
+        return facts
 
     def history_facts(
         self, names: Iterable[str], events: np.ndarray, length: int
     ) -> dict[str, np.ndarray]:
-        """Returns what is told of what `histories` returns `[b, length]` int32, by name.
+        """Returns facts of the events that `histories` returns, `[b, length]` int32 by name.
 
         Args:
             names: Which facts.
-            events: Indices of events `[b]` int64: their questions are asked when they were.
+            events: Indices of events `[b]` int64; the time of each is that of its query.
             length: Items of a history at the most; padded with `UNKNOWN`.
         """
         first = self.offsets[self.user_index(events)]
         places = (events - self.tied[events])[:, None] - 1 - np.arange(length)
-        told = self.facts(names, np.maximum(places, 0), self.timestamp[events][:, None])
+        facts = self.facts(names, np.maximum(places, 0), self.timestamp[events][:, None])
         is_there = places >= first[:, None]
-        return {name: np.where(is_there, fact, np.int32(UNKNOWN)) for name, fact in told.items()}
+        return {name: np.where(is_there, fact, np.int32(UNKNOWN)) for name, fact in facts.items()}
 
     def _optional(self, name: str) -> ShardedColumn | None:
         is_there = bool(self.shards) and getattr(self.shards[0], name) is not None

@@ -128,15 +128,15 @@ class _Round(NamedTuple):
     tier: jax.Array
 
 
-Asked = Sequence[tuple[Request, Exchange]]
+Requests = Sequence[tuple[Request, Exchange]]
 """Exchanges that take their rounds together."""
 
 
-def _next_rounds(asked: Asked, covered: jax.Array) -> tuple[list[_Round], jax.Array]:
+def _next_rounds(requests: Requests, covered: jax.Array) -> tuple[list[_Round], jax.Array]:
     """Returns the rounds that begin at the places `covered` of all devices' shards.
 
     Args:
-        asked: The exchanges.
+        requests: What each exchange is to bring.
         covered: Places that earlier rounds have covered, of each device `[devices]` int32.
 
     Returns:
@@ -144,7 +144,7 @@ def _next_rounds(asked: Asked, covered: jax.Array) -> tuple[list[_Round], jax.Ar
         device's shard `[devices]` int32.
     """
     firsts, reaches, fullest = [], [], []
-    for requested, exchange in asked:
+    for requested, exchange in requests:
         n, most = requested.places.shape[0], exchange.capacities(requested.places.shape[0])[-1]
         base = exchange.starts()
         begins = base + _of_members(covered, exchange)
@@ -158,10 +158,10 @@ def _next_rounds(asked: Asked, covered: jax.Array) -> tuple[list[_Round], jax.Ar
     # One reduction for all: how far all get, and how full the fullest chunks are.
     reached = functools.reduce(jnp.minimum, reaches)
     numbers = jnp.concatenate([reached, -jnp.stack(fullest)])
-    agreed = jax.lax.pmin(numbers, asked[0][1].group.axis)
+    agreed = jax.lax.pmin(numbers, requests[0][1].group.axis)
     upto = agreed[: len(reached)]
     rounds = []
-    for number, (requested, exchange) in enumerate(asked):
+    for number, (requested, exchange) in enumerate(requests):
         ends = exchange.starts() + _of_members(upto, exchange)
         last = _positions(requested.places, ends).astype(jnp.int32)
         sizes = jnp.asarray(exchange.capacities(requested.places.shape[0]), jnp.int32)
@@ -186,23 +186,23 @@ def _of_all(x: jax.Array, exchange: Exchange) -> jax.Array:
 
 
 def _rounds(
-    asked: Asked,
+    requests: Requests,
     state: Carried,
     swap: Callable[[Carried, list[_Round], jax.Array], Carried],
 ) -> tuple[Carried, jax.Array]:
     """Goes through the rounds; returns the last state and the number of extra rounds.
 
     Args:
-        asked: The exchanges.
+        requests: What each exchange is to bring.
         state: What `swap` changes.
         swap: Takes the state, the round of each exchange, and what they cover; returns the
             new state.
     """
-    _, exchange = asked[0]
+    _, exchange = requests[0]
 
     def body(carry: tuple[jax.Array, jax.Array, Carried]) -> tuple[jax.Array, jax.Array, Carried]:
         covered, count, state = carry
-        rounds, upto = _next_rounds(asked, covered)
+        rounds, upto = _next_rounds(requests, covered)
         return upto, count + 1, swap(state, rounds, upto)
 
     def unfinished(carry: tuple[jax.Array, jax.Array, Carried]) -> jax.Array:
@@ -402,8 +402,8 @@ def each_round(
         received = [of.received(turn) for of, turn in zip(sums, rounds, strict=True)]
         return upto[me], change(state, received, covered, upto[me])
 
-    asked = [(of.requested, of.exchange) for of in sums]
-    (_, state), _ = _rounds(asked, (jnp.int32(0), state), swap)
+    requests = [(of.requested, of.exchange) for of in sums]
+    (_, state), _ = _rounds(requests, (jnp.int32(0), state), swap)
     return state
 
 

@@ -6,7 +6,7 @@ Inputs are rows of tables, never ids; `LookupModel.inputs_of_sides` lists them:
     history    [batch, history]   rows of the item table, the newest first; 0 is padding
     <fact>     [batch, history]   what is told of the events of histories, -1: unknown; of
                                   models whose config has `history_facts`
-    asked_at   [batch]            when the question is asked [min], -1: after all training events;
+    asked_at   [batch]            time of the query [min], -1: after all training events;
                                   of models whose config has `item_age`
     id_row     [candidates]       row of the item table; 0 for an item without one
     <feature>  [batch, width]     token rows of the user, or `[candidates, width]` of the

@@ -85,7 +85,7 @@ class PositionEncoder(HistoryEncoder):
     def options_of_blocks(
         self, **given: keras.KerasTensor
     ) -> tuple[dict[str, keras.KerasTensor], dict[str, keras.KerasTensor]]:
-        """Returns what else the blocks are told: all but the last one, and the last one.
+        """Returns further inputs of the blocks: of all but the last one, and of the last one.
 
         Args:
             **given: `chosen`, 1 at the columns that the last block computes, else 0 `[rows, n,
