@@ -82,13 +82,30 @@ def in_order(*arguments):
 )
 def test_gradients_and_loss_are_those_of_the_plain_function(batch, dtype, tolerance):
     given, function = arguments(batch), functools.partial(gradients, dtype=dtype)
-    found = jax.jit(lambda *given: in_device_order(function, *given))(*given)
+    ordered = jax.jit(lambda *given: in_device_order(function, *given))(*given)
     expected = jax.jit(function)(*given)
 
     def check(ours, theirs):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
-    jax.tree.map(check, found, expected)
+    jax.tree.map(check, ordered, expected)
+
+
+@pytest.mark.parametrize(
+    "of_sums",
+    [
+        lambda weights, x, share, rows: jnp.sum(share) * jnp.sum(x),
+        lambda weights, x, share, rows: jnp.sum(x) / jnp.sum(share),
+        lambda weights, x, share, rows: 2 / jnp.sum(share),
+        lambda weights, x, share, rows: jnp.sum(share) + weights["scale"],
+        lambda weights, x, share, rows: weights["place"].at[rows[:, 0]].add(x),
+    ],
+    ids=["product", "quotient", "divisor", "sum and a number", "rows added to what is there"],
+)
+def test_what_is_not_linear_in_the_sums_gets_their_totals(of_sums):
+    given = arguments(BATCH)
+    ordered = jax.jit(lambda *given: in_device_order(of_sums, *given))(*given)
+    np.testing.assert_allclose(ordered, of_sums(*given), rtol=1e-5)
 
 
 def test_no_float_is_summed_by_an_all_reduce():
