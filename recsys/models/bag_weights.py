@@ -21,14 +21,14 @@ from keras import ops
 from recsys.data.catalogue import FeatureBags
 
 _BLOCK = 2**16
-"""Bags that are counted at a time."""
+"""Bags that are counted at once."""
 
 
 @keras.saving.register_keras_serializable(package="recsys")
 class BagWeights(keras.layers.Layer):
     """Keeps the weight of each token of each feature.
 
-    They are weights of the model that the bags say, and no step changes: so they are saved,
+    They are counted from the bags and not trained. As weights of the model they are saved,
     restored and exported with it.
 
     Args:
@@ -47,7 +47,7 @@ class BagWeights(keras.layers.Layer):
         }
 
     def adapt(self, features: Mapping[str, FeatureBags]) -> None:
-        """Takes the weights of the bags."""
+        """Counts the weights from the bags of each feature."""
         for name, weight in self.of_feature.items():
             weight.assign(inverse_frequencies(features[name].bags, self.rows[name]))
 
@@ -65,7 +65,7 @@ def inverse_frequencies(bags: np.ndarray, rows: int) -> np.ndarray:
     """Returns the weight of each token `[rows]` float32.
 
     Args:
-        bags: Token rows `[n, width]`, 0 is padding; a bag without a token is none.
+        bags: Token rows `[n, width]`, 0 is padding; empty bags are not counted.
         rows: Rows of the feature's table.
     """
     n_of_token, n = np.zeros(rows, np.int64), 0

@@ -1,13 +1,13 @@
-"""Imports large packages in the processes that we start without what no stage needs of them.
+"""Keeps optional dependencies of large packages from being imported in our own processes.
 
-Keras imports IPython, pandas and scikit-learn where they are installed: to show a file, to take
-frames as inputs, for wrappers of models. TensorFlow imports JAX, to convert its programs for
-phones. These are hidden while Keras or TensorFlow is imported, and can be imported as usual
-afterwards.
+Keras imports IPython, pandas and scikit-learn if they are installed, to show files, to accept
+data frames and to wrap models. TensorFlow imports JAX, to convert JAX programs to TFLite. No
+stage needs these, so they are hidden while Keras or TensorFlow is imported. They can be
+imported as usual afterwards.
 
-`tfx.components` and `tensorflow_model_analysis` import all of their modules, and with them the
-client of Kubernetes and NLTK, while a pipeline needs a few modules. The rest is imported when
-it is first used.
+`tfx.components` and `tensorflow_model_analysis` import all of their modules, and with them
+Kubernetes' client and NLTK. A pipeline needs a few of these modules, so the others are imported
+on first use.
 
 The pipeline's process takes 4.6 CPU seconds to import, and 6.5 with all of that; TensorFlow
 alone takes 2.0, and 2.9; and `recsys recommend` takes 4.5 in all, and 5.6.
@@ -32,7 +32,7 @@ _LATE = ("tfx.components", "tensorflow_model_analysis")
 
 
 def install() -> None:
-    """Makes this process import the packages so; call it before their first import."""
+    """Activates this for the process; call it before the packages are imported."""
     sys.meta_path.insert(0, LeanImports())
 
 
