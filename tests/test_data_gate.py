@@ -50,6 +50,13 @@ def test_the_share_of_rejected_rows_may_reach_the_limit(tmp_path, rejected, read
     )
 
 
+def test_rows_that_are_no_utf8_name_the_key_of_the_encoding(tmp_path):
+    counts = {"read": 100, "rejected": 9, "by_reason": {"empty id": 1, "not UTF-8 text": 8}}
+    (tmp_path / "summary.json").write_text(json.dumps(counts))
+    with pytest.raises(RecsysError, match=r"R241.*set data\.items\.csv\.encoding"):
+        check_rejected("items", tmp_path, 0.01)
+
+
 def test_data_without_findings_passes(tmp_path):
     check_validation(
         found(comparisons=[distance(value=0.3), distance("skew", value=0.1)]), tmp_path

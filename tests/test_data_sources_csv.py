@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 
 from recsys.config import CsvFormat, SourceConfig
-from recsys.data.sources.csv_source import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH
+from recsys.data.dead_letters import NOT_TEXT
+from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.pieces import WHOLE_FILES, plan_pieces, read_piece
 from recsys.data.sources.text_source import split_fields
 from recsys.errors import RecsysError

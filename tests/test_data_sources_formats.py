@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from recsys.config import SourceConfig
-from recsys.data.sources.csv_source import NOT_TEXT
+from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.jsonl_source import NOT_JSON
 from recsys.data.sources.pieces import open_source, plan_pieces, read_piece
 from recsys.data.sources.source_files import SourceFile

@@ -76,6 +76,16 @@ def test_a_wrong_unit_is_refused_with_the_right_one(tmp_path):
     assert again["good"] == 9
 
 
+def test_text_in_another_encoding_is_refused_with_the_key_to_set(tmp_path):
+    rows = [f"u,caf\xe9-{n},{START + n * DAY}" for n in range(9)]
+    text = "\n".join(["user,item,time", *rows])
+    (tmp_path / "a.csv").write_text(text, encoding="latin-1")
+    with pytest.raises(RecsysError, match=r"R206.*set data\.interactions\.csv\.encoding"):
+        run(source(tmp_path / "a.csv"), tmp_path)
+    again = run(source(tmp_path / "a.csv", csv=CsvFormat(encoding="latin-1")), tmp_path / "b")
+    assert again["good"] == 9
+
+
 def test_positives_of_one_day_are_refused(tmp_path):
     write(tmp_path / "in", "a.csv", [f"u,i{n},{START + n}" for n in range(9)])
     with pytest.raises(RecsysError, match="R207"):

@@ -28,6 +28,9 @@ SCHEMA = pa.schema(
     ]
 )
 
+NOT_TEXT = "not UTF-8 text"
+"""Reason of a row whose bytes can't be decoded."""
+
 _EXAMPLES_A_REASON = 2
 _EXAMPLE_CHARACTERS = 1000
 
@@ -127,9 +130,18 @@ def refuse_empty(summary: Tally, what: str, cure: str = "") -> None:
     raise RecsysError(
         "R206",
         f"The {what} must have at least one good row of {summary['read']}.",
-        cure or f"Correct data.{what}.",
+        cure or _encoding_cure(what, summary) or f"Correct data.{what}.",
         received,
     )
+
+
+def _encoding_cure(what: str, summary: Tally) -> str:
+    """Returns how to read files of another encoding, where most rejected rows are no UTF-8."""
+    by_reason = summary["by_reason"]
+    if not by_reason or max(by_reason, key=by_reason.get) != NOT_TEXT:
+        return ""
+    key = f"data.{what}.csv.encoding"
+    return f"If it is CSV in another encoding, set {key}, such as latin-1 or cp1252."
 
 
 def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
@@ -153,5 +165,6 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
         f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
         f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
         f" most often: {reason}).",
-        f"See {folder / 'dead_letters'}, repair the data, or raise data.gate.max_rejected_share.",
+        f"See {folder / 'dead_letters'}, repair the data, or raise data.gate.max_rejected_share."
+        f" {_encoding_cure(what, summary)}".rstrip(),
     )

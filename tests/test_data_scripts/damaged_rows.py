@@ -13,7 +13,8 @@ from pathlib import Path
 
 from recsys.config import InteractionColumns
 from recsys.data import interactions as rules
-from recsys.data.sources.csv_source import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH
+from recsys.data.dead_letters import NOT_TEXT
+from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.jsonl_source import NOT_JSON
 
 NOW = 1_700_000_000

@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from recsys.config import CsvFormat, SourceConfig
-from recsys.data.sources.source import NOT_TEXT, Piece, RawBatch, check_columns
+from recsys.data.dead_letters import NOT_TEXT
+from recsys.data.sources.source import Piece, RawBatch, check_columns
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, is_utf8, read_line
 from recsys.data.sources.text_source import (
     Rows,

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.nested import find_path, pick_name, pick_type
-from recsys.data.sources.source import NOT_TEXT, Piece, RawBatch, as_json, missing_column
+from recsys.data.sources.source import Piece, RawBatch, as_json, missing_column
 from recsys.data.sources.source_files import is_text
 from recsys.data.sources.text_source import Rows, TextSource, is_valid_utf8, sort_out
 from recsys.errors import RecsysError

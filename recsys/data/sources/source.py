@@ -29,12 +29,10 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.config import ListOfEvents, SourceConfig
-from recsys.data.dead_letters import dead_letters
+from recsys.data.dead_letters import NOT_TEXT, dead_letters
 from recsys.data.sources.streams import Compression
 from recsys.errors import RecsysError
 from recsys.strict import Strict
-
-NOT_TEXT = "not UTF-8 text"
 
 RawRows = Callable[[np.ndarray], list[bytes]]
 """Returns the rows at places `[k]` among the whole ones, as they stand in the file."""
