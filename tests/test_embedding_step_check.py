@@ -4,13 +4,14 @@ All models are trained by `fit`, on one device and on eight; the table is split 
 """
 
 import functools
+import os
 from unittest import mock
 
 import jax
 import keras
 import numpy as np
 import pytest
-from embedding_meshes import compiled, on_mesh
+from embedding_meshes import Lookup, compiled, on_mesh
 from keras import ops
 
 from recsys.embedding import Adagrad, FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
@@ -23,13 +24,15 @@ IDS = np.arange(BATCH) * 5
 TARGETS = np.ones((BATCH, 1), np.float32)
 
 
-def table(name="items", dim=DIM, **options):
-    return TableConfig(name, ROWS, dim, optimizer=Adagrad(0.1), placement="row", **options)
+def table(name="items", dim=DIM, placement="row"):
+    return TableConfig(name, ROWS, dim, optimizer=Adagrad(0.1), placement=placement)
 
 
 @pytest.fixture(autouse=True)
 def _compiled_as_users_do(monkeypatch):
     """Compiles steps as users do: other tests lower fusions otherwise (tests/conftest.py)."""
+    if "fusion_emitters" not in os.environ["XLA_FLAGS"]:
+        return
     jitted = sparse_model._jitted
     jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
 
@@ -234,6 +237,17 @@ def test_what_only_holds_a_number_for_each_row_passes(kind, mesh):
     proof = fitted(kind, mesh).step_proof
     assert set(proof.tables) == {config.name for config in kind.configs}
     assert proof.dense_per_row == ()
+
+
+@pytest.mark.parametrize("mesh", ["one device", "8"])
+def test_rows_that_go_straight_into_the_loss_change_in_place_without_kernels(mesh, monkeypatch):
+    """XLA gathers the one row of a device again for the loss: that must come before the update."""
+    monkeypatch.setenv("RECSYS_NATIVE", "0")
+    items = table(placement="replicated")
+    with on_mesh(mesh, [items]):
+        model = compiled(Lookup({"items": items}))
+        model.fit({"items": IDS[:8]}, np.ones((8, DIM)), batch_size=8, verbose=0)
+    assert model.step_proof.tables == ("items",)
 
 
 @on_meshes((DenseBias, EmbeddingBias), quick=())

@@ -59,7 +59,8 @@ def as_int32(ids: Any, name: str = "ids") -> np.ndarray:
     if ids.dtype.itemsize <= 4 and ids.dtype != np.uint32:
         return ids.astype(np.int32)
     fits = (ids >= _INT32.min) & (ids <= _INT32.max)
-    return np.where(fits, ids, UNKNOWN).astype(np.int32)
+    # As signed ones first: numpy knows no unsigned -1.
+    return np.where(fits, ids.astype(np.int64), UNKNOWN).astype(np.int32)
 
 
 def _limited(x: Any, name: str) -> int:

@@ -151,17 +151,19 @@ class SparseModel(keras.Model):
         values, (grads, tap_grads) = in_device_order(grad_fn, tv, taps)
         _, (aux, read, counts, unknown) = values
         loss, y_pred, ntv, mv = aux
-        reads = [*grads, *tap_grads, *(out for _, out in read)]
+        self._step_counts = counts
+        logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
+        self._step_counts = None
         uses = [use for use, _ in read]
         self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
         steps = by_table(tables, uses, tap_grads)
         update = StepUpdate(self.optimizer, self.non_trainable_variables, self.gradient_buffers)
+        # What else the step returns may gather rows by itself, if XLA fuses it with the lookup.
+        returned = jax.tree.leaves((loss, logs, mv, _changed(state[1], ntv)))
+        reads = [*grads, *tap_grads, *(out for _, out in read), *returned]
         tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, steps, after(reads))
         self._step_arrays = update.arrays
         ntv = self._with_unknown(ntv, list(zip(strict, unknown, strict=True)))
-        self._step_counts = counts
-        logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
-        self._step_counts = None
         return logs, (tv, ntv, ov, mv)
 
     def test_step(self, state: Any, data: Any) -> Any:
@@ -474,6 +476,11 @@ def _jitted(step: Any, state: Any) -> Any:
             sorted({len(place.device_set) for place in jax.tree.leaves(places)}),
         )
     return jax.jit(step, donate_argnums=0, out_shardings=(None, places))
+
+
+def _changed(before: Arrays, now: Arrays) -> Arrays:
+    """Returns the values that a step's forward pass has changed."""
+    return [value for old, value in zip(before, now, strict=True) if value is not old]
 
 
 def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[Table]]:
