@@ -42,16 +42,26 @@ def first_positions(item_row: keras.KerasTensor, wanted: keras.KerasTensor) -> k
     order = ops.cast(ops.argsort(item_row), "int32")  # Stable: equal rows stay in order.
     in_order = ops.take(item_row, order)
     flat = ops.reshape(wanted, (-1,))
-    at = ops.minimum(ops.cast(ops.searchsorted(in_order, flat), "int32"), n_candidates - 1)
+    at = ops.minimum(ops.cast(_places(in_order, flat), "int32"), n_candidates - 1)
     is_found = ops.equal(ops.take(in_order, at), flat)
     return ops.reshape(ops.where(is_found, ops.take(order, at), n_candidates), wanted.shape)
 
 
+def _places(in_order: keras.KerasTensor, wanted: keras.KerasTensor) -> keras.KerasTensor:
+    if keras.backend.backend() != "jax":
+        return ops.searchsorted(in_order, wanted)
+    import jax.numpy as jnp
+
+    # In a loop a GPU would start kernels, and copy, for each halving.
+    return jnp.searchsorted(in_order, wanted, method="scan_unrolled")
+
+
 def is_first(item_row: keras.KerasTensor) -> keras.KerasTensor:
     """Returns whether each candidate is the first one of its item `[candidates]` bool."""
-    return ops.equal(
-        first_positions(item_row, item_row), ops.arange(item_row.shape[0], dtype="int32")
-    )
+    order = ops.argsort(item_row)  # Stable: equal rows stay in order.
+    in_order = ops.take(item_row, order)
+    starts = ops.concatenate([ops.ones((1,), "bool"), in_order[1:] != in_order[:-1]])
+    return ops.cast(ops.scatter(order[:, None], ops.cast(starts, "int32"), starts.shape), "bool")
 
 
 def known_positions(
