@@ -14,7 +14,9 @@ of its steps; a line has the median, the least and the most of the rounds. The l
 - `ours peak/state rows=R2`: most memory over tables and slots; `… rows=R2-R1`: the same of
   the differences, in which the memory of program and batch cancels out.
 
-Peers run under `uv run --script`, which builds their environments at the first run.
+Peers run under `uv run --script`, which builds their environments at the first run; with
+`--here` in this environment, where it has what they need. With `--gpu` all compute on the
+machine's GPU, and memory is the host's.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from typer import Option
 
 from benchmarks.measure import (
     call,
+    gpu_name,
     log,
+    on_gpu,
     peer,
     print_line,
     ratios,
@@ -54,6 +58,13 @@ MALLOC = {k: v for k, v in stage_environment("jax").items() if k.startswith("MAL
 _ROWS = [100_000, 1_000_000, 10_000_000]
 _ONE: list[int] = [1]
 _NO_PEERS: list[Peer] = []
+
+
+class Place(NamedTuple):
+    """Where a case runs: on the GPU or the CPU, peers in environments of their own or here."""
+
+    gpu: bool
+    here: bool
 
 
 class Key(NamedTuple):
@@ -83,6 +94,8 @@ def main(
     steps: Annotated[int, Option(help="Measured, of a round.")] = 60,
     rounds: int = 3,
     seconds: Annotated[float, Option(help="A round's steps end after this time too.")] = 20.0,
+    gpu: Annotated[bool, Option("--gpu", help="On the first GPU, not the CPU.")] = False,
+    here: Annotated[bool, Option("--here", help="Peers in this environment.")] = False,
 ) -> None:
     """Measures all cases in turns and prints the lines; a peer that fails is left out."""
     everyone = [*Peer][:-1] if "all" in peers else peers
@@ -91,7 +104,7 @@ def main(
         for n in rows
         for key in (*(Key(OURS, n, d) for d in devices), *(Key(who, n) for who in everyone))
     ]
-    figures = Figures()
+    figures = Figures(Place(gpu, here), gpu_name() if gpu else "")
     with tempfile.TemporaryDirectory() as folder:
         for n in rows:
             np.save(f"{folder}/{n}.npy", zipf_batches(_WARMUP + steps, batch, n, seed=0))
@@ -102,7 +115,9 @@ def main(
     sys.exit(int(bool(figures.failed)))
 
 
-def measure(key: Key, ids: Path, optimizer: str, case: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    place: Place, key: Key, ids: Path, optimizer: str, case: dict[str, Any]
+) -> dict[str, Any]:
     """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
     Returns:
@@ -112,22 +127,30 @@ def measure(key: Key, ids: Path, optimizer: str, case: dict[str, Any]) -> dict[s
         subprocess.CalledProcessError: The process failed.
     """
     arguments = {**case, "ids": str(ids), "rows": key.rows}
+    environment = {**(on_gpu() if place.gpu else simulated(key.devices)), **MALLOC}
     if key.who == OURS:
         from benchmarks.peers import two_tower_ours
 
-        environment = {**simulated(key.devices), **MALLOC}
         arguments |= {"optimizer": optimizer, "devices": key.devices}
         return call(two_tower_ours.measure, environment, **arguments).result
     if key.who in ("keras", "keras_rs"):
         arguments["library"] = key.who
-    command = peer(f"two_tower_{key.who.removesuffix('_rs')}", **arguments)
-    return watch(command, {**simulated(1), **MALLOC}, memory=False).result
+    if key.who == "torch":
+        arguments["device"] = "cuda" if place.gpu else "cpu"
+    command = peer(f"two_tower_{key.who.removesuffix('_rs')}", place.here, **arguments)
+    return watch(command, environment, memory=False).result
 
 
 class Figures:
-    """The measurements of all cases, a list of rounds for each."""
+    """The measurements of all cases, a list of rounds for each.
 
-    def __init__(self) -> None:
+    Args:
+        place: Where they run.
+        device: Name of the GPU; empty for the processor.
+    """
+
+    def __init__(self, place: Place, device: str) -> None:
+        self._place, self._device = place, device
         self.rounds: dict[Key, list[dict[str, Any]]] = {}
         self.failed: set[Key] = set()
 
@@ -136,7 +159,7 @@ class Figures:
         if key in self.failed:
             return
         try:
-            figures = measure(key, *case)
+            figures = measure(self._place, key, *case)
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             if key.who == OURS:
                 raise
@@ -189,7 +212,7 @@ class Figures:
 
     def _line(self, case: str, values: Iterable[float], unit: str, *keys: Key) -> None:
         peak = max(max(self._all(key, "peak_rss_mib")) for key in keys)
-        print_line("embedding_step", case, values, unit, peak)
+        print_line("embedding_step", case, values, unit, peak, self._device)
 
 
 if __name__ == "__main__":

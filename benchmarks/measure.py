@@ -170,8 +170,16 @@ def module(name: str, *words: Any) -> list[str]:
     return [sys.executable, "-m", name, *map(str, words)]
 
 
-def peer(name: str, **arguments: Any) -> list[str]:
-    """Returns the command of `benchmarks/peers/NAME.py`, whose header says what it needs."""
+def peer(name: str, here: bool = False, **arguments: Any) -> list[str]:
+    """Returns the command of `benchmarks/peers/NAME.py`, whose header says what it needs.
+
+    Args:
+        name: Of the file.
+        here: Whether to run it in this environment instead of one of its own.
+        **arguments: What its `main` takes.
+    """
+    if here:
+        return module(f"benchmarks.peers.{name}", json.dumps(arguments))
     if "PIP_FIND_LINKS" in os.environ:  # uv reads no pip settings.
         os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
     script = ROOT / "benchmarks" / "peers" / f"{name}.py"
@@ -188,6 +196,18 @@ def words_of(**options: Any) -> list[str]:
 def python_path() -> str:
     """Returns PYTHONPATH with the project's root in it."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def on_gpu() -> dict[str, str]:
+    """Returns the environment of a process that computes on this machine's first GPU."""
+    own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "0"}
+    return {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cuda", **own}
+
+
+def gpu_name() -> str:
+    """Returns what the driver calls this machine's first GPU."""
+    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def simulated(devices: int) -> dict[str, str]:
@@ -232,7 +252,12 @@ def forget_peak() -> float:
 
 
 def print_line(
-    bench: str, case: str, values: Iterable[float], unit: str, peak_rss_mib: float = 0.0
+    bench: str,
+    case: str,
+    values: Iterable[float],
+    unit: str,
+    peak_rss_mib: float = 0.0,
+    device: str = "",
 ) -> None:
     """Prints one figure as a line of JSON, with the machine that it was measured on."""
     values = list(values)
@@ -241,7 +266,7 @@ def print_line(
     names = ("median", "mean", "min", "max")
     line |= {name: round(x, 5) for name, x in zip(names, figures, strict=True)}
     line |= {"unit": unit, "peak_rss_mib": round(peak_rss_mib, 1), "cores": os.cpu_count()}
-    line["machine"] = platform.processor() or platform.machine()
+    line["machine"] = device or platform.processor() or platform.machine()
     print(json.dumps(line), flush=True)
 
 

@@ -14,10 +14,10 @@ from benchmarks.measure import answer
 from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, StepClock
 
 
-def table(rows: int, dim: int) -> nn.Embedding:
+def table(rows: int, dim: int, device: str) -> nn.Embedding:
     """Returns a table whose gradients are sparse."""
     # From empty: nn.Embedding would first draw a normal table.
-    weights = torch.empty(rows, dim).uniform_(-INITIAL, INITIAL)
+    weights = torch.empty(rows, dim, device=device).uniform_(-INITIAL, INITIAL)
     return nn.Embedding.from_pretrained(weights, freeze=False, sparse=True)
 
 
@@ -27,20 +27,20 @@ def tower(dim: int) -> nn.Module:
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 
-def main(**case: Any) -> dict[str, Any]:
-    """Returns the figures of a case, whose fields `StepClock` takes."""
+def main(device: str, **case: Any) -> dict[str, Any]:
+    """Returns the figures of a case on a device, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
-    user_rows, item_rows = table(clock.rows, clock.dim), table(clock.rows, clock.dim)
-    users, items = tower(clock.dim), tower(clock.dim)
+    user_rows, item_rows = (table(clock.rows, clock.dim, device) for _ in range(2))
+    users, items = (tower(clock.dim).to(device) for _ in range(2))
     dense = [*users.parameters(), *items.parameters()]
     optimizers = [
         torch.optim.Adagrad([user_rows.weight, item_rows.weight], lr=LEARNING_RATE, foreach=False),
         torch.optim.Adagrad(dense, lr=LEARNING_RATE),
     ]
     for batch in clock.batches():
-        user, item = torch.from_numpy(batch)
+        user, item = torch.from_numpy(batch).to(device)
         query, candidate = users(user_rows(user)), items(item_rows(item))
-        loss = functional.cross_entropy(query @ candidate.T, torch.arange(len(user)))
+        loss = functional.cross_entropy(query @ candidate.T, torch.arange(len(user), device=device))
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
