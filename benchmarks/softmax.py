@@ -113,7 +113,7 @@ def ways(arrays: Arrays, loss: Loss) -> Iterator[tuple[str, Run]]:
         with mock.patch.dict(os.environ, RECSYS_NATIVE=switch):
             yield name, _compiled(ours, arrays)
     if len(arrays[0]) * len(arrays[1]) * 4 <= _PLAIN_BYTES:
-        with mock.patch("recsys.losses.sharing_jax.can_sweep", return_value=False):
+        with mock.patch("recsys.losses.softmax_jax.can_sweep", return_value=False):
             yield "plain", _compiled(ours, arrays)
 
 

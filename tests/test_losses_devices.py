@@ -27,7 +27,7 @@ from softmax_reference import (
 )
 
 from recsys.collectives import planning
-from recsys.losses.softmax_plain import plain_loss
+from recsys.losses.batch import plain_loss
 
 
 @pytest.fixture(params=["native", "blocks"])

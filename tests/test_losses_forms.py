@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from softmax_reference import assert_close, negatives, random_batch, use_kernels
 
 from recsys import registry
-from recsys.losses import bilateral_softmax, cosine_contrastive, sampled_softmax, sharing_jax
+from recsys.losses import bilateral_softmax, cosine_contrastive, sampled_softmax, softmax_jax
 from recsys.losses.batch import Form
 
 NAMES = ["query", "candidate", "log_q", "temperature", "weight"]
@@ -112,7 +112,7 @@ def differentiated(loss, *_):
 
 def with_gradients(loss, batch):
     """Returns a loss and its gradients by name, as JAX computes them."""
-    way = os.environ.get("RECSYS_NATIVE"), sharing_jax.can_sweep
+    way = os.environ.get("RECSYS_NATIVE"), softmax_jax.can_sweep
     numbers = (batch.query, batch.candidate, batch.log_q, np.float32(batch.temperature))
     value, gradients = differentiated(loss, *way)(
         *numbers, batch.weight, batch.item_row, batch.known
@@ -205,7 +205,7 @@ def test_any_batch_is_right(loss, exact, n_queries, n_negatives, items, known, s
 @pytest.mark.parametrize("name", ["decoupled", "contrastive"])
 def test_the_plain_formula_is_the_same(name, monkeypatch):
     batch = batch_of(30, 44, 8, items=12, known=4)
-    monkeypatch.setattr("recsys.losses.sharing_jax.can_sweep", lambda *_: False)
+    monkeypatch.setattr("recsys.losses.softmax_jax.can_sweep", lambda *_: False)
     loss, exact = LOSSES[name]
     assert_right(loss, batch, exact(batch))
 

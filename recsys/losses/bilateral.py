@@ -8,7 +8,6 @@ from pydantic import PositiveFloat
 
 from recsys.losses.loss import Loss
 from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
-from recsys.losses.softmax import mean_over_candidates
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def bilateral_softmax(
         RecsysError: There are fewer candidates than queries, or they don't divide into
             the groups (R344).
     """
-    from recsys.losses.batch import Form
+    from recsys.losses.batch import Form, mean_over_candidates
 
     ratio = 1.0 if positive_temperature is None else temperature / positive_temperature
     return negative_weight * mean_over_candidates(

@@ -8,7 +8,6 @@ from pydantic import Field, NonNegativeFloat
 
 from recsys.losses.loss import Loss
 from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing, positives_of
-from recsys.losses.softmax import mean_over_candidates
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:
@@ -88,7 +87,12 @@ def cosine_contrastive(
     """
     from keras import ops
 
-    from recsys.losses.batch import Form, mean_weights, nan_unless_finite
+    from recsys.losses.batch import (
+        Form,
+        mean_over_candidates,
+        mean_weights,
+        nan_unless_finite,
+    )
 
     log_q = ops.stop_gradient(ops.cast(log_q, "float32"))
     negatives = mean_over_candidates(

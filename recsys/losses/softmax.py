@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recsys.errors import RecsysError
 from recsys.losses.loss import Loss
 from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:
     import keras
-
-    from recsys.losses.batch import Form
 
 
 @register_loss("sampled_softmax")
@@ -108,7 +105,7 @@ def sampled_softmax(
         RecsysError: There are fewer candidates than queries, or they don't divide into
             the groups (R344).
     """
-    from recsys.losses.batch import Form
+    from recsys.losses.batch import Form, mean_over_candidates
 
     return mean_over_candidates(
         query,
@@ -121,72 +118,3 @@ def sampled_softmax(
         form=Form(is_decoupled=decoupled),
         sharing=sharing,
     )
-
-
-def mean_over_candidates(
-    query: keras.KerasTensor,
-    candidate: keras.KerasTensor,
-    item_row: keras.KerasTensor,
-    log_q: keras.KerasTensor,
-    temperature: float | keras.KerasTensor,
-    sample_weight: keras.KerasTensor | None,
-    known: keras.KerasTensor | None,
-    form: Form,
-    pull: float | keras.KerasTensor = 1.0,
-    sharing: CandidateSharing = SHARED_BY_ALL,
-) -> keras.KerasTensor:
-    """Returns the weighted mean of losses over a set of candidates, as `sampled_softmax` does.
-
-    Args:
-        query: As in `sampled_softmax`, and so are the next ones.
-        candidate: Candidate embeddings.
-        item_row: Item row of each candidate.
-        log_q: Subtracted from the logits; where the form has a margin, weights of the
-            candidates, without a gradient.
-        temperature: Divides the dot products.
-        sample_weight: Weight of each query; None for ones.
-        known: Items that are no negatives of a query; None for none.
-        form: What the loss of a query is, of its scores.
-        pull: What the positive's logit is multiplied by, where it stands outside of the
-            softmax' sum; it has a gradient.
-        sharing: How candidates are shared.
-
-    Raises:
-        RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344).
-    """
-    import keras
-    from keras import ops
-
-    from recsys.losses.batch import mean_weights, nan_unless_finite
-    from recsys.losses.softmax_plain import plain_loss
-
-    n_queries, n_candidates = query.shape[0], candidate.shape[0]
-    if n_candidates < n_queries:
-        raise RecsysError(
-            "R344",
-            "Each query must have its positive among the candidates.",
-            "Give the loss the positives of all queries first, then other negatives.",
-            f"{n_queries} queries, {n_candidates} candidates",
-        )
-    if n_queries % sharing.groups or n_candidates % sharing.groups:
-        raise RecsysError(
-            "R344",
-            "Queries and candidates must divide into their groups.",
-            f"Give numbers of both that are multiples of {sharing.groups}, or fewer groups.",
-            f"{n_queries} queries, {n_candidates} candidates",
-        )
-    weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
-    if known is None:
-        known = ops.zeros((n_queries, 0), dtype="int32")
-    weighted_sum: Any = plain_loss
-    if keras.backend.backend() == "jax":
-        # JAX is not there under other backends.
-        from recsys.losses.sharing_jax import can_sweep
-        from recsys.losses.softmax_jax import sweep_loss
-
-        is_even = can_sweep(n_queries, n_candidates, sharing.groups)
-        weighted_sum = sweep_loss if is_even else plain_loss
-    arrays = (query, candidate, item_row, log_q, temperature, weight, known)
-    loss = weighted_sum(*arrays, pull, form, sharing)
-    return nan_unless_finite(loss, query, candidate, log_q)
