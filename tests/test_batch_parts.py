@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from recsys.config import TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
 from recsys.data.batch_part import BatchPart
-from recsys.data.batches import ReadCount, read_ahead
+from recsys.data.batches import ReadCount
 from recsys.data.catalogue import FeatureBags
 from recsys.data.kept_events import KeptEvents
 from recsys.data.sampling import HardNegatives
 from recsys.data.sequences import SequenceSource
+from recsys.training.prefetch import read_ahead
 
 SPLITS = [(2, 1), (2, 2), (4, 1), (4, 2)]
 """Processes, and devices of each."""

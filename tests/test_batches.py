@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.data import batches as reader
-from recsys.data.batches import read_ahead
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents, read_events, training_events
 from recsys.errors import RecsysError
+from recsys.training import prefetch as reader
+from recsys.training.prefetch import read_ahead
 
 
 @pytest.fixture(name="source")

@@ -11,9 +11,9 @@ from training_runs import STAGE, on_devices, write_data
 
 from recsys.config import TrainStage
 from recsys.config.architecture import AttentionConfig, SasRecConfig
-from recsys.data import batches, history_items
+from recsys.data import batches
+from recsys.data.batches import each_once, items_for
 from recsys.data.dataset import open_data
-from recsys.data.history_items import each_once, items_for
 from recsys.embedding import SGD, LazyAdam
 from recsys.models import TwoTower
 from recsys.models.spec import FeatureSpec
@@ -123,8 +123,8 @@ def test_a_training_takes_batches_with_more_items_than_were_expected(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(batches, "items_for", lambda histories: 0)
         fit()
-    monkeypatch.setattr(history_items, "_MULTIPLE", 1)
-    monkeypatch.setattr(history_items, "_MARGIN", 0.95)
+    monkeypatch.setattr(batches, "_MULTIPLE", 1)
+    monkeypatch.setattr(batches, "_MARGIN", 0.95)
     monkeypatch.setattr(batches, "each_once", seen)
     fit()
     assert len(set(sizes)) == 2

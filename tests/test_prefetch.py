@@ -109,7 +109,7 @@ class Broken(BatchSource):
 
 
 def test_an_error_of_the_reader_comes_to_the_taker_with_its_words(source, monkeypatch):
-    monkeypatch.setattr("recsys.data.batches._BLOCK_EXAMPLES", 10)
+    monkeypatch.setattr("recsys.training.prefetch._BLOCK_EXAMPLES", 10)
     broken = Broken(source.events, source.catalogue, source.model, source.train)
     feed = BatchIterator(broken)
     batches = iter(feed)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
 from recsys.config.architecture import HstuConfig, SasRecConfig
 from recsys.data.batch_part import BatchPart
-from recsys.data.batches import read_ahead
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import (
     AGES,
@@ -27,6 +26,7 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.sampling import HardNegatives
 from recsys.data.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.errors import RecsysError
+from recsys.training.prefetch import read_ahead
 
 NO_DROPOUT = {"history_dropout": 0.0}
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from recsys.config import ShuffleConfig, TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
 from recsys.data.batch_part import BatchPart
-from recsys.data.batches import BatchSource, read_ahead
+from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog, EventShard
 from recsys.data.kept_events import KeptEvents
 from recsys.data.sequences import SequenceSource
 from recsys.data.shuffle import Permutation, ShardShuffle, epoch_order
+from recsys.training.prefetch import read_ahead
 
 
 @given(

@@ -2,7 +2,7 @@
 
 A batch is a function of (seed, step): nothing else decides what it holds, so a run can be
 repeated and resumed to the bit, and each of several processes builds its own part of one
-batch. Threads read them ahead, in blocks.
+batch. `recsys.training.prefetch` reads them ahead.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import functools
 import threading
 from typing import Self
 
-import grain
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
-from recsys.data.history_facts import ASKED_AT
-from recsys.data.history_items import ITEM, PLACE, each_once, items_for
+from recsys.data.history_facts import ASKED_AT, ITEM, PLACE
 from recsys.data.kept_events import KeptEvents, read_events
 from recsys.data.sampling import BatchCandidates, HardNegatives
 from recsys.data.shuffle import epoch_order
@@ -33,9 +31,6 @@ _DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
 
 _OF_EVENTS = (ASKED_AT, "weight", "known")
 """Arrays that stay as they were read."""
-
-_LOOKED_AT = 8
-"""Batches whose histories say how many different items to expect."""
 
 
 class ReadCount:
@@ -152,7 +147,7 @@ class BatchSource:
         the users' features, and, where there are any, `asked_at`, `weight` and `known` have
         `batch_size`. Of each array the rows of `part` are read, and returned. Where the query
         reads the features of a history's items, they may be those of `history_item`, the items
-        once each, and `history_place` says which is where; see `recsys.data.history_items`.
+        once each, and `history_place` says which is where; see `each_once`.
         """
         return self.batches(step, step + 1)[0]
 
@@ -315,81 +310,46 @@ def drop_rows(
     return np.where(part.uniform(rows.shape, random) < share, np.int32(UNKNOWN_ROW), rows)
 
 
-# --- threads that read ahead
+# --- the items of histories, each once
 
-_BLOCK_EXAMPLES = 1 << 17
-_BLOCK_CANDIDATES = 1 << 19
-_BLOCK_NUMBERS = 1 << 25  # Of four bytes each.
-_FIRST_PART = 16
-_READ_AHEAD_BLOCKS = 2
-_READERS = 2
+_LOOKED_AT = 8
+"""Batches whose histories say how many different items to expect."""
+
+_MARGIN, _MULTIPLE = 1.125, 128
 
 
-class _Blocks:
-    """The batches of a source, many consecutive ones of an epoch at a time.
+def each_once(history: np.ndarray, n: int) -> dict[str, np.ndarray]:
+    """Returns the items of histories once each.
 
-    The first block comes in two parts, of which the first is small: training waits for it.
+    The arrays are the same for every batch: Keras' `fit` wants the keys of the first in all.
 
     Args:
-        source: The batches.
-        first_step: Step to begin with.
-        end_step: Step to end before.
+        history: Item rows `[batch, history]` int32; 0 is padding, and counts as an item.
+        n: Items to return, doubled until there is room for all; the last is repeated to
+            fill them up.
+
+    Returns:
+        `history_item` `[n]` int32, the rows, ascending; `history_place` `[batch, history]`
+        int32, where among them each entry of `history` is.
     """
-
-    def __init__(self, source: BatchSource, first_step: int, end_step: int) -> None:
-        self._source, self._first, self._end = source, first_step, end_step
-        most = (_BLOCK_EXAMPLES, _BLOCK_CANDIDATES, _BLOCK_NUMBERS)
-        sizes = zip(most, source.size_of_part, strict=True)
-        self._size = max(1, min(n // size for n, size in sizes))
-        self._per_epoch = -(-source.steps_per_epoch // self._size)
-        self._skipped = self._block_of(first_step)
-
-    def __len__(self) -> int:
-        if self._end <= self._first:
-            return 0
-        return self._block_of(self._end - 1) + 2 - self._skipped
-
-    def __getitem__(self, number: int) -> list[Batch]:
-        first, end = self._steps_of(max(0, number - 1))
-        border = min(first + max(1, self._size // _FIRST_PART), end)
-        if number < 2:
-            first, end = ((first, border), (border, end))[number]
-        return self._source.batches(first, end) if first < end else []
-
-    def _steps_of(self, block: int) -> tuple[int, int]:
-        """Returns the steps of a block: the first, and the one after the last."""
-        epoch, position = divmod(block + self._skipped, self._per_epoch)
-        begin = epoch * self._source.steps_per_epoch
-        first = begin + position * self._size
-        end = min(first + self._size, begin + self._source.steps_per_epoch, self._end)
-        return max(first, self._first), end
-
-    def _block_of(self, step: int) -> int:
-        epoch, position = divmod(step, self._source.steps_per_epoch)
-        return epoch * self._per_epoch + position // self._size
+    rows, place = np.unique(history, return_inverse=True)
+    while n < len(rows):
+        n *= 2
+    items = np.pad(rows, (0, n - len(rows)), mode="edge")
+    return {ITEM: items, PLACE: place.reshape(history.shape).astype(np.int32)}
 
 
-class _Unpack(grain.experimental.FlatMapTransform):
-    """Lays the batches of blocks one after the other, each as Keras takes it."""
+def items_for(histories: list[np.ndarray]) -> int:
+    """Returns how many items to give of a batch's histories, judged by some batches' own.
 
-    max_fan_out = _BLOCK_EXAMPLES
-
-    def flat_map(self, element: list[Batch]) -> list[tuple[Batch]]:
-        """Returns the batches of a block as tuples of one."""
-        return [(batch,) for batch in element]
-
-
-def read_ahead(
-    source: BatchSource, first_step: int = 0, end_step: int | None = None
-) -> grain.IterDataset:
-    """Returns a Grain dataset of `(batch,)`, read by threads ahead.
+    A batch that has more gives twice as many, and is compiled for anew: there is a margin.
 
     Args:
-        source: The batches.
-        first_step: Step to begin with.
-        end_step: Step to end before; None: the end of the run.
+        histories: Those of some batches, each `[batch, history]`.
+
+    Returns:
+        The number, a multiple of 128; 0 where most items come once, and there is no gain.
     """
-    end = len(source) if end_step is None else min(end_step, len(source))
-    options = grain.ReadOptions(num_threads=_READERS, prefetch_buffer_size=_READ_AHEAD_BLOCKS)
-    blocks = grain.MapDataset.source(_Blocks(source, first_step, end)).to_iter_dataset(options)
-    return grain.experimental.FlatMapIterDataset(blocks, _Unpack())
+    most = max(len(np.unique(history)) for history in histories)
+    n = -(-int(most * _MARGIN) // _MULTIPLE) * _MULTIPLE
+    return n if n <= histories[0].size // 2 else 0

@@ -22,8 +22,7 @@ import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED, ASKED_AT, OF_EVENTS
-from recsys.data.history_items import ITEM, PLACE
+from recsys.data.history_facts import ASKED, ASKED_AT, ITEM, OF_EVENTS, PLACE
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.models.bag_weights import BagWeights

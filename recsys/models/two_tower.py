@@ -16,8 +16,7 @@ from keras import ops
 from recsys import registry
 from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED
-from recsys.data.history_items import PLACE
+from recsys.data.history_facts import ASKED, PLACE
 from recsys.errors import UsageError
 from recsys.models import fold_in as fold_in
 from recsys.models.encoders import HistoryEncoder
