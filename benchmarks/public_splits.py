@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.stores import write_store
 from recsys.config import Order
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.split import BY_TIME, SplitRule
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 
 Bags = dict[str, list[list[str]]]

@@ -10,15 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
+from benchmarks.stores import sorted_shard, write_shard, write_store
 from recsys.data import store as store_module
-from recsys.data.event_log import EventLog, EventShard, newest_first
-from recsys.data.store import (
-    InteractionStore,
-    verify_store,
-    write_manifest,
-    write_shard,
-    write_store,
-)
+from recsys.data.event_log import EventLog, newest_first
+from recsys.data.store import InteractionStore, verify_store, write_manifest
 from recsys.errors import RecsysError
 
 TYPES = {
@@ -94,7 +89,7 @@ def test_histories_leave_out_what_happens_within_one_second():
     # User 1 takes 5, then 8 and 7 within one second, then 9; user 2 takes 4.
     user = np.array([2, 1, 1, 1, 1])
     item, time = np.array([4, 9, 8, 7, 5]), np.array([1, 30, 20, 20, 10])
-    shard = EventShard.sort(user, user, item, time, n_users=4)
+    shard = sorted_shard(user, user, item, time, n_users=4)
     log = EventLog((shard,))
     assert log.item_row[:].tolist() == [5, 7, 8, 9, 4]
     assert log.offsets.tolist() == [0, 0, 4, 5, 5]
@@ -127,7 +122,7 @@ def test_newest_first_is_a_reversed_slice(slices, length):
 )  # fmt: skip
 def test_columns_of_many_shards_read_as_one(sizes, places, start, stop, step):
     logs = [
-        EventShard.sort(*(np.full(n, k) for _ in range(3)), np.arange(n), n_users=k + 1)
+        sorted_shard(*(np.full(n, k) for _ in range(3)), np.arange(n), n_users=k + 1)
         for k, n in enumerate(sizes)
     ]
     column, whole = EventLog(tuple(logs)).item_row, np.repeat(np.arange(len(sizes)), sizes)
@@ -144,13 +139,13 @@ def test_logs_of_one_and_of_many_shards_have_the_same_histories():
     rng = np.random.default_rng(1)
     user, item = rng.integers(0, 30, 600), rng.integers(1, 99, 600)
     time = rng.integers(0, 50, 600)
-    one = EventLog((EventShard.sort(user, user, item, time, 30),))
+    one = EventLog((sorted_shard(user, user, item, time, 30),))
     many = []
     for first in (0, 7, 20):
         last = {0: 7, 7: 20, 20: 30}[first]
         which = (first <= user) & (user < last)
         columns = (user[which], item[which], time[which])
-        many.append(EventShard.sort(user[which] - first, *columns, last - first))
+        many.append(sorted_shard(user[which] - first, *columns, last - first))
     split = EventLog(tuple(many))
     events = rng.permutation(600)
     assert np.array_equal(split.offsets, one.offsets)
@@ -251,7 +246,7 @@ def test_a_column_of_another_type_is_refused(folder):
 
 _KILLED = """
 import os, sys, pathlib, pyarrow as pa
-from recsys.data import store
+from benchmarks import stores
 folder, calls, sync = pathlib.Path(sys.argv[1]), [0], os.fsync
 def synced(descriptor):
     calls[0] += 1
@@ -261,7 +256,7 @@ def synced(descriptor):
 os.fsync = synced
 events = pa.table({"user_id": ["a"], "user_row": pa.array([1], pa.int32()),
                    "item_row": pa.array([1], pa.int32()), "timestamp": [1]})
-store.write_shard(folder, "train", 0, events)
+stores.write_shard(folder, "train", 0, events)
 """
 
 

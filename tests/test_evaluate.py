@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from evaluation_worlds import a_small_world, table
 
+from benchmarks.stores import write_store
 from recsys.config import (
     BASELINES,
     BlessConfig,
     EvaluateConfig,
     EvaluateStage,
 )
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.stage import evaluate

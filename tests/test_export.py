@@ -22,9 +22,10 @@ import yaml
 from on_tensorflow import run_on_tensorflow
 from training_runs import train_here
 
+from benchmarks.stores import write_store
 from recsys.bundles.bundle import verify
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.store import InteractionStore, ServingHistories, serving_histories, write_store
+from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]  # The token rows are TFT's.

@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.data.store import InteractionStore, serving_histories, write_manifest, write_shard
+from benchmarks.stores import write_shard
+from recsys.data.store import InteractionStore, serving_histories, write_manifest
 
 
 def table(ids, rows, items, times):

@@ -9,9 +9,9 @@ import pytest
 from on_tensorflow import run_on_tensorflow
 from training_runs import train_here
 
+from benchmarks.stores import write_store
 from recsys.config import VocabularyConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import load_model
 from recsys.models.inference import embed_queries

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from on_tensorflow import run_on_tensorflow
 
+from benchmarks.stores import write_store
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.store import InteractionStore, serving_histories, write_store
+from recsys.data.store import InteractionStore, serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries

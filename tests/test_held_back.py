@@ -6,10 +6,11 @@ from batch_sources import N_ITEMS, N_USERS, make_log
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.config.architecture import HstuConfig
 from recsys.data import hold_out as module
-from recsys.data.event_log import EventLog, EventShard
+from recsys.data.event_log import EventLog
 from recsys.data.history_facts import OLDEST
 from recsys.data.hold_out import (
     given_part,
@@ -194,7 +195,7 @@ def many_events(n_users=400, of_a_user=40, n_items=200):
     time = rng.integers(0, 1000, len(user))
     half = n_users // 2 * of_a_user
     shards = [
-        EventShard.sort(user[part] - first, user[part] + 1, item[part], time[part], n_users // 2)
+        sorted_shard(user[part] - first, user[part] + 1, item[part], time[part], n_users // 2)
         for part, first in ((slice(half), 0), (slice(half, None), n_users // 2))
     ]
     return EventLog(tuple(shards))
@@ -256,7 +257,7 @@ def test_by_default_the_draw_is_that_of_the_test_part(split, names_part, draw):
     rng = np.random.default_rng(0)
     n = 60
     valid = rng.random(n) < 0.2 if names_part else None
-    shard = EventShard.sort(
+    shard = sorted_shard(
         np.sort(rng.integers(0, 9, n)), np.ones(n), rng.integers(1, 9, n), np.arange(n), 9, None,
         valid,
     )  # fmt: skip
@@ -307,7 +308,7 @@ def test_a_given_part_is_asked_at_once_unless_it_comes_last(seed, part, n_shards
         rows = np.ones(len(user), np.int32), rng.integers(1, 9, len(user)), place
         mixed = rng.permutation(len(user))
         columns = [column[mixed] for column in (user, *rows)]
-        shards.append(EventShard.sort(*columns, len(lengths), None, valid[mixed]))
+        shards.append(sorted_shard(*columns, len(lengths), None, valid[mixed]))
     log = EventLog(tuple(shards))
     assert is_asked_at_once(log, None, SplitRule("given", "time")) == (part != "last")
 
@@ -324,7 +325,7 @@ def test_a_draw_that_the_data_cannot_give_is_refused(like, named):
 
 
 def test_a_part_of_everything_is_refused():
-    every = EventShard.sort(*np.ones((4, 3), int), 2, valid=np.ones(3, bool))
+    every = sorted_shard(*np.ones((4, 3), int), 2, valid=np.ones(3, bool))
     with pytest.raises(RecsysError, match="R337"):
         given_part(EventLog((every,)))
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from benchmarks.stores import write_store as write_plain_store
 from recsys.config import (
     InteractionColumns,
     InteractionsConfig,
@@ -32,7 +33,6 @@ from recsys.data.ingest.segments import counts_of, segments_in_use
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import choose_cut
 from recsys.data.store import InteractionStore
-from recsys.data.store import write_store as write_plain_store
 from recsys.data.vocabulary_growth import grow
 from recsys.errors import RecsysError
 

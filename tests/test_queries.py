@@ -4,9 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.stores import write_store
 from recsys.data.history_facts import FACTS, weight_buckets
 from recsys.data.split import SplitRule
-from recsys.data.store import InteractionStore, serving_histories, write_store
+from recsys.data.store import InteractionStore, serving_histories
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import make_queries
 

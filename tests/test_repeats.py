@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.stores import write_store
 from recsys.config import (
     BlessConfig,
     EvaluateConfig,
@@ -22,7 +23,7 @@ from recsys.config import (
 )
 from recsys.data.catalogue import Catalogue
 from recsys.data.kept_events import training_events
-from recsys.data.store import InteractionStore, write_store
+from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.ranking import rank

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.stores import sorted_shard
 from recsys.config import ShuffleConfig, TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
 from recsys.data.batch_part import BatchPart
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue
-from recsys.data.event_log import EventLog, EventShard
+from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
 from recsys.data.sequences import SequenceSource
 from recsys.data.shuffle import Permutation, ShardShuffle, epoch_order
@@ -59,7 +60,7 @@ def shard_of(first_user, n_users, per_user, first_item):
     user = np.repeat(np.arange(n_users), per_user)
     n = len(user)
     columns = (user + first_user, first_item + np.arange(n), np.arange(n))
-    return EventShard.sort(user, *columns, n_users)
+    return sorted_shard(user, *columns, n_users)
 
 
 def source_of(n_shards=6, per_user=5, users=4, buffer=30, pooling=None, held=(), **changes):

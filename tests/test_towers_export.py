@@ -11,6 +11,7 @@ import pytest
 from on_tensorflow import run_on_tensorflow
 from tower_models import BARE, DROPPED, POOLINGS, random_values
 
+from benchmarks.stores import write_store
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.config.architecture import (
     HstuConfig,
@@ -21,7 +22,7 @@ from recsys.config.architecture import (
 )
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
-from recsys.data.store import InteractionStore, write_store
+from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.queries import make_queries
 from recsys.evaluation.systems import System, open_bundle, open_model

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 from training_runs import train_here
 
+from benchmarks.stores import write_store
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.stage import evaluate
 from recsys.models import load_model

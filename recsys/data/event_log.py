@@ -152,48 +152,6 @@ class EventShard:
     def __len__(self) -> int:
         return len(self.item_row)
 
-    @classmethod
-    def sort(
-        cls,
-        user: np.ndarray,
-        user_row: np.ndarray,
-        item_row: np.ndarray,
-        timestamp: np.ndarray,
-        n_users: int,
-        weight: np.ndarray | None = None,
-        valid: np.ndarray | None = None,
-        kind: np.ndarray | None = None,
-    ) -> EventShard:
-        """Sorts events.
-
-        Args:
-            user: User of each event `[n]`, in 0 … `n_users` - 1.
-            user_row: Row of the user of each event `[n]`.
-            item_row: Row of the item of each event `[n]`.
-            timestamp: Time of each event `[n]` [seconds since 1970, UTC].
-            n_users: Users of the shard.
-            weight: Weight of each event `[n]`, if the data have one.
-            valid: Which events the data name for validation `[n]`, if they name any.
-            kind: Row of the kind of each event `[n]`, if the data have kinds.
-        """
-        columns = dict(zip(OPTIONAL, (weight, valid, kind), strict=True))
-        optional = {name: column for name, column in columns.items() if column is not None}
-        order = event_order(user, timestamp, (item_row, *optional.values()))
-        offsets = np.zeros(n_users + 1, np.int64)
-        np.cumsum(np.bincount(user, minlength=n_users), out=offsets[1:])
-        time = timestamp[order].astype(np.int64, copy=False)
-        return cls(
-            user_row=user_row[order].astype(np.int32, copy=False),
-            item_row=item_row[order].astype(np.int32, copy=False),
-            timestamp=time,
-            tied=count_tied(user[order], time),
-            offsets=offsets,
-            **{
-                name: column[order].astype(COLUMNS[name], copy=False)
-                for name, column in optional.items()
-            },
-        )
-
     def histories(self, events: np.ndarray, length: int) -> np.ndarray:
         """Returns what each event's user did before it, as `EventLog.histories` does."""
         user = np.searchsorted(self.offsets, events, side="right") - 1
@@ -325,56 +283,3 @@ def newest_first(
         rows[early, : end[early]] = item_row[: end[early]][::-1]
     rows *= np.arange(length) < (end - start)[:, None]
     return rows
-
-
-def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
-    """Returns for each sorted event `[n]` int32 how many before it share its user and second."""
-    is_first = np.ones(len(timestamp), bool)
-    is_first[1:] = (user[1:] != user[:-1]) | (timestamp[1:] != timestamp[:-1])
-    position = np.arange(len(timestamp), dtype=np.int32)
-    first = np.where(is_first, position, np.int32(0))
-    np.maximum.accumulate(first, out=first)
-    position -= first
-    return position
-
-
-_BITS = 63
-
-
-def event_order(user: np.ndarray, timestamp: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the order `[n]` int64 in which events lie.
-
-    Sorting one number is several times faster than sorting by columns, so user and time
-    are made one; what they leave undecided is sorted by columns.
-
-    Args:
-        user: User of each event `[n]`, from 0 on.
-        timestamp: Time of each event `[n]` [seconds].
-        rest: Columns that order the events of a user and second, the first one decides first
-            `[n]` each: the row of the item, and what else the data have.
-    """
-    if len(user) == 0:
-        return np.zeros(0, np.int64)
-    first = int(timestamp.min())
-    bits = (int(timestamp.max()) - first).bit_length()
-    if int(user.max()).bit_length() + bits > _BITS:
-        return np.lexsort((*reversed(rest), timestamp, user))
-    key = user.astype(np.int64)
-    key <<= bits
-    key += timestamp
-    key -= first
-    order = np.argsort(key)
-    return _settle(order, key, rest)
-
-
-def _settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
-    """Puts events of one key into the order of the other columns."""
-    ordered = key[order]
-    same = ordered[1:] == ordered[:-1]
-    undecided = np.zeros(len(order), bool)
-    undecided[1:] = same
-    undecided[:-1] |= same
-    chosen = order[undecided]
-    again = np.lexsort((*(column[chosen] for column in reversed(rest)), key[chosen]))
-    order[undecided] = chosen[again]
-    return order

@@ -311,30 +311,6 @@ def commit_shard(
     return ShardInfo(final.name, len(shard), users.num_rows, files)
 
 
-def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardInfo:
-    """Sorts all events of some users, and writes them as a shard.
-
-    Users of `train` are sorted by (row, id), those of `eval` by id. The order of the
-    rows of `events` changes nothing.
-
-    Args:
-        folder: Folder of the store.
-        part: The part that the shard belongs to, one of `PARTS`.
-        index: Its place among the shards of the part.
-        events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
-            since 1970, UTC], and `weight`, `valid` and `kind` (the row of the kind) where the
-            data have them; at least one row.
-    """
-    encoded = events["user_id"].dictionary_encode().combine_chunks()
-    codes = encoded.indices.to_numpy()
-    rows = np.zeros(len(encoded.dictionary), np.int32)
-    rows[codes] = events["user_row"].to_numpy()
-    place, users = order_users(encoded.dictionary, rows, by_row=part == "train")
-    columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
-    shard = EventShard.sort(place[codes], n_users=users.num_rows, **columns)
-    return commit_shard(folder, part, index, shard, users)
-
-
 def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarray, pa.Table]:
     """Returns the place `[n]` int32 of each user in the order of a log, and the ordered users.
 
@@ -351,28 +327,57 @@ def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarr
     return place, table.take(order)
 
 
-def write_store(
-    folder: Path,
-    cut: int,
-    train: pa.Table,
-    held_out: pa.Table,
-    split: SplitRule = BY_TIME,
-) -> None:
-    """Writes a store of events that fit into memory, a shard a part.
+def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
+    """Returns for each sorted event `[n]` int32 how many before it share its user and second."""
+    is_first = np.ones(len(timestamp), bool)
+    is_first[1:] = (user[1:] != user[:-1]) | (timestamp[1:] != timestamp[:-1])
+    position = np.arange(len(timestamp), dtype=np.int32)
+    first = np.where(is_first, position, np.int32(0))
+    np.maximum.accumulate(first, out=first)
+    position -= first
+    return position
+
+
+_BITS = 63
+
+
+def event_order(user: np.ndarray, timestamp: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the order `[n]` int64 in which events lie.
+
+    Sorting one number is several times faster than sorting by columns, so user and time
+    are made one; what they leave undecided is sorted by columns.
 
     Args:
-        folder: Folder of the store.
-        cut: The moment that the training data end [seconds since 1970, UTC].
-        train: Events to train on, columns as `write_shard` takes them.
-        held_out: Events that are held out.
-        split: How they were split.
+        user: User of each event `[n]`, from 0 on.
+        timestamp: Time of each event `[n]` [seconds].
+        rest: Columns that order the events of a user and second, the first one decides first
+            `[n]` each: the row of the item, and what else the data have.
     """
-    tables = {"train": train, "eval": held_out}
-    infos = {
-        part: [write_shard(folder, part, 0, table)] if table.num_rows else []
-        for part, table in tables.items()
-    }
-    write_manifest(folder, cut, infos, split)
+    if len(user) == 0:
+        return np.zeros(0, np.int64)
+    first = int(timestamp.min())
+    bits = (int(timestamp.max()) - first).bit_length()
+    if int(user.max()).bit_length() + bits > _BITS:
+        return np.lexsort((*reversed(rest), timestamp, user))
+    key = user.astype(np.int64)
+    key <<= bits
+    key += timestamp
+    key -= first
+    order = np.argsort(key)
+    return _settle(order, key, rest)
+
+
+def _settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
+    """Puts events of one key into the order of the other columns."""
+    ordered = key[order]
+    same = ordered[1:] == ordered[:-1]
+    undecided = np.zeros(len(order), bool)
+    undecided[1:] = same
+    undecided[:-1] |= same
+    chosen = order[undecided]
+    again = np.lexsort((*(column[chosen] for column in reversed(rest)), key[chosen]))
+    order[undecided] = chosen[again]
+    return order
 
 
 # --- histories as serving reads them

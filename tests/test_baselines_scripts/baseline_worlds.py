@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from recsys.data.event_log import EventLog, EventShard
+from benchmarks.stores import sorted_shard
+from recsys.data.event_log import EventLog
 from recsys.evaluation.baselines.baseline import BaselineData
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.ranking import rank
@@ -25,7 +26,7 @@ def log_of(histories, times=None, user_rows=None, n_shards=1):
     for users in np.array_split(np.arange(len(histories)), n_shards):
         n_events = [len(histories[user]) for user in users]
         shards.append(
-            EventShard.sort(
+            sorted_shard(
                 np.repeat(np.arange(len(users)), n_events),
                 np.repeat(np.array([rows[user] for user in users], np.int32), n_events),
                 np.array([item for user in users for item in histories[user]], np.int32),

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.event_log import EventLog, EventShard
+from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
 
 N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20
@@ -40,7 +41,7 @@ def make_log(user, item, time, weight=None, kind=None):
         columns = [column[which] for column in (user, item, time)]
         optional = {"weight": weight, "kind": kind}
         optional = {name: x[which] for name, x in optional.items() if x is not None}
-        shards.append(EventShard.sort(user[which] - first, *columns, end - first, **optional))
+        shards.append(sorted_shard(user[which] - first, *columns, end - first, **optional))
     return EventLog(tuple(shards))
 
 

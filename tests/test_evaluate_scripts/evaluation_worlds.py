@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.stores import write_store
 from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries

@@ -14,6 +14,7 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
+from benchmarks.stores import write_store
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.raw_features import RawFeatures
 from recsys.config import ItemsConfig, TrainConfig, TrainStage, TwoTowerConfig, UsersConfig
@@ -29,7 +30,7 @@ from recsys.data.ingest.entity_rows import Transformed, write_user_features
 from recsys.data.ingest.entity_rows import write_catalogue as write_items
 from recsys.data.ingest.feature_graph import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.store import InteractionStore, serving_histories, write_store
+from recsys.data.store import InteractionStore, serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.stores import write_store
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.report.run_report import write_report
 from recsys.report.runs import RunRecord

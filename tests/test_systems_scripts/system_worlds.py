@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from on_tensorflow import run_on_tensorflow
 
+from benchmarks.stores import write_store
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.stores import write_store
 from recsys.config import TrainStage, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.store import InteractionStore, write_store
+from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order

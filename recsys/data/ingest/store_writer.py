@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data import event_log
-from recsys.data.event_log import OPTIONAL, EventShard, count_tied
+from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import read_split
 from recsys.data.history_facts import MOST_KINDS
 from recsys.data.ingest.segments import (
@@ -37,6 +37,7 @@ from recsys.data.store import (
     PARTS,
     ShardInfo,
     commit_shard,
+    count_tied,
     order_users,
     write_manifest,
 )
