@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +101,31 @@ def test_without_header_and_catalogue_user_and_item_are_asked_for(here, capsys):
     assert check("ratings.dat") == 1
     out = capsys.readouterr().out
     assert "Undecided:" in out
-    assert "--map item=c2,user=c1" in out
+    assert "--map user=c1,item=c2" in out
     assert not (here / "ratings.yaml").exists()
     assert check("ratings.dat", "--map", "user=1,item=2") == 0
     assert n_good(here / "ratings.yaml") == (3000, 3000)
+
+
+def test_the_suggested_command_can_be_pasted_and_names_columns_like_ids(here, capsys):
+    rows = "".join(f"{n},{u},{i},{r}\n" for n, (u, i, r, _) in enumerate(events(3000)))
+    (here / "my file.csv").write_text("line,alpha,beta,stars\n" + rows)
+    assert check("my file.csv") == 1
+    pasted = shlex.split(capsys.readouterr().out.rpartition("for example: ")[2])
+    assert pasted == ["recsys", "check", "my file.csv", "--map", "user=alpha,item=beta"]
+    assert check(*pasted[2:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [("no.csv", "FILE"), ("f.csv --items no.csv", "--items")]
+)
+def test_a_missing_file_is_told_by_its_word_on_the_command_line(here, capsys, words, named):
+    (here / "f.csv").write_text("user,item\n1,2\n3,4\n")
+    assert check(*words.split()) == 1
+    expected = (
+        f"'no.csv' must name at least one file. Received: 'no such file'. Correct {named} on the"
+    )
+    assert expected in capsys.readouterr().err
 
 
 def test_nested_clicks_are_understood(here, capsys):
@@ -235,7 +257,9 @@ def test_a_time_that_is_none_is_told_and_can_be_gone_without(here, capsys):
     rows = "".join(f"{u},{i},{n % 7}\n" for n, (u, i, *_) in enumerate(events(99)))
     (here / "f.csv").write_text("user,item,timestamp\n" + rows)
     assert check("f.csv") == 1
-    assert "timestamp: no column holds times" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "timestamp: no column holds times" in out
+    assert "recsys check f.csv --map timestamp=none" in out
     assert check("f.csv", "--map", "timestamp=none") == 0
     assert load_config(here / "f.yaml").data.split == "random"
 

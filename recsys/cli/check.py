@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -73,9 +74,9 @@ def check(
         for role, decided in report.roles.decided.items()
         if decided.reason == "as said by --map"
     ]
-    options = [f"--{what} {file}" for what, file in sides.items()]
-    mapping = f"--map {','.join([*mapped, *report.options])}"
-    command = " ".join(["recsys check", *files, *options, mapping])
+    options = [word for what, file in sides.items() for word in (f"--{what}", file)]
+    mapping = ["--map", ",".join([*mapped, *report.options])]
+    command = shlex.join(["recsys", "check", *files, *options, *mapping])
     if as_json:
         print(json.dumps(_as_json(report, written, command)))
     else:

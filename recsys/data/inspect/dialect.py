@@ -74,7 +74,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
         RecsysError: They can't be read, or can't be understood.
     """
     source = EventSource(files=tuple(patterns))
-    files = match_files(source, what)
+    files = _named_files(source, what)
     path, size = files[0].path, files[0].size
     start = open_bytes(path, 0, size).read(START_BYTES)
     compression = compression_of(path, start)
@@ -112,6 +112,16 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
         source = source.model_copy(update={"format": format_})
     evidence, types = table.evidence, table.types
     return Understood(source, files, format_, compression or "", columns, evidence, types)
+
+
+def _named_files(source: EventSource, what: str) -> list[SourceFile]:
+    """Returns the files that the command line names; its errors name that, not a config."""
+    try:
+        return match_files(source, what)
+    except RecsysError as error:
+        word = "FILE" if what == "interactions" else f"--{what}"
+        cure = error.cure.replace(f"data.{what}.files", f"{word} on the command line")
+        raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
 
 
 def _encoding(start: bytes) -> tuple[str, str]:

@@ -105,6 +105,7 @@ def find_roles(
     }
     undecided: dict[str, str] = {}
     options: dict[str, str] = {}
+    candidates: dict[str, Sequence[Profile]] = {}
     for role in ("timestamp", "rating", "weight", "event", "item", "user"):
         if role in decided or role in mapped:
             continue
@@ -123,15 +124,36 @@ def find_roles(
             if role == "timestamp" and len(formats) > 1:
                 may_be = f"{shown(best[0].name)} may be {' or '.join(formats)}"
                 undecided[role] = f"timestamp: {may_be}: no value tells which"
-                options[role] = f"'{TIME_FORMAT}={formats[0]}'"
+                options[role] = f"{TIME_FORMAT}={formats[0]}"
         elif role == "timestamp" and not fitting and not _names_a_time(free):
             continue
         elif role in NEEDED and role not in decided:
             undecided[role] = _open(role, best, fitting)
-            names = [profile.name for profile in best or fitting] or ["COLUMN"]
-            options[role] = f"{role}={names[-1 if role == 'item' else 0]}"
+            candidates[role] = best or fitting
+    options |= _suggested(candidates, {role.column for role in decided.values()})
     in_order = {role: decided[role] for role in (*NEEDED, *OPTIONAL) if role in decided}
     return Roles(in_order, undecided, options)
+
+
+def _suggested(candidates: Mapping[str, Sequence[Profile]], taken: set[str]) -> dict[str, str]:
+    """Returns a `--map` option for each role that has no clear column.
+
+    Ids of users and items occur more than once and are many, unlike the numbers of rows and
+    the few values of a scale. Of equals, users stand before items.
+    """
+    options, taken = {}, set(taken)
+    for role in sorted(candidates, key=["timestamp", "user", "item"].index):
+        free = [profile for profile in candidates[role] if profile.name not in taken]
+        likely = sorted(free, key=lambda profile: not _repeats_many(profile))
+        none = NO_COLUMN if role == "timestamp" else "COLUMN"
+        column = likely[0].name if likely else none
+        taken.add(column)
+        options[role] = f"{role}={column}"
+    return options
+
+
+def _repeats_many(profile: Profile) -> bool:
+    return _MOST_SCALE < len(profile.distinct) < _NEARLY_ALL * profile.n_rows
 
 
 def _names_a_time(profiles: Sequence[Profile]) -> bool:
