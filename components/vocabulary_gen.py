@@ -34,7 +34,7 @@ def VocabularyGen(
         interactions: Examples; rows come from the split `train` alone.
         verdict: The DataGate's; without it there is no training.
         vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` of the events' kinds where
-            they have some, and `diff.json`, what changed of users and items.
+            they have some, and `diff.json`, what changed in each.
         config: `VocabulariesConfig` as canonical JSON.
         code: Fingerprint of the code.
         items: Examples of the catalogue, whose items all get a row.

@@ -10,6 +10,7 @@ from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, Lis
 from recsys.data.example_files import read_split
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.errors import RecsysError
+from recsys.system.events import shown_events
 
 pytestmark = pytest.mark.pipeline
 
@@ -84,6 +85,24 @@ def test_text_in_another_encoding_is_refused_with_the_key_to_set(tmp_path):
         run(source(tmp_path / "a.csv"), tmp_path)
     again = run(source(tmp_path / "a.csv", csv=CsvFormat(encoding="latin-1")), tmp_path / "b")
     assert again["good"] == 9
+
+
+@pytest.mark.parametrize("threshold", [None, 2.0])
+def test_ratings_without_a_threshold_are_remarked(tmp_path, threshold):
+    rows = [f"u,i{n},{START + n * DAY},{n % 5}" for n in range(9)]
+    write(tmp_path / "in", "a.csv", rows, "user,item,time,stars")
+    rated = {"columns": COLUMNS.model_copy(update={"rating": "stars"})}
+    rated["positive_at_least"] = threshold
+    config = source(tmp_path / "in" / "a.csv")
+    config = config.model_copy(
+        update={"interactions": config.interactions.model_copy(update=rated)}
+    )
+    seen = []
+    with shown_events(seen.append):
+        summary = run(config, tmp_path)
+    said = [remark for remark in summary.get("remarks", []) if "positive_at_least" in remark]
+    assert said == [e["text"] for e in seen if "positive_at_least" in e["text"]]
+    assert len(said) == (threshold is None)
 
 
 def test_positives_of_one_day_are_refused(tmp_path):

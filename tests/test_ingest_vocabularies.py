@@ -76,14 +76,17 @@ def test_kinds_of_events_keep_their_rows_for_good(tmp_path, monkeypatch):
         {"train": [("a", "x", "like"), ("b", "y", "wish"), ("c", "y", "wish")], "eval": []},
     ]
     monkeypatch.setattr("recsys.data.ingest.store_writer.MOST_KINDS", 4)
-    previous, found = None, []
+    previous, found, changed = None, [], []
     for number, night in enumerate(nights):
         out = tmp_path / f"vocabularies-{number}"
         write(tmp_path / str(number), night)
         make(tmp_path / str(number), out, previous=previous)
         found.append(load_kinds(out))
+        diff = json.loads((out / "diff.json").read_text())["kinds"]
+        changed.append((diff["new"], diff["rows_after"], diff["unknown_eval_share"]))
         previous = out
     kinds = ("view", "buy", "cart", "wish")
+    assert changed == [(2, 3, 0.0), (1, 4, 1.0), (0, 4, 0.0), (1, 5, 0.0)]
     assert found == [kinds[:2], kinds[:3], kinds[:3], kinds]
     assert Vocabulary.load(previous / "kinds.parquet").row_counts.tolist() == [0, 0, 0, 0, 2]
 

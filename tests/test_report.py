@@ -231,8 +231,15 @@ def test_what_there_is_no_comparison_with_is_said(
     assert said in text_of(run.report())
 
 
+def test_remarks_on_the_data_are_shown(run: Run) -> None:
+    assert "Every rating counts as a positive" in text_of(run.report())
+
+
 def test_the_growth_of_a_vocabulary_is_shown(run: Run) -> None:
+    run.write_json(run.validation / "diff.json", {**GROWTH, "kinds": GROWTH["users"]})
     text = text_of(run.report())
+    assert "12 new users (3 evicted), 12 new kinds (3 evicted)" in text
+    assert "Vocabulary of kinds: changes since the previous run" in text
     assert "new ids 12 kept 599 evicted 3 in recycled rows 2" in text
     assert "training events of unknown ids 0.4 % held-out events of unknown ids 2.1 %" in text
     assert "new alice, bob below min count eve" in text

@@ -38,6 +38,7 @@ from recsys.bundles.signatures import (
 from recsys.bundles.variables import filled_later
 from recsys.config import ExportConfig, ExportStage, TrainStage
 from recsys.config.load import load_stage
+from recsys.data.dataset import GRAPHS
 from recsys.data.history_facts import KINDS
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary, load_kinds
@@ -65,10 +66,10 @@ class Sources:
     Attributes:
         model: A model folder.
         data: The data folder that the model was trained on.
-        transform: Output of the Transform of the items; without it `embed_candidate`
-            takes ids alone.
-        user_transform: Output of the Transform of the users; without it queries are
-            made of ids and histories alone.
+        transform: Output of the Transform of the items; None: the one in the data folder.
+            Without either, `embed_candidate` takes ids alone.
+        user_transform: Output of the Transform of the users; None: the one in the data
+            folder. Without either, queries are made of ids and histories alone.
         evaluation: The model's evaluation folder, for card and manifest.
         data_origin: Origin of the raw data, for the manifest (`recsys.runs.lineage`).
     """
@@ -108,8 +109,8 @@ class Opened:
         """
         saved = load_model(sources.model, _without_rows)
         histories = _histories(sources.data, saved)
-        items = _raw_features(sources.transform, "item", saved)
-        users = _raw_features(sources.user_transform, "user", saved)
+        items = _raw_features(sources.transform, sources.data, "item", saved)
+        users = _raw_features(sources.user_transform, sources.data, "user", saved)
         return cls(saved, histories, read_probe(sources.model), items, users)
 
     @property
@@ -156,12 +157,29 @@ def _without_rows(table: Table, weights: np.ndarray | SavedRows) -> None:
     table.read_from(variable, lambda: tf.convert_to_tensor(variable))
 
 
-def _raw_features(folder: Path | None, side: Side, saved: TrainedModel) -> RawFeatures | None:
-    """Returns what turns raw columns of items, or of users, into token rows."""
-    if folder is None:
-        return None
+def _raw_features(
+    folder: Path | None, data: Path, side: Side, saved: TrainedModel
+) -> RawFeatures | None:
+    """Returns what turns raw columns of items, or of users, into token rows.
+
+    Args:
+        folder: Output of Transform; None: the one that `ingest` stored in `data`, if the
+            model reads features of this side.
+        data: The data folder.
+        side: Whose columns.
+        saved: The model.
+    """
     widths = {feature.name: feature.width for feature in saved.model.spec.of_side(side)}
-    return RawFeatures(folder, f"{side}_id", widths)
+    if folder is None and widths:
+        folder = data / GRAPHS / f"{side}s"
+        if not folder.is_dir():
+            text = (
+                f"the bundle takes no raw columns of {side}s, as {str(data)!r} has no transform"
+                " graph of theirs; `transforms` of recsys.export names one"
+            )
+            emit("note", step=_STEP, text=text)
+            return None
+    return None if folder is None else RawFeatures(folder, f"{side}_id", widths)
 
 
 def _histories(data: Path, saved: TrainedModel) -> ServingHistories:

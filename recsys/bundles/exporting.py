@@ -44,7 +44,7 @@ def export(
             with.
         evaluation: Evaluation folder of the model, for the model card.
         transforms: Outputs of Transform by side, `items` and `users`, for bundles that take
-            raw columns.
+            raw columns; None: those that `recsys.ingest` stored with the data.
 
     Returns:
         The bundle; `recsys.load_bundle` loads it.

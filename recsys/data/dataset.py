@@ -4,9 +4,11 @@
     store/           events to train on and held out  `recsys.data.store`
     catalogue/       titles and features of items     `recsys.data.catalogue`
     user_features/   features of users, if there are any
-    ingest.json      what was read and rejected; not in folders that the pipeline wrote
+    graphs/          transform graphs of the features, for export
+    ingest.json      what was read and rejected
 
-The pipeline's InteractionEncoder and `recsys.data.ingest.ingest` write the same folder.
+The pipeline's InteractionEncoder and `recsys.data.ingest.ingest` write the same folder, the first
+without `graphs/` and `ingest.json`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ from recsys.system.files import DAMAGE, read_json
 
 FACTS = "ingest.json"
 """What was read and rejected, in a folder that `ingest` wrote."""
+
+GRAPHS = "graphs"
+"""Folder of the transform graphs of `items` and `users`, in a folder that `ingest` wrote."""
 
 Split = Literal["train", "eval"]
 

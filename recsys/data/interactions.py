@@ -189,6 +189,16 @@ def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: in
     return pa.array(is_positive.astype(np.int64))
 
 
+def remark_on_ratings(config: InteractionsConfig) -> str | None:
+    """Returns a sentence where low ratings are positives as high ones are; else None."""
+    if config.columns.rating is None or config.positive_at_least is not None:
+        return None
+    return (
+        f"every rating in {config.columns.rating!r} counts as a positive, the lowest ones too, as"
+        " data.interactions.positive_at_least is not set. Set it, or leave columns.rating out."
+    )
+
+
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:
     """Returns the one unit in which nearly all times of a batch would be good.
 

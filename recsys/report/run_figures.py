@@ -93,7 +93,7 @@ def read_growths(artifacts: Artifacts) -> dict[str, Any]:
     if artifacts.vocabularies is None:
         raise MissingError("The run has no diff of its vocabularies.")
     diff = read_json(artifacts.vocabularies / "diff.json", "The diff of the vocabularies")
-    return {name: diff[name] for name in _SIDES if name in diff}
+    return {name: diff[name] for name in (*_SIDES, "kinds") if name in diff}
 
 
 _FOLDERS = {"items": "catalogue", "users": "user_features"}

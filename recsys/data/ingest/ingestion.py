@@ -49,7 +49,13 @@ from recsys.data.ingest.span_states import (
     with_missing,
 )
 from recsys.data.ingest.window import has_days, has_spans
-from recsys.data.interactions import OUT_OF_TIME, parse_interactions, raw_times, suggest_unit
+from recsys.data.interactions import (
+    OUT_OF_TIME,
+    parse_interactions,
+    raw_times,
+    remark_on_ratings,
+    suggest_unit,
+)
 from recsys.data.sources.pieces import read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
@@ -195,16 +201,20 @@ class _Ingestion:
         self._settings = [*settings_of(self._config, code), *([] if with_examples else ["bare"])]
         self._with_examples = with_examples
         self._now = int(time.time())
+        self._remarks: list[str] = []
 
     def run(self, examples: Path, letters: Path) -> Tally:
         """Reads what is new, and writes everything."""
         spans = self._read()
         good = self._judge(spans)
+        if remark := remark_on_ratings(self._config):
+            self._remark(remark)
         segments, cut = self._segments(good)
         cached = [*(span.name for span in good), *(made.folder.path.name for made in segments)]
         facts = self._link_segments(segments, cut, examples, cached)
         _link_letters(letters, spans)
         dropped = _dropped(good, segments)
+        facts |= {"remarks": self._remarks} if self._remarks else {}
         facts["duplicates"] = sum(dropped.values()) + sum(s.count("duplicates") for s in good)
         used = [span for span in spans if span.broken is None]
         numbered = [span.files.span for span in used if span.files.span is not None]
@@ -226,6 +236,11 @@ class _Ingestion:
             seen.remember(numbered)
             sweep(self._cache.root, cached)
         return summary
+
+    def _remark(self, sentence: str) -> None:
+        """Shows a remarkable fact, and keeps it for the report."""
+        self._remarks.append(sentence)
+        emit("note", step=STEP, text=sentence)
 
     # --- spans
 
@@ -335,7 +350,7 @@ class _Ingestion:
             positives[day] += n
         cut = choose_cut(+positives, self._source.eval_share)
         if remark := remark_on_share(+positives, cut, self._source.eval_share):
-            emit("note", step=STEP, text=remark)
+            self._remark(remark)
         at_cut = functools.partial(split_at, cut=cut)
         whole = {made.segment for made in joined if not made.segment.is_cut_by(cut)}
         rest = {s: at_cut if s.is_cut_by(cut) else None for s in planned if s not in whole}

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recsys.config import Config, DataConfig
 from recsys.config.load import load_config
-from recsys.data.dataset import FACTS, Data
+from recsys.data.dataset import FACTS, GRAPHS, Data
 from recsys.data.dead_letters import Tally, check_rejected
 from recsys.data.entities import EntityConfig
 from recsys.data.ingest.bigquery import stage_query
@@ -183,7 +183,7 @@ class _FolderIngestion:
                 install_extra("pipeline"),
                 error.name,
             ) from error
-        made = Transformed(self._work / f"{what}-tokens", self._folder / "graphs" / what)
+        made = Transformed(self._work / f"{what}-tokens", self._folder / GRAPHS / what)
         with _step(f"{what.capitalize()}: features", "tokens are made"):
             split = examples / f"Split-{SPLIT}"
             transform(config, split, made.examples, made.graph, self._options)

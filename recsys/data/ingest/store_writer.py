@@ -93,21 +93,28 @@ def make_vocabularies(
             )
         vocabulary.split = split
         vocabulary.save(out / file)
-    _make_kinds(interactions, cut, previous, out)
+    if changed := _make_kinds(interactions, cut, previous, out):
+        diffs["kinds"] = changed
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
 
 
-def _make_kinds(interactions: Path, cut: int, previous: Path | None, out: Path) -> None:
+def _make_kinds(
+    interactions: Path, cut: int, previous: Path | None, out: Path
+) -> dict[str, Any] | None:
     """Writes the vocabulary of the kinds of event, where the data have or had any.
 
     Kinds keep their rows for good; of more than `MOST_KINDS` the first ones have rows.
+
+    Returns:
+        What changed, as `grow` returns it; None without kinds.
     """
     before = previous and previous / KINDS
     earlier = Vocabulary.load(before) if before and before.exists() else None
     counted = counts_of(interactions, "train", KINDS)
     if earlier is None and not counted.num_rows:
-        return
-    grown, _ = grow(earlier, counted, VocabularyConfig(), cut)
+        return None
+    held_out = counts_of(interactions, "eval", KINDS)
+    grown, changed = grow(earlier, counted, VocabularyConfig(), cut, held_out=held_out)
     if (n := len(grown.own_ids)) > MOST_KINDS:
         text = f"of {n} kinds of events {MOST_KINDS} get a row; the others count as unknown"
         emit("note", step="VocabularyGen", text=text)
@@ -116,6 +123,8 @@ def _make_kinds(interactions: Path, cut: int, previous: Path | None, out: Path) 
         last_seen=grown.last_seen[:MOST_KINDS],
     )  # fmt: skip
     kinds.save(out / KINDS)
+    new = len(kinds.own_ids) - changed["kept"]
+    return {**changed, "new": new, "rows_after": kinds.n_rows}
 
 
 def build_store(
