@@ -80,6 +80,20 @@ def shorten(path):
         file.truncate(path.stat().st_size - 4)
 
 
+def open_with_stored_graph():
+    """Returns the sources whose users' graph lies where `recsys.ingest` stores it."""
+    stored = shutil.copytree(folder / "user_transform", data / "graphs" / "users")
+    with mock.patch("recsys.bundles.export.emit") as told:
+        opened = Opened.open(Sources(folder / "model", data))
+    shutil.rmtree(stored.parent)
+    assert opened.users is not None
+    assert opened.items is None
+    assert [call.kwargs["text"][:40] for call in told.call_args_list] == [
+        "the bundle takes no raw columns of items"
+    ]
+    return opened
+
+
 def try_checks():
     """Runs the checks themselves, in this process: a process for each would take minutes."""
     model, probe = load_saved_model(bundle), np.load(folder / "model" / "probe.npz")
@@ -89,7 +103,7 @@ def try_checks():
     ids = raw_probes(users, items, probe["user_row"], probe["history"])
     histories = serving_histories(InteractionStore.open(data / "store"))
     popularity = popularity_shares(histories, items.has_id())
-    opened = Opened.open(Sources(folder / "model", data, user_transform=folder / "user_transform"))
+    opened = open_with_stored_graph()
     source = opened.reference(stage.export).source
     reference = Reference(*ids, probe["query"], source, popularity)
     told = []
