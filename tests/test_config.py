@@ -302,9 +302,24 @@ def test_rules_that_cannot_be_judged_are_refused(small, overrides, words):
     assert words in str(error)
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "data.items.features={genre: {kind: categories}}",
+            "'data.items.features': must be a list, such as [{name: genre, column: genres,",
+        ),
+        ("evaluate.k=10", "'evaluate.k': must be a list, such as [a, b]"),
+        ("train.epochs=many", "'train.epochs': must be a valid integer"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_form_to_write(small, override, words):
+    assert words in str(refusal(small, override))
+
+
 def test_several_problems_are_counted(small):
     text = str(refusal(small, "train.epochs=0", "train.seed=-1"))
-    assert "(also train.seed: Input should be greater than or equal to 0)" in text
+    assert "(also train.seed: must be greater than or equal to 0)" in text
     many = [f"train.unknown_{k}=1" for k in range(8)]
     text = str(refusal(small, "train.epochs=0", *many))
     assert "train.unknown_0: unknown key" in text
@@ -348,7 +363,7 @@ def _alias_bomb():
         ("name: !!binary abc\n", "R102", "base64"),
         ("name: " + "9" * 5000 + "\n", "R102", "too long"),
         ("name: 1" + ":1" * 5000 + "\n", "R102", "too long"),
-        (_named("1e5-run"), "R107", "String should match pattern"),
+        (_named("1e5-run"), "R107", "must match pattern"),
         ("a: " + "[" * 500 + "]" * 500 + "\n", "R102", "nested more than 50 levels deep"),
         ("a: " + "{b: " * 500 + "\n", "R102", "nested more than 50 levels deep"),
         ("- " * 5000 + "\n", "R102", "nested more than 50 levels deep"),

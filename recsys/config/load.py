@@ -29,6 +29,7 @@ DEFAULT_NAME = "recsys.yaml"
 _LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
 _MOST_PROBLEMS = 3
 _LONGEST_MESSAGE = 500
+_FEATURES = "[{name: genre, column: genres, kind: categories}]"
 _PATH_KEYS = (
     ("root",),
     ("data", "interactions", "files"),
@@ -256,7 +257,11 @@ def _expected(problem: Any) -> str:
     """Returns the expected value of a key, on one line."""
     if problem["type"] == "extra_forbidden":
         return "unknown key"
+    if problem["type"] == "tuple_type":
+        example = _FEATURES if problem["loc"][-1] == "features" else "[a, b]"
+        return f"must be a list, such as {example}"
     text = " ".join(str(problem["msg"]).removeprefix("Value error, ").split())
+    text = text.replace("Input should be", "must be").replace("String should", "must")
     return shortened(text, _LONGEST_MESSAGE)
 
 
