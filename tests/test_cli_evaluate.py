@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recsys.cli import main
-from recsys.config import EvaluateStage
+from recsys.config import BlessConfig, EvaluateStage
 from recsys.config.load import load_stage
 
 CONFIG = (
@@ -154,6 +154,35 @@ def test_of_several_processes_the_first_one_writes_the_report(stage, run, tmp_pa
         assert ("report" in out) == (tmp_path / "o" / "report.html").exists() == is_written
         assert ("Surely better; blessed" in said) == is_written
         assert "process" not in out
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compare"])
+def test_without_a_config_the_defaults_apply_and_not_those_of_other_data(
+    stage, tmp_path, monkeypatch, capsys, command
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "model.json").write_text('{"stage": {"repeats": "include"}}')
+    models = ["b"] if command == "evaluate" else ["a", "b"]
+    words = [command, *models, "--data", "d", "--out", "o"]
+
+    def said(*more):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        assert not ended.value.code
+        return capsys.readouterr().err
+
+    text = said("--set", "evaluate.k=[10, 20]")
+    assert stage.config.repeats == "include"
+    assert stage.config.evaluate.k == (10, 20)
+    if command == "evaluate":
+        assert stage.config.bless == BlessConfig()
+        assert "Thresholds: the defaults and --set, as no --config is given." in text
+    (tmp_path / "recsys.yaml").write_text(CONFIG)
+    text = said()
+    assert stage.config.repeats == "exclude"
+    assert stage.config.bless.metric == "recall@5"
+    assert ("Thresholds: those of recsys.yaml." in text) == (command == "evaluate")
 
 
 @pytest.mark.parametrize("named", [[], ["a", "--model", "b"]], ids=["none", "two"])

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from recsys.errors import RecsysError
+from recsys.strict import Repeats
 from recsys.system import manifest as manifests
+from recsys.system.files import read_json
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -112,3 +114,13 @@ def facts_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 def manifest_digest(bundle: Path) -> str | None:
     """Returns the sha256 of the manifest, which identifies all content; None without one."""
     return manifests.manifest_digest(bundle / MANIFEST)
+
+
+def repeats_of_folder(folder: Path) -> Repeats:
+    """Returns the `repeats` that the model of a model folder or a bundle was trained with."""
+    repeats = "exclude"
+    if (folder / "model.json").is_file():
+        repeats = read_json(folder / "model.json").get("stage", {}).get("repeats", repeats)
+    elif (folder / MANIFEST).is_file():
+        repeats = read_json(folder / MANIFEST).get("repeats", repeats)
+    return "include" if repeats == "include" else "exclude"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from recsys.cli import stages
-from recsys.cli.evaluate import WIDTH, new_table, print_repeats
-from recsys.cli.options import AlwaysJson, ConfigOption, Data, Sets
+from recsys.cli.evaluate import WIDTH, evaluation_stage, new_table, print_repeats
+from recsys.cli.options import AlwaysJson, Data, EvaluationConfig, Sets
 from recsys.cli.terminal import fitted_console
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def compare(
     a: Annotated[Path, Argument(metavar="A", help="Bundle or model folder.")],
     b: Annotated[Path, Argument(metavar="B", help="Bundle or model folder to compare with A.")],
     data: Data,
-    config: ConfigOption = None,
+    config: EvaluationConfig = None,
     sets: Sets = None,
     out: Annotated[Path | None, Option(help="Folder to write comparison.json into.")] = None,
     as_json: AlwaysJson = False,
@@ -31,11 +31,9 @@ def compare(
 
     Prints the result as JSON on stdout and as a table on stderr.
     """
-    from recsys.config import EvaluateStage, stage_of
-    from recsys.config.load import load_config
     from recsys.evaluation.result import Comparison, EvaluationResult
 
-    stage = stage_of(load_config(config, sets or []), EvaluateStage).of_two_models()
+    stage = evaluation_stage(config, sets or [], b)[0].of_two_models()
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
         stages.evaluate(stage, data=data, model=b, out=Path(scratch), blessed=a)
         evaluation = EvaluationResult.load(scratch).content

@@ -12,9 +12,9 @@ from typer import Argument, Option
 from recsys.cli import stages
 from recsys.cli.options import (
     AlwaysJson,
-    ConfigOption,
     Coordinator,
     Data,
+    EvaluationConfig,
     NumProcesses,
     Out,
     Processes,
@@ -26,7 +26,7 @@ from recsys.cli.terminal import Console, fitted_console, titled_table
 from recsys.errors import UsageError
 
 if TYPE_CHECKING:
-    from recsys.config import Config
+    from recsys.config import EvaluateStage
     from recsys.evaluation.result import Shown
 
 
@@ -37,7 +37,7 @@ def evaluate(
         Path | None, Argument(metavar="MODEL", help="Bundle or model folder.")
     ] = None,
     model: Annotated[Path | None, Option(help="MODEL as an option.")] = None,
-    config: ConfigOption = None,
+    config: EvaluationConfig = None,
     sets: Sets = None,
     against: Annotated[
         Path | None, Option(metavar="MODEL", help="Last blessed model, to compare with.")
@@ -55,8 +55,6 @@ def evaluate(
     and as a table on stderr. With several processes, each holds a part of the tables and of
     the catalogue, and the first one writes and prints.
     """
-    from recsys.config.load import load_config
-
     named = [path for path in (measured, model) if path is not None]
     if len(named) != 1:
         raise UsageError(
@@ -65,9 +63,9 @@ def evaluate(
             "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
             [str(path) for path in named],
         )
-    loaded = load_config(config, sets or [])
+    stage, origin = evaluation_stage(config, sets or [], named[0])
     result = stages.evaluate(
-        loaded,
+        stage,
         data=data,
         model=named[0],
         out=out,
@@ -79,19 +77,45 @@ def evaluate(
         wait=wait,
     )
     if not result.pop("process", 0):
-        result["report"] = str(_report(loaded, data, named[0], out))
-        _show(out, result, is_against=against is not None)
+        result["report"] = str(_report(stage, data, named[0], out))
+        _show(out, result, origin, is_against=against is not None)
     print(json.dumps(result))
 
 
-def _report(config: Config, data: Path, subject: Path, out: Path) -> Path:
+def evaluation_stage(
+    config: Path | None, sets: list[str], model: Path
+) -> tuple[EvaluateStage, str]:
+    """Returns the options of an evaluation, and what to call its thresholds.
+
+    Without a config the defaults apply, as in `recsys.evaluate`, and not those of the shipped
+    config, whose thresholds are about other data.
+
+    Args:
+        config: The file of --config; None: `recsys.yaml` in the current folder, if there is one.
+        sets: Overrides.
+        model: The model, whose training decides on `repeats` without a config.
+    """
+    from recsys.bundles.bundle import repeats_of_folder
+    from recsys.config import EvaluateStage, stage_of
+    from recsys.config.load import DEFAULT_NAME, default_stage, load_config
+
+    if config is None and Path(DEFAULT_NAME).exists():
+        config = Path(DEFAULT_NAME)
+    if config is not None:
+        return stage_of(load_config(config, sets), EvaluateStage), f"those of {config}"
+    known = {"repeats": repeats_of_folder(model)}
+    defaults = "the defaults and --set" if sets else "the defaults"
+    return default_stage(EvaluateStage, known, sets), f"{defaults}, as no --config is given"
+
+
+def _report(stage: EvaluateStage, data: Path, subject: Path, out: Path) -> Path:
     """Writes the report into `out`, without the parts that only a pipeline run has."""
     from recsys.config import canonical_json
     from recsys.report.run_report import write_report
 
     return write_report(
         out,
-        config=json.loads(canonical_json(config)),
+        config={"name": str(subject), **json.loads(canonical_json(stage))},
         dead_letters={},
         data=data,
         model=subject,
@@ -110,12 +134,13 @@ _NOT_AGAINST = (
 )
 
 
-def _show(folder: Path, result: dict[str, Any], *, is_against: bool) -> None:
+def _show(folder: Path, result: dict[str, Any], origin: str, *, is_against: bool) -> None:
     """Prints the metrics, the verdict and the output files.
 
     Args:
         folder: Folder with `evaluation.json`.
         result: Result that the command prints on stdout.
+        origin: What the thresholds are those of.
         is_against: Whether --against was given.
     """
     from recsys.evaluation.result import EvaluationResult
@@ -131,6 +156,7 @@ def _show(folder: Path, result: dict[str, Any], *, is_against: bool) -> None:
     print_repeats(console, evaluation)
     if is_against and evaluation["blessed_model"] is None:
         console.write_line(_NOT_AGAINST)
+    console.write_line(f"Thresholds: {origin}.")
     style = "bold green" if result["blessed"] else "bold yellow"
     console.write_line(shown.sentence, style)
     for reason in result["reasons"]:

@@ -10,6 +10,9 @@ from typer import Argument, Option
 _CONFIG_HELP = "Config file. Default: ./recsys.yaml, else the config that ships with recsys."
 ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 ConfigOption = Annotated[Path | None, Option("--config", help=_CONFIG_HELP)]
+EvaluationConfig = Annotated[
+    Path | None, Option("--config", help="Config file. Default: ./recsys.yaml, else the defaults.")
+]
 Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B=VALUE", help="Override a key of the config; repeatable."),

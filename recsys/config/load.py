@@ -87,6 +87,24 @@ def load_stage(path: Path, kind: type[StageT], overrides: Iterable[str] = ()) ->
     return stage_of(load_config(path, overrides), kind)
 
 
+def default_stage(
+    kind: type[StageT], known: Mapping[str, Any], overrides: Iterable[str] = ()
+) -> StageT:
+    """Returns the default options of a stage.
+
+    Args:
+        kind: `TrainStage`, `EvaluateStage` or `ExportStage`.
+        known: Values that apply in place of defaults.
+        overrides: Overrides, as in `load_config`.
+
+    Raises:
+        ConfigError: The values violate the schema.
+    """
+    raw = dict(known)
+    _override(raw, overrides)
+    return _validated(kind, raw, Path("the defaults"))
+
+
 def default_config_path() -> Path:
     """Returns the path of the config to use if none is given.
 

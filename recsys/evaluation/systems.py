@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, verify
+from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, repeats_of_folder, verify
 from recsys.bundles.versions import versions
 from recsys.config import Repeats
 from recsys.data.dataset import Data
@@ -30,7 +30,6 @@ from recsys.models import load_model
 from recsys.models.inference import Inference, embed_catalogue, embed_queries
 from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
-from recsys.system.files import read_json
 
 if TYPE_CHECKING:
     import keras
@@ -374,12 +373,7 @@ def repeats_of(model: Any) -> Repeats:
     if not isinstance(model, str | Path):
         trained = getattr(model, "training_result", model)
         return trained.stage.repeats if hasattr(trained, "stage") else "exclude"
-    folder, repeats = Path(model), "exclude"
-    if (folder / "model.json").is_file():
-        repeats = read_json(folder / "model.json").get("stage", {}).get("repeats", repeats)
-    elif (folder / MANIFEST).is_file():
-        repeats = read_json(folder / MANIFEST).get("repeats", repeats)
-    return "include" if repeats == "include" else "exclude"
+    return repeats_of_folder(Path(model))
 
 
 def _opener(path: Path) -> Callable[[Path, str], SystemEmbeddings]:
