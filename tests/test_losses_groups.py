@@ -22,7 +22,7 @@ from recsys.collectives import planning
 from recsys.config import TrainConfig
 from recsys.errors import RecsysError
 from recsys.losses import CandidateSharing, cosine_contrastive, sampled_softmax
-from recsys.losses.sharing import positives_of
+from recsys.losses.loss import positives_of
 
 BFLOAT16_HALF_ULP = 2.0**-8
 

@@ -21,9 +21,8 @@ from recsys.contents import lazy_contents
 if TYPE_CHECKING:
     from recsys.losses.bilateral import BilateralSoftmax, bilateral_softmax
     from recsys.losses.contrastive import CosineContrastive, cosine_contrastive
-    from recsys.losses.loss import Loss
+    from recsys.losses.loss import CandidateSharing, Loss
     from recsys.losses.pairwise import Bpr, bpr
-    from recsys.losses.sharing import CandidateSharing
     from recsys.losses.softmax import FullSoftmax, SampledSoftmax, sampled_softmax
     from recsys.losses.squares import LeastSquares, least_squares
 

@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from recsys.errors import RecsysError
-from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing
 
 NO_ITEM = 0
 """The row that pads lists of known items."""

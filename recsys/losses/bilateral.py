@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveFloat
 
-from recsys.losses.loss import Loss
-from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, Loss
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:

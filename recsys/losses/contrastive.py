@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat
 
-from recsys.losses.loss import Loss
-from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing, positives_of
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, Loss, positives_of
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:

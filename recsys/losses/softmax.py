@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recsys.losses.loss import Loss
-from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, Loss
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, PartitionSpec
 from recsys import kernels
 from recsys.collectives import Group, all_gather, gather_parts, reduce_scatter
 from recsys.losses.batch import Form, is_first, known_positions
-from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing, positives_of
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, positives_of
 
 _SOFTMAX = Form()
 _MAX_KERNEL_DIM = 1024

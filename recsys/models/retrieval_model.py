@@ -23,7 +23,7 @@ from recsys.data.history_facts import ASKED_AT, UNKNOWN
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing, Loss
-from recsys.losses.sharing import SHARED_BY_ALL
+from recsys.losses.loss import SHARED_BY_ALL
 from recsys.models.bag_weights import BagWeights
 from recsys.models.inputs import ModelInputs
 from recsys.models.item_ages import ItemAges
