@@ -20,10 +20,8 @@ import numpy as np
 from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Signature, SignatureInput
 from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever
 from recsys.serving.server.http_errors import BAD_REQUEST, HttpError, too_large
-from recsys.serving.server.limits import Limits
+from recsys.serving.server.limits import Limits, read_object
 
-_MOST_LISTS = 1_000_000
-"""Of a body, objects included; Python reads them all while every other thread waits."""
 _MOST_JOINED_ROWS = 8
 """Of a request; a larger one is no faster with others."""
 _SHOWN_NAMES = 8
@@ -84,26 +82,6 @@ def read_request(
     if max(sizes.values()) > limits.rows:
         raise too_large("rows", limits.rows, max(sizes.values()))
     return PredictRequest(name, inputs, is_by_row)
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Returns the JSON object that `body` is.
-
-    Raises:
-        HttpError: It is none (400), or holds too many lists (413).
-    """
-    if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
-        raise too_large("lists and objects", _MOST_LISTS, "more")
-    try:
-        parsed = json.loads(body.decode("utf-8"))
-        received = type(parsed).__name__
-    # Too deep, or a number of more digits than Python reads.
-    except (ValueError, RecursionError) as error:
-        parsed, received = None, str(error)
-    if not isinstance(parsed, dict):
-        rule, cure = "The body must be a JSON object in UTF-8.", "See docs/serving.md."
-        raise _wrong("R551", rule, cure, received)
-    return parsed
 
 
 def _signature_name(request: dict[str, Any], signatures: Mapping[str, Signature]) -> str:

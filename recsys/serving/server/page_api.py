@@ -21,8 +21,7 @@ from recsys.serving.server.http_errors import (
     documented,
     too_large,
 )
-from recsys.serving.server.limits import MIB, SMALL_BYTES
-from recsys.serving.server.messages import read_object
+from recsys.serving.server.limits import MIB, SMALL_BYTES, read_object
 from recsys.serving.server.micro_batcher import MicroBatcher
 from recsys.serving.server.pool import Pool
 
