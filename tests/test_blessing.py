@@ -111,6 +111,21 @@ def test_a_slice_below_the_limit_cannot_be_judged():
     assert f"{N // 2} users are too few" in verdict.reasons[1]
 
 
+@pytest.mark.parametrize(("times", "is_warned"), [(0.9, True), (1.0, False), (1.1, False)])
+def test_a_model_that_is_worse_than_popularity_is_warned_of_whatever_is_asked(times, is_warned):
+    found = evidence(model=times * BASE, popularity=BASE, ials=0.5 * BASE)
+    verdict = judge(bless(at_least=0.01), found)
+    assert verdict.blessed
+    assert verdict.warning.startswith("Worse than popularity: mrr is 0.1") == is_warned
+    assert bool(verdict.warning) == is_warned
+
+
+def test_a_model_that_is_not_surely_worse_than_popularity_is_not_warned_of():
+    noise = np.random.default_rng(1).normal(0.0, 0.2, N)
+    found = evidence(model=BASE - 0.001 + noise - noise.mean(), popularity=BASE)
+    assert not judge(bless(at_least=0.01), found).warning
+
+
 def test_a_first_model_needs_no_other_one_but_something_to_reach():
     found = evidence(model=BASE)
     verdict = judge(bless(over_blessed=0.9), found)

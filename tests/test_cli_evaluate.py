@@ -51,7 +51,13 @@ EVALUATION = {
             "auc": difference(0.04, [-0.1, 0.2], 0.025, [-0.0625, 0.125]),
         }
     },
-    "verdict": {"blessed": True, "sentence": "Surely better; blessed", "reasons": [], "rules": []},
+    "verdict": {
+        "blessed": True,
+        "sentence": "Surely better; blessed",
+        "reasons": [],
+        "rules": [],
+        "warning": "Worse than popularity",
+    },
 }
 
 
@@ -117,6 +123,7 @@ def test_a_model_is_measured_and_its_report_written(stage, run, tmp_path):
         "last blessed",
         "iALS was not measured: there are too few events",
         "Surely better; blessed",
+        "Worse than popularity",
         "recall@5 is 0.5",
         out["report"],
     ):

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import recsys.plan
 from recsys.cli import main
 from recsys.cli.plan import parse_bytes
 from recsys.config.load import default_config_path, load_config
@@ -32,6 +33,23 @@ ALL = ["--rows", "users=1e9", "--rows", "items=1e8", "--rows", "tags=1000"]
 def no_width_of_a_terminal(monkeypatch):
     """Whoever starts the tests may have told the width of a terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def equal_steps_compile_once():
+    """Several tests plan the same step; what is printed of a plan doesn't change it."""
+    make_plan, made = recsys.plan.make_plan, {}
+
+    def make_once(config, rows, devices):
+        without_folders = re.sub(r'"/[^"]*/', '"', config.model_dump_json())
+        key = (without_folders, repr(rows), devices)
+        if key not in made:
+            made[key] = make_plan(config, rows, devices)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recsys.plan.make_plan", make_once)
+        yield
 
 
 def plan(*arguments):

@@ -164,7 +164,7 @@ def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(
         ],
     }
     path = tmp_path / "evaluation.json"
-    verdict = {"reasons": ["because"]}
+    verdict = {"reasons": ["because"], "warning": "Worse than popularity"}
     path.write_text(json.dumps({"metrics": METRICS, "examples": [example], "verdict": verdict}))
     text = result_text(evaluation=str(path))
     assert "User 42" in text
@@ -173,6 +173,7 @@ def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(
     assert ["[REC] (2007)", "★ [bold]Ran[/bold]"] in rows
     assert ["Heat", "Ikiru"] in rows
     assert "  because" in text.splitlines()
+    assert "Worse than popularity" in text.splitlines()
 
 
 @pytest.fixture

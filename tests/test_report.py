@@ -63,6 +63,12 @@ def test_a_rule_that_failed_stands_first_and_says_so(run: Run) -> None:
     assert "did not change. ✗ failed the one that failed ✓ passed" in text
 
 
+def test_a_warning_stands_in_the_head(run: Run) -> None:
+    run.evaluate(verdict={**evaluation()["verdict"], "warning": "Worse than popularity: so"})
+    head = run.report().partition("<header>")[2].partition("</header>")[0]
+    assert '<p class="apart worse">Worse than popularity: so</p>' in head
+
+
 def test_a_loss_is_shown_as_a_loss_in_words_and_in_colours_of_both_schemes(run: Run) -> None:
     changed = evaluation()
     changed["baselines"]["ials"]["recall@10"] = 0.174

@@ -157,6 +157,8 @@ def _show(folder: Path, result: dict[str, Any], origin: str, *, is_against: bool
     if is_against and evaluation["blessed_model"] is None:
         console.write_line(_NOT_AGAINST)
     console.write_line(f"Thresholds: {origin}.")
+    if warning := evaluation["verdict"].get("warning"):
+        console.write_line(warning, "bold red")
     style = "bold green" if result["blessed"] else "bold yellow"
     console.write_line(shown.sentence, style)
     for reason in result["reasons"]:

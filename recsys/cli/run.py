@@ -204,6 +204,8 @@ def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str,
     else:
         sentence = "The model is refused and not pushed; the served model stays."
         console.print(Text(sentence, "bold yellow"))
+    if verdict.get("warning"):
+        console.write_line(str(verdict["warning"]), "bold red")
     if verdict.get("sentence"):
         console.write_line(str(verdict["sentence"]), "bold")
     for reason in verdict.get("reasons") or []:

@@ -11,7 +11,7 @@ from recsys.evaluation.result import difference_text, plain
 from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted
 
-FLOOR = "floor"
+FLOOR, POPULARITY = "floor", "popularity"
 _NO_BLESSED = "there is no other blessed model to compare with"
 _NO_BASELINE = "no baseline was measured, so nothing says whether a plain method does better"
 _NOT_REQUIRED = "no blessed model is compared with, because bless.over_blessed is 0"
@@ -59,12 +59,15 @@ class Decision:
         sentence: The decision with the figure that it rests on.
         reasons: One sentence for each threshold, with its figures.
         rules: The thresholds.
+        warning: A sentence if the model is significantly worse than popularity, whatever the
+            thresholds say; else empty.
     """
 
     blessed: bool
     sentence: str
     reasons: list[str]
     rules: list[RuleOutcome]
+    warning: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +126,24 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
         reasons.insert(0, f"{among}: set evaluate.sampled_negatives to null")
     if not rules:
         reasons.insert(0, "there are no thresholds: set bless.at_least or bless.over")
-    return Decision(blessed, _sentence(blessed, rules, reasons, evidence), reasons, rules)
+    sentence = _sentence(blessed, rules, reasons, evidence)
+    return Decision(blessed, sentence, reasons, rules, _warning(config.metric, evidence))
+
+
+def _warning(metric: str, evidence: Evidence) -> str:
+    """Returns a sentence if one list for all users is significantly better than the model."""
+    key, means = Key(MODEL, metric), evidence.means
+    if POPULARITY not in means.baselines:
+        return ""
+    difference = means.difference(key, POPULARITY)
+    ends = None if difference is None else difference.difference_interval
+    if ends is None or ends[1] >= -_ROUNDING:
+        return ""
+    theirs = means.mean(key._replace(system=POPULARITY))
+    return (
+        f"Worse than popularity: {metric} is {means.mean(key):.4f}, and {theirs:.4f} with the same"
+        " popular items for everybody. docs/evaluation.md, Worse than popularity, says what to do."
+    )
 
 
 def _outcomes(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:

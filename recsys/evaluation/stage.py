@@ -138,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "blessed": verdict["blessed"],
         "sentence": verdict["sentence"],
         "reasons": verdict["reasons"],
+        "warning": verdict["warning"],
         **({"process": jax.process_index()} if jax.process_count() > 1 else {}),
     }
 

@@ -49,6 +49,7 @@ def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
     return {
         "is_blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "",
+        "warning": verdict.get("warning") or "",
         "rules": sorted(rules, key=lambda rule: rule["passed"]),
         "reasons": verdict.get("reasons") or [],
         "pushed": artifacts.pushed,

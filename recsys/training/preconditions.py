@@ -131,7 +131,13 @@ def check_events(
             " history comes before it: model.history_of=others takes the user's other items."
         )
     n_single = _single_users(events)
-    if 2 * n_single > n_users:
+    if n_single == n_users:
+        remarks.append(
+            "Every user has one training positive, so no example has a history, and nothing says"
+            " what goes together: the model will probably be worse than popularity."
+            " docs/evaluation.md, Worse than popularity, names a config for such data."
+        )
+    elif 2 * n_single > n_users:
         remarks.append(
             f"{n_single:,} of {n_users:,} users have one training positive, which says what is"
             " popular and not what goes together: see whether the baselines are ahead."
