@@ -21,6 +21,7 @@ machine's GPU, and memory is the host's.
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -34,9 +35,9 @@ import numpy as np
 from typer import Option
 
 from benchmarks.measure import (
-    call,
     gpu_name,
     log,
+    module,
     on_gpu,
     peer,
     print_line,
@@ -129,15 +130,17 @@ def measure(
     arguments = {**case, "ids": str(ids), "rows": key.rows}
     environment = {**(on_gpu() if place.gpu else simulated(key.devices)), **MALLOC}
     if key.who == OURS:
-        from benchmarks.peers import two_tower_ours
-
-        arguments |= {"optimizer": optimizer, "devices": key.devices}
-        return call(two_tower_ours.measure, environment, **arguments).result
+        words = ["benchmarks.peers.two_tower_ours", "measure"]
+        options = {**arguments, "optimizer": optimizer, "devices": key.devices}
+        command = module("benchmarks.measure", *words, json.dumps(options))
+        return watch(command, environment, memory=False).result
     if key.who in ("keras", "keras_rs"):
         arguments["library"] = key.who
     if key.who == "torch":
         arguments["device"] = "cuda" if place.gpu else "cpu"
-    command = peer(f"two_tower_{key.who.removesuffix('_rs')}", place.here, **arguments)
+    name = f"two_tower_{key.who.removesuffix('_rs')}"
+    here = module(f"benchmarks.peers.{name}", json.dumps(arguments))
+    command = here if place.here else peer(name, **arguments)
     return watch(command, environment, memory=False).result
 
 

@@ -170,16 +170,8 @@ def module(name: str, *words: Any) -> list[str]:
     return [sys.executable, "-m", name, *map(str, words)]
 
 
-def peer(name: str, here: bool = False, **arguments: Any) -> list[str]:
-    """Returns the command of `benchmarks/peers/NAME.py`, whose header says what it needs.
-
-    Args:
-        name: Of the file.
-        here: Whether to run it in this environment instead of one of its own.
-        **arguments: What its `main` takes.
-    """
-    if here:
-        return module(f"benchmarks.peers.{name}", json.dumps(arguments))
+def peer(name: str, **arguments: Any) -> list[str]:
+    """Returns the command of `benchmarks/peers/NAME.py`, whose header says what it needs."""
     if "PIP_FIND_LINKS" in os.environ:  # uv reads no pip settings.
         os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
     script = ROOT / "benchmarks" / "peers" / f"{name}.py"

@@ -217,6 +217,35 @@ def test_it_tells_how_far_it_is(way, products, monkeypatch):
     assert told == [(done, 50) for done in [*range(step, 50, step), 50]]
 
 
+@pytest.mark.parametrize(("most", "ranks"), [(2 * 3 * 4, "host"), (2 * 3 * 4 - 1, "devices")])
+def test_a_host_ranks_what_takes_less_than_a_gpu_takes_to_compile(monkeypatch, most, ranks):
+    use("native", monkeypatch)
+    monkeypatch.setattr(kernels, "available", lambda: False)  # Where JAX computes on a GPU.
+    monkeypatch.setattr(ranking, "_FEW_PRODUCTS", most)
+    on_devices, called = ranking_devices.rank_on_devices, []
+    monkeypatch.setattr(
+        ranking_devices, "rank_on_devices", lambda *x: called.append(x) or on_devices(*x)
+    )
+    scorer = DotProducts(np.ones((2, 4)), np.arange(12.0).reshape(3, 4))
+    found = rank(scorer, ragged([[1], [2]]), ragged([[], []]), np.array([False, True, True]), 2)
+    assert found.ranks.tolist() == [2, 1]
+    assert bool(called) == (ranks == "devices")
+
+
+def test_blocks_with_few_and_with_many_seen_items_are_ranked_by_one_program(monkeypatch):
+    use("jax", monkeypatch)
+    monkeypatch.setattr(ranking_devices, "_CPU_SCORES", 16 * 128)
+    program, programs = ranking_devices.program, set()
+    monkeypatch.setattr(
+        ranking_devices, "program", lambda *x: programs.add(program(*x)) or program(*x)
+    )
+    program.cache_clear()
+    scorer = DotProducts(np.ones((50, 2)), np.ones((100, 2)))
+    seen = ragged([range(query) for query in range(50)])
+    rank(scorer, ragged([[60]] * 20 + [range(30, 90)] * 30), seen, np.ones(100), 2)
+    assert [compiled._cache_size() for compiled in programs] == [1]
+
+
 # --- what is refused
 
 

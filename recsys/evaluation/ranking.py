@@ -1,8 +1,9 @@
 """Exact ranks and top lists over the full catalogue, in blocks that fit memory.
 
 Where the C kernel is available it ranks, on all cores; a host's devices are the same cores
-and memory, so it ignores them. Elsewhere the candidates are spread over all local devices
-(`ranking_devices`), or stay on those of several processes, on which they lie.
+and memory, so it ignores them. On other devices, unless there is little to rank, and where
+there is no kernel the candidates are spread over all local devices (`ranking_devices`), or
+stay on those of several processes, on which they lie.
 
 Ranks among a few random items (`rank_sampled`) are there to reproduce papers that report
 such figures. They say little of the ranks among all items, and may order two models the
@@ -38,6 +39,8 @@ from recsys.ragged import RaggedRows, slices
 _MOST_QUERIES = 42 * kernel.QUERIES_STEP
 _FEWEST_QUERIES = 4 * kernel.QUERIES_STEP
 _JOBS_A_CORE = 4
+_FEW_PRODUCTS = 2**37
+"""Products that a host computes in less time than it takes to compile a GPU's program."""
 _GIVEN_SCORES = 2**25
 """Scores per call of a scorer; 128 MiB."""
 
@@ -85,15 +88,21 @@ def rank(
     # What a sum starts from; NaN: it is no candidate.
     start = np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
     report = progress or (lambda done, total: None)
-    if isinstance(scorer, DotProducts):
-        is_host = kernels.available() and sharded(scorer.candidates) is None
-    else:  # Given scores come from this host, whatever the devices are.
-        is_host = kernels.status().available
-    if is_host:
+    if _is_for_host(scorer, len(positives)):
         return _rank_on_host(scorer, start, positives, seen, k, report)
     from recsys.evaluation.ranking_devices import rank_on_devices  # JAX, and all that it brings.
 
     return rank_on_devices(scorer, start, positives, seen, k, report)
+
+
+def _is_for_host(scorer: Scorer, n_queries: int) -> bool:
+    """Returns whether the C kernel ranks, not the devices of JAX."""
+    if not isinstance(scorer, DotProducts):  # Given scores come from this host.
+        return kernels.status().available
+    if sharded(scorer.candidates) is not None:
+        return False
+    n_products = n_queries * np.asarray(scorer.candidates).size
+    return kernels.available() or (n_products <= _FEW_PRODUCTS and kernels.status().available)
 
 
 def _rank_on_host(

@@ -91,6 +91,13 @@ class _Job(NamedTuple):
     mesh: Mesh
     bias: Any = None
 
+    def most_pairs(self, lists: RaggedRows) -> int:
+        """Returns how many rows of `lists` a block has at most, as a power of two."""
+        starts = np.arange(0, len(lists), self.shapes.block)
+        ends = np.minimum(starts + self.shapes.block, len(lists))
+        most = (lists.offsets[ends] - lists.offsets[starts]).max(initial=POSITIVES_STEP)
+        return power(int(most))
+
     @classmethod
     def of(
         cls, bias: np.ndarray, positives: RaggedRows, seen: RaggedRows, k: int, mesh: Mesh
@@ -130,9 +137,11 @@ def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
 def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> RankResults:
     n_queries, size = len(job.positives), job.shapes.block
     out = RankResults.empty(len(job.positives.rows), n_queries, job.k)
+    # Of one size in all blocks, for one program.
+    most = job.most_pairs(job.seen), job.most_pairs(job.positives)
     waiting: list[tuple[slice, BlockResult]] = []
     for block in slices(n_queries, size):
-        waiting.append((block, run(block, *_pairs(job, block, out))))
+        waiting.append((block, run(block, *_pairs(job, block, most, out))))
         # The devices work on it while the results of the block before are taken.
         if len(waiting) > 1:
             _store_block(job, *waiting.pop(0), out, progress)
@@ -141,7 +150,9 @@ def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> Ran
     return out
 
 
-def _pairs(job: _Job, block: slice, out: RankResults) -> tuple[Pairs, Pairs]:
+def _pairs(
+    job: _Job, block: slice, most: tuple[int, int], out: RankResults
+) -> tuple[Pairs, Pairs]:
     """Returns the pairs to mask and the positives; records the number of ranked items."""
     n_rows, wanted = len(job.is_candidate), _keys(job, job.positives, block)
     hidden = np.unique(_keys(job, job.seen, block))
@@ -149,7 +160,11 @@ def _pairs(job: _Job, block: slice, out: RankResults) -> tuple[Pairs, Pairs]:
     n_hidden = np.bincount(hidden // n_rows, minlength=block.stop - block.start)
     out.n_ranked[block] = job.is_candidate.sum() - n_hidden
     beyond = job.shapes.tiles * job.mesh.size * job.shapes.tile
-    return _pairs_of(hidden, n_rows, beyond), _pairs_of(wanted, n_rows, beyond)
+    hidden_pairs, positives = (
+        _pairs_of(keys, n_rows, beyond, size)
+        for keys, size in zip((hidden, wanted), most, strict=True)
+    )
+    return hidden_pairs, positives
 
 
 def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
@@ -158,8 +173,7 @@ def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
     return np.asarray(part.owner() * len(job.is_candidate) + part.rows)
 
 
-def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
-    size = power(max(len(keys), POSITIVES_STEP))
+def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int, size: int) -> Pairs:
     query, row = (keys // n_rows).astype(np.int32), (keys % n_rows).astype(np.int32)
     return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
 

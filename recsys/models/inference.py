@@ -166,7 +166,9 @@ def _compiled(
     model: RetrievalModel, embed: Callable[[dict[str, Any]], Any], out: NamedSharding | None
 ) -> Any:
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
-        with keras.StatelessScope(list(zip(model.variables, variables, strict=True))):
+        scope = keras.StatelessScope(list(zip(model.variables, variables, strict=True)))
+        # A GPU would multiply in TF32, and no other machine would compute the same embeddings.
+        with scope, jax.default_matmul_precision("float32"):
             return embed(block)
 
     return jax.jit(run, out_shardings=out)
