@@ -26,8 +26,7 @@ from benchmarks.input_pipeline import make_source, make_store
 from benchmarks.measure import print_line, run
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.config.architecture import SasRecConfig
-from recsys.data.batch_part import BatchPart
-from recsys.data.batches import BatchSource, ReadCount
+from recsys.data.batches import BatchPart, BatchSource, ReadCount
 from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
 

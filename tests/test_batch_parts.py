@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.config import TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
-from recsys.data.batch_part import BatchPart
-from recsys.data.batches import ReadCount
+from recsys.data.batches import BatchPart, ReadCount
 from recsys.data.catalogue import FeatureBags
 from recsys.data.kept_events import KeptEvents
 from recsys.data.sampling import HardNegatives

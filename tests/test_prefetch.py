@@ -10,8 +10,7 @@ import pytest
 from batch_sources import again, small_source
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import held_part
-from recsys.data.batches import BatchSource
+from recsys.data.batches import BatchSource, held_part
 from recsys.embedding import (
     Adagrad,
     FeatureConfig,

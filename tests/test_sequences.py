@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
 from recsys.config.architecture import HstuConfig, SasRecConfig
-from recsys.data.batch_part import BatchPart
+from recsys.data.batches import BatchPart
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import (
     AGES,

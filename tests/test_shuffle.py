@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.stores import sorted_shard
 from recsys.config import ShuffleConfig, TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
-from recsys.data.batch_part import BatchPart
-from recsys.data.batches import BatchSource
+from recsys.data.batches import BatchPart, BatchSource
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents

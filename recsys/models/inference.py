@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import held_part
+from recsys.data.batches import held_part
 from recsys.data.history_facts import Facts
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel

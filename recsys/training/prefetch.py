@@ -17,8 +17,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import BatchPart, held_part
-from recsys.data.batches import Batch, BatchSource
+from recsys.data.batches import Batch, BatchPart, BatchSource, held_part
 
 # Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
 # generator or a `PyDataset` it copies to the host first.
