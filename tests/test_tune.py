@@ -130,12 +130,27 @@ def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsy
     with pytest.raises(SystemExit) as ended:
         main(words(world, "--trials", "2", root=root))
     assert not ended.value.code
-    resumed = json.loads(capsys.readouterr().out)
+    out, shown = capsys.readouterr()
+    resumed = json.loads(out)
     ours, theirs = (record(world, r)["trials"] for r in (root, "root"))
     for one in (*ours, *theirs):
         del one["seconds"]
     assert ours == theirs
     assert resumed["best"]["value"] == study[0]["best"]["value"]
+    # Marked where it is the best of all, also of those before the kill; no TensorFlow speaks.
+    is_best = ours[1]["value"] > ours[0]["value"]
+    assert f"{'★' if is_best else ' '} trial   1" in shown
+    assert not is_best
+    assert "port.cc" not in study[1]
+
+
+def test_data_that_are_not_there_begin_no_study(world, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words(world), "--data", str(tmp_path / "none"), "--set", f"root={tmp_path}"])
+    assert ended.value.code == 1
+    assert "R220" in capsys.readouterr().err
+    # Otherwise the study would be one of no data, and refuse the right ones.
+    assert not (tmp_path / "tuning" / "study" / "identity.json").exists()
 
 
 @pytest.mark.thorough  # Stopped, it goes on as when it is killed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -62,6 +63,7 @@ def tune(
         rule = "The name of a study must consist of letters, digits, `_`, `.` and `-`."
         raise UsageError("R921", rule, "Name another with --study.", study)
     written = read_space(space, vary or [])
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras' own default loads TensorFlow.
     try:
         from recsys.tuning.tuning_study import TuneOptions, TuningStudy
     except ImportError as error:
@@ -74,7 +76,8 @@ def tune(
         try:
             with signals_raised():
                 tuning = TuningStudy(config, sets or [], data, folder, written, options)
-                with TuneView(console, tuning.metric, minutes, tuning.seconds) as view:
+                best_so_far = tuning.best_ended()
+                with TuneView(console, tuning.metric, minutes, tuning.seconds, best_so_far) as view:
                     _announce(console, tuning.folder, len(tuning.records()), tuning.seconds)
                     with events.shown_events(view.show):
                         tuning.run(log, view.show_trial)
@@ -127,10 +130,18 @@ class TuneView:
         metric: The metric that validation watches.
         minutes: The budget [min].
         seconds: What earlier calls took of it [s].
+        best: Best value of the trials that ended in earlier calls.
     """
 
-    def __init__(self, console: Console, metric: str, minutes: float, seconds: float) -> None:
-        self._console, self._metric, self._best = console, metric, float("-inf")
+    def __init__(
+        self,
+        console: Console,
+        metric: str,
+        minutes: float,
+        seconds: float,
+        best: float = float("-inf"),
+    ) -> None:
+        self._console, self._metric, self._best = console, metric, best
         self._bar = progress_bar(console)
         self._whole = self._bar.add_task(
             "budget", total=60 * minutes, completed=round(seconds), text=""

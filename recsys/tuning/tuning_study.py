@@ -79,6 +79,7 @@ class TuningStudy:
 
     Raises:
         ConfigError: A range is wrong.
+        RecsysError: There are no data.
         UsageError: The folder holds another study.
     """
 
@@ -93,8 +94,9 @@ class TuningStudy:
     ) -> None:
         self._path, self._overrides = path, list(overrides)
         config = load_config(path, overrides)
+        opened = open_data(data)  # Before the folder belongs to a study of it.
         if isinstance(config.model, AutoConfig):  # Ranges go out from what the data choose.
-            config = for_data(config, open_data(data))
+            config = for_data(config, opened)
             self._overrides += [
                 f"model={json.dumps(registry.Choice('model').write(config.model))}",
                 f"train={config.train.model_dump_json()}",
@@ -153,6 +155,12 @@ class TuningStudy:
         records = [record for record in self.records() if record["value"] is not None]
         ended = [record for record in records if record["state"] == "complete"]
         return max(ended or records, key=lambda record: record["value"], default=None)
+
+    def best_ended(self) -> float:
+        """Returns the best value of the trials that ended, -inf if there are none."""
+        records = (record for record in self.records() if record["state"] != "running")
+        values = (record["value"] for record in records if record["value"] is not None)
+        return max(values, default=float("-inf"))
 
     # --- trials
 
