@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys import registry
+from recsys import Trainer, registry  # Keras runs on JAX for who takes a name from the top.
 from recsys.config import TrainStage, parse_mesh
 from recsys.config.architecture import AutoConfig
 from recsys.config.load import load_stage
@@ -36,7 +36,7 @@ from recsys.training.cluster import add_host_options, cluster_of
 from recsys.training.hosts import run_on_hosts
 from recsys.training.preflight import facts_of
 from recsys.training.run_folders import RunFolders
-from recsys.training.trainer import Trainer, check_backend
+from recsys.training.trainer import check_backend
 from recsys.training.training_log import note_once
 from recsys.training.training_result import TrainingResult
 from recsys.training.warm_start import (

@@ -66,6 +66,13 @@ def test_keras_runs_on_jax_where_nothing_else_is_chosen(monkeypatch, chosen, is_
     assert os.environ.get("KERAS_BACKEND") == backend
 
 
+def test_the_module_that_trains_runs_on_jax_without_any_variable(monkeypatch):
+    monkeypatch.delenv("KERAS_BACKEND")
+    loaded = loaded_by("from recsys.train import train")
+    assert "jax" in loaded
+    assert "tensorflow" not in loaded
+
+
 def test_an_unknown_name_is_no_attribute():
     with pytest.raises(AttributeError, match="nothing"):
         recsys.nothing  # noqa: B018

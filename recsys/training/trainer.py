@@ -415,6 +415,6 @@ def check_backend() -> None:
         raise UsageError(
             "R323",
             "Training must run with Keras on JAX.",
-            "Set KERAS_BACKEND=jax before Keras is imported, or import it after recsys.",
+            "Set KERAS_BACKEND=jax, or import recsys.Trainer before Keras.",
             keras.backend.backend(),
         )
