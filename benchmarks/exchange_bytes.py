@@ -34,6 +34,7 @@ def main(
     history: int = 50,
     examples: Annotated[int, Option(help="Of a device, in a step.")] = 512,
     node: Annotated[int, Option(help="Devices of a node.")] = 8,
+    between: Annotated[str, Option(help="Dtype of rows between nodes.")] = "float32",
 ) -> None:
     """Compiles each case in a process of its own and prints its lines."""
     share = distinct_share(examples * history)
@@ -41,7 +42,8 @@ def main(
     for n in devices:
         for exchange in exchanges:
             sizes = {"dim": dim, "history": history, "examples": examples, "node": node}
-            watched = call(measure, simulated(n), n=n, exchange=exchange, share=share, **sizes)
+            ways = {"exchange": exchange, "between": between}
+            watched = call(measure, simulated(n), n=n, share=share, **ways, **sizes)
             sent, peak = watched.result, watched.peak_rss_mib
             case, ratio = f"{exchange} devices={n}", sent["planned"] / sent["compiled"]
             for what, value, unit in [
@@ -60,7 +62,14 @@ def distinct_share(n: int) -> float:
 
 
 def measure(
-    n: int, exchange: str, share: float, dim: int, history: int, examples: int, node: int
+    n: int,
+    exchange: str,
+    between: str,
+    share: float,
+    dim: int,
+    history: int,
+    examples: int,
+    node: int,
 ) -> dict[str, Any]:
     """Returns the bytes that a device sends in a step: compiled, planned, and by feature."""
     import jax
@@ -73,6 +82,7 @@ def measure(
 
     options: dict[str, Any] = {
         "optimizer": embedding.RowWiseAdagrad(0.05), "combiner": "mean", "exchange": exchange,
+        "between_nodes_dtype": between,
     }  # fmt: skip
     items = embedding.TableConfig("items", ITEMS, dim, distinct_share=share, **options)
     users = embedding.TableConfig("users", USERS, dim, **options)

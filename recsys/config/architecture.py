@@ -55,6 +55,7 @@ class RetrievalConfig(Strict):
             "table_exchange",
             "distinct_share",
             "exchange_dtype",
+            "between_nodes_dtype",
         }
     )
 
@@ -123,6 +124,9 @@ class RetrievalConfig(Strict):
     exchange_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """Dtype of rows and gradients in exchanges between devices. `bfloat16` halves the bytes and
     rounds; `int8`, with one scale per row, nearly quarters them and rounds stochastically."""
+    between_nodes_dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """The same from one node to another, where links are slow, in the exchange `nodes`; `null`:
+    same as `exchange_dtype`."""
 
     @model_validator(mode="after")
     def _temperature_can_be_learned(self) -> Self:

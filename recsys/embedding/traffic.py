@@ -55,13 +55,20 @@ class ExchangeOptions:
             nothing is known.
         payload: What rows and gradients travel as, `float32`, `bfloat16` or `int8`; sums
             over devices that XLA takes are float32.
+        between_nodes: What they travel as from one node to another in the exchange `nodes`;
+            None: as `payload`.
         rows: Rows of the table, without padding: no more ids are distinct.
     """
 
     exchange: str = "auto"
     distinct_share: float = 1.0
     payload: str = "float32"
+    between_nodes: str | None = None
     rows: int = 2**31
+
+    def payload_of(self, way: Way) -> str:
+        """Returns what rows and gradients travel as in an exchange of rows."""
+        return self.payload if way != "nodes" or self.between_nodes is None else self.between_nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +315,8 @@ class TableTraffic:
         for way, of_way in exchanged.items():
             if _ids(of_way):
                 chunks = among[way].n * self.expected_capacity(of_way)
-                row_bytes = self._row_bytes(of_way[0].bags.dim)
+                payload = self.options.payload_of(of_way[0].way)
+                row_bytes = packed_width(of_way[0].bags.dim, payload) * _FLOAT
                 # Rows come when they are asked for; gradients go with their places.
                 parts = [_INDEX, row_bytes] if is_read else [_INDEX + row_bytes]
                 sent += [_all_to_all(chunks * n_bytes, among[way]) for n_bytes in parts]

@@ -150,9 +150,7 @@ def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> Ran
     return out
 
 
-def _pairs(
-    job: _Job, block: slice, most: tuple[int, int], out: RankResults
-) -> tuple[Pairs, Pairs]:
+def _pairs(job: _Job, block: slice, most: tuple[int, int], out: RankResults) -> tuple[Pairs, Pairs]:
     """Returns the pairs to mask and the positives; records the number of ranked items."""
     n_rows, wanted = len(job.is_candidate), _keys(job, job.positives, block)
     hidden = np.unique(_keys(job, job.seen, block))

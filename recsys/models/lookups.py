@@ -117,6 +117,7 @@ class LookupModel(SparseModel):
                 exchange=config.table_exchange,
                 distinct_share=config.distinct_share,
                 exchange_dtype=config.exchange_dtype,
+                between_nodes_dtype=config.between_nodes_dtype,
             )
             for name, (rows, dim) in sizes.items()
         }

@@ -42,8 +42,10 @@ class Features(SparseModel):
         self.learned = learned
         # A table that is larger than what a batch reads of it may not be summed whole.
         large_exchange = "gathered" if exchange == "dense" else exchange
+        dtype, _, between_nodes = dtype.partition("/")
         options = {
             "optimizer": Adagrad(0.1), "exchange": large_exchange, "exchange_dtype": dtype,
+            "between_nodes_dtype": between_nodes or None,
         }  # fmt: skip
         rows = TableConfig("rows", 10**6, DIM, placement="row", **options)
         wide = TableConfig("wide", 10**6, DIM, placement="column", **options)
