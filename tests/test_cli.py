@@ -206,6 +206,21 @@ def test_a_root_alone_must_hold_one_model(tmp_path):
         serving_folder(None, tmp_path)
 
 
+def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
+    config = small_config(tmp_path)
+    done = python(
+        "import sys\n"
+        "from recsys.training import launcher\n"
+        "launcher.launch = lambda *words: print(words[0], words[2], words[3])\n"
+        "from recsys.train import main\n"
+        "main(sys.argv[1:])\n"
+        "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
+        *("--config", str(config), "--data", "d", "--out", "o", "--processes", "3"),
+        KERAS_BACKEND="jax",
+    )
+    assert done.stdout.splitlines() == [f"recsys.train 3 {Path.cwd() / 'checkpoints'}", "[]"]
+
+
 def test_the_core_imports_neither_tensorflow_nor_tfx():
     done = python(
         "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.train,"

@@ -21,7 +21,7 @@ from recsys.cli.run import show_result
 from recsys.cli.terminal import Console
 from recsys.errors import RecsysError, UsageError
 from recsys.report.runs import RunRecord
-from recsys.training.training_log import note
+from recsys.training.processes import note
 
 METRICS = {
     "recall@10": 0.12,

@@ -28,7 +28,7 @@ from recsys.errors import RecsysError
 from recsys.evaluation.queries import make_queries, protocol_of
 from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs
-from recsys.train import train
+from recsys.training.stage import train
 from recsys.training.validation import held_back_queries
 
 pytestmark = pytest.mark.pipeline

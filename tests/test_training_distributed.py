@@ -8,15 +8,16 @@ import sys
 import pytest
 
 from recsys.system.process import last_json_line
-from recsys.training import distributed
-from recsys.training.distributed import StopRequest, StopSignals
+from recsys.training import processes
+from recsys.training.distributed import StopRequest
 from recsys.training.launcher import free_port
+from recsys.training.processes import StopSignals
 
 
 @pytest.fixture(name="clock")
 def _clock(monkeypatch):
     times = [100.0]
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(processes.time, "monotonic", lambda: times[0])
     return times
 
 

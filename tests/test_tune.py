@@ -19,7 +19,7 @@ from recsys.config.load import load_config, load_stage
 from recsys.data.dataset import open_data
 from recsys.models.auto import for_data
 from recsys.report.index import write_index
-from recsys.train import train
+from recsys.training.stage import train
 from recsys.tuning.storage import create_study, open_study, seed_sampler, trial_of
 from recsys.tuning.trial_process import LookReporter
 from recsys.tuning.tuning_study import TuneOptions, TuningStudy

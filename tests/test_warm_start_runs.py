@@ -8,7 +8,7 @@ from training_runs import Run, assert_same_bits
 from warm_worlds import DAY, STAGE, Folder, World, save_base, stage
 
 from recsys.config import TrainStage
-from recsys.train import train
+from recsys.training.stage import train
 
 pytestmark = pytest.mark.slow
 

@@ -100,7 +100,7 @@ def _model_folder(model: Any, data: Any, scratch: Path) -> Path:
         cure = "Train it with recsys.Trainer, or name a folder written by training."
         raise UsageError("R536", rule, cure, type(model).__name__)
     from recsys.data.dataset import open_data
-    from recsys.train import write_model
+    from recsys.training.stage import write_model
 
     is_open = hasattr(data, "store")
     write_model(scratch, result, data if is_open else open_data(data))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from recsys.errors import UsageError
-from recsys.training.distributed import LOCAL_DEVICE
+from recsys.training.processes import LOCAL_DEVICE
 
 WAIT_S = 300.0
 """How long the hosts wait for each other by default [s]."""

@@ -1,13 +1,5 @@
 """Training and evaluation in several processes: join, agree, and stop together.
 
-The parent that starts a process names the others to it through the environment:
-
-    RECSYS_SERVICE       host:port where JAX's service of the first one listens
-    RECSYS_PROCESSES     how many there are
-    RECSYS_PROCESS       which one this is, from 0
-    RECSYS_LOCAL_DEVICE  the GPUs of this machine that it takes, as 0 or 0,1; all if not set
-    RECSYS_ADDRESS       the address at which the others find it, where its name won't do
-
 `recsys.training.launcher` is the parent on one machine, `recsys.training.hosts` on several.
 """
 
@@ -21,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -37,9 +28,8 @@ from recsys.system.disk import storage_error
 from recsys.system.host_connections import loopback_in
 from recsys.system.process import log_traceback
 from recsys.system.signals import signals_to
+from recsys.training.processes import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
 
-SERVICE, COUNT, INDEX = "RECSYS_SERVICE", "RECSYS_PROCESSES", "RECSYS_PROCESS"
-LOCAL_DEVICE, ADDRESS = "RECSYS_LOCAL_DEVICE", "RECSYS_ADDRESS"
 # The parents of the processes notice the loss of a host sooner: these are for what they
 # can't see, a process that stands still.
 _JOIN_S = 300
@@ -291,32 +281,6 @@ def failing_at_once() -> Iterator[None]:
             raise
         log_traceback()
         _end(error)
-
-
-_TOGETHER_S = 1.0
-
-
-class StopSignals:
-    """Counts signals to stop; those that arrive within a second are one.
-
-    A signal often arrives twice: from the terminal or the service manager, which send it
-    to all processes, and from the parent, which passes it on.
-
-    Attributes:
-        is_set: Whether there was a signal.
-    """
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._since = 0.0
-
-    def add(self) -> bool:
-        """Counts a signal; returns whether it is a second one, which means to stop at once."""
-        now = time.monotonic()
-        if self.is_set:
-            return now - self._since > _TOGETHER_S
-        self.is_set, self._since = True, now
-        return False
 
 
 class StopRequest:

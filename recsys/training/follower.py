@@ -23,7 +23,7 @@ from recsys.training.meeting import (
     silent,
 )
 from recsys.training.preflight import SEEN_WITHIN_S
-from recsys.training.training_log import note
+from recsys.training.processes import note
 
 
 class Follower(Party):

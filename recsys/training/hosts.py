@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from recsys.training.cluster import Cluster
-from recsys.training.distributed import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE
 from recsys.training.follower import Follower
 from recsys.training.launcher import Attempts, LocalProcesses, devices_of, stopped
 from recsys.training.leader import Leader
 from recsys.training.meeting import End, Failure, Start
 from recsys.training.preflight import SharedFolders, address_to_publish, digest_of
-from recsys.training.training_log import note
+from recsys.training.processes import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE, note
 
 
 def run_on_hosts(

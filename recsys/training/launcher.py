@@ -23,9 +23,16 @@ from recsys.errors import RecsysError
 from recsys.system.parent import as_parent, child_command
 from recsys.system.process import last_json_line, stage_result
 from recsys.system.signals import signals_to
-from recsys.training.distributed import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
 from recsys.training.preflight import address_to_publish
-from recsys.training.training_log import note
+from recsys.training.processes import (
+    ADDRESS,
+    COUNT,
+    INDEX,
+    LOCAL_DEVICE,
+    SERVICE,
+    StopSignals,
+    note,
+)
 
 POLL_S = 0.1
 """How often processes are looked at [s]."""

@@ -35,7 +35,7 @@ from recsys.training.preflight import (
     check_same,
     not_shared,
 )
-from recsys.training.training_log import note
+from recsys.training.processes import note
 
 _SAVING_S = 120.0
 _FAREWELL_S = 3.0

@@ -28,8 +28,8 @@ from recsys.errors import RecsysError
 from recsys.system.host_connections import Connection
 from recsys.system.signals import signals_to
 from recsys.training.cluster import Cluster
-from recsys.training.distributed import StopSignals
 from recsys.training.preflight import Member, SharedFolders
+from recsys.training.processes import StopSignals
 
 SILENT_S = 20.0
 """After how long without a sign of life a host is lost [s]: less than gloo waits, 30."""

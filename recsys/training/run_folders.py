@@ -28,8 +28,7 @@ from recsys.fingerprint import code_fingerprint
 from recsys.system.commit import commit_text
 from recsys.system.files import digest_of_files
 from recsys.system.held_folder import HeldFolder
-from recsys.training.distributed import agreed
-from recsys.training.training_log import note
+from recsys.training.processes import note
 
 _KEPT_OTHERS = 2
 _IDENTITY = "identity.json"
@@ -76,6 +75,10 @@ class RunFolders:
         Raises:
             RecsysError: A file of the data can't be read.
         """
+        from recsys.training.distributed import (
+            agreed,  # It imports JAX, which a parent doesn't need.
+        )
+
         config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING})
         del config["train"]["checkpoint"], config["train"]["profile_steps"]
         if base is None:  # Of no consequence to a training that begins anew.

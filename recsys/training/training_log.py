@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import resource
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 from recsys.training.distributed import is_primary
+from recsys.training.processes import STEP, note
 from recsys.training.training_result import Progress
 
 _LEAST_S, _LEAST_STEPS = 3.0, 10
@@ -219,9 +219,6 @@ def memory() -> dict[str, float]:
     return values
 
 
-_STEP = "Trainer"
-
-
 def report_progress(done: int, total: int, text: str) -> None:
     """Reports how far the run is, for a progress bar.
 
@@ -230,14 +227,7 @@ def report_progress(done: int, total: int, text: str) -> None:
         total: Steps of the whole run.
         text: Loss, speed and time left.
     """
-    emit("progress", step=_STEP, done=done, total=total, text=text)
-
-
-def note(sentence: str) -> None:
-    """Reports a note, which is no error, also in the log."""
-    emit("note", step=_STEP, text=sentence)
-    with suppress(OSError):  # It may be a file on a full disk.
-        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+    emit("progress", step=STEP, done=done, total=total, text=text)
 
 
 def note_once(sentence: str) -> None:

@@ -1,0 +1,180 @@
+"""Training as a stage: from a data folder to a model folder, in each process of a run.
+
+Keras on JAX, without TensorFlow. Tables are split over the devices by the layout rules of
+`recsys.embedding`; towers are replicated. A killed run resumes from its last checkpoint when it
+is started again. `recsys.train` starts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsys import Trainer, registry  # Keras runs on JAX for who takes a name from the top.
+from recsys.config import TrainStage
+from recsys.config.architecture import AutoConfig
+from recsys.data.dataset import Data
+from recsys.data.history_facts import ASKED_AT, minutes
+from recsys.data.store import InteractionStore, verify_store
+from recsys.errors import UsageError
+from recsys.models import ModelInputs, RetrievalModel, save_model
+from recsys.models.auto import described, for_data, outgrown
+from recsys.models.inference import embed_queries
+from recsys.models.saved import save_candidates
+from recsys.system.source_version import source_version
+from recsys.training import distributed
+from recsys.training.run_folders import RunFolders
+from recsys.training.trainer import check_backend
+from recsys.training.training_log import note_once
+from recsys.training.training_result import TrainingResult
+from recsys.training.warm_start import (
+    CHANGED,
+    TrainingState,
+    cold_start,
+    drop_state,
+    save_state,
+    stage_of_model,
+    trained_until,
+    updates_of,
+    warm_start_of,
+)
+
+_PROBES = 1000
+
+
+def train(
+    stage: TrainStage,
+    data: Path,
+    out: Path,
+    checkpoints: Path | None = None,
+    base: Path | None = None,
+) -> dict[str, Any]:
+    """Trains a model and writes its folder, in each process of several.
+
+    Args:
+        stage: The model and the training loop.
+        data: Data folder of the InteractionEncoder.
+        out: Model folder to write.
+        checkpoints: Folder of the checkpoints of all runs, each in a folder of its own;
+            `checkpoints` beside `out` by default.
+        base: Model folder that it goes on from, unless that has seen what is evaluated,
+            is damaged or kept no state (see `recsys.training.warm_start`); None: it begins
+            anew.
+
+    Returns:
+        What `training.json` holds.
+
+    Raises:
+        RecsysError: The data are damaged or too few, a table isn't placed as
+            planned, the loss is no number, or the run was stopped.
+        UsageError: The config asks for another model than `base` is, and
+            `warm_start.changed` is `refuse`.
+    """
+    distributed.in_shares(lambda share, shares: verify_store(data / "store", share, shares))
+    dataset = Data(data)
+    if isinstance(stage.model, AutoConfig):
+        stage = _chosen(stage, dataset, base)
+    checkpoints = checkpoints or RunFolders.root_beside(out)
+    try:
+        result = _fit(stage, dataset, checkpoints, base)
+    except UsageError as error:
+        # The code makes other variables than it did, which no config shows.
+        if base is None or error.code != CHANGED or warm_start_of(stage).changed == "refuse":
+            raise
+        cold = cold_start(base, error.rule)
+        result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
+    return write_model(out, result, dataset)
+
+
+def _chosen(stage: TrainStage, data: Data, base: Path | None) -> TrainStage:
+    """Returns a config with the model that the data choose, or chose for `base`."""
+    earlier = None if base is None else stage_of_model(base)
+    chosen = for_data(stage, data, earlier)
+    note_once(f"The config leaves the model to the data: {described(chosen)}.")
+    other = None if earlier is None else outgrown(stage, data, earlier)
+    if other is not None:
+        note_once(
+            f"That is the earlier model's choice; the data would choose now: {other}."
+            " A run with warm_start=null changes to it."
+        )
+    return chosen
+
+
+def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
+    logs = checkpoints.parent / "tensorboard"
+    trainer = Trainer.of_stage(stage, checkpoints, base=base, tensorboard=logs, verbose=0)
+    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", stage.model))
+    return trainer.fit(kind.from_config(stage, data), data)
+
+
+def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
+    """Writes the model folder of a training, and returns what its `training.json` holds.
+
+    Several processes write it together: each calls it.
+
+    Args:
+        out: The folder.
+        result: What `Trainer.fit` returned.
+        data: The data that it was trained on.
+    """
+    model, inputs = result.model, result.inputs
+    drop_state(out)
+    save_model(out, model, result.stage, data.folder, inputs)
+    save_state(out, model, _state(result, data.store))
+    save_candidates(out, model, inputs)
+    _write_probe(out, model, data.store, inputs)
+    summary = {**result.summary(), "source": source_version()}
+    text = json.dumps(summary, indent=1) + "\n"
+    distributed.agreed(lambda: (out / "training.json").write_text(text))
+    return summary
+
+
+def _state(result: TrainingResult, store: InteractionStore) -> TrainingState:
+    """Returns how far a training is that has ended."""
+    until = trained_until(result.events) if store.split.order == "time" else 0
+    before = TrainingState(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
+    if result.base is not None:
+        before = result.base.state
+    return TrainingState(
+        cut=store.cut,
+        trained_until=max(until, before.trained_until),
+        updates=updates_of(result.model),
+        steps=before.steps + result.progress.step,
+        warm_starts=before.warm_starts + 1,
+    )
+
+
+def _write_probe(
+    out: Path, model: RetrievalModel, store: InteractionStore, inputs: ModelInputs
+) -> None:
+    """Writes queries and their embeddings, which the export must reproduce."""
+    log, length = store.train, model.spec.config.history
+    events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
+    user_row = np.array(log.user_row[events])
+    history = log.histories(events, length)
+    # A user without a row and one without a history are queries too, and users of whom
+    # features alone are known.
+    user_row[:1], history[1:2] = 0, 0
+    users = inputs.users
+    untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
+    user_row[len(events) - len(untrained) :] = untrained
+    facts = log.history_facts(model.spec.config.history_facts, events, length)
+    if model.spec.config.item_age:
+        facts[ASKED_AT] = minutes(log.timestamp[events])
+    query = embed_queries(model, user_row, history, inputs, facts)
+    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
+    distributed.agreed(lambda: np.savez(out / "probe.npz", **arrays))
+
+
+def run(
+    stage: TrainStage, data: Path, out: Path, checkpoints: Path | None, base: Path | None
+) -> dict[str, Any]:
+    """Joins the other processes of the run, if there are any, and trains; see `train`."""
+    check_backend()
+    distributed.join()
+    with distributed.failing_at_once():
+        return train(stage, data, out, checkpoints, base)
