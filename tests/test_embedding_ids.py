@@ -127,7 +127,7 @@ def generator(with_target):
 
 
 def tensorflow_data(with_target):
-    import tensorflow as tf
+    tf = pytest.importorskip("tensorflow")
 
     data = tf.data.Dataset.from_tensor_slices((X, Y) if with_target else (X,))
     return data.batch(8).repeat(2)

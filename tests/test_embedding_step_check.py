@@ -128,6 +128,14 @@ class EmbeddingBias(Items):
         return self.bias(ids)
 
 
+class MarkedRows(HeldWeight):
+    """Writes a number for each row of the batch, in place."""
+
+    def more(self, ids, embeddings):
+        self.log_q.assign(ops.scatter_update(self.log_q, ids[:, None], ops.zeros(ops.shape(ids))))
+        return 0.0
+
+
 # --- what is computed
 
 
@@ -201,7 +209,7 @@ class BestOfABiasTable(BiasTable):
         return ops.sum(ops.top_k(biases, 4)[0])
 
 
-HELD = (BiasTable, HeldWeight, HeldMatrix, Constant, UniformConstant)
+HELD = (BiasTable, HeldWeight, HeldMatrix, MarkedRows, Constant, UniformConstant)
 COMPUTED = (
     SquaredTable,
     SummedTable,

@@ -158,9 +158,11 @@ class SparseModel(keras.Model):
         self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
         steps = by_table(tables, uses, tap_grads)
         update = StepUpdate(self.optimizer, self.non_trainable_variables, self.gradient_buffers)
+        outs = [out for _, out in read]
         # What else the step returns may gather rows by itself, if XLA fuses it with the lookup.
-        returned = jax.tree.leaves((loss, logs, mv, _changed(state[1], ntv)))
-        reads = [*grads, *tap_grads, *(out for _, out in read), *returned]
+        changed = [new for old, new in zip(state[1], ntv, strict=True) if new is not old]
+        returned = _short(jax.tree.leaves((loss, logs, mv, changed)), than=outs)
+        reads = [*grads, *tap_grads, *outs, *returned]
         tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, steps, after(reads))
         self._step_arrays = update.arrays
         ntv = self._with_unknown(ntv, list(zip(strict, unknown, strict=True)))
@@ -478,9 +480,10 @@ def _jitted(step: Any, state: Any) -> Any:
     return jax.jit(step, donate_argnums=0, out_shardings=(None, places))
 
 
-def _changed(before: Arrays, now: Arrays) -> Arrays:
-    """Returns the values that a step's forward pass has changed."""
-    return [value for old, value in zip(before, now, strict=True) if value is not old]
+def _short(arrays: Arrays, than: Arrays) -> Arrays:
+    """Returns the arrays that have no more numbers than all of `than`, the reads of a batch."""
+    most = sum(array.size for array in than)
+    return [array for array in arrays if array.size <= most]
 
 
 def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[Table]]:
