@@ -1,8 +1,8 @@
-"""The best k of the whole catalogue inside the graph, and filters by features of the items.
+"""Exact top-k over the catalogue inside the graph, and filters by item features.
 
-Ranking is exact, block by block: a block of items is scored, masked, and its best are
-merged with the best so far, so that the scores `[batch, items]` never exist all at once. A
-catalogue of one block has no loop.
+Items are ranked block by block: a block is scored and masked, and its best items are merged with
+the best so far. So the scores `[batch, items]` are never all in memory. A catalogue of one block
+needs no loop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`python -m recsys.bundles.export`: from a model folder to a serving bundle.
 
-Runs with `KERAS_BACKEND=tensorflow`, so that the SavedModel holds TensorFlow's own
-operations: what JAX exports needs its runtime inside TensorFlow, and fails on empty
-batches.
+Runs with `KERAS_BACKEND=tensorflow`, so that the SavedModel consists of TensorFlow operations. A
+JAX export would need JAX's runtime inside TensorFlow, and fails on empty batches.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from recsys.system.process import stage_main
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The folders that a bundle is made of.
+    """The folders that a bundle is made from.
 
     Attributes:
         model: A model folder.
@@ -207,7 +206,7 @@ _VERSIONS = ("tensorflow", "keras", "numpy", "pyarrow")
 
 
 def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
-    """Writes the bundle `out`, whole or not at all.
+    """Writes the bundle `out` atomically.
 
     Args:
         stage: Name of the served model, and how many candidates it returns.

@@ -1,7 +1,7 @@
 """`recsys.export`: exports a trained model from Python, in a process with Keras on TensorFlow.
 
-The caller's Keras runs on JAX, and a process has one backend: the stage
-`recsys.bundles.export` is started with the folders that it reads.
+The caller's Keras runs on JAX, and a process has only one backend. So the stage
+`recsys.bundles.export` runs in a process of its own, and reads the model from its folder.
 """
 
 from __future__ import annotations

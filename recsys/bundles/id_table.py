@@ -1,8 +1,8 @@
-"""Ids to places inside the graph, and to the rows that unknown ids share.
+"""Lookup of ids inside the graph, and of the rows that unknown ids share.
 
-The graph holds no ids: a constant of many would be over the 2 GB of a protobuf, and a
-hash table of texts takes minutes and gigabytes to load. It holds two fingerprints of
-each, in variables like those of a table of weights: 16 bytes an id.
+The graph does not hold ids: as a constant they could exceed the 2 GB of a protobuf, and a hash
+table of strings takes minutes and gigabytes to load. It holds two fingerprints of each id in
+variables, 16 bytes per id.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _BLOCK = 1 << 16
 
 
 class IdTable(tf.Module):
-    """A table from ids to numbers; an id that it doesn't hold has the number 0.
+    """A table from ids to numbers; unknown ids have the number 0.
 
     An id is found by a first fingerprint of 63 bits, by binary search, and verified by a
     second one of 31 bits; both are SipHashes (Aumasson and Bernstein, "SipHash: a fast
     short-input PRF", 2012) under different keys. An id that the table doesn't hold is
-    taken for one of its `n` with a chance of `n / 2^94`: below 2^-60 for any `n` below
+    taken for one of its `n` with a probability of `n / 2^94`: below 2^-60 for any `n` below
     2^34. Ids that the table holds never share a first fingerprint: that is checked as it
     is built, and cured by another key.
 

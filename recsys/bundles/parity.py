@@ -1,7 +1,7 @@
-"""Export parity: a SavedModel must answer as the trainer's model does, and fast enough.
+"""Export parity: a SavedModel must give the trainer's results, and be fast enough.
 
-Embeddings and scores are compared within `TOLERANCE` of the largest number, in batches of
-several sizes. Scores are compared block by block of items.
+Embeddings and scores are compared with a tolerance of `TOLERANCE` times the largest number, in
+batches of several sizes. Scores are compared in blocks of items.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def difference(code: str, subject: str, values: np.ndarray, expected: np.ndarray
 
 
 def refused(code: str, subject: str, received: str) -> RecsysError:
-    """Returns the error of a model that must not be exported."""
+    """Returns the error for a model that must not be exported."""
     rule = (
         f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
         " of the largest number, or of 1."
@@ -60,7 +60,7 @@ _BLOCK_ROWS = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a signature answered to all probes.
+    """The answers of a signature to all probes.
 
     Attributes:
         signature: Its name.
@@ -157,7 +157,7 @@ Report = Callable[[str], None]
 
 
 def check(model: Any, bundle: Path, reference: Reference, report: Report) -> float:
-    """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
+    """Compares a loaded SavedModel, queried with raw ids, with the trainer's results by row.
 
     The embeddings of all probes and all items, the candidates of all probes, in
     batches of 0, 1, 7 and more, and the same from serialized tf.Examples. Where the vectors lie

@@ -1,10 +1,10 @@
-"""The manifests of a checkpoint: each process checks the files that it wrote itself.
+"""The manifests of a checkpoint: each process lists the files that it wrote.
 
     manifest.json      size and CRC-32 of `contents.json` and of all in `manifests/`
     manifests/0.json   the same of the files that process 0 wrote, and so on
 
-One process lists everything in `manifest.json`. To restore, the processes that there are
-then divide all files by size among them.
+A single process lists all files in `manifest.json`. When a checkpoint is restored, the processes
+of that run share the verification of all files, balanced by size.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def is_primary() -> bool:
 
 
 def agreed(decide: Callable[[], Any], limit_s: float = _AGREE_S) -> Any:
-    """Returns, or raises, on every process the JSON that `decide` returns on the primary one.
+    """Returns, on every process, the JSON that the primary one gets from `decide`, or its error.
 
     Args:
         decide: Called on the primary process alone.
@@ -215,10 +215,10 @@ def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def meet(limit_s: float = _AGREE_S) -> None:
-    """Waits for the other processes, which may take long.
+    """Waits for the other processes, possibly for long.
 
-    The barrier is that of JAX's service, since gloo's times out after 30 s; JAX has a public
-    option for neither.
+    Uses the barrier of JAX's coordination service, because gloo's times out after 30 s. JAX has
+    no public option for either.
 
     Args:
         limit_s: After how long this process ends, with a sentence [s].
@@ -272,7 +272,7 @@ def _end(error: BaseException) -> NoReturn:
 def failing_at_once() -> Iterator[None]:
     """Ends one of several processes with an error message as soon as it fails.
 
-    JAX would let it wait at its exit for the others, which wait for it.
+    Otherwise JAX would make it wait at its exit for the others, which wait for it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The parent of another host than a training's first one, to which it comes."""
+"""The parent process of every host but the first, to whose parent it connects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recsys.training.processes import note
 
 
 class Follower(Party):
-    """The parent of another host, which comes to the first one."""
+    """The parent process of a host that is not the first one."""
 
     _link: Connection
     _leader: str

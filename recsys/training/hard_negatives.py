@@ -1,10 +1,10 @@
-"""What happens between epochs: validation, and new hard negatives.
+"""The work between epochs: validation, and mining of hard negatives.
 
-Hard negatives are the items that the model itself finds close to an item. The lists are
-drawn from the last index, as ANCE does (Xiong et al., ICLR 2021), once an epoch. The
-closest items are often liked as well, so the first few are left out, and those whose
-similarity to the positive is above a share of the highest one there can be, 1
-(positive-aware mining: Moreira et al., "NV-Retriever", 2024).
+Hard negatives are the items whose embeddings are close to that of a positive. The lists are
+mined from the current embeddings once per epoch, as in ANCE (Xiong et al., ICLR 2021). The
+closest items are often positives too, so the first few are skipped, and so are those whose
+similarity exceeds a share of the highest possible one, 1 (positive-aware mining: Moreira et
+al., "NV-Retriever", 2024).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _GROUP = 32
 class EpochTasks:
     """Validates the model between two epochs, and mines hard negatives for the next one.
 
-    The lists of hard negatives are written to a file, for a run that is resumed in the
-    middle of an epoch reads with those of its beginning.
+    The lists of hard negatives are written to a file, because a run that is resumed in the
+    middle of an epoch needs those of the epoch's beginning.
 
     Args:
         model: The model.
@@ -137,9 +137,9 @@ def mine_hard_negatives(
 ) -> HardNegatives:
     """Returns for each item the items from place `skip` + 1 to `skip` + `pool` by cosine.
 
-    Exact, by blocks: memory grows with the catalogue, not with its square. Of several
-    processes each looks at every so many blocks, and all get the lists of all: the same to
-    the bit for every number of them.
+    Exact and blockwise: memory grows with the catalogue, not with its square. Several
+    processes share the blocks, and each gets all lists; the result is the same to the bit
+    for any number of processes.
 
     Args:
         vectors: Item vectors of the last index `[item rows, dim]`.

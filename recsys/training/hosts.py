@@ -1,13 +1,13 @@
 """`--coordinator` and `--hosts`: a run on several hosts, and the parent of each of them.
 
-The parent of the first host leads: the others come to it, all are checked to do the same,
-and each starts its own processes. When one of them dies, or a host is lost, all end. With
-`--hosts` those of a training meet again and go on from the last checkpoint; with
-`--coordinator` each parent ends with the reason, and whoever started them may start them again.
+The parent of the first host is the leader. The others connect to it, it checks that all would run
+the same, and each parent starts its own processes. If a process dies or a host is lost, all
+processes are ended. With `--hosts` the parents of a training then meet again and resume from
+the last checkpoint; with `--coordinator` each parent ends with the reason, and may be started
+again.
 
-While it leads, the first host holds a lock in a folder that all share, and counts there
-how often the hosts have met: its epoch. A parent that was given up, as on a machine that was
-suspended, finds another one's name in the lock, and ends.
+The leader holds a lock in a shared folder, with a counter of the meetings (epoch). A parent
+that was given up, for example on a suspended machine, finds another name in the lock, and ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`--processes N`: the parent of the processes of a run on this machine.
 
-A process whose peer died can't go on, and can't tell whether it will come back. So the
-parent ends all of them when one dies, and starts all again: they go on from the last
-checkpoint.
+A process cannot continue when a peer dies. So if one dies, the parent ends all of them and
+starts them again; they resume from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def launch(
 
 
 class Attempts:
-    """Counts the attempts of a training that failed, and gives up where none gets anywhere.
+    """Counts the failed attempts of a training, and gives up if they make no progress.
 
     Args:
         checkpoints: Folder of the checkpoints of all runs.
@@ -109,7 +108,7 @@ class Attempts:
 
 
 def saved_in(checkpoints: Path) -> set[Path]:
-    """Returns the checkpoints of all runs that count."""
+    """Returns the complete checkpoints of all runs."""
     return {path for path in checkpoints.glob("*/last/*") if path.name.isdecimal()}
 
 
@@ -175,10 +174,10 @@ def stopped(code: int | None, *, saves: bool) -> RecsysError:
 
 
 class LocalProcesses:
-    """The processes of a run on this machine; none is left when it is closed.
+    """The processes of a run on this machine, as a context manager that leaves none running.
 
-    While it is open, signals to stop are passed on to them, of which those of a training
-    save; on a second one they end.
+    Inside the context, stop signals are passed on to the processes: a training saves and
+    stops, and ends at once on a second signal.
 
     Args:
         module: What each of them runs, such as `recsys.train`.
@@ -267,7 +266,7 @@ class LocalProcesses:
 def devices_of(index: int, n_processes: int) -> str:
     """Returns the GPUs of this machine that one of its processes takes, as `0` or `0,1`.
 
-    Each gets as many; where there are fewer GPUs than processes, the one of its number.
+    Each gets an equal share; with fewer GPUs than processes, the GPU with its own number.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

@@ -1,4 +1,4 @@
-"""The parent of a training's first host, to which those of the others come."""
+"""The parent process of the first host, to which those of the others connect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STILL = "its process stands still: JAX's service heard nothing of it"
 
 
 class Leader(Party):
-    """The parent of the first host, to which the others come."""
+    """The parent process of the first host."""
 
     def __init__(self, cluster: Cluster, facts: Mapping[str, Any], folders: SharedFolders) -> None:
         super().__init__(cluster, facts, folders)

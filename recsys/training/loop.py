@@ -1,7 +1,7 @@
 """The training loop: steps, points of the loss curve, validation, checkpoints, resume.
 
-A step is a function of the variables and of its number alone, so a run that was killed
-is resumed from its last checkpoint and ends with the same bits.
+A step depends only on the variables and its number, so a killed run that resumes from its last
+checkpoint ends with the same bits.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What the parents of a run's hosts say to each other, before it and while it runs.
+"""The messages between the parents of a run's hosts, before and during the run.
 
-The parent of the first host leads, the others follow; see `recsys.system.host_connections`:
+The parent of the first host leads; see `recsys.system.host_connections` for the connections:
 
-    hello     who comes, with what it would train: all hosts must agree
+    hello     name of a host, and what it would train: all hosts must agree
     look      a file that the first host wrote: every host must see it, and write one
     seen      whether it did
-    start     where JAX's service listens, and which processes are whose
-    failed    a process died, or gave a reason not to go on
-    done      the processes of a host have ended well
-    end       how the attempt is over; `again`: all meet again
+    start     where JAX's service listens, and which processes belong to which host
+    failed    a process died, or reported an error
+    done      the processes of a host have succeeded
+    end       how the attempt ended; `again`: all meet again
 
-None of it needs JAX, whose own service aborts a process that has lost another one.
+This does not use JAX, whose own service aborts a process that has lost another one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a host needs to know to start its processes."""
+    """The information with which a host starts its processes."""
 
     service: str
     first: int
@@ -49,7 +49,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How an attempt ended; no error: all processes have ended well."""
+    """How an attempt ended; without an error, all processes have succeeded."""
 
     error: RecsysError | None = None
     again: bool = False
@@ -68,7 +68,7 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """How a process ended that didn't end well."""
+    """How a process failed."""
 
     process: int
     code: int
@@ -86,7 +86,7 @@ class Failure:
 
 
 class Party:
-    """What leader and followers have in common.
+    """The common part of leader and followers.
 
     Args:
         cluster: The hosts.
@@ -125,7 +125,7 @@ class Party:
 
 
 def lost(who: str, how: str) -> RecsysError:
-    """Returns the error of a host or a process that was lost, and how."""
+    """Returns the error for a lost host or process."""
     return RecsysError(
         "R388",
         f"All hosts of a run must stay alive and connected until its end; {who} was lost.",
@@ -136,12 +136,12 @@ def lost(who: str, how: str) -> RecsysError:
 
 
 def silent() -> str:
-    """Returns how a host was lost that gave no sign of life."""
+    """Returns the reason for a host that was lost by its silence."""
     return f"no sign of life for {SILENT_S:.0f} s: its machine or its link is down"
 
 
 def hello(member: int, facts: Mapping[str, Any], own_address: str) -> dict[str, Any]:
-    """Returns the fields of the message with which a host comes."""
+    """Returns the fields of the first message of a host."""
     return {
         "version": _VERSION,
         "member": member,
@@ -152,7 +152,7 @@ def hello(member: int, facts: Mapping[str, Any], own_address: str) -> dict[str, 
 
 
 def is_hello(message: Mapping[str, Any]) -> bool:
-    """Returns whether a message is a hello of this version, from whoever it comes."""
+    """Returns whether a message, from any sender, is a hello of this version."""
     types = {"version": int, "member": int, "name": str, "address": str, "facts": dict}
     return message.get("kind") == "hello" and all(
         type(message.get(name)) is kind for name, kind in types.items()
@@ -162,7 +162,7 @@ def is_hello(message: Mapping[str, Any]) -> bool:
 def connect(
     host: str, port: int, wait_s: float, is_stopped: Callable[[], bool], note: Callable[[str], None]
 ) -> Connection | str:
-    """Connects to the first host, which may come later than this one.
+    """Connects to the first host, which may start later than this one.
 
     Args:
         host: Its name or address.

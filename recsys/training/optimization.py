@@ -126,7 +126,7 @@ def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.o
 def exclude_vectors(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
     """Has `optimizer`, before it is built, decay the matrices of `model` alone.
 
-    Smaller is simpler for matrices, not for biases, norms, places or a temperature.
+    Decay regularises matrices, but not biases, norms, positions or a temperature.
     """
     vectors = [v for v in model.trainable_variables if len(v.shape) < 2 or v.name == "place"]
     optimizer.exclude_from_weight_decay(var_list=vectors)
@@ -146,7 +146,7 @@ def _rate(
 
 @contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Gives the dense weights their moving averages while it is open, if there are any.
+    """Replaces the dense weights by their moving averages inside the context, if there are any.
 
     Args:
         model: A compiled model whose variables hold their values.
@@ -166,6 +166,6 @@ def averaged(model: keras.Model) -> Iterator[None]:
 
 
 def finalize(model: keras.Model) -> None:
-    """Gives the dense weights their moving averages permanently, if there are any."""
+    """Replaces the dense weights by their moving averages permanently, if there are any."""
     if getattr(model.optimizer, "use_ema", False):
         model.optimizer.finalize_variable_values(model.trainable_variables)

@@ -1,8 +1,8 @@
 """Device prefetch: batches are read, shuffled and placed ahead of the training loop.
 
-Grain's threads read blocks of batches from the store; one more thread puts the next
-batches on the devices. The loop waits only where both are slower than the step: over 300
-steps of 2 ms for 0.07 s; a thread of our own, which this replaced, for 0.06 s.
+Grain's threads read blocks of batches from the store, and one more thread places the next
+batches on the devices. The loop waits only if these are slower than the step: over 300 steps
+of 2 ms it waited for 0.07 s (0.06 s with our own thread, which this replaced).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Element = tuple[dict[str, Any]]
 class BatchIterator(DataAdapter):
     """The batches of a source on the devices, for `fit`, and how long it waited for them.
 
-    Keras asks for the next batch when the step before has been started, and for none
-    beyond, so the position is that of the loop.
+    Keras asks for the next batch after it has started the previous step, and for no further
+    ones, so the position is that of the loop.
 
     Args:
         source: The batches.
@@ -130,12 +130,12 @@ Placer = Callable[[Batch], dict[str, Any]]
 
 
 def batch_placer() -> Placer:
-    """Returns what puts the batches of a process where Keras' trainer would.
+    """Returns a function that places the batches of a process as Keras's trainer would.
 
-    The active distribution is asked for now: Keras keeps it by thread, and batches are
-    placed in another one. In one process the arrays are sent to the devices; the copy
-    goes on while the caller does. In several, `fit` takes the rows of each on the host,
-    and makes one batch of them, in the order of a single process.
+    The active distribution is read here, because Keras keeps it per thread and batches are
+    placed by another thread. In a single process the arrays are copied to the devices
+    asynchronously. With several, `fit` takes the rows of each process on the host, and makes
+    one batch of them, in the order of a single process.
     """
     distribution = keras.distribution.distribution()
     if distribution is None:

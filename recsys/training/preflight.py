@@ -1,7 +1,7 @@
-"""Checks before the processes of several hosts start: what would hang later, or mean nothing.
+"""Checks before the processes of several hosts start, so that they neither hang nor differ.
 
-All hosts must do the same with the same code, see the same folders that are written, and
-have an address at which the others find them. Each error names the host.
+All hosts must run the same with the same code, see the same output folders, and have an address
+that the others can reach. Each error names the host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MANIFEST_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One of those that meet: a host, or the process that a scheduler started.
+    """A participant: a host, or a process that a scheduler started.
 
     Attributes:
         index: Which one, from 0.
@@ -56,7 +56,7 @@ class Member:
 
 
 def facts_of(module: str, stage: Strict, folders: Mapping[str, Path | None]) -> dict[str, Any]:
-    """Returns what all hosts must agree on, as JSON: a value for each thing by its name.
+    """Returns the facts on which all hosts must agree, by name, JSON-serializable.
 
     Args:
         module: What runs, such as `recsys.train`.
@@ -71,7 +71,7 @@ def facts_of(module: str, stage: Strict, folders: Mapping[str, Path | None]) -> 
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """Returns one text for one run, on whatever hosts and devices and by whatever code."""
+    """Returns a digest that identifies a run, independent of hosts, devices and code."""
     ignored = (
         "the number of",
         "the code",
@@ -109,7 +109,7 @@ def _digest_of(folder: Path) -> str:
 
 
 def check_same(ours: Member, theirs: Member) -> None:
-    """Checks that two hosts would train, or measure, the same.
+    """Checks that two hosts would train, or evaluate, the same.
 
     Raises:
         UsageError: They wouldn't.
@@ -131,7 +131,7 @@ def check_same(ours: Member, theirs: Member) -> None:
 
 
 def check_numbers(n_members: int, known: Sequence[Member], coming: Member) -> None:
-    """Checks that a member is one of those that are waited for, and no other one is the same.
+    """Checks that a member is expected, and that its number is not taken.
 
     Raises:
         UsageError: It isn't, or another one is.
@@ -150,7 +150,7 @@ def check_numbers(n_members: int, known: Sequence[Member], coming: Member) -> No
 
 
 class SharedFolders:
-    """The folders in which the hosts of a run see whether they share them.
+    """The folders that all hosts of a run must share, and the check that they do.
 
     Args:
         folder: One of its own, for a training among the checkpoints; created if missing.
@@ -236,10 +236,10 @@ def not_shared(member: Member, folders: SharedFolders) -> RecsysError:
 
 
 def address_to_publish(address: str | None) -> str | None:
-    """Returns what this host's processes must be told to publish, if their own choice won't do.
+    """Returns the address that this host's processes must publish, if the default is unusable.
 
-    gloo, by which JAX's CPUs talk, publishes the first address of the machine's own name that
-    it can bind.
+    By default gloo, which connects JAX's CPUs, publishes the first address of the machine's own
+    name that it can bind.
 
     Args:
         address: At which other machines reach this one; None: all processes are on this one.
@@ -269,7 +269,7 @@ def _address_of_name() -> str | None:
 
 
 def check_address(member: Member) -> None:
-    """Checks that a host's address is one that hosts on other machines may reach.
+    """Checks that hosts on other machines can reach a host's address.
 
     Raises:
         UsageError: It is a loopback address.

@@ -1,10 +1,10 @@
-"""Where the rows of today's tables come from.
+"""The initial rows of a warm start's tables.
 
-A row continues one of the earlier table, by id, token or bucket. A row of a new id starts
-from its features' neighbours, or from the mean of all.
+A row of a known id, token or bucket continues the row of the earlier table. A row of a new id
+starts from ids with similar features, or from the mean of all.
 
-A new item x with the tokens T(x) starts from the weighted mean of the survivors S, the
-items that were trained before and still are there:
+A new item x with the tokens T(x) starts from the weighted mean of the survivors S, the items
+that were trained before and still exist:
 
     v(x) = Σ_{y ∈ S} s(x, y) v(y) / Σ_{y ∈ S} s(x, y)
 
@@ -12,14 +12,14 @@ items that were trained before and still are there:
 
     w(t) = ln(1 + N / n(t)) · n(t) / (n(t) + 10)
 
-n(t) of the N survivors have the token t. So survivors count by the tokens that they share
-with x, rare ones more than frequent ones (inverse document frequency: Spärck Jones,
-Journal of Documentation 1972), but for those that too few have to say much (shrinkage by
-support as in Koren, "Factorization Meets the Neighborhood", KDD 2008, eq. 2). It is the
-mapping from attributes to vectors by weighted neighbours of Gantner et al., "Learning
-Attribute-to-Feature Mappings for Cold-Start Recommendations", ICDM 2010, with all who
-share something as neighbours in place of the nearest k: so the sum over y is taken once
-for each token, in one pass over the survivors, and
+n(t) of the N survivors have the token t. So survivors are weighted by the tokens that they share
+with x. Rare tokens count more than frequent ones (inverse document frequency: Spärck Jones,
+Journal of Documentation 1972), but tokens with little support count less (shrinkage as in Koren,
+"Factorization Meets the Neighborhood", KDD 2008, eq. 2). This is the mapping from attributes to
+vectors by weighted neighbours of Gantner et al., "Learning Attribute-to-Feature Mappings for
+Cold-Start Recommendations", ICDM 2010, with all survivors that share a token as neighbours
+instead of the nearest k. So the sum over y is computed once per token, in one pass over the
+survivors, and
 
     v(x) = Σ_{t ∈ T(x)} w(t) c(t) / Σ_{t ∈ T(x)} w(t),   c(t) the mean of those with t.
 
@@ -48,7 +48,7 @@ _CHUNK_ROWS = 1 << 20
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowSources:
-    """Where the rows of a table come from.
+    """The source of each row of a table.
 
     Attributes:
         source: Row of the earlier table that each row continues `[rows]` int32; -1: none.
@@ -86,10 +86,10 @@ class RowSources:
 
 
 def sources_of_ids(old: Vocabulary, new: Vocabulary) -> RowSources:
-    """Returns where the rows of users or of items come from.
+    """Returns the sources of the rows of users or items.
 
-    Row 0 and the hash rows stay as they are: both vocabularies have as many. A row whose
-    `generation` went up was free or another id's in between, so it is reset.
+    Row 0 and the hash rows continue, since both vocabularies have the same number of them. A
+    row whose `generation` increased was given to another id, so it is reset.
 
     Args:
         old: The earlier vocabulary.
@@ -135,7 +135,7 @@ def kind_of(feature: FeatureBags) -> str:
 
 
 def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> RowSources:
-    """Returns where the rows of a feature's table come from.
+    """Returns the sources of the rows of a feature's table.
 
     Args:
         old: The feature then.

@@ -6,8 +6,7 @@
     <checkpoints>/<fingerprint>/identity.json  what the fingerprint is of
     <tensorboard>/<fingerprint>/
 
-A run that is killed leaves them, and the same run finds them again, wherever its model is
-to be written.
+They survive a killed run, and the same run finds them again, whatever its output folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The variables of a compiled model by their paths: what a run saves, and parts of it."""
+"""The variables of a compiled model by path: all that a run saves, and parts of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def saved_variables(model: SparseModel) -> dict[str, keras.Variable]:
 
 
 def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns what a compiled model computes with, by path: `saved_variables` but no slots."""
+    """Returns the variables that a compiled model computes with, by path, without slots."""
     tables = tables_of(model)
     left_out = {id(v) for table in tables for v in table.variables if v is not table.embeddings}
     left_out |= {id(v) for v in model.optimizer.variables}
@@ -39,10 +39,10 @@ def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
 
 
 def moments_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns what the towers' optimizer has learned of their gradients, by path.
+    """Returns the moments of the towers' optimizer, by path.
 
-    Not its count of steps, its learning rate, its moving averages of the weights, nor
-    gradients that wait to be added up.
+    Without its step count, learning rate, moving averages of the weights and accumulated
+    gradients.
     """
     optimizer = model.optimizer
     others = [optimizer._iterations, optimizer._learning_rate]

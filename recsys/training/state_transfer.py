@@ -1,6 +1,6 @@
-"""Transfers an earlier model's state: tables row by row, towers and optimizers whole.
+"""Transfers an earlier model's state: tables by row, towers and optimizers as a whole.
 
-Rows go into a sharded table by chunks; no device or host holds it twice.
+Rows are copied into a sharded table in chunks, so no device or host holds it twice.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Report = dict[str, dict[str, int]]
 def transfer_state(
     base: EarlierModel, model: RetrievalModel, inputs: ModelInputs, stage: TrainStage
 ) -> Report:
-    """Gives a model that was just built and compiled what `base` has learned.
+    """Initialises a newly built and compiled model with the state of `base`.
 
-    Surviving rows and their slots come bit for bit, as do the towers and the moments of
-    their optimizer. New rows get their first vectors by `warm_start.new_rows`; their slots
-    stay as they are in a first training. Steps are counted on.
+    Surviving rows and their slots are copied exactly, as are the towers and the moments of
+    their optimizer. New rows start as `warm_start.new_rows` says, with the slots of a first
+    training. The step count continues.
 
     Args:
         base: The earlier model.

@@ -59,9 +59,8 @@ _built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDict
 class Trainer:
     """Trains a retrieval model: the loop, checkpoints, validation, hard negatives, callbacks.
 
-    A run that was killed is resumed by the same call with the same folder, and ends with the
-    same bits as an undisturbed one. A run that has ended is not trained again: its
-    model is restored.
+    The same call with the same folder resumes a killed run, which ends with the same bits as an
+    uninterrupted one. A finished run is not trained again: its model is restored.
 
     Args:
         config: The training loop, `train` of a config.

@@ -162,9 +162,9 @@ def _norms(arrays: list[jax.Array]) -> jax.Array:
 class TensorBoardWriter:
     """Writes numbers by step into a folder that TensorBoard reads.
 
-    Each call writes: tensorboardX's own thread would end at a full disk, without a word,
-    and the training then wait for it for good. Where they can't be written the run goes on
-    without.
+    Each call writes synchronously, because tensorboardX's own thread ends silently when the disk
+    is full, and the training would then wait for it forever. If writing fails, the run continues
+    without these files.
 
     Args:
         folder: The folder; made if missing.
@@ -220,7 +220,7 @@ def memory() -> dict[str, float]:
 
 
 def report_progress(done: int, total: int, text: str) -> None:
-    """Reports how far the run is, for a progress bar.
+    """Reports the progress of the run, for a progress bar.
 
     Args:
         done: Steps done.
@@ -231,6 +231,6 @@ def report_progress(done: int, total: int, text: str) -> None:
 
 
 def note_once(sentence: str) -> None:
-    """Reports it in one of several processes that all know it."""
+    """Reports a note on the primary process only."""
     if is_primary():
         note(sentence)

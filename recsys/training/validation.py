@@ -1,4 +1,4 @@
-"""How well a model ranks the positives that were held back from its training."""
+"""Validation: the ranks of the positives that were held back from training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _K = 10
 
 
 class Validator:
-    """Ranks what was held back among the whole catalogue, as the evaluation does.
+    """Ranks the held-back positives among the whole catalogue, as the evaluation does.
 
     Args:
         events: The training positives, with what is held back.
@@ -111,9 +111,9 @@ def _since(events: KeptEvents, since: int | None) -> KeptEvents:
 def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> Queries:
     """Returns the queries whose answers were held back.
 
-    As the evaluation does: where held-back events are newer than kept ones there is one for
-    each user and second, which knows all that the user did before; with `history_of: others`,
-    and of a random draw, one a user, which knows all that is kept.
+    As in the evaluation, there is one query per user and second with the user's earlier events as
+    history, if held-back events are newer than kept ones. With `history_of: others`, or for a
+    random draw, there is one query per user, with all kept events.
 
     Args:
         events: The training positives, with what is held back.

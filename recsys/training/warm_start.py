@@ -1,4 +1,4 @@
-"""Warm starts: what a model folder keeps for one, whether it can be used, and how it trains.
+"""Warm starts: the saved training state, whether it can be used, and the training settings.
 
 `training_state/` of a model folder holds the slots of the tables, the moments of the
 towers' optimizer and the random state of dropout, as `weights/` holds the weights (see
@@ -53,7 +53,7 @@ _SEEDS = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class TrainingState:
-    """How far a training was.
+    """The progress of a training.
 
     Attributes:
         cut: The moment that its data were split at [seconds since 1970, UTC].
@@ -152,7 +152,7 @@ class EarlierModel:
 
 
 def stage_of_model(folder: Path) -> TrainStage | None:
-    """Returns what the model in a folder was trained with; None: it can't be gone on from."""
+    """Returns the config of the model in a folder; None if it cannot be continued."""
     try:
         return EarlierModel.open(folder, verify=False).stage
     except UnusableModelError:
@@ -174,9 +174,9 @@ def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> Non
 
     Several processes write it together: each calls it.
 
-    Where validation chose an earlier step's weights, the slots and the moments are those
-    of the last step: the best model is kept without any. They only set how far a step
-    goes, and those of the last step go less far.
+    If validation chose the weights of an earlier step, the slots and moments are still those of
+    the last step, because the best model is kept without them. They only affect step sizes,
+    and those of the last step give smaller steps.
 
     Args:
         folder: The model folder, as `save_model` left it.
@@ -214,12 +214,12 @@ def _seal_state(folder: Path, content: dict[str, Any]) -> None:
 
 
 def fingerprint(folder: Path) -> str | None:
-    """Returns the sha256, in hex, of what a model folder holds; None where it has no state."""
+    """Returns the sha256 of a model folder's content, in hex; None if it has no training state."""
     return manifests.manifest_digest(folder / _MANIFEST)
 
 
 def updates_of(model: RetrievalModel) -> int:
-    """Returns how many updates the tables of a model have seen."""
+    """Returns the number of updates of a model's tables."""
     return max(int(np.asarray(table.steps.value)) for table in tables_of(model))
 
 
@@ -235,12 +235,12 @@ def trained_until(events: KeptEvents) -> int:
 def choose(
     folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> tuple[EarlierModel | None, str | None]:
-    """Returns the model that a training starts from, or why it begins anew, as a sentence.
+    """Returns the model that a training starts from, or the reason for a cold start.
 
-    The same in every process.
+    The result is the same in every process.
 
-    A model that was trained on events from the run's cut on has seen what the evaluation
-    asks for. It isn't used, nor is one that is damaged or kept no state.
+    A model that was trained on events at or after the run's cut has seen held-out events, so it
+    is not used, and neither is a damaged model or one without training state.
 
     Args:
         folder: The model folder that was given; None: none was.
@@ -263,7 +263,7 @@ def choose(
 
 
 def cold_start(folder: Path, reason: str) -> str:
-    """Reports, and returns, why a training begins anew though a model was given."""
+    """Reports and returns the reason for a cold start although a model was given."""
     sentence = f"Trains from the beginning, not from the model in {folder}: {reason.rstrip('.')}."
     note_once(sentence)
     return sentence
@@ -349,7 +349,7 @@ def _reason_of_validation(
 
 
 def refused(folder: Path, changes: list[str]) -> UsageError:
-    """Returns the error of an earlier model that differs by `changes`."""
+    """Returns the error for an earlier model whose config differs by `changes`."""
     return UsageError(
         CHANGED,
         f"The model in {str(folder)!r} can only be continued by one like it;"
@@ -408,17 +408,16 @@ def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str
 
 
 def warm_start_of(stage: TrainStage) -> WarmStartConfig:
-    """Returns how a stage starts from a model; by default, where its config doesn't say."""
+    """Returns the warm-start config of a stage, or the default."""
     return stage.warm_start or WarmStartConfig()
 
 
 def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
-    """Returns the stage of a training that starts from `base`; as it is without one.
+    """Returns the stage of a training that starts from `base`; unchanged without one.
 
-    It makes `warm_start.epochs` passes. All that counts passes or steps goes by them: the
-    schedule of the learning rates begins anew and ends with the run, for a rate that went
-    down with the earlier run would teach nothing of the new day; and hard negatives are
-    looked for from the first step on, for the model is past `after_epochs`.
+    It runs `warm_start.epochs` epochs. The learning-rate schedule restarts and covers this run,
+    because the decayed rate of the earlier run would learn nothing from the new data. Hard
+    negatives are used from the first step on, because the model is past `after_epochs`.
     """
     if base is None:
         return stage
@@ -428,10 +427,10 @@ def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
 
 
 def batch_settings(train: TrainConfig, base: EarlierModel | None) -> TrainConfig:
-    """Returns what the batches of a training are made by.
+    """Returns the settings that batches are made with.
 
-    Each night that continues a model shuffles and draws otherwise than the one before: the
-    same negatives every night would leave out the same items for good.
+    Each warm start uses another seed for shuffling and sampling: with the same negatives every
+    night, some items would never be drawn.
     """
     if base is None:
         return train
