@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from recsys.cli.files import write_start
 from recsys.config import load as config_file
 from recsys.config.load import default_config_path, load_config
-from recsys.errors import ConfigError, UsageError
+from recsys.errors import ConfigError, RecsysError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,6 +49,19 @@ def test_nothing_is_overwritten(tmp_path, taken):
         write_start(tmp_path)
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("limit", [100, 100_000], ids=["of-the-config", "of-the-data"])
+def test_what_cannot_be_written_whole_is_taken_away_again(tmp_path, limit):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # As a full disk.
+    try:
+        with pytest.raises((OSError, RecsysError), match="File too large"):
+            write_start(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    write_start(tmp_path)
 
 
 def test_a_command_without_a_config_takes_that_of_the_folder(tmp_path, monkeypatch):

@@ -226,6 +226,9 @@ def test_wrong_wishes_are_refused_with_a_sentence(server, wish, status):
         ("tokens", 422),
         ("tokens?filter=no", 400),
         ("similar?item=i1&k=-1", 422),
+        ("similar?item=i1&n=3", 422),
+        ("similar?item=i1&item=i2", 422),
+        ("about?version=1", 422),
     ],
 )
 def test_wrong_parameters_are_refused_with_a_sentence(server, path, status):

@@ -75,6 +75,7 @@ def made(tmp_path_factory):
     world = {"features": _FEATURES, "columns": _COLUMNS, "rows": _ROWS, "new": _NEW}
     (folder / "world.json").write_text(json.dumps({**world, "shapes": _SHAPES}))
     run_on_tensorflow(_SCRIPT, folder)
+    assert "frequency_threshold" not in (folder / "tokens.err").read_text()  # TFT's warnings.
     result = json.loads((folder / "result.json").read_text())
     by_id = {}
     for ids, bags in result["tokens"]:

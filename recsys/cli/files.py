@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from recsys.cli.options import ConfigArgument, Force, Json, Out, Sets
 from recsys.errors import UsageError
+from recsys.system.disk import storage_error
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NAME, _DATA = "movielens_small", "ml-latest-small"
@@ -43,6 +44,8 @@ def write_start(folder: Path) -> list[Path]:
 
     Raises:
         UsageError: One of them already exists (R111).
+        OSError: The folder can't be written; nothing of what was written stays.
+        RecsysError: The same, while data were copied (R603).
     """
     from recsys.config import Config
     from recsys.config.load import DEFAULT_NAME
@@ -69,17 +72,26 @@ def write_start(folder: Path) -> list[Path]:
         )
     # Paths of the shipped config that differ in the new folder.
     other = {f"configs/{_NAME}.yaml": DEFAULT_NAME, "../runs/": "runs/", "../data/": "data/"}
-    for target, source in targets.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source is None:
-            target.write_text(json.dumps(Config.model_json_schema(), indent=1) + "\n")
-        elif source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            text = source.read_text()
-            for old, new in other.items():
-                text = text.replace(old, new)
-            target.write_text(text)
+    try:
+        for target, source in targets.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source is None:
+                target.write_text(json.dumps(Config.model_json_schema(), indent=1) + "\n")
+            elif source.is_dir():
+                shutil.copytree(source, target)
+            else:
+                text = source.read_text()
+                for old, new in other.items():
+                    text = text.replace(old, new)
+                target.write_text(text)
+    except BaseException as error:  # Half of the data would be trained on without a word.
+        for target in targets:
+            shutil.rmtree(target, ignore_errors=True)
+            if target.is_file():
+                target.unlink()
+        if isinstance(error, shutil.Error):  # Its text is a list of all files.
+            raise storage_error(OSError(error.args[0][0][-1]), folder) from None
+        raise
     return list(targets)
 
 

@@ -115,7 +115,7 @@ def vocabulary_rows(tokens: tf.RaggedTensor, name: str, min_count: int) -> tf.Ra
     indices = tft.compute_and_apply_vocabulary(
         tokens.to_sparse(),
         default_value=-1,
-        frequency_threshold=min_count,
+        frequency_threshold=min_count if min_count > 1 else None,  # TFT warns of 1.
         vocab_filename=name,
     )
     rows = tokens.with_flat_values(1 + indices.values)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import pydantic
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from recsys.serving.retriever import Retriever
@@ -89,6 +89,20 @@ def read_recommend_request(body: bytes) -> RecommendRequest:
         first = error.errors(include_url=False)[0]
         where = ".".join(["body", *map(str, first["loc"])])
         raise invalid(where, first["msg"], first["input"]) from None
+
+
+def check_parameters(request: Request) -> None:
+    """Refuses a parameter that the route doesn't have, which FastAPI ignores, or has twice.
+
+    Raises:
+        HttpError: There is one (422).
+    """
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known or given.count(name) > 1:
+            rule = f"The parameters are {', '.join(known) or 'none'}, each at most once"
+            raise invalid("query", rule, name)
 
 
 def invalid(where: str, rule: str, received: Any) -> HttpError:
@@ -194,7 +208,9 @@ _BODY = {"required": True, "content": {JSON: {"schema": RecommendRequest.model_j
 def router(pool: Pool, work: MicroBatcher) -> APIRouter:
     """Returns the routes below `/api`."""
     responses = documented(400, 404, 408, 413, 415, 421, 422, 429, 503)
-    routes = APIRouter(prefix="/api", tags=["page"], responses=responses)
+    routes = APIRouter(
+        prefix="/api", tags=["page"], responses=responses, dependencies=[Depends(check_parameters)]
+    )
 
     async def respond(
         kind: type[Answer], version: int | None, find: Callable[[Retriever], dict[str, Any]]
