@@ -1,4 +1,4 @@
-"""What follows every run, failed ones too: its summary, a cleaning, and a message."""
+"""The steps after every run, also a failed one: summary, cleaning and message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def after_run(
 ) -> dict[str, Any] | None:
     """Cleans up after a successful run, if the config says so, and sends the summary.
 
-    A failure here neither fails the run nor hides why it failed.
+    A failure here neither fails the run nor hides its error.
 
     Args:
         config: The config of the run.

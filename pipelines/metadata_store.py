@@ -1,7 +1,7 @@
 """The connection to ML Metadata: SQLite under the root, or MySQL by config.
 
-TFX compiles the connection into the pipeline, and what is compiled is copied and shown.
-So the password is not part of it: it is added when a connection is made.
+TFX compiles the connection into the pipeline, which is copied and shown. So the password is not
+part of it, and is added when a connection is made.
 """
 
 from __future__ import annotations

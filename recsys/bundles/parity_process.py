@@ -1,14 +1,13 @@
 """`python -m recsys.bundles.parity_process`: the parity checks, with TensorFlow alone.
 
-The exporter starts it, and names the folder of an unfinished bundle on its stdin. What
-trained the model can't be imported here: so a bundle that passes needs none of it. Large
-variables are mapped from files, so it holds no table. What the trainer computed comes as a
-folder:
+The exporter starts it, and writes the folder of an unfinished bundle to its stdin. The training
+code can't be imported here, which shows that a bundle works without it. Large variables are
+mapped from files, so no table is in memory. The trainer's results are in a folder:
 
-    probes.parquet     user_id, history, query and source of each probe, in raw ids, and what
-                       the model is told of the histories
-    popularity.npy     what each item row scores for who nothing is known of
-    options.json       how the items are stored, and what is asked of the bundle
+    probes.parquet     user_id, history, query and source of each probe, in raw ids, and the
+                       facts of the histories
+    popularity.npy     score of each item row for users about whom nothing is known
+    options.json       how the items are stored, and the requirements for the bundle
 
 Item embeddings are those of the bundle, `item_embeddings.npy`: the trainer's own.
 """
@@ -51,8 +50,8 @@ _ENVIRONMENT = {"KERAS_BACKEND": "", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_L
 class ParityProcess:
     """A process that checks one unfinished bundle, and ends with this object.
 
-    It is started early: TensorFlow takes seconds to start, in which the exporter builds the
-    graph.
+    It is started early, because TensorFlow takes seconds to start; meanwhile the exporter builds
+    the graph.
     """
 
     def __init__(self) -> None:
@@ -144,15 +143,14 @@ _TRIES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What a bundle must reproduce.
+    """The results that a bundle must reproduce.
 
     Attributes:
         user_id: User of each probe `[n]`, text.
         history: Item ids of each probe `[n, length + 1]`, text, the newest first.
         query: Embedding of each probe `[n, dim]` float32.
-        source: What the answer to each must rest on `[n]`, text, one of `SOURCES`: who is
-            answered by popularity is not for the SavedModel to say.
-        popularity: What each item row scores for who nothing is known of `[item rows]`
+        source: Required source of each answer `[n]`, text, one of `SOURCES`.
+        popularity: Score of each item row for users about whom nothing is known `[item rows]`
             float32.
         kind: What the SavedModel stores the candidates as.
         min_parity: Share of the exact best that it must find nevertheless [0..1].

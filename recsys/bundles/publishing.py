@@ -1,12 +1,12 @@
 """Publishing a bundle as the next served version, and rolling back to an earlier one.
 
-A bundle is copied beside the versions under a hidden name, checked, synced to the disk,
-then renamed: a reader sees the old version or the new one. Whatever can fail for want of
-space comes before the rename.
+A bundle is copied next to the versions under a hidden name, checked, synced to the disk and then
+renamed, so a reader sees either the old version or the new one. Everything that needs disk space
+happens before the rename.
 
-A rollback renames the newer versions to hidden names: what serves the highest number, as
-TensorFlow Serving does, then finds the earlier one. The rename works at once and on a full
-disk, and the same rename undoes it.
+A rollback renames the newer versions to hidden names, so servers that serve the highest number,
+such as TensorFlow Serving, find the earlier one. The rename is immediate, works on a full disk,
+and can be undone by another rename.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from recsys.system.held_folder import HeldFolder
 
 
 class WithdrawnError(RecsysError):
-    """What is to be published was rolled back (R513)."""
+    """The bundle to publish was rolled back before (R513)."""
 
 
 def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
     """Copies `bundle` to the next version of `serving_root`, atomically.
 
-    Sweeps what a killed call left behind. Publishes nothing where the newest
-    version already holds the same content. No number is given twice.
+    Removes what a killed call left behind. Publishes nothing if the newest version already has
+    the same content. A number is never reused.
 
     Args:
         bundle: A bundle with a manifest.
@@ -158,9 +158,9 @@ class Rollback:
 
 
 def rollback(serving_root: Path, to: int | None = None) -> Rollback:
-    """Makes an earlier version the served one again; the newer ones go out of service.
+    """Serves an earlier version again, and withdraws the newer ones.
 
-    They stay under hidden names, so that they can be brought back by their number.
+    These are kept under hidden names, and can be restored by their number.
 
     Args:
         serving_root: Folder of the versions.

@@ -1,4 +1,4 @@
-"""Rows of large arrays, read slice by slice from where they lie: no table in memory."""
+"""Reads large arrays slice by slice from their files, so that no table is in memory."""
 
 from __future__ import annotations
 

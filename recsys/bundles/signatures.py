@@ -1,4 +1,4 @@
-"""What the signatures of a bundle take and answer: names of inputs, and sources of answers.
+"""Names of the inputs of a bundle's signatures, and the sources of answers.
 
 Nothing here imports TensorFlow.
 """
@@ -175,9 +175,9 @@ trained row; features; nothing, and so what is popular."""
 def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.ndarray:
     """Returns the share that each item has in the positives of all users `[item rows]` float32.
 
-    Of all time, before the cut and after it: that is the order which the baseline
-    `popularity` gives everybody, it needs no reference time for "lately", and an
-    old bundle's answer doesn't wear away. Of equal items the smaller row comes first.
+    Positives of all time count, before and after the cut, as in the baseline `popularity`. This
+    needs no reference time, and the answers of an old bundle don't change. Of equal items the
+    smaller row comes first.
 
     Args:
         histories: What every user did.

@@ -17,7 +17,7 @@ from recsys.models.saved import TrainedModel
 
 
 class StoredUsers(tf.Module):
-    """The users of the data; each has a number from 1 on, and an unknown one has 0.
+    """The users of the data, numbered from 1; unknown users have the number 0.
 
     Args:
         saved: The model.

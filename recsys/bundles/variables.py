@@ -2,11 +2,10 @@
 
 No table is ever in memory: `filled_later` and `fill` write them, `load_mapped` loads them.
 
-A large variable is made without rows, by `filled_later`, so that neither Keras nor
-`tf.saved_model.save` ever hold it. Afterwards `fill` writes `variables/` anew: each of
-these variables in slices that are read from where they lie, with the operations that
-TensorFlow writes checkpoints of split variables with. A reader of the SavedModel reads
-whole variables; `RestoreV2` puts the slices together.
+`filled_later` makes a large variable without rows, so neither Keras nor `tf.saved_model.save`
+holds it. Afterwards `fill` rewrites `variables/` with these variables in slices that are read
+from their files, using TensorFlow's operations for checkpoints of partitioned variables. Readers
+of the SavedModel see whole variables: `RestoreV2` joins the slices.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Report = Callable[[int, int], None]
 
 
 def filled_later(values: np.ndarray | SavedRows, dtype: tf.DType) -> tf.Variable:
-    """Returns a variable without rows, which `fill` gives those of `values`.
+    """Returns a variable without rows, to be filled with those of `values` by `fill`.
 
     Args:
         values: `[rows, ...]`. A memory map, of `numpy.load` for example, is read from its
@@ -64,7 +63,7 @@ def _was_filled_later(name: str) -> bool:
 
 
 def fill(folder: Path, variables: Iterable[tf.Variable], report: Report = lambda *_: None) -> None:
-    """Gives the variables of the SavedModel in `folder` their content.
+    """Writes the content of the variables of the SavedModel in `folder`.
 
     Args:
         folder: What `tf.saved_model.save` has just written.
@@ -170,10 +169,10 @@ def constant(values: Any, dtype: tf.DType) -> tf.Variable:
 def load_mapped(bundle: Path, scratch: Path) -> Any:
     """Returns the SavedModel of `bundle`, with the variables of `filled_later` in files.
 
-    A loaded SavedModel holds all of its variables in memory, as a server must. A check of one
-    that is larger than the memory maps them, and reads the pages of the rows that it needs.
-    TensorFlow loads the model with these variables empty, and they get their rows afterwards.
-    Every byte of them is read once, slice by slice, and compared with its checksum.
+    TensorFlow holds all variables of a loaded SavedModel in memory. To check a model larger than
+    memory, this maps them instead, and only the pages of the needed rows are read. TensorFlow
+    loads the model with these variables empty, and they get their rows afterwards. Every byte of
+    them is read once, slice by slice, and compared with its checksum.
 
     Args:
         bundle: Holds the SavedModel.

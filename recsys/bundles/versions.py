@@ -1,8 +1,8 @@
-"""The published versions of a serving root, and a registry of those that are gone.
+"""The published versions of a serving root, and a registry of the withdrawn ones.
 
-The folders tell most of it. A small file beside them keeps what they forget: the highest
-number ever given, what was rolled back, and what a rollback chose. Without the file, or
-with a damaged one, the folders are all that is known.
+The folders show which versions exist. A small file next to them records the rest: the highest
+number ever used, the versions that were rolled back, and the target of a rollback. If the file is
+missing or damaged, only the folders are used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _numbered(serving_root: Path, prefix: str) -> dict[int, Path]:
 
 
 def is_version(name: str) -> bool:
-    """Returns whether a folder of this name is a version, to TensorFlow Serving too."""
+    """Returns whether a folder name is a version, also for TensorFlow Serving."""
     return name.isascii() and name.isdecimal() and int(name) <= _HIGHEST_VERSION
 
 
@@ -72,7 +72,7 @@ _Number = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST_VERSION)]
 
 
 class VersionRegistry(Strict):
-    """What is remembered."""
+    """The content of the registry file."""
 
     highest: _Number = 0
     """Highest number that was ever given; 0 before the first."""
@@ -114,5 +114,5 @@ class VersionRegistry(Strict):
 
 
 def hidden_folder(serving_root: Path, number: int) -> Path:
-    """Returns where the version `number` goes when it is rolled back."""
+    """Returns the hidden folder of the version `number` after a rollback."""
     return serving_root / f"{_WITHDRAWN}{number}"

@@ -1,8 +1,8 @@
-"""`assets.extra/tf_serving_warmup_requests`: what TensorFlow Serving asks before it serves.
+"""`assets.extra/tf_serving_warmup_requests`: warm-up requests of TensorFlow Serving.
 
-Without it the first requests of each signature are slow: TensorFlow still optimises its
-graph. The file has TFRecords of `PredictionLog`, as TensorFlow Serving's guide "SavedModel
-Warmup" wants them: at most 1,000.
+Without them the first requests of each signature are slow, because TensorFlow still optimises its
+graph. The file has at most 1,000 TFRecords of `PredictionLog`, as described in TensorFlow
+Serving's guide "SavedModel Warmup".
 """
 
 from __future__ import annotations

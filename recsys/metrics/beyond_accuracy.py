@@ -1,7 +1,7 @@
-"""Metrics of the lists themselves, whatever was right.
+"""Metrics of the recommended lists that don't depend on the positives.
 
-How much of the catalogue they show, how popular it is, and how unlike each other the items
-of a list are. Nobody can say whether more is better.
+They measure how much of the catalogue is shown, how popular it is, and how diverse a list is.
+More is not always better.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What a metric is, and the ranked lists that it is computed from.
+"""The base class of metrics, and the ranked lists that they are computed from.
 
-A query has one or more positives; the rank of a positive is its place (1 is best) in the
-list of all candidates without those that the user has seen. Items of one score stand in the
-order of their rows, so a rank is never shared. Every metric is first the mean over a user's
-queries, then the mean over users: a user with a thousand events counts as much as one with
-a single event.
+A query has one or more positives. The rank of a positive is its position (1 is best) in the list
+of all candidates without those that the user has seen. Items with equal scores are ordered by
+row, so no two items share a rank. A metric is averaged over the queries of each user, then over
+users, so a user with a thousand events counts as much as one with a single event.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _BLOCK_ROWS = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-    """What metrics need to know of the items.
+    """The facts about items that metrics need.
 
     Attributes:
         counts: Training positives of each item row `[item rows]`.

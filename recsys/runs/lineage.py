@@ -1,7 +1,7 @@
 """The lineage in a bundle's manifest, so that a copy elsewhere still has it.
 
-It doesn't depend on where or when it was made: the same data, commit and config give the
-same manifest, by which content that was rolled back is recognised.
+It doesn't depend on the place or time of a run: the same data, commit and config give the same
+manifest. So content that was rolled back is recognised.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Thing:
     """A file or folder to remove or to keep.
 
     Attributes:
-        kind: Type of an artifact, or what people call the thing.
-        path: Where it lies.
+        kind: Type of an artifact, or a name for other files.
+        path: Its path.
         why: Why it is removed or kept, a phrase.
         goes: Whether it is removed.
         artifact: Its id in ML Metadata, if it is an artifact.

@@ -4,9 +4,9 @@ FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantizatio
 nearest neighbor search", 2011, section 4, each number rounded for itself). The caller
 computes the exact scores of what it finds. docs/serving.md says why FAISS.
 
-What is kept of it is three plain arrays, and not FAISS's own file: that is read by C++
-that trusts it, while a bundle may be hostile. The rounded vectors are made
-again of the item embeddings when it is loaded.
+It is stored as three plain arrays. FAISS's own file format is not used, because its C++ reader
+trusts the file, and a bundle may be malicious. The rounded vectors are recomputed from the item
+embeddings when the index is loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Report = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """What an index has learnt of the items.
+    """The learned parameters of an index.
 
     Attributes:
         middles: Of each list `[lists, dim]` float32.
@@ -52,7 +52,7 @@ class Lists:
 def learn_lists(
     embeddings: np.ndarray, rows: np.ndarray, n_lists: int, report: Report | None = None
 ) -> Lists:
-    """Spreads items over lists by k-means; the same for the same input.
+    """Clusters items into lists by k-means, deterministically.
 
     Args:
         embeddings: `[item rows, dim]` float32; may be a memory map.

@@ -1,4 +1,4 @@
-"""A file of users in, a Parquet file of recommendations out: whole, or not at all."""
+"""Recommendations for a file of users, written atomically as Parquet."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _MOST_ID_BYTES = 1 << 26
 
 @dataclasses.dataclass
 class Answered:
-    """What became of a file of users.
+    """The result for a file of users.
 
     Attributes:
         out: The recommendations.
@@ -139,7 +139,7 @@ def batch_answer(
 ) -> pa.RecordBatch:
     """Returns the best `k` items of users, in the columns of `ENCODED`.
 
-    What a user has seen is left out, unless the bundle's config includes repeats.
+    Seen items are left out, unless the bundle's config includes repeats.
 
     Args:
         retriever: Answers.

@@ -1,7 +1,7 @@
 """`python -m recsys.serving.embed`: the query embeddings of a bundle.
 
-An evaluation runs without TensorFlow, so it starts this process, which answers until its
-stdin ends. The SavedModel gets raw ids, as from a client.
+The evaluation runs without TensorFlow, so it starts this process, which answers until its stdin
+is closed. The SavedModel gets raw ids, as from a client.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def embed(
 ) -> int:
     """Writes the embeddings of the queries in `folder` beside them; returns how many.
 
-    Every history counts as given, an empty one too: what the bundle has stored of a
-    user, the held-out events among it, is never read. Features are the stored ones.
+    Each query passes its history, even an empty one, so the stored history of a user, which
+    includes held-out events, is never read. Features are the stored ones.
 
     Args:
         graph: The bundle's SavedModel.

@@ -1,4 +1,4 @@
-"""The approximate index of a bundle, built and judged at the export."""
+"""The approximate index of a bundle, built and measured at the export."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def build(
 ) -> dict[str, Any] | None:
     """Writes `index/` into a bundle, if the config wants an index for so many items.
 
-    The effort of a search is the least that finds enough on every other query, with a
-    margin; the rest of them tells the recall. The same input gives the same files.
+    The search effort is the least with enough recall, plus a margin, on every other query; the
+    recall is measured on the rest. The same input gives the same files.
 
     Args:
         folder: The bundle.

@@ -1,4 +1,4 @@
-"""The best items of queries: by the index where there is one, else over all items, exactly."""
+"""The best items of queries, by the index if there is one, else exactly over all items."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ smaller rows come first."""
 class Ranker:
     """Ranks the items of a bundle; scores are exact float32 dot products.
 
-    Where the processor multiplies bytes fast, items are first looked at in 8 bits, and
-    few of them exactly; the answer is the same to the last bit (`recsys.kernels.rank_jobs`).
+    On processors with fast byte products, items are first ranked in 8 bits, and only a few of
+    them exactly. The result is the same to the bit (`recsys.kernels.rank_jobs`).
 
     Args:
         embeddings: `[item rows, dim]` float32, contiguous; may be a memory map.

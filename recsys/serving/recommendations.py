@@ -29,7 +29,7 @@ _COLUMNS = ("score", "id", "title")
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """An item as people see it.
+    """An item with its title.
 
     Attributes:
         id: Id of the item.
@@ -321,7 +321,7 @@ class LoadedBundle:
 def load_bundle(path: str | Path) -> LoadedBundle:
     """Loads a bundle; takes seconds.
 
-    A SavedModel is a program: load only bundles that you made, or whose maker you trust.
+    A SavedModel is a program: load only bundles from sources that you trust.
 
     Args:
         path: Folder of a bundle, or of published versions, of which the newest is loaded.

@@ -1,8 +1,8 @@
-"""The retriever: one way to recommend from a bundle, for server, file and command line.
+"""The retriever recommends from a bundle, for the server, batch files and the command line.
 
-The SavedModel embeds a query and tells which items its user has seen (`prepare_query`);
-the items are ranked here by exact float32 dot products, by an index where that is faster.
-Queries of which nothing is known are answered by the SavedModel, by popularity. Inputs and
+The SavedModel embeds a query and returns the items that its user has seen (`prepare_query`). The
+items are ranked here by exact float32 dot products, or by an index if that is faster. Queries
+about which nothing is known are answered by the SavedModel, by popularity. Inputs and
 outputs are those of `recommend` and `recommend_filtered`, see `recsys.bundles.graph`.
 """
 

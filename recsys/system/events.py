@@ -1,8 +1,8 @@
 """Progress events of a run, one line of JSON each.
 
-The parent that shows progress names a file in `RECSYS_EVENTS`; every process of
-the run appends to it. Without the variable nothing is written, so the same code
-runs under a scheduler that only wants logs.
+The parent that shows progress sets `RECSYS_EVENTS` to a file, and every process of the run
+appends to it. Without the variable nothing is written, for example under a scheduler that only
+collects logs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Connections between the parents of a training's hosts: JSON, a line a message, over TCP.
 
-Nothing here blocks. Each side gives a sign of life every second: one that was killed closes its
-connection, which its kernel tells at once; one whose link is cut is silent.
+Nothing here blocks. Each side sends a heartbeat every second. If a side is killed, its kernel
+closes the connection at once; if its link is cut, its heartbeats stop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs stages in processes of their own, and passes their errors back.
 
-Training needs Keras on JAX, export needs Keras on TensorFlow, and importing TFX
-decides for TensorFlow: so each is a process whose environment its parent sets.
-A stage prints its result, or its error, as the last line of its stdout.
+Training needs Keras on JAX, export needs Keras on TensorFlow, and TFX selects TensorFlow when it
+is imported. So each stage is a process with an environment set by its parent. A stage prints its
+result, or its error, as the last line of stdout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors with an HTTP status: what a client did wrong, or must wait for."""
+"""Errors with an HTTP status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 class HttpError(RecsysError):
-    """A request that gets no answer, and why.
+    """An error that is answered with an HTTP status.
 
     Args:
         status: HTTP status.

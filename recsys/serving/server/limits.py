@@ -31,7 +31,7 @@ _MOST_LISTS = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one request may hold, and what all of them may.
+    """Limits of one request, and of all requests together.
 
     Attributes:
         body_bytes: Of one request's body.

@@ -1,6 +1,6 @@
-"""A bounded queue before a few threads; requests that wait are answered together.
+"""A bounded queue in front of a few threads; waiting requests are answered together.
 
-Nobody waits for others to come: a request that finds a thread free is answered alone.
+A request never waits for others: if a thread is free, it is answered at once.
 """
 
 from __future__ import annotations

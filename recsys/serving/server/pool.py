@@ -1,7 +1,7 @@
 """The served model: which of its versions are loaded, and how one replaces another.
 
-A request takes a version once, and keeps it to its end; a swap is one assignment. So every
-request is answered by one whole version, and none waits for a swap.
+A request takes one version and keeps it until it ends, and a swap is a single assignment. So
+every request is answered by one version, and none waits for a swap.
 """
 
 from __future__ import annotations
