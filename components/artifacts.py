@@ -43,13 +43,13 @@ class InteractionData(Artifact):
 
 
 class ServingBundle(Artifact):
-    """A SavedModel with all that serving and people need beside it."""
+    """A SavedModel with the other files of a bundle."""
 
     TYPE_NAME = "ServingBundle"
 
 
 class Report(Artifact):
-    """`report.html`, what a run did and how well."""
+    """`report.html`, the report of a run."""
 
     TYPE_NAME = "Report"
 

@@ -1,4 +1,4 @@
-"""DataGate: what TFX only records, anomalies and rejected rows, stops the run here."""
+"""DataGate: stops the run for anomalies and rejected rows, which TFX only records."""
 
 import json
 import shutil

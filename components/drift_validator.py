@@ -1,7 +1,7 @@
 """DriftValidator: today's statistics against earlier ones, and all that TFDV found, as JSON.
 
-TFDV compares what the schema has comparators for. A schema that people committed may
-have some; the config's limits fill in the rest.
+TFDV compares the columns for which the schema has comparators. A committed schema may have some;
+the config's limits are used for the others.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ _Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """How far a column of a split lies from the earlier one.
+    """The distance of a column of a split from the earlier data.
 
     Attributes:
         kind: `drift`, from the data accepted before; `skew`, from what the last blessed
@@ -84,10 +84,10 @@ class Distance:
 
 
 class DriftLimits(Strict):
-    """What of one kind of data is compared, and how far it may move.
+    """The columns of one kind of data that are compared, and their limits.
 
-    The limits of the config don't hold for splits of fewer than `LEAST_USERS`: what a few
-    users like is no property of the data.
+    The limits of the config don't apply to splits of fewer than `LEAST_USERS`, because the taste
+    of a few users says nothing about the data.
     """
 
     what: str
@@ -230,7 +230,7 @@ def DriftValidator(
 ) -> None:
     """Measures drift and skew, and writes all findings of one kind of data as JSON.
 
-    It never fails for what it finds: that is the gate's, which reads what is written here.
+    It never fails because of its findings; the DataGate reads them and decides.
 
     Args:
         statistics: Today's.

@@ -32,7 +32,7 @@ def EntityGen(
     code: Parameter[str],
     beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
 ) -> None:
-    """Reads items or users, and drops bad rows and those that come again.
+    """Reads items or users, and drops bad rows and duplicates.
 
     Args:
         examples: Parquet examples of one split: the id, the title of items, and the

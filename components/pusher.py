@@ -34,7 +34,7 @@ def Pusher(
 ) -> None:
     """Publishes a blessed bundle; after a refused one the served version stays.
 
-    So does one that was rolled back: the next run doesn't undo a rollback.
+    A bundle that was rolled back is not published again, so the next run doesn't undo a rollback.
 
     Args:
         bundle: The bundle.

@@ -1,4 +1,4 @@
-"""Reporter: what a run did and how well, on one page."""
+"""Reporter: the report of a run on one page."""
 
 import json
 from pathlib import Path

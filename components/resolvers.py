@@ -1,8 +1,8 @@
-"""Resolvers: the nodes that look up in ML Metadata what earlier runs made.
+"""Resolvers: nodes that look up artifacts of earlier runs in ML Metadata.
 
-TFX's own strategies take the latest artifact of all. On a rerun with nothing changed that
-is what the step itself made, so the step would run again, for ever. Here a rerun is given
-what the first run was given, and is cached.
+TFX's own strategies take the latest artifact. In an unchanged rerun that is the step's own
+output, so the step would run again each time. Here a rerun gets the same artifact as the first
+run, and is cached.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def LatestBlessed(current: BaseChannel) -> Resolver:
 class EarlierStatisticsStrategy(ResolverStrategy):
     """Takes the statistics of the last accepted data, and of the last blessed model.
 
-    The first are for drift, the second for skew. Data that the gate refused is no measure:
-    else a fault would pass the gate on the second night. Both are older than today's and so
-    depend on today's alone.
+    The first are for drift, the second for skew. Refused data are not compared with; otherwise a
+    fault would pass the gate on the second night. Both are older than today's data, so they
+    depend on today's data only.
 
     Args:
         what: `interactions`, `items` or `users`.

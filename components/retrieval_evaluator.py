@@ -22,7 +22,7 @@ def RetrievalEvaluator(
     code: Parameter[str],
     blessed_model: InputArtifact[Model] = None,
 ) -> None:
-    """Ranks the whole catalogue and compares with what must be reached.
+    """Evaluates the model over the whole catalogue, and compares it with the thresholds.
 
     Args:
         model: The model just trained.

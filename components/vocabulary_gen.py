@@ -28,7 +28,7 @@ def VocabularyGen(
     users: InputArtifact[Examples] = None,
     previous: InputArtifact[Vocabularies] = None,
 ) -> None:
-    """Gives users and items their rows; those that have one keep it.
+    """Assigns rows to users, items and kinds of events; known ones keep theirs.
 
     Args:
         interactions: Examples; rows come from the split `train` alone.

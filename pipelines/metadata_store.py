@@ -26,7 +26,7 @@ _TIMEOUT_S = 10.0
 
 
 def connection_config(config: Config) -> proto.ConnectionConfig:
-    """Returns where ML Metadata of `config` is kept, without a password."""
+    """Returns the connection to the ML Metadata of `config`, without the password."""
     connection = proto.ConnectionConfig()
     mysql = config.metadata.mysql
     if mysql is None:
@@ -46,7 +46,7 @@ def connection_config(config: Config) -> proto.ConnectionConfig:
 
 
 def with_password(config: Config) -> proto.ConnectionConfig:
-    """Returns `connection_config` with the password of the environment.
+    """Returns `connection_config` with the password from the environment.
 
     Raises:
         UsageError: There is a server, and the variable of its password is not set.
@@ -68,7 +68,7 @@ def with_password(config: Config) -> proto.ConnectionConfig:
 
 
 def check_metadata(config: Config) -> None:
-    """Connects once to the server of `config`, if it has one, before any work is begun.
+    """Connects once to the server of `config`, if it has one, before any work starts.
 
     Raises:
         RecsysError: The server can't be reached, or refuses us.
@@ -135,7 +135,7 @@ _ID_FILE = "root.id"
 
 
 def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
-    """Gives `name` to `root`, for good; the holder of the run lock alone may call this.
+    """Binds `root` to `name` permanently; only the holder of the run lock may call this.
 
     Args:
         store: A database that other roots may use as well.

@@ -23,8 +23,8 @@ class Platform:
     """This machine, by our own runner.
 
     Attributes:
-        run_id: What becomes the id of a run when it starts.
-        is_cached: Whether what a step made is used again where nothing has changed.
+        run_id: Placeholder or value of the id of a run.
+        is_cached: Whether the results of unchanged steps are reused.
     """
 
     run_id: RuntimeParameter | str = RuntimeParameter(

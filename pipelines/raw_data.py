@@ -38,7 +38,7 @@ class RawSource:
     Attributes:
         gen: Reads them.
         validation: Validates them; the last step's output is the `Validation` artifact.
-        transform: Makes token rows of their features; None where they have none.
+        transform: Makes token rows of their features; None without features.
     """
 
     gen: BaseNode

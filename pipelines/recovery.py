@@ -1,8 +1,8 @@
-"""Recovery: what a run clears up first, of runs that were killed or stopped.
+"""Recovery: a run first cleans up after runs that were killed or stopped.
 
-A killed run leaves executions in ML Metadata that run for ever (orphaned executions), files
-that were half written (partial outputs), and no record of its end. The holder of the run
-lock alone may clear up: no other run is alive then.
+A killed run leaves executions in ML Metadata that never end (orphaned executions), partial
+output files, and no record of its end. Only the holder of the run lock may clean up, because no
+other run is alive then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTIAL = re.compile(r"\.(?P<id>\d+)[.-].+")
 
 @dataclasses.dataclass(frozen=True)
 class Cleared:
-    """What was cleared up.
+    """The result of a cleanup.
 
     Attributes:
         runs: Ids of the runs that left no result.
@@ -59,10 +59,10 @@ class Cleared:
 
 
 def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str | None) -> Cleared:
-    """Clears up; the holder of the run lock alone may call this.
+    """Cleans up; only the holder of the run lock may call this.
 
-    Files go before the executions are marked, so that a sweep that is killed itself is
-    done again.
+    Files are removed before the executions are marked, so a cleanup that is killed is repeated
+    by the next run.
 
     Args:
         root: Output folder of the runs.
@@ -91,7 +91,7 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
 
 
 def find_orphans(store: mlmd.MetadataStore, pipeline: str | None = None) -> list[Execution]:
-    """Returns the executions that are said to run while nothing can, the oldest first."""
+    """Returns the executions that are marked as running though no run is alive, oldest first."""
     if pipeline is None:
         executions = store.get_executions()
     else:
@@ -115,7 +115,7 @@ def cancel(store: mlmd.MetadataStore, pipeline: str) -> None:
 
 
 def mark_failed(store: mlmd.MetadataStore, orphans: Sequence[Execution]) -> None:
-    """Marks executions as failed, and what they were to make as abandoned."""
+    """Marks executions as failed, and their outputs as abandoned."""
     if not orphans:
         return
     events = store.get_events_by_execution_ids([execution.id for execution in orphans])

@@ -47,7 +47,7 @@ def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
 
 
 def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
-    """Returns the error of a run that was asked to stop."""
+    """Returns the error for a run that was asked to stop."""
     errors = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
     where = f" in {step}" if step else ""
     more = f" {errors[0].rule}" if errors else ""

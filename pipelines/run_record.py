@@ -98,7 +98,7 @@ def _tried(write: Callable[[], _T]) -> _T | None:
 
 
 class Outputs:
-    """What the steps of a run that ended well have made.
+    """The outputs of the steps of a successful run.
 
     Args:
         history: Where it is looked up.

@@ -44,7 +44,7 @@ _ALWAYS_RUN = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the steps of one run have in common."""
+    """The common state of the steps of one run."""
 
     pipeline: pipeline_pb2.Pipeline
     deployment: Any
