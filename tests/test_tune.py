@@ -175,6 +175,12 @@ def test_a_config_that_cannot_be_trained_is_an_error_and_a_trial_that_cannot_is_
         main(words(world, "--set", "train.batch_size=4096", root="large"))
     assert ended.value.code == 1
     assert "R320" in capsys.readouterr().err
+    # With the config corrected, the study begins anew, with the config itself.
+    with pytest.raises(SystemExit) as ended:
+        main(words(world, "--trials", "1", root="large"))
+    assert not ended.value.code
+    capsys.readouterr()
+    assert [trial["state"] for trial in record(world, "large")["trials"]] == ["complete"]
     sizes = ["--vary", "train.batch_size=[32, 4096]", "--seed", "1", "--trials", "2"]
     with pytest.raises(SystemExit) as ended:
         main([*words(world, root="sizes"), *sizes])

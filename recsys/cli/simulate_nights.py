@@ -72,7 +72,8 @@ def _show(console: Console, metric: str, summary: dict[str, Any], page: Path) ->
         if ratio is not None:
             ends = " … ".join(change(end - 1) for end in ratio["interval"] or ()) or "too few"
             table.add_row(text, change(ratio["ratio"] - 1), ends, str(ratio["nights"]))
-    console.print(table)
+    if table.row_count:  # None with --no-arms.
+        console.print(table)
     for state, n in summary["states"].items():
         console.print(f"{state}: {n}")
     console.write_line(f"page     {page}")

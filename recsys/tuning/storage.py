@@ -11,7 +11,7 @@ Pruner = Literal["median", "hyperband", "none"]
 SECONDS = "seconds"
 """Attribute of a trial: the time that its processes took so far [s]."""
 
-_NAME, _FILE = "study", "study.db"
+_NAME, STUDY = "study", "study.db"
 _PRUNER = "pruner"
 _WAIT_S = 60.0
 _STARTUP_TRIALS = 5
@@ -66,4 +66,4 @@ def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
 
 def _storage(folder: Path) -> optuna.storages.RDBStorage:
     wait = {"connect_args": {"timeout": _WAIT_S}}
-    return optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}", engine_kwargs=wait)
+    return optuna.storages.RDBStorage(f"sqlite:///{folder / STUDY}", engine_kwargs=wait)

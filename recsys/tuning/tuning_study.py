@@ -38,8 +38,8 @@ from recsys.system.commit import commit_text
 from recsys.system.files import read_json
 from recsys.system.process import run_stage_with_config
 from recsys.tuning.search_space import Choices, base_parameters, default_space, parse_space
-from recsys.tuning.storage import SECONDS, Pruner, create_study, seed_sampler, trial_of
-from recsys.tuning.study_records import write_record
+from recsys.tuning.storage import SECONDS, STUDY, Pruner, create_study, seed_sampler, trial_of
+from recsys.tuning.study_records import read_record, write_record
 from recsys.tuning.tuning_page import write_tuning_page
 
 _IDENTITY = "identity.json"
@@ -277,8 +277,13 @@ class TuningStudy:
             if trial.state in _STATES:
                 shutil.rmtree(self.folder / "trials" / f"{trial.number:04d}", ignore_errors=True)
 
+    def _has_only_failed(self) -> bool:
+        """Returns whether the study holds nothing to compare with: its config was wrong."""
+        record = read_record(self.folder)
+        return record is not None and {trial["state"] for trial in record["trials"]} == {"failed"}
+
     def _check_identity(self, space: dict[str, Any]) -> None:
-        """Makes sure that the folder holds this study, or none.
+        """Makes sure that the folder holds this study, or none; one that only failed is removed.
 
         Raises:
             UsageError: It holds another one.
@@ -294,12 +299,14 @@ class TuningStudy:
             "seed": self._options.seed,
         }
         file = self.folder / _IDENTITY
-        if not file.exists():
-            commit_text(json.dumps(parts, indent=1) + "\n", file)
-            return
-        before = read_json(file)
+        before = read_json(file) if file.exists() else {}
         changed = [name for name, part in parts.items() if before.get(name) != part]
-        if changed:
+        if changed and self._has_only_failed():
+            (self.folder / STUDY).unlink(missing_ok=True)
+            before = {}
+        if not before:
+            commit_text(json.dumps(parts, indent=1) + "\n", file)
+        elif changed:
             raise UsageError(
                 "R921",
                 f"The study in {str(self.folder)!r} must be resumed with its initial settings;"
