@@ -201,5 +201,6 @@ def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "deciding": verdict.get("metric"),
         "blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
+        "warning": verdict.get("warning"),
         "against": {name: each.get(verdict.get("metric")) for name, each in comparisons.items()},
     }

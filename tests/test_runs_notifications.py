@@ -88,6 +88,9 @@ def test_the_line_holds_what_matters_and_is_one():
         " version 12 is served; 110,579 rows read, 13 rejected; late: 2026-01-30;"
         " set aside: 2026-01-31; 1 anomaly; 1 min 37 s"
     )
+    bad = run_summary("1", {**RESULT, "warning": "Worse than popularity: recall@10 is 0.1"}, ROOT)
+    assert bad["warning"] == "Worse than popularity: recall@10 is 0.1"
+    assert "on the last blessed; worse than popularity; version 12" in one_line(bad)
     assert one_line(run_summary("1", {**FAILED, "error": "a\nb" * 999}, ROOT)).count("\n") == 0
     assert len(one_line(run_summary("1", {**FAILED, "error": "x" * 9999}, ROOT))) == 500
     assert one_line({}) == "? recsys: no verdict"

@@ -42,6 +42,7 @@ def run_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> di
         "seconds": result.get("seconds"),
         "state": state_of(result),
         "verdict": result.get("sentence"),
+        "warning": result.get("warning") or None,
         "error": result.get("error"),
         "step": result.get("step"),
         "deciding": result.get("deciding"),
@@ -121,6 +122,8 @@ def _parts(night: Mapping[str, Any]) -> Iterator[str]:
         step = f"in {night['step']}: " if night.get("step") else ""
         yield f"{step}{night['error']}"
     yield from _metric(night)
+    if night.get("warning"):
+        yield "worse than popularity"
     if night.get("version") is not None:
         yield f"version {night['version']} is served"
     elif night.get("not_pushed"):
