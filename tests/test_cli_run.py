@@ -190,6 +190,12 @@ def child(tmp_path, monkeypatch):
     return write
 
 
+def test_events_that_find_no_room_name_their_file(monkeypatch):
+    monkeypatch.setenv("RECSYS_EVENTS", "/dev/full")
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        note("a word")
+
+
 def quiet():
     return RunView(Console(file=io.StringIO()))
 

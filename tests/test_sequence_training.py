@@ -247,7 +247,7 @@ def test_one_and_two_devices_learn_alike(data, tmp_path, groups):
     ids=["times", "kinds"],
 )
 def test_a_run_that_was_stopped_ends_with_the_same_bits(data, whole, told, request, tmp_path):
-    stopped = Run(tmp_path / "stopped", request.getfixturevalue(data), told)
+    stopped = Run(tmp_path / "stopped", request.getfixturevalue(data), told, devices=1)
     code, _ = stopped.stop_at(33, 15)
     assert code == 1
     assert stopped.saved()

@@ -71,6 +71,17 @@ def test_who_waits_for_the_others_for_too_long_ends_with_a_sentence():
     assert last_json_line(done.stdout)["error"]["code"] == "R389"
 
 
+@pytest.mark.parametrize(("does", "code"), [("begin", 1), ("pause", 0)])
+def test_a_step_that_takes_too_long_ends_with_a_sentence_and_what_is_no_step_does_not(does, code):
+    text = "import jax, time; from recsys.training import distributed as d\n"
+    text += "jax.process_count = lambda: 2; watch = d.StepWatch(0.1)\n"
+    text += f"with watch.watching(): watch.begin(); watch.{does}(); time.sleep(1)"
+    done = run_python(text)
+    assert done.returncode == code
+    if code:
+        assert last_json_line(done.stdout)["error"]["code"] == "R389"
+
+
 @pytest.mark.faults
 def test_one_process_may_work_for_longer_than_gloo_waits():
     text = "import jax, time; from recsys.training import distributed as d\n"

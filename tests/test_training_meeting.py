@@ -16,10 +16,16 @@ from recsys.system.host_connections import Connection, Listener, is_loopback, pl
 from recsys.training import follower, leader, preflight
 from recsys.training.cluster import Cluster
 from recsys.training.follower import Follower
-from recsys.training.launcher import free_port
+from recsys.training.launcher import Attempts, free_port
 from recsys.training.leader import Leader
 from recsys.training.meeting import Failure
-from recsys.training.preflight import SharedFolders, address_to_publish, digest_of
+from recsys.training.preflight import (
+    Member,
+    SharedFolders,
+    address_to_publish,
+    check_address,
+    digest_of,
+)
 
 FACTS = {"config.train.batch_size": 64, "the code": "1"}
 
@@ -280,6 +286,16 @@ def test_all_is_over_when_the_last_one_is_done(tmp_path):
         assert meeting.end(1).error is None
 
 
+def test_attempts_that_save_nothing_three_times_end_a_run(tmp_path):
+    attempts = Attempts(tmp_path)
+    for step in ("20", None, None, "40", None, None):
+        if step:
+            (tmp_path / "run" / "last" / step).mkdir(parents=True)
+        attempts.add("a link")
+    with pytest.raises(RecsysError, match=r"R377.*'restarts': 7, 'last': 'a link'"):
+        attempts.add("a link")
+
+
 @given(st.lists(st.dictionaries(st.text(), st.integers()), max_size=8), st.integers(1, 50))
 def test_messages_arrive_whole_in_whatever_parts_they_come(messages, size):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -319,6 +335,12 @@ def test_gloo_is_told_an_address_where_its_own_choice_will_not_do(
 ):
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     assert address_to_publish(address) == expected
+
+
+def test_a_host_that_no_other_machine_reaches_is_named():
+    check_address(Member(1, "host", "b", "10.0.0.2"))
+    with pytest.raises(UsageError, match=r"R385.*host 1 \('b', 127.0.1.1\)"):
+        check_address(Member(1, "host", "b", "127.0.1.1"))
 
 
 def test_a_training_is_the_same_on_other_hosts_and_by_other_code():

@@ -39,6 +39,8 @@ def emit(kind: str, **fields: Any) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, line.encode())
+    except OSError as error:  # The system names no file.
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)
 

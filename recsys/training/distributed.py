@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -36,6 +38,8 @@ _JOIN_S = 300
 _SILENT_S = 100
 _LEAVE_S = 300
 _AGREE_S = 1800.0
+STEP_S = 1200.0
+"""After how long without a step the processes of a run end [s]: the first one is compiled."""
 _PIECE_BYTES = 1 << 26
 _meetings = itertools.count()
 
@@ -245,6 +249,50 @@ def _ending_after(limit_s: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+class StepWatch:
+    """Ends one of several processes with an error message where a step takes too long.
+
+    A step waits for all processes in C++, with gloo and NCCL for as long as they are connected.
+    JAX's service finds one alive whose main thread stands still, as on a disk that doesn't
+    answer.
+
+    Args:
+        limit_s: How long a step may take [s].
+    """
+
+    def __init__(self, limit_s: float = STEP_S) -> None:
+        self._limit_s = limit_s
+        self._since = math.inf  # Not yet, or not now.
+        self._is_over = threading.Event()
+
+    def begin(self) -> None:
+        """Measures from now on: a step begins."""
+        self._since = time.monotonic()
+
+    def pause(self) -> None:
+        """Measures nothing until the next step begins."""
+        self._since = math.inf
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches while it is open, if there are several processes."""
+        if jax.process_count() == 1:
+            yield
+            return
+        thread = threading.Thread(target=self._watch, name="step watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(min(1.0, self._limit_s)):
+            if time.monotonic() - self._since > self._limit_s:
+                _end(_too_late(self._limit_s))
 
 
 def _too_late(limit_s: float) -> RecsysError:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -37,6 +37,8 @@ POLL_S = 0.1
 """How often processes are looked at [s]."""
 LAST_WORDS_S = 2.0
 """How long the others may take to give a reason after one has failed [s]."""
+_GONE_S = 60.0
+"""How long a process that is killed may take to free its memory [s]."""
 
 
 def launch(
@@ -260,7 +262,11 @@ class LocalProcesses:
         for child in self._children:
             if child.poll() is None:
                 child.kill()
-            child.wait()
+        for child in self._children:
+            with suppress(
+                subprocess.TimeoutExpired
+            ):  # It hangs in the kernel, and ends after that.
+                child.wait(_GONE_S)
 
 
 def devices_of(index: int, n_processes: int) -> str:

@@ -286,7 +286,9 @@ class Leader(Party):
         failure = self._failures[index]
         if index not in causes and failure.error is not None:
             return End(RecsysError.from_json(failure.error))
-        who = f"process {failure.process} on {self._members[index]}"
+        who = str(self._members[index])
+        if self.cluster.kind == "host":
+            who = f"process {failure.process} on {who}"
         return End(lost(who, _ending(failure.code)), again=True)
 
     def _farewell(self, end: End) -> None:

@@ -19,7 +19,7 @@ from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.memory import release_freed
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
-from recsys.training.distributed import StopRequest, agreed, meet
+from recsys.training.distributed import StepWatch, StopRequest, agreed, meet
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
@@ -70,7 +70,7 @@ class TrainingRun(keras.callbacks.Callback):
         self._has_begin = any(_has_hook(callback, "begin") for callback in callbacks)
         self._has_end = any(_has_hook(callback, "end") for callback in callbacks)
         self._epoch_logs: dict[str, float] = {}
-        self._stop = StopRequest()
+        self._stop, self._watch = StopRequest(), StepWatch()
         self._is_interrupted = self._wants_stop = self._is_save_due = False
         self._traced_to = 0
         self._has_validated = False
@@ -107,7 +107,7 @@ class TrainingRun(keras.callbacks.Callback):
         }
         self._tasks.begin(progress.step, self._batches)
         meet()  # Each has compiled and restored by itself.
-        with self._stop.listening():
+        with self._stop.listening(), self._watch.watching():
             self.model.fit(
                 self._batches,
                 steps_per_epoch=self.total - progress.step,
@@ -143,11 +143,14 @@ class TrainingRun(keras.callbacks.Callback):
         self._callbacks.on_train_begin()
         self._callbacks.on_epoch_begin(self._progress.step // self._steps_per_epoch)
         self._log.skip_time(self._batches.waited_s)
+        self._watch.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Tells the user's callbacks."""
         if self._has_begin:
+            self._watch.pause()
             self._callbacks.on_train_batch_begin(self._progress.step % self._steps_per_epoch)
+            self._watch.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Records, validates, saves and stops where it is time to."""
@@ -158,7 +161,9 @@ class TrainingRun(keras.callbacks.Callback):
             release_freed()  # What compiling the step took.
         self._profile(step)
         if self._has_end:
+            self._watch.pause()
             self._callbacks.on_train_batch_end((step - 1) % self._steps_per_epoch, logs)
+        self._watch.begin()
         self._is_interrupted = self._is_interrupted or self._stop.is_due(step)
         is_stop_requested = self._is_stop_requested()
         is_epoch_end, is_last = step % self._steps_per_epoch == 0, step == self.total
@@ -172,6 +177,7 @@ class TrainingRun(keras.callbacks.Callback):
         self.model.jax_state_sync()
         self._log.record(self.model, logs, self._batches.waited_s)
         self.model.reset_metrics()
+        self._watch.pause()
         if is_epoch_end:
             self._end_epoch(step // self._steps_per_epoch, is_last)
             self._is_stop_requested()
@@ -184,6 +190,8 @@ class TrainingRun(keras.callbacks.Callback):
         self._log.skip_time(self._batches.waited_s)
         if is_over or (self._is_interrupted and is_update):
             self.model.stop_training = True
+        else:
+            self._watch.begin()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Tells the user's callbacks."""
