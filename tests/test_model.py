@@ -226,10 +226,17 @@ def replace(path):
     np.save(path, np.zeros((2, 2), np.float32))
 
 
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
         ("weights/0.npy", truncate, r"R310.*model"),
+        ("weights/0.npy", flip, r"R310.*model"),
         ("weights/1.npy", replace, r"R310.*model"),
         ("weights/2.npy", lambda path: path.unlink(), r"R310.*model"),
         ("model.json", truncate, r"R310.*model"),
@@ -240,12 +247,6 @@ def test_a_damaged_folder_is_refused_by_name(folder, file, damage, message):
     damage(folder / file)
     with pytest.raises(RecsysError, match=message):
         load_model(folder)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
 
 
 def test_tables_in_parts_give_the_same_model(data, tmp_path):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_parts import change
 from system_worlds import HISTORY
 
 from recsys.bundles import bundle as bundles
@@ -251,10 +252,7 @@ def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
 
 def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
     model = shutil.copytree(world.model, tmp_path / "model")
-    described = json.loads((model / "model.json").read_text())["variables"]
-    [number] = [n for n, v in enumerate(described) if v["path"].endswith("items/embeddings")]
-    weights = np.load(model / "weights" / f"{number}.npy")
-    np.save(model / "weights" / f"{number}.npy", np.full_like(weights, np.nan))
+    change(model, "items/embeddings", lambda rows: np.full_like(rows, np.nan))
     with pytest.raises(RecsysError, match=r"R402.*of yesterday's \(/.*/model\)"):
         open_system(model, open_evaluation_data(world.data), name="yesterday's")
 

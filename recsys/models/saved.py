@@ -49,6 +49,7 @@ from recsys.models.saved_arrays import (
     NpyFile,
     SavedRows,
     SavedVariable,
+    files_of,
     open_variable,
     path_of,
     write_variables,
@@ -178,8 +179,8 @@ def load_model(
         give: Gives a table its weights `[rows, dim]` float32, memory-mapped, before it is
             built; None: variables of Keras, with all rows in memory.
         mesh: One axis of devices, of several processes too, over which the tables are split.
-            It stays the active one of Keras. Each process then checks its share of files in
-            parts, and none holds a table.
+            It stays the active one of Keras. Each process then checks its share of the files,
+            and none holds a table.
 
     Raises:
         RecsysError: The folder holds no model, or a damaged one.
@@ -351,10 +352,10 @@ def _read(
     entry = summary["variables"][number]
     path = path_of(folder / "weights", number, entry)
     try:
-        parts = entry.get("parts", {})
+        files = files_of(entry)
         if in_shares:
-            parts = manifests.share_of(parts, jax.process_index(), jax.process_count())
-        manifests.verify_files(folder / "weights", parts)
+            files = manifests.share_of(files, jax.process_index(), jax.process_count())
+        manifests.verify_files(folder / "weights", files)
         weights = open_variable(path)
     except manifests.ManifestError as damage:
         raise _damaged(folder / "weights" / damage.name, damage.reason) from None

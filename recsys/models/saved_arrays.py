@@ -5,7 +5,7 @@
 
 Several processes write a large table in parts, each those of its own devices; one process,
 and all that is small, in one file. The JSON that describes a variable has the sizes and
-CRC-32 of its parts. A reader gets one array in either case.
+CRC-32 of its files. A reader gets one array in either case.
 """
 
 from __future__ import annotations
@@ -67,10 +67,6 @@ class NpyFile:
         path: The file.
         shape: Shape of the whole array.
         dtype: Type of its numbers.
-
-    Attributes:
-        size: Bytes written.
-        crc: Their CRC-32, of one of several processes.
     """
 
     def __init__(self, path: Path, shape: Sequence[int], dtype: str = "<f4") -> None:
@@ -78,12 +74,17 @@ class NpyFile:
         self._error: OSError | None = None
         self._opened = ExitStack()
         self._goes_on = jax.process_count() > 1
-        self.size, self.crc = 0, 0
+        self._size = self._crc = 0
         header = BytesIO()
         described = {"descr": dtype, "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(header, described)
         self._try(lambda: self._open(path))
         self._add(header.getvalue())
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a manifest says of what was written."""
+        return {"crc32": f"{self._crc:08x}", "size": self._size}
 
     def write(self, values: np.ndarray) -> None:
         """Adds values to the end."""
@@ -106,9 +107,8 @@ class NpyFile:
 
     def _add(self, content: bytes) -> None:
         self._try(lambda: self._file.write(content))
-        if self._goes_on:
-            self.size += len(content)
-            self.crc = zlib.crc32(content, self.crc)
+        self._size += len(content)
+        self._crc = zlib.crc32(content, self._crc)
 
     def _try(self, do: Callable[[], Any]) -> None:
         """Does something with the file, unless it has failed before."""
@@ -137,8 +137,8 @@ def write_variables(folder: Path, kept: Sequence[SavedVariable]) -> list[dict[st
         kept: The variables, in order.
 
     Returns:
-        Of each `path` and `shape`; of one in parts `parts`, with the size and the CRC-32 of
-        each by its name relative to the folder.
+        Of each `path` and `shape`, and the size and the CRC-32 of its files by their names
+        relative to the folder: `parts`, or `whole`.
 
     Raises:
         OSError: The disk is full.
@@ -152,7 +152,7 @@ def write_variables(folder: Path, kept: Sequence[SavedVariable]) -> list[dict[st
         if number in numbers:
             entry["parts"] = _write_parts(folder, number, saved)
         else:
-            _write_whole(folder / f"{number}.npy", saved)
+            entry["whole"] = _write_whole(folder / f"{number}.npy", saved)
         described.append(entry)
     return described
 
@@ -176,13 +176,21 @@ def _is_in_parts(saved: SavedVariable) -> bool:
     return is_split and 4 * int(np.prod(saved.shape)) > _WHOLE_BYTES
 
 
-def _write_whole(path: Path, saved: SavedVariable) -> None:
+def _write_whole(path: Path, saved: SavedVariable) -> manifests.Files:
     """Writes a variable in one file; of several processes the first one does."""
     file = NpyFile(path, saved.shape, saved.dtype) if is_primary() else None
     for chunk in _chunks(saved):
         if file is not None:
             file.write(chunk)
-    jointly(lambda: None if file is None else file.close())
+
+    def described() -> manifests.Files:
+        if file is None:
+            return {}
+        file.close()
+        return {path.name: file.described}
+
+    files: manifests.Files = jointly(described)[0]
+    return files
 
 
 def _chunks(saved: SavedVariable) -> Iterator[np.ndarray]:
@@ -230,10 +238,7 @@ def _write_parts(folder: Path, number: int, saved: SavedVariable) -> manifests.F
     def described() -> manifests.Files:
         for file in files.values():
             file.close()
-        return {
-            _name(number, part, n_parts): {"crc32": f"{file.crc:08x}", "size": file.size}
-            for part, file in files.items()
-        }
+        return {_name(number, part, n_parts): file.described for part, file in files.items()}
 
     return {name: entry for own in jointly(described) for name, entry in sorted(own.items())}
 
@@ -300,6 +305,11 @@ class SavedRows:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Returns the whole in memory."""
         return np.asarray(self[:], dtype)
+
+
+def files_of(described: Mapping[str, Any]) -> manifests.Files:
+    """Returns the files of a variable by name, of its description by `write_variables`."""
+    return {**described.get("parts", {}), **described.get("whole", {})}
 
 
 def path_of(folder: Path, number: int, described: Mapping[str, Any]) -> Path:

@@ -31,6 +31,7 @@ from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.saved_arrays import (
     SavedRows,
     SavedVariable,
+    files_of,
     open_variable,
     path_of,
     write_variables,
@@ -198,19 +199,19 @@ def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> Non
 def _seal_state(folder: Path, content: dict[str, Any]) -> None:
     """Writes `state.json`, and the manifest of all that a later training reads.
 
-    The parts of a variable aren't read again for it: whoever wrote them has their checksums.
+    The files of variables aren't read again for it: whoever wrote them has their checksums.
     """
     (folder / _STATE).write_text(json.dumps(content) + "\n")
     summaries = {"weights": read_json(folder / "model.json"), FOLDER: content}
-    parts = {
+    written = {
         f"{part}/{name}": file
         for part, summary in summaries.items()
         for entry in summary["variables"]
-        for name, file in entry.get("parts", {}).items()
+        for name, file in files_of(entry).items()
     }
     names = {name for name in manifests.file_names(folder) if name.split("/")[0] in _READ}
-    files = manifests.checksums(folder, names - parts.keys(), "crc32")
-    manifests.write_manifest(folder / _MANIFEST, {}, {**files, **parts})
+    files = manifests.checksums(folder, names - written.keys(), "crc32")
+    manifests.write_manifest(folder / _MANIFEST, {}, {**files, **written})
 
 
 def fingerprint(folder: Path) -> str | None:

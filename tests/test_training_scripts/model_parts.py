@@ -1,4 +1,4 @@
-"""A model folder as several processes write it: its large tables in parts."""
+"""Model folders as several processes write them, with large tables in parts, or with others."""
 
 import json
 import zlib
@@ -6,6 +6,23 @@ import zlib
 import numpy as np
 
 PARTS = 3
+
+
+def listed(path):
+    """Returns what a manifest has of a file."""
+    content = path.read_bytes()
+    return {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+
+
+def change(folder, variable, changed):
+    """Gives a variable of a model folder, by the end of its path, other numbers."""
+    summary = json.loads((folder / "model.json").read_text())
+    paths = [entry["path"].endswith(variable) for entry in summary["variables"]]
+    number = paths.index(True)
+    file = folder / "weights" / f"{number}.npy"
+    np.save(file, changed(np.load(file)))
+    summary["variables"][number]["whole"] = {file.name: listed(file)}
+    (folder / "model.json").write_text(json.dumps(summary))
 
 
 def divide(folder, summary="model.json", part="weights"):
@@ -20,12 +37,12 @@ def divide(folder, summary="model.json", part="weights"):
         file.unlink()
         file.with_suffix("").mkdir()
         ends = [len(array) * k // PARTS for k in range(PARTS + 1)]
+        del entry["whole"]
         entry["parts"] = {}
         for k in range(PARTS):
             name = f"{number}/shard-{k}-of-{PARTS}.npy"
             np.save(folder / part / name, array[ends[k] : ends[k + 1]])
-            content = (folder / part / name).read_bytes()
-            entry["parts"][name] = {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+            entry["parts"][name] = listed(folder / part / name)
         numbers.append(number)
     (folder / summary).write_text(json.dumps(described))
     return numbers
@@ -36,14 +53,13 @@ def divide_all(folder):
     numbers = divide(folder)
     assert divide(folder, "training_state/state.json", "training_state")
     manifest = folder / "training_state" / "manifest.json"
-    listed = json.loads(manifest.read_text())["files"]
+    sealed = json.loads(manifest.read_text())["files"]
     parts = {"model.json", "weights", "vocabulary", "catalogue", "user_features", "training_state"}
-    assert {name.split("/")[0] for name in listed} <= parts
+    assert {name.split("/")[0] for name in sealed} <= parts
     files = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name.split("/")[0] in parts and path != manifest:
-            content = path.read_bytes()
-            files[name] = {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+            files[name] = listed(path)
     manifest.write_text(json.dumps({"files": files}))
     return numbers
