@@ -3,7 +3,7 @@
 Hosts are network namespaces of this machine, with addresses, names and links of their own; it
 needs root and iproute2. First `recsys train --hosts` on synthetic data runs on 1, 2, … hosts, with
 a batch of `--batch` for each: the time of a step, the bytes that the links carry over those of
-the plan, and the input that the first host reads. Then it runs once
+the plan, with and without TCP's headers, and the input that the first host reads. Then it runs once
 for each disturbance: `kill N`, the end of all that runs on host N, whose command is started again;
 and `cut N`, its cable pulled for `--cut-s` seconds. Each run must end with the bits of the
 undisturbed one. Last, with tables of `--users` and `--items` rows, it trains, evaluates over all
@@ -11,7 +11,8 @@ hosts, exports on one, and trains again and loses a host, each in a memory cgrou
 0.6 × the tables with their slots, and what the same stage holds with tables of 2,000 rows.
 `--part steps` and `--part memory` do one of both. The lines:
 
-- `step, N hosts`; `wire / planned, N hosts`; `input, N hosts`: over what one reads of as many;
+- `step, N hosts`; `wire / planned, N hosts`; `payload / planned, N hosts`: without the headers;
+  `input, N hosts`: over what one reads of as many;
 - `kill N, noticed`: the seconds until the others name the host; `kill N, same bits`;
 - `training, memory` and so on: the most that a host held beyond small tables, over all tables
   with their slots; `peak_rss_mib` is all that it held.
@@ -85,7 +86,7 @@ def _steps(
         write_world(root, dim, batch * n, steps, every)
         with Hosts(n) as network:
             undisturbed = _HostsTraining(root, "undisturbed", network)
-            seconds, wire = undisturbed.run(every, 3 * every)
+            seconds, wire, payload = undisturbed.run(every, 3 * every)
             # As many examples each.
             read = undisturbed.summary["input_bytes_per_epoch"]
             alone = alone or read
@@ -93,7 +94,9 @@ def _steps(
             print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
             if n > 1:
                 sent = call(_sent, simulated(n), root=str(root), n=n).result
+                print_line("hosts", f"planned, {n} hosts", [sent / 1e3], "kB")
                 print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
+                print_line("hosts", f"payload / planned, {n} hosts", [payload / n / sent], "ratio")
             if n == hosts:
                 _disturb(undisturbed, victims, cut_s, 2 * every)
 
@@ -194,14 +197,19 @@ class _HostsTraining(Training):
         (root / "hosts.txt").write_text("".join(lines))
         self._running = [self._start(host) for host in range(network.n)]
 
-    def run(self, first: int, last: int) -> tuple[float, float]:
-        """Runs to the end; returns seconds and bytes of a step between two of them."""
-        before = self._wait_for(first), self._wire_bytes()
-        after = self._wait_for(last), self._wire_bytes()
+    def run(self, first: int, last: int) -> tuple[float, float, float]:
+        """Runs to the end.
+
+        Returns:
+            Seconds, bytes on all links and those without headers, of a step between two of them.
+        """
+        began, before = self._wait_for(first), self._sent_bytes()
+        ended, after = self._wait_for(last), self._sent_bytes()
         self.end()
-        n_steps = after[0] - before[0]
         times = {event["done"]: event["time"] for event in self.events()}
-        return (times[after[0]] - times[before[0]]) / n_steps, (after[1] - before[1]) / n_steps
+        seconds, n_steps = times[ended] - times[began], ended - began
+        wire, payload = ((after[i] - before[i]) / n_steps for i in range(2))
+        return seconds / n_steps, wire, payload
 
     def run_disturbed(self, kind: str, victim: int, step: int, cut_s: float) -> list[float]:
         """Disturbs a host after a step, and runs to the end.
@@ -256,8 +264,10 @@ class _HostsTraining(Training):
     def _log(self, host: int) -> Path:
         return self.folder / f"log_{host}.txt"
 
-    def _wire_bytes(self) -> int:
-        return sum(self.network.wire_bytes(host) for host in range(self.network.n))
+    def _sent_bytes(self) -> tuple[int, int]:
+        """Returns what all hosts have sent so far, with and without headers [bytes]."""
+        hosts, network = range(self.network.n), self.network
+        return sum(map(network.wire_bytes, hosts)), sum(map(network.payload_bytes, hosts))
 
     def _wait_for(self, step: int) -> int:
         """Waits until the events name a step, or a later one, which is returned."""
