@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options.checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
     names = ("config", "data", "out", "checkpoints", "base")
     words = [f"--{k}={v}" for k, v in vars(options).items() if k in names and v is not None]
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, TrainStage)
     if options.mesh is not None:
         words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")

@@ -208,17 +208,22 @@ def test_a_root_alone_must_hold_one_model(tmp_path):
 
 def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
     config = small_config(tmp_path)
+    (tmp_path / "plugin.py").write_text("import os\nprint(os.environ['KERAS_BACKEND'])\n")
+    config.write_text(f"{config.read_text()}plugins: [plugin]\n")
     done = python(
-        "import sys\n"
+        "import os, sys\n"
+        "del os.environ['KERAS_BACKEND']\n"  # A plugin that imports Keras gets JAX even so.
         "from recsys.training import launcher\n"
         "launcher.launch = lambda *words: print(words[0], words[2], words[3])\n"
         "from recsys.train import main\n"
         "main(sys.argv[1:])\n"
         "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
         *("--config", str(config), "--data", "d", "--out", "o", "--processes", "3"),
-        KERAS_BACKEND="jax",
+        KERAS_BACKEND="",
+        PYTHONPATH=str(tmp_path),
     )
-    assert done.stdout.splitlines() == [f"recsys.train 3 {Path.cwd() / 'checkpoints'}", "[]"]
+    launched = f"recsys.train 3 {Path.cwd() / 'checkpoints'}"
+    assert done.stdout.splitlines() == ["jax", launched, "[]"]
 
 
 def test_the_core_imports_neither_tensorflow_nor_tfx():
