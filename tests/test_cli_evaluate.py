@@ -115,7 +115,9 @@ def test_a_model_is_measured_and_its_report_written(stage, run, tmp_path):
         "metrics": {"recall@5": 0.5},
         **RESULT,
     }
-    assert "Surely better; blessed" in (tmp_path / "o" / "report.html").read_text()
+    report = (tmp_path / "o" / "report.html").read_text()
+    for words in ("Surely better; blessed", "Run report · small ·", "item: i"):  # All of CONFIG.
+        assert words in report
     for words in (
         "51 queries of 7 users, ranks among 1,234 items",
         "90 % interval",
@@ -190,6 +192,15 @@ def test_without_a_config_the_defaults_apply_and_not_those_of_other_data(
     assert stage.config.repeats == "exclude"
     assert stage.config.bless.metric == "recall@5"
     assert ("Thresholds: those of recsys.yaml." in text) == (command == "evaluate")
+
+
+def test_without_a_config_a_key_of_another_stage_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "m", "--data", "d", "--out", "o", "--set", "train.seed=1"])
+    assert ended.value.code == 2
+    allowed = ", ".join(sorted(EvaluateStage.model_fields))
+    assert f"'train'. Received: {{'seed': 1}}. Allowed here: {allowed}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [[], ["a", "--model", "b"]], ids=["none", "two"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from recsys.cli import stages
-from recsys.cli.evaluate import WIDTH, evaluation_stage, new_table, print_repeats
+from recsys.cli.evaluate import WIDTH, evaluation_config, new_table, print_repeats
 from recsys.cli.options import AlwaysJson, Data, EvaluationConfig, Sets
 from recsys.cli.terminal import fitted_console
 
@@ -31,9 +31,11 @@ def compare(
 
     Prints the result as JSON on stdout and as a table on stderr.
     """
+    from recsys.config import EvaluateStage, stage_of
     from recsys.evaluation.result import Comparison, EvaluationResult
 
-    stage = evaluation_stage(config, sets or [], b)[0].of_two_models()
+    loaded, _ = evaluation_config(config, sets or [], b)
+    stage = stage_of(loaded, EvaluateStage).of_two_models()
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
         stages.evaluate(stage, data=data, model=b, out=Path(scratch), blessed=a)
         evaluation = EvaluationResult.load(scratch).content

@@ -63,9 +63,9 @@ def evaluate(
             "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
             [str(path) for path in named],
         )
-    stage, origin = evaluation_stage(config, sets or [], named[0])
+    loaded, origin = evaluation_config(config, sets or [], named[0])
     result = stages.evaluate(
-        stage,
+        loaded,
         data=data,
         model=named[0],
         out=out,
@@ -77,15 +77,15 @@ def evaluate(
         wait=wait,
     )
     if not result.pop("process", 0):
-        result["report"] = str(_report(stage, data, named[0], out))
+        result["report"] = str(_report(loaded, data, named[0], out))
         _show(out, result, origin, is_against=against is not None)
     print(json.dumps(result))
 
 
-def evaluation_stage(
+def evaluation_config(
     config: Path | None, sets: list[str], model: Path
 ) -> tuple[EvaluateStage, str]:
-    """Returns the options of an evaluation, and what to call its thresholds.
+    """Returns the config of an evaluation, and what to call its thresholds.
 
     Without a config the defaults apply, as in `recsys.evaluate`, and not those of the shipped
     config, whose thresholds are about other data.
@@ -96,26 +96,26 @@ def evaluation_stage(
         model: The model, whose training decides on `repeats` without a config.
     """
     from recsys.bundles.bundle import repeats_of_folder
-    from recsys.config import EvaluateStage, stage_of
+    from recsys.config import EvaluateStage
     from recsys.config.load import DEFAULT_NAME, default_stage, load_config
 
     if config is None and Path(DEFAULT_NAME).exists():
         config = Path(DEFAULT_NAME)
     if config is not None:
-        return stage_of(load_config(config, sets), EvaluateStage), f"those of {config}"
+        return load_config(config, sets), f"those of {config}"
     known = {"repeats": repeats_of_folder(model)}
     defaults = "the defaults and --set" if sets else "the defaults"
     return default_stage(EvaluateStage, known, sets), f"{defaults}, as no --config is given"
 
 
-def _report(stage: EvaluateStage, data: Path, subject: Path, out: Path) -> Path:
+def _report(config: EvaluateStage, data: Path, subject: Path, out: Path) -> Path:
     """Writes the report into `out`, without the parts that only a pipeline run has."""
     from recsys.config import canonical_json
     from recsys.report.run_report import write_report
 
     return write_report(
         out,
-        config={"name": str(subject), **json.loads(canonical_json(stage))},
+        config={"name": str(subject), **json.loads(canonical_json(config))},
         dead_letters={},
         data=data,
         model=subject,

@@ -235,7 +235,7 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
     raw = json.loads(text)  # Keys are texts there, as in the places of the problems.
     first, where, more = problems[0], _config_path(problems[0], raw), _more(problems, raw)
     if first["type"] == "extra_forbidden":
-        allowed = _allowed_keys(first["loc"][:-1], raw)
+        allowed = _allowed_keys(kind, first["loc"][:-1], raw)
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         if where.startswith("model.") and raw["model"].get("type") == "auto":
@@ -302,18 +302,18 @@ def _shown_input(problem: Any) -> Any:
     return "(not shown)" if "password" in key else problem["input"]
 
 
-def _allowed_keys(location: tuple[int | str, ...], raw: Any) -> list[str]:
-    """Returns the keys that are allowed at `location` in the raw config `raw`."""
-    kind: type[Strict] | None = Config
+def _allowed_keys(kind: type[Strict], location: tuple[int | str, ...], raw: Any) -> list[str]:
+    """Returns the keys that are allowed at `location` in `raw`, which is to become a `kind`."""
+    part: type[Strict] | None = kind
     choice: Choice | None = None
     for key in location:
         raw = raw[key]
-        if isinstance(key, str) and kind is not None:
-            field = kind.model_fields[key]
-            choice, kind = choice_of(field), part_of(field, raw)
+        if isinstance(key, str) and part is not None:
+            field = part.model_fields[key]
+            choice, part = choice_of(field), part_of(field, raw)
         elif choice is not None:
-            kind = _strict_part(choice.config_of(raw))
-    return sorted([*(kind.model_fields if kind else ()), *([choice.key] if choice else ())])
+            part = _strict_part(choice.config_of(raw))
+    return sorted([*(part.model_fields if part else ()), *([choice.key] if choice else ())])
 
 
 def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:

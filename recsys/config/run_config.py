@@ -81,7 +81,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
         return self
 
 
-def stage_of(config: Config, kind: type[StageT]) -> StageT:
+def stage_of(config: Config | EvaluateStage, kind: type[StageT]) -> StageT:
     """Returns the parts of `config` that the stage `kind` needs, with the plugins they name."""
     parts = {name: getattr(config, name) for name in kind.model_fields}
     return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})
