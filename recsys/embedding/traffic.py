@@ -68,7 +68,9 @@ class ExchangeOptions:
 
     def payload_of(self, way: Way) -> str:
         """Returns what rows and gradients travel as in an exchange of rows."""
-        return self.payload if way != "nodes" or self.between_nodes is None else self.between_nodes
+        if way == "nodes" and self.between_nodes is not None:
+            return self.between_nodes
+        return self.payload
 
 
 @dataclasses.dataclass(frozen=True)
