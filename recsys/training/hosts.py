@@ -59,9 +59,8 @@ def run_on_hosts(
     attempts = None if checkpoints is None else Attempts(checkpoints)
     with ExitStack() as stack:
         party = stack.enter_context(_party(cluster, facts, folders))
-        if (
-            not saves and cluster.member == 0
-        ):  # Of no use later: the stage starts from scratch each time.
+        # Of no use later: a stage that saves nothing starts from scratch each time.
+        if not saves and cluster.member == 0:
             stack.callback(shutil.rmtree, folders.folder, ignore_errors=True)
         while True:
             end, result = _attempt(party, module, arguments, saves=saves)

@@ -263,9 +263,8 @@ class LocalProcesses:
             if child.poll() is None:
                 child.kill()
         for child in self._children:
-            with suppress(
-                subprocess.TimeoutExpired
-            ):  # It hangs in the kernel, and ends after that.
+            # One that hangs in the kernel ends after that.
+            with suppress(subprocess.TimeoutExpired):
                 child.wait(_GONE_S)
 
 
