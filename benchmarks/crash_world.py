@@ -87,12 +87,12 @@ class Ended:
 class Run:
     """A run that has started, as a fork of a process that has imported TFX: that takes 15 s."""
 
-    def __init__(self, log: Path, *order: Any) -> None:
+    def __init__(self, world: World, log: Path, *order: Any) -> None:
         fork = multiprocessing.get_context("forkserver")
         fork.set_forkserver_preload(["pipelines.local_runner", "pipelines.retrieval_pipeline"])
         self._log, self._events = log, log.with_suffix(".jsonl")
         self._started = time.monotonic()
-        self._process = fork.Process(target=_run, args=(log, self._events, *order))
+        self._process = fork.Process(target=_run, args=(world, log, self._events, *order))
         self._process.start()
         self.pid = self._process.pid
 
@@ -166,9 +166,7 @@ class World:
             snapshots: Folder for copies of the root before each step.
         """
         self._n_runs += 1
-        seconds = self.seconds.get(kill.step, 0.0) if kill else 0.0
-        log = self.folder / f"{self._n_runs:03}.log"
-        return Run(log, self.config, self.environment, kill, seconds, snapshots, self.root)
+        return Run(self, self.folder / f"{self._n_runs:03}.log", kill, snapshots)
 
     def run(self, kill: Kill | None = None) -> Ended:
         """Runs to its end, whatever that is."""
@@ -250,16 +248,7 @@ MOMENTS = ("before", "inside", "after", "published")
 ML Metadata knows but the run doesn't."""
 
 
-def _run(
-    log: Path,
-    events: Path,
-    config: Path,
-    environment: dict[str, str],
-    kill: Kill | None,
-    seconds: float,
-    snapshots: Path | None,
-    root: Path,
-) -> None:
+def _run(world: World, log: Path, events: Path, kill: Kill | None, snapshots: Path | None) -> None:
     """Is a run, in a session of its own, and never returns."""
     code = 99
     try:
@@ -269,15 +258,15 @@ def _run(
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(out, descriptor)
-        os.environ.update({**environment, ENVIRONMENT_VARIABLE: str(events)})
+        os.environ.update({**world.environment, ENVIRONMENT_VARIABLE: str(events)})
         tempfile.tempdir = None
         from pipelines import local_runner
 
         if kill:
-            plant(kill, seconds)
+            plant(kill, world.seconds.get(kill.step, 0.0))
         if snapshots:
-            snapshot_before(snapshots, root)
-        sys.argv = ["local_runner", str(config)]
+            snapshot_before(snapshots, world.root)
+        sys.argv = ["local_runner", str(world.config)]
         code = local_runner.main()
     except BaseException:  # noqa: BLE001 a fork must not go on as its parent would
         traceback.print_exc()
@@ -388,12 +377,10 @@ def model_digest(folder: Path) -> str:
     summary = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     variables = [[variable["path"], variable["shape"]] for variable in summary["variables"]]
     digest = hashlib.sha256(json.dumps([summary["spec"], variables], sort_keys=True).encode())
+    weights = folder / "weights"
     for number in range(len(variables)):
-        whole = folder / "weights" / f"{number}.npy"
-        parts = sorted(
-            whole.with_suffix("").glob("*"), key=lambda path: int(path.name.split("-")[1])
-        )
-        for path in [whole] if whole.exists() else parts:
+        files = [*weights.glob(f"{number}.npy"), *weights.glob(f"{number}/*")]
+        for path in sorted(files, key=lambda path: (len(path.name), path.name)):
             digest.update(np.load(path).tobytes())
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())

@@ -23,24 +23,23 @@ from benchmarks.public_splits import Csr
 from benchmarks.quality import held_out_shares
 from benchmarks.split_files import read_split
 
-_RANK = 128
+_RANK, _SEED = 128, 2
+_SHARE = 0.2
+"""Of a user's events that are held out."""
+_NOISE, _ITEM_NOISE, _POPULARITY = 1.5, 0.3, 0.05
+"""Of an event and of an item, and the weight of its popularity, in deviations of the levels."""
 
 
 def main(
     data: Annotated[Path, Option(help="Folder with protocol.json, of the type fullrank.")],
     out: Annotated[Path, Option(help="Folder of the new split.")],
-    share: Annotated[float, Option(min=0.01, max=0.9, help="Share of a user's events.")] = 0.2,
-    noise: Annotated[float, Option(min=0, help="Of an event, in levels' deviations.")] = 1.5,
-    popularity: Annotated[float, Option(help="Weight of an item's popularity.")] = 0.05,
-    item_noise: Annotated[float, Option(min=0, help="Of an item's level.")] = 0.3,
-    seed: Annotated[int, Option(min=0, help="Of the drift's direction.")] = 2,
 ) -> None:
     """Writes the split, and prints what it held out, by items' popularity."""
     train = read_split(data, "test").train
-    random = np.random.default_rng(seed)
-    level = levels(train, random, popularity, item_noise)
-    key = level[train.items] + noise * random.normal(size=len(train.items))
-    held = highest(train, key, share)
+    random = np.random.default_rng(_SEED)
+    level = levels(train, random)
+    key = level[train.items] + _NOISE * random.normal(size=len(train.items))
+    held = highest(train, key, _SHARE)
     kept, lost = (
         Csr.of_pairs(train.users[which], train.items[which], len(train), train.n_items)
         for which in (~held, held)
@@ -55,9 +54,7 @@ def main(
         print(json.dumps(line))
 
 
-def levels(
-    train: Csr, random: np.random.Generator, popularity: float, item_noise: float
-) -> np.ndarray:
+def levels(train: Csr, random: np.random.Generator) -> np.ndarray:
     """Returns the level of each item `[items]`, of deviation 1 before popularity and noise.
 
     It is the projection of the item's singular vector, of length 1, on a random direction;
@@ -73,8 +70,8 @@ def levels(
     vectors = right.T * sizes
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True) + 1e-9
     level = _standard(vectors @ random.normal(size=vectors.shape[1]))
-    own = item_noise * random.normal(size=len(level))
-    return level + popularity * _standard(np.log(counts + 1)) + own
+    own = _ITEM_NOISE * random.normal(size=len(level))
+    return level + _POPULARITY * _standard(np.log(counts + 1)) + own
 
 
 def highest(train: Csr, key: np.ndarray, share: float) -> np.ndarray:

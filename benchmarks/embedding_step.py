@@ -7,12 +7,12 @@ a peer at one number of rows, is a process of its own; all cases take turns, rou
 round, so that what else the machine does hits them alike. A round's figure is the median
 of its steps; a line has the median, the least and the most of the rounds. The lines:
 
-- `ours rows=R`, `torchrec rows=R`, …: ms a step, and the same as examples/s;
+- `ours rows=R`, `torchrec rows=R`, …: ms a step;
 - `torchrec/ours rows=R`, …: their time over ours, round by round (over 1: we are faster);
 - `ours devices=8/1 rows=R`: what the exchange costs on the same cores;
 - `ours rows=R2/R1`: whether a step is flat in the number of rows;
-- `ours peak/state rows=R2`: most memory over tables and slots; `… rows=R2-R1`: the same of
-  the differences, in which the memory of program and batch cancels out.
+- `ours peak/state rows=R2-R1`: how much more memory over how much larger tables and slots,
+  in which the memory of program and batch cancels out.
 
 Peers run under `uv run --script`, which builds their environments at the first run; with
 `--here` in this environment, where it has what they need. With `--gpu` all compute on the
@@ -34,19 +34,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from typer import Option
 
-from benchmarks.measure import (
-    gpu_name,
-    log,
-    module,
-    on_gpu,
-    peer,
-    print_line,
-    ratios,
-    run,
-    simulated,
-    watch,
-    zipf_batches,
-)
+from benchmarks import measure
 from recsys.system.process import stage_environment
 
 Peer = StrEnum("Peer", ["torchrec", "torch", "tfrs", "keras", "keras_rs", "all"])
@@ -64,8 +52,11 @@ _NO_PEERS: list[Peer] = []
 class Place(NamedTuple):
     """Where a case runs: on the GPU or the CPU, peers in environments of their own or here."""
 
-    gpu: bool
-    here: bool
+    gpu: bool = False
+    here: bool = False
+
+
+_CPU = Place()
 
 
 class Key(NamedTuple):
@@ -90,7 +81,6 @@ def main(
     dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
     batch: int = 4096,
     devices: Annotated[list[int], Option(help="Simulated, ours only.")] = _ONE,
-    optimizer: Annotated[str, Option(help="Of our tables.")] = "rowwise_adagrad",
     peers: list[Peer] = _NO_PEERS,
     steps: Annotated[int, Option(help="Measured, of a round.")] = 60,
     rounds: int = 3,
@@ -105,20 +95,18 @@ def main(
         for n in rows
         for key in (*(Key(OURS, n, d) for d in devices), *(Key(who, n) for who in everyone))
     ]
-    figures = Figures(Place(gpu, here), gpu_name() if gpu else "")
+    figures = Figures(Place(gpu, here), measure.gpu_name() if gpu else "")
     with tempfile.TemporaryDirectory() as folder:
         for n in rows:
-            np.save(f"{folder}/{n}.npy", zipf_batches(_WARMUP + steps, batch, n, seed=0))
+            np.save(f"{folder}/{n}.npy", measure.zipf_batches(_WARMUP + steps, batch, n, seed=0))
         case = {"dim": dim, "warmup": _WARMUP, "steps": steps, "seconds": seconds}
         for key in keys * rounds:
-            figures.measure(key, Path(folder) / f"{key.rows}.npy", optimizer, case)
-    figures.print_all(batch)
+            figures.measure(key, Path(folder) / f"{key.rows}.npy", case)
+    figures.print_all()
     sys.exit(int(bool(figures.failed)))
 
 
-def measure(
-    place: Place, key: Key, ids: Path, optimizer: str, case: dict[str, Any]
-) -> dict[str, Any]:
+def run_case(key: Key, ids: Path, case: dict[str, Any], place: Place = _CPU) -> dict[str, Any]:
     """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
     Returns:
@@ -128,20 +116,20 @@ def measure(
         subprocess.CalledProcessError: The process failed.
     """
     arguments = {**case, "ids": str(ids), "rows": key.rows}
-    environment = {**(on_gpu() if place.gpu else simulated(key.devices)), **MALLOC}
+    environment = {**(measure.on_gpu() if place.gpu else measure.simulated(key.devices)), **MALLOC}
     if key.who == OURS:
         words = ["benchmarks.peers.two_tower_ours", "measure"]
-        options = {**arguments, "optimizer": optimizer, "devices": key.devices}
-        command = module("benchmarks.measure", *words, json.dumps(options))
-        return watch(command, environment, memory=False).result
+        options = json.dumps({**arguments, "devices": key.devices})
+        command = measure.module("benchmarks.measure", *words, options)
+        return measure.watch(command, environment, memory=False).result
     if key.who in ("keras", "keras_rs"):
         arguments["library"] = key.who
     if key.who == "torch":
         arguments["device"] = "cuda" if place.gpu else "cpu"
     name = f"two_tower_{key.who.removesuffix('_rs')}"
-    here = module(f"benchmarks.peers.{name}", json.dumps(arguments))
-    command = here if place.here else peer(name, **arguments)
-    return watch(command, environment, memory=False).result
+    here = measure.module(f"benchmarks.peers.{name}", json.dumps(arguments))
+    command = here if place.here else measure.peer(name, **arguments)
+    return measure.watch(command, environment, memory=False).result
 
 
 class Figures:
@@ -152,45 +140,42 @@ class Figures:
         device: Name of the GPU; empty for the processor.
     """
 
-    def __init__(self, place: Place, device: str) -> None:
+    def __init__(self, place: Place = _CPU, device: str = "") -> None:
         self._place, self._device = place, device
         self.rounds: dict[Key, list[dict[str, Any]]] = {}
         self.failed: set[Key] = set()
 
-    def measure(self, key: Key, *case: Any) -> None:
+    def measure(self, key: Key, ids: Path, case: dict[str, Any]) -> None:
         """Adds a round of a case; a peer that has failed once is left out."""
         if key in self.failed:
             return
         try:
-            figures = measure(self._place, key, *case)
+            figures = run_case(key, ids, case, self._place)
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             if key.who == OURS:
                 raise
             self.failed.add(key)
-            log(f"{key}: {error}")
+            measure.log(f"{key}: {error}")
         else:
             self.rounds.setdefault(key, []).append(figures)
-            log(f"{key}: {statistics.median(figures['step_ms']):.2f} ms")
+            measure.log(f"{key}: {statistics.median(figures['step_ms']):.2f} ms")
 
-    def print_all(self, batch: int) -> None:
+    def print_all(self) -> None:
         """Prints every line; the times come first, ours before all, in the order of rows."""
         names = list(dict.fromkeys(key.name for key in self.rounds))
         keys = sorted(self.rounds, key=lambda key: (key.who != OURS, names.index(key.name)))
         for key in keys:
             self._line(str(key), self._times(key), "ms", key)
         for key in keys:
-            rates = [batch / ms * 1000 for ms in self._times(key)]
-            self._line(str(key), rates, "examples/s", key)
-        for key in keys:
             ours = Key(OURS, key.rows)
             if key != ours and ours in self.rounds:
                 is_ours = key.who == OURS
                 who = f"{OURS} devices={key.devices}/1" if is_ours else f"{key.who}/{OURS}"
-                over = ratios(self._times(key), self._times(ours))
+                over = measure.ratios(self._times(key), self._times(ours))
                 self._line(f"{who} rows={key.rows}", over, "ratio", key, ours)
         for name in names:
             self._print_growth([key for key in self.rounds if key.name == name])
-        log(str({key.name: self.rounds[key][0]["versions"] for key in keys}))
+        measure.log(str({key.name: self.rounds[key][0]["versions"] for key in keys}))
 
     def _all(self, key: Key, name: str) -> list[float]:
         return [of_round[name] for of_round in self.rounds[key]]
@@ -201,22 +186,22 @@ class Figures:
     def _print_growth(self, keys: Sequence[Key]) -> None:
         """Prints how time and memory of one competitor grow from the fewest to the most rows."""
         less, more = min(keys), max(keys)
-        peak, state = (np.array(self._all(more, name)) for name in ("peak_rss_mib", "state_bytes"))
-        self._line(f"{more.name} peak/state rows={more.rows}", peak * _MIB / state, "ratio", more)
         if less == more:
             return
-        rows, growth = f"rows={more.rows}/{less.rows}", ratios(self._times(more), self._times(less))
-        self._line(f"{more.name} {rows}", growth, "ratio", more, less)
-        n = min(len(self.rounds[less]), len(peak))
-        peak = peak[:n] - self._all(less, "peak_rss_mib")[:n]
-        state = state[:n] - self._all(less, "state_bytes")[:n]
+        growth = measure.ratios(self._times(more), self._times(less))
+        self._line(f"{more.name} rows={more.rows}/{less.rows}", growth, "ratio", more, less)
+        n = min(len(self.rounds[key]) for key in (less, more))
+        peak, state = (
+            np.subtract(self._all(more, name)[:n], self._all(less, name)[:n])
+            for name in ("peak_rss_mib", "state_bytes")
+        )
         rows = f"rows={more.rows}-{less.rows}"
         self._line(f"{more.name} peak/state {rows}", peak * _MIB / state, "ratio", more)
 
     def _line(self, case: str, values: Iterable[float], unit: str, *keys: Key) -> None:
         peak = max(max(self._all(key, "peak_rss_mib")) for key in keys)
-        print_line("embedding_step", case, values, unit, peak, self._device)
+        measure.print_line("embedding_step", case, values, unit, peak, self._device)
 
 
 if __name__ == "__main__":
-    run(main)
+    measure.run(main)

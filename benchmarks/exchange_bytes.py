@@ -22,6 +22,8 @@ from typer import Option
 from benchmarks.measure import ZIPF_EXPONENT, call, log, print_line, run, simulated
 
 ITEMS, USERS = 10**8, 10**9
+_DIM, _HISTORY, _EXAMPLES = 64, 50, 512
+"""Width of a row [floats], items of a history, and examples of a device in a step."""
 _DEVICES = [2, 4, 8, 16, 64]
 _EXCHANGES = ["gathered", "auto"]
 _TOKENS = {"genres": (21, 8), "words": (2138, 16)}
@@ -30,28 +32,22 @@ _TOKENS = {"genres": (21, 8), "words": (2138, 16)}
 def main(
     devices: Annotated[list[int], Option(help="Simulated.")] = _DEVICES,
     exchanges: Annotated[list[str], Option(help="Ways to compare.")] = _EXCHANGES,
-    dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
-    history: int = 50,
-    examples: Annotated[int, Option(help="Of a device, in a step.")] = 512,
     node: Annotated[int, Option(help="Devices of a node.")] = 8,
     between: Annotated[str, Option(help="Dtype of rows between nodes.")] = "float32",
 ) -> None:
     """Compiles each case in a process of its own and prints its lines."""
-    share = distinct_share(examples * history)
+    share = distinct_share(_EXAMPLES * _HISTORY)
     log(f"{share:.3f} of a device's items are distinct")
     for n in devices:
         for exchange in exchanges:
-            sizes = {"dim": dim, "history": history, "examples": examples, "node": node}
-            ways = {"exchange": exchange, "between": between}
-            watched = call(measure, simulated(n), n=n, share=share, **ways, **sizes)
+            ways = {"exchange": exchange, "between": between, "node": node}
+            watched = call(measure, simulated(n), n=n, share=share, **ways)
             sent, peak = watched.result, watched.peak_rss_mib
             case, ratio = f"{exchange} devices={n}", sent["planned"] / sent["compiled"]
-            for what, value, unit in [
-                ("", sent["compiled"] / 1e6, "MB"),
-                ("between nodes ", sent["leaving"] / 1e6, "MB"),
-                ("planned/compiled ", ratio, "ratio"),
-            ]:
-                print_line("exchange_bytes", what + case, [value], unit, peak)
+            leaving = [sent["leaving"] / 1e6]
+            print_line("exchange_bytes", case, [sent["compiled"] / 1e6], "MB", peak)
+            print_line("exchange_bytes", f"between nodes {case}", leaving, "MB", peak)
+            print_line("exchange_bytes", f"planned/compiled {case}", [ratio], "ratio", peak)
             log(f"{case}: {sent['by_feature']}")
 
 
@@ -61,16 +57,7 @@ def distinct_share(n: int) -> float:
     return float(-np.expm1(-n * weights / weights.sum()).sum() / n)
 
 
-def measure(
-    n: int,
-    exchange: str,
-    between: str,
-    share: float,
-    dim: int,
-    history: int,
-    examples: int,
-    node: int,
-) -> dict[str, Any]:
+def measure(n: int, exchange: str, between: str, share: float, node: int) -> dict[str, Any]:
     """Returns the bytes that a device sends in a step: compiled, planned, and by feature."""
     import jax
     import keras
@@ -82,16 +69,15 @@ def measure(
 
     options: dict[str, Any] = {
         "optimizer": embedding.RowWiseAdagrad(0.05), "combiner": "mean", "exchange": exchange,
-        "between_nodes_dtype": between,
+        "between_nodes_dtype": between, "embedding_dim": _DIM,
     }  # fmt: skip
-    items = embedding.TableConfig("items", ITEMS, dim, distinct_share=share, **options)
-    users = embedding.TableConfig("users", USERS, dim, **options)
+    items = embedding.TableConfig("items", ITEMS, distinct_share=share, **options)
+    users = embedding.TableConfig("users", USERS, **options)
     tokens = {
-        name: embedding.TableConfig(name, rows, dim, **options)
-        for name, (rows, _) in _TOKENS.items()
+        name: embedding.TableConfig(name, rows, **options) for name, (rows, _) in _TOKENS.items()
     }
     tables = {"history": items, "item": items, "user": users, **tokens}
-    lengths = {"history": history, **{name: length for name, (_, length) in _TOKENS.items()}}
+    lengths = {"history": _HISTORY, **{name: length for name, (_, length) in _TOKENS.items()}}
     mesh = embedding.device_mesh(devices=n)
     configs = [items, users, *tokens.values()]
     embedding.activate(embedding.table_layout(configs, mesh=mesh, node_devices=node))
@@ -103,13 +89,13 @@ def measure(
             super().__init__()
             self.embed = embedding.ShardedEmbedding(
                 {
-                    name: embedding.FeatureConfig(name, table, (None,), (None, dim))
+                    name: embedding.FeatureConfig(name, table, (None,), (None, _DIM))
                     for name, table in tables.items()
                 }
             )
 
         def call(self, x: dict[str, Any]) -> Any:
-            """Returns the embeddings `[batch, features * dim]`."""
+            """Returns the embeddings `[batch, features * 64]`."""
             ids = {name: x[name] for name in tables}
             weights = {name: x[name] > 0 if name in lengths else None for name in tables}  # Masks.
             return keras.ops.concatenate(list(self.embed(ids, weights).values()), axis=-1)
@@ -117,7 +103,7 @@ def measure(
     place = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
 
     def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((n * examples, *shape), dtype, sharding=place)
+        return jax.ShapeDtypeStruct((n * _EXAMPLES, *shape), dtype, sharding=place)
 
     x = {name: array("int32", *([lengths[name]] if name in lengths else [])) for name in tables}
     model, optimizer = Features(), keras.optimizers.SGD(0.1)
@@ -125,7 +111,7 @@ def measure(
         model.embed.build()
         model.built = True
         model.compile(optimizer, loss="mse")
-        compiled = model.prove((x, array("float32", len(tables) * dim)))
+        compiled = model.prove((x, array("float32", len(tables) * _DIM)))
     sent, traffic = sent_collectives(compiled), model.step_traffic
     planned = [
         collective

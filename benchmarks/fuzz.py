@@ -71,9 +71,8 @@ def main(
     for folder in replay:
         replayed.setdefault(folder.name.split("-")[0], []).append(folder.resolve())
     names, jobs = list(replayed or cases), os.cpu_count() or 1
-    os.environ.update(
-        PYTHONPATH=measure.python_path(), JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3"
-    )
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    os.environ["PYTHONPATH"] = measure.python_path()
     with tempfile.TemporaryDirectory(prefix="recsys-fuzz-") as scratch:
 
         def fuzz(case: str) -> Watch:

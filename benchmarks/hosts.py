@@ -63,42 +63,32 @@ def main(
 ) -> None:
     """Measures undisturbed runs, then disturbs some, and prints the lines."""
     with tempfile.TemporaryDirectory() as name:
-        if Part.STEPS in part:
-            _steps(Path(name), hosts, dim, batch, steps, every, victims or range(hosts), cut_s)
+        folder, alone = Path(name), 0.0
+        numbers = [*(n for n in _NUMBERS if n < hosts), hosts]
+        for n in numbers if Part.STEPS in part else ():
+            root = folder / str(n)
+            write_world(root, dim, batch * n, steps, every)
+            with Hosts(n) as network:
+                undisturbed, read = _undisturbed(root, network, every)
+                alone = alone or read
+                print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
+                if n == hosts:
+                    _disturb(undisturbed, victims or range(hosts), cut_s, 2 * every)
         if Part.MEMORY in part:
-            _limit(Path(name), hosts, (users, items), wide, batch * hosts, every)
+            _limit(folder, hosts, (users, items), wide, batch * hosts, every)
 
 
-def _steps(
-    folder: Path,
-    hosts: int,
-    dim: int,
-    batch: int,
-    steps: int,
-    every: int,
-    victims: Iterable[int],
-    cut_s: float,
-) -> None:
-    """Prints what undisturbed runs send and read, and what becomes of disturbed ones."""
-    alone = 0.0
-    for n in [*(n for n in _NUMBERS if n < hosts), hosts]:
-        root = folder / str(n)
-        write_world(root, dim, batch * n, steps, every)
-        with Hosts(n) as network:
-            undisturbed = _HostsTraining(root, "undisturbed", network)
-            seconds, wire, payload = undisturbed.run(every, 3 * every)
-            # As many examples each.
-            read = undisturbed.summary["input_bytes_per_epoch"]
-            alone = alone or read
-            print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
-            print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
-            if n > 1:
-                sent = call(_sent, simulated(n), root=str(root), n=n).result
-                print_line("hosts", f"planned, {n} hosts", [sent / 1e3], "kB")
-                print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
-                print_line("hosts", f"payload / planned, {n} hosts", [payload / n / sent], "ratio")
-            if n == hosts:
-                _disturb(undisturbed, victims, cut_s, 2 * every)
+def _undisturbed(root: Path, network: Hosts, every: int) -> tuple[_HostsTraining, float]:
+    """Returns a run that has ended, and what its first host read [bytes]; prints what it sent."""
+    training, n = _HostsTraining(root, "undisturbed", network), network.n
+    seconds, wire, payload = training.run(every, 3 * every)
+    print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
+    if n > 1:
+        sent = call(_sent, simulated(n), root=str(root), n=n).result
+        print_line("hosts", f"planned, {n} hosts", [sent / 1e3], "kB")
+        print_line("hosts", f"wire / planned, {n} hosts", [wire / n / sent], "ratio")
+        print_line("hosts", f"payload / planned, {n} hosts", [payload / n / sent], "ratio")
+    return training, training.summary["input_bytes_per_epoch"]
 
 
 def write_world(

@@ -192,8 +192,7 @@ def python_path() -> str:
 
 def on_gpu() -> dict[str, str]:
     """Returns the environment of a process that computes on this machine's first GPU."""
-    own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "0"}
-    return {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cuda", **own}
+    return {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0"}
 
 
 def gpu_name() -> str:
@@ -205,8 +204,7 @@ def gpu_name() -> str:
 def simulated(devices: int) -> dict[str, str]:
     """Returns the environment of a process with so many simulated devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    own = {"PYTHONPATH": python_path(), "XLA_FLAGS": flags.strip()}
-    return {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", **own}
+    return {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()}
 
 
 def children_of(pid: int) -> list[int]:

@@ -187,10 +187,8 @@ def write_data_folder(
         kinds: Kind of each event `[entries]`; None: they have none.
     """
     n_users, n_items = len(train), train.n_items
-    ids = {
-        name: [f"{name[0]}{first_id + i}" for i in range(n)]
-        for name, n in (("users", n_users), ("items", n_items))
-    }
+    sizes = {"users": n_users, "items": n_items}
+    ids = {name: [f"{name[0]}{first_id + i}" for i in range(n)] for name, n in sizes.items()}
     if times is None:
         times = np.arange(len(train.items)) - train.offsets[train.users]
     events = _events(train, pa.array(ids["users"]), times.astype(np.int64))

@@ -25,7 +25,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -36,6 +35,8 @@ from benchmarks.measure import ROOT, Watched, call, log, module, print_line, run
 from benchmarks.protocols import measure
 from benchmarks.public_splits import Csr, Split, write_data_folder
 from benchmarks.split_files import FolderError, read_protocol, read_split
+from recsys.cli.follow import RunView
+from recsys.cli.terminal import Console
 from recsys.config import TrainStage
 from recsys.config.load import load_stage
 from recsys.data.event_log import newest_first
@@ -50,7 +51,6 @@ SHIPPED = "movielens_small"
 CONFIGS = ROOT / "configs" / "quality"
 Part = Literal["test", "valid"]
 _NO_SETS: list[str] = []
-_LINES_OF_A_TRAINING = 20
 
 
 def main(
@@ -146,7 +146,8 @@ def train(
     stage = load_stage(Path(config), TrainStage, [*overrides, f"train.seed={seed}"])
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            with shown_events(_progress_of(seed)):
+            log(f"seed {seed}")
+            with RunView(Console(stderr=True)) as view, shown_events(view.show):
                 saved, seconds = _trained(split, stage, Path(scratch))
         except RecsysError as error:
             sys.exit(str(error))
@@ -154,21 +155,6 @@ def train(
     if vectors is not None:
         np.savez(vectors, user=user, item=item)
     return {"metrics": measure(split, user, item), "seconds": seconds}
-
-
-def _progress_of(seed: int) -> Callable[[dict[str, Any]], None]:
-    """Returns what logs a line now and then of the training of a seed."""
-    lines = 0
-
-    def show(event: dict[str, Any]) -> None:
-        nonlocal lines
-        if event["kind"] == "progress":
-            share = _LINES_OF_A_TRAINING * event["done"] // event["total"]
-            if share > lines:
-                lines = share
-                log(f"seed {seed}: step {event['done']:,} of {event['total']:,}, {event['text']}")
-
-    return show
 
 
 def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedModel, float]:

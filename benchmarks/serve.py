@@ -168,7 +168,6 @@ class Server:
     ) -> None:
         self.folder, self._process, self._case = folder, process, case
         self._port, self._n_users = port, n_users
-        self._url = f"http://127.0.0.1:{port}"
         self._pool = ThreadPoolExecutor()
 
     def print(self, name: str, values: list[float], unit: str) -> None:
@@ -179,7 +178,7 @@ class Server:
         """Waits until a version is served."""
         end = time.monotonic() + _START_S
         while True:
-            health = httpx.get(f"{self._url}/healthz", timeout=60)
+            health = httpx.get(f"http://127.0.0.1:{self._port}/healthz", timeout=60)
             if health.is_success and int(health.json()["version"]) == version:
                 return
             if time.monotonic() > end or self._process.poll() is not None:
@@ -230,7 +229,7 @@ def ask_server(
     clients: int = 1,
     seconds: float = 10.0,
     requests: float = math.inf,
-    rate: float | None = None,
+    rate: float = math.inf,
 ) -> dict[str, Any]:
     """Asks a server until the time is over, or all requests are sent.
 
@@ -241,15 +240,14 @@ def ask_server(
         clients: Connections that ask at once.
         seconds: How long.
         requests: Most requests.
-        rate: Requests/s, whatever comes back; None: each client asks again once answered.
+        rate: Most requests/s; by default each client asks again once answered.
 
     Returns:
         `statuses` and `errors`: how often each; `times_ms` of what was answered; `seconds`.
     """
     connections = [Connection(port, n_users, batch) for _ in range(clients)]
     started = time.perf_counter()
-    loop = _open(connections, rate, seconds) if rate else _closed(connections, seconds, requests)
-    asyncio.run(loop)
+    asyncio.run(_ask_all(connections, seconds, requests, rate))
     return {
         "statuses": sum((c.statuses for c in connections), collections.Counter()),
         "errors": sum((c.errors for c in connections), collections.Counter()),
@@ -304,37 +302,25 @@ class Connection:
         return head.split()[1].decode()
 
 
-async def _closed(connections: list[Connection], seconds: float, requests: float) -> None:
-    """Asks on all connections until the time is over, or all requests are sent."""
-    end, left = time.perf_counter() + seconds, requests
+async def _ask_all(
+    connections: list[Connection], seconds: float, requests: float, rate: float
+) -> None:
+    """Asks on all connections, each in its turns, until the time is over, or all is sent.
 
-    async def ask_again(connection: Connection) -> None:
+    A connection whose answer comes after its next turn asks again at once.
+    """
+    started, left = time.perf_counter(), requests
+
+    async def ask_again(connection: Connection, turn: float) -> None:
         nonlocal left
-        while time.perf_counter() < end and left > 0:
+        while (now := time.perf_counter()) < started + seconds and left > 0:
             left -= 1
+            await asyncio.sleep(turn - now)
             await connection.ask()
+            turn += len(connections) / rate
         await connection.close()
 
-    await asyncio.gather(*map(ask_again, connections))
-
-
-async def _open(connections: list[Connection], rate: float, seconds: float) -> None:
-    """Asks at a rate; a request is left out where no connection is free."""
-    free, started, n = list(connections), time.perf_counter(), 0
-
-    async def ask(connection: Connection) -> None:
-        await connection.ask()
-        free.append(connection)
-
-    async with asyncio.TaskGroup() as tasks:
-        while (now := time.perf_counter() - started) < seconds:
-            for _ in range(int(now * rate) - n):
-                n += 1
-                if free:
-                    tasks.create_task(ask(free.pop()))
-            await asyncio.sleep(0.001)
-    for connection in connections:
-        await connection.close()
+    await asyncio.gather(*(ask_again(c, started + i / rate) for i, c in enumerate(connections)))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ over all candidates, or one with options as JSON, such as
 `{"type": "sampled_softmax", "decoupled": true}`; the ratios are then to the first one, way
 by way.
 
-They take turns, run by run, in one process. Per case: the time, the rate at which the
-three products of batch × candidates × dim would be done if none were left out, and the
-memory that the first run took beyond what was held before it; then the ratios to `plain`,
-run by run.
+They take turns, run by run, in one process. Per case: the time, and the memory that the
+first run took beyond what was held before it; then the ratios to `plain`, run by run.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 from unittest import mock
 
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
@@ -40,7 +38,7 @@ from recsys import kernels, registry
 from recsys.losses import Loss
 
 TEMPERATURE = 0.05
-_ITEMS, _DIM = 100_000, 64
+_ITEMS = 100_000
 _PLAIN_BYTES = 2**30
 _BATCHES = [4096, 16384, 65536]
 _KNOWN = [0, 50]
@@ -53,37 +51,29 @@ Run = Callable[[], Any]
 def main(
     batch: list[int] = _BATCHES,
     negatives: Annotated[int, Option(help="Candidates beside the batch's own.")] = 0,
+    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
     known: list[int] = _KNOWN,
     loss: Annotated[list[str], Option(help="Names of losses, or JSON with options.")] = _LOSSES,
     runs: int = 15,
 ) -> None:
     """Measures all ways of each case, and prints the lines."""
-    losses = {_title(text): _read(text) for text in loss}
+    losses = {text: _read(text) for text in loss}
     for n, n_known in itertools.product(batch, known):
-        case = f"batch={n} dim={_DIM}"
+        case = f"batch={n} dim={dim}"
         case += f" negatives={negatives}" if negatives else ""
         case += f" known={n_known}" if n_known else ""
-        flop = 3 * 2 * n * (n + negatives) * _DIM
-        compare(case, flop, batch_of(n, n_known, negatives), runs, losses)
+        compare(case, batch_of(n, dim, n_known, negatives), runs, losses)
 
 
 def _read(text: str) -> Loss:
-    value = json.loads(text) if text.startswith("{") else text
-    return cast(Loss, registry.Choice("loss").read(value))
+    return registry.Choice("loss").read(json.loads(text) if text.startswith("{") else text)
 
 
-def _title(text: str) -> str:
-    if not text.startswith("{"):
-        return text
-    options = json.loads(text)
-    return "-".join([options.pop("type"), *(f"{k}={v}" for k, v in options.items())])
-
-
-def batch_of(batch: int, n_known: int, negatives: int) -> Arrays:
+def batch_of(batch: int, dim: int, n_known: int, negatives: int) -> Arrays:
     """Returns query, candidate, item_row, log_q and known, as losses take them."""
     rng = np.random.default_rng(0)
     n_candidates = batch + negatives
-    unit = rng.normal(size=(batch + n_candidates, _DIM)).astype(np.float32)
+    unit = rng.normal(size=(batch + n_candidates, dim)).astype(np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     log_q = np.log(rng.uniform(1e-6, 1e-2, n_candidates)).astype(np.float32)
     drawn = rng.integers(1, _ITEMS, negatives).astype(np.int32)
@@ -122,7 +112,7 @@ def _compiled(loss: Callable[..., Any], arrays: Arrays) -> Run:
     return lambda: jax.block_until_ready(compiled(*arrays))
 
 
-def compare(case: str, flop: int, arrays: Arrays, runs: int, losses: dict[str, Loss]) -> None:
+def compare(case: str, arrays: Arrays, runs: int, losses: dict[str, Loss]) -> None:
     """Measures all ways of one case, and prints the lines."""
     first, *others = losses
     compiled = {
@@ -143,8 +133,6 @@ def compare(case: str, flop: int, arrays: Arrays, runs: int, losses: dict[str, L
             times[name].append((time.perf_counter() - started) * 1000)
     for name, ms in times.items():
         print_line("softmax", f"{name} {case}", ms, "ms", memory[name])
-        rates = [flop / t / 1e6 for t in ms]
-        print_line("softmax", f"{name} {case}", rates, "GFLOP/s", memory[name])
     for name in [name for name in ("native", "blocks") if {name, "plain"} <= {*times}]:
         over = ratios(times[name], times["plain"])
         print_line("softmax", f"{name}/plain {case}", over, "times", memory[name])

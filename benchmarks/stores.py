@@ -7,24 +7,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.event_log import COLUMNS, OPTIONAL, EventShard
+from recsys.data import store
+from recsys.data.event_log import COLUMNS, EventShard
 from recsys.data.split import BY_TIME, SplitRule
-from recsys.data.store import (
-    ShardInfo,
-    commit_shard,
-    count_tied,
-    event_order,
-    order_users,
-    write_manifest,
-)
 
 
 def write_store(
-    folder: Path,
-    cut: int,
-    train: pa.Table,
-    held_out: pa.Table,
-    split: SplitRule = BY_TIME,
+    folder: Path, cut: int, train: pa.Table, held_out: pa.Table, split: SplitRule = BY_TIME
 ) -> None:
     """Writes a store of events that fit into memory, a shard a part.
 
@@ -36,14 +25,11 @@ def write_store(
         split: How they were split.
     """
     tables = {"train": train, "eval": held_out}
-    infos = {
-        part: [write_shard(folder, part, 0, table)] if table.num_rows else []
-        for part, table in tables.items()
-    }
-    write_manifest(folder, cut, infos, split)
+    parts = {part: [write_shard(folder, part, 0, x)] if x else [] for part, x in tables.items()}
+    store.write_manifest(folder, cut, parts, split)
 
 
-def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardInfo:
+def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.ShardInfo:
     """Sorts all events of some users, and writes them as a shard.
 
     Users of `train` are sorted by (row, id), those of `eval` by id. The order of the
@@ -61,10 +47,10 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardI
     codes = encoded.indices.to_numpy()
     rows = np.zeros(len(encoded.dictionary), np.int32)
     rows[codes] = events["user_row"].to_numpy()
-    place, users = order_users(encoded.dictionary, rows, by_row=part == "train")
+    place, users = store.order_users(encoded.dictionary, rows, by_row=part == "train")
     columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
     shard = sorted_shard(place[codes], n_users=users.num_rows, **columns)
-    return commit_shard(folder, part, index, shard, users)
+    return store.commit_shard(folder, part, index, shard, users)
 
 
 def sorted_shard(
@@ -73,9 +59,7 @@ def sorted_shard(
     item_row: np.ndarray,
     timestamp: np.ndarray,
     n_users: int,
-    weight: np.ndarray | None = None,
-    valid: np.ndarray | None = None,
-    kind: np.ndarray | None = None,
+    **optional: np.ndarray,
 ) -> EventShard:
     """Returns a shard of events, sorted.
 
@@ -85,24 +69,12 @@ def sorted_shard(
         item_row: Row of the item of each event `[n]`.
         timestamp: Time of each event `[n]` [seconds since 1970, UTC].
         n_users: Users of the shard.
-        weight: Weight of each event `[n]`, if the data have one.
-        valid: Which events the data name for validation `[n]`, if they name any.
-        kind: Row of the kind of each event `[n]`, if the data have kinds.
+        **optional: `weight`, `valid` and `kind` (its row) of each event `[n]`, where the data
+            have them.
     """
-    columns = dict(zip(OPTIONAL, (weight, valid, kind), strict=True))
-    optional = {name: column for name, column in columns.items() if column is not None}
-    order = event_order(user, timestamp, (item_row, *optional.values()))
-    offsets = np.zeros(n_users + 1, np.int64)
-    np.cumsum(np.bincount(user, minlength=n_users), out=offsets[1:])
-    time = timestamp[order].astype(np.int64, copy=False)
-    return EventShard(
-        user_row=user_row[order].astype(np.int32, copy=False),
-        item_row=item_row[order].astype(np.int32, copy=False),
-        timestamp=time,
-        tied=count_tied(user[order], time),
-        offsets=offsets,
-        **{
-            name: column[order].astype(COLUMNS[name], copy=False)
-            for name, column in optional.items()
-        },
-    )
+    order = store.event_order(user, timestamp, (item_row, *optional.values()))
+    columns = {"user_row": user_row, "item_row": item_row, "timestamp": timestamp, **optional}
+    ordered = {name: x[order].astype(COLUMNS[name], copy=False) for name, x in columns.items()}
+    tied = store.count_tied(user[order], ordered["timestamp"])
+    offsets = np.append(0, np.cumsum(np.bincount(user, minlength=n_users)))
+    return EventShard(tied=tied, offsets=offsets, **ordered)

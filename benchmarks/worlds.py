@@ -28,8 +28,7 @@ from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import ExportConfig, ExportStage, TrainStage, TwoTowerConfig
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 
-_EVENTS_OF_A_USER = 20
-_BLOCK = 8192
+_EVENTS_OF_A_USER, _BLOCK = 20, 8192
 _SPREAD, _DECAY = 0.6, 4
 """Way of an item or a user from the middle of its cluster, as a share of that one's way
 from the origin; directions until the variance of one is half of the first's."""
@@ -77,7 +76,7 @@ def write_model(work: Path, stage: TrainStage, inputs: ModelInputs, clusters: in
     folder = work / "model"
     save_model(folder, model, stage, work / "data")
     n = inputs.items.n_rows
-    blocks = [np.arange(at, min(at + _BLOCK, n)) for at in range(0, n, _BLOCK)]
+    blocks = np.array_split(np.arange(n), 1 + n // _BLOCK)
     candidates = [np.asarray(model.embed_candidate(inputs.candidate(rows))) for rows in blocks]
     np.save(folder / "candidates.npy", np.concatenate(candidates))
     user_row = rng.integers(1, inputs.users.n_rows, 520, np.int32)

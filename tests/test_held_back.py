@@ -258,8 +258,8 @@ def test_by_default_the_draw_is_that_of_the_test_part(split, names_part, draw):
     n = 60
     valid = rng.random(n) < 0.2 if names_part else None
     shard = sorted_shard(
-        np.sort(rng.integers(0, 9, n)), np.ones(n), rng.integers(1, 9, n), np.arange(n), 9, None,
-        valid,
+        np.sort(rng.integers(0, 9, n)), np.ones(n), rng.integers(1, 9, n), np.arange(n), 9,
+        **({"valid": valid} if names_part else {}),
     )  # fmt: skip
     log = EventLog((shard,))
     events = training_events(log, TrainConfig(validation=ValidationConfig()), RULES[split])
@@ -308,7 +308,7 @@ def test_a_given_part_is_asked_at_once_unless_it_comes_last(seed, part, n_shards
         rows = np.ones(len(user), np.int32), rng.integers(1, 9, len(user)), place
         mixed = rng.permutation(len(user))
         columns = [column[mixed] for column in (user, *rows)]
-        shards.append(sorted_shard(*columns, len(lengths), None, valid[mixed]))
+        shards.append(sorted_shard(*columns, len(lengths), valid=valid[mixed]))
     log = EventLog(tuple(shards))
     assert is_asked_at_once(log, None, SplitRule("given", "time")) == (part != "last")
 

@@ -357,7 +357,7 @@ def test_any_folder_is_trained_on_and_measured_and_its_vectors_kept(tmp_path):
         ends = [lines[name]["min"], lines[name]["max"]]
         assert sorted(metrics[name] for metrics in of_seeds) == pytest.approx(ends, abs=1e-5)
     assert "3 users, 4 items, 5 training events without an order" in done.stderr
-    assert "seed 1: step" in done.stderr
+    assert "\nseed 1\n" in done.stderr
 
 
 # --- the data folder

@@ -9,7 +9,7 @@ from keras import ops
 
 from benchmarks.peers import two_tower_keras as in_keras
 from benchmarks.peers.two_tower_case import LEARNING_RATE, StepClock
-from recsys import embedding, registry
+from recsys import embedding
 from recsys.losses import sampled_softmax
 
 
@@ -33,11 +33,11 @@ class TwoTower(embedding.SparseModel):
         return sampled_softmax(y_pred["query"], y_pred["candidate"], item, log_q, temperature=1.0)
 
 
-def build(clock: StepClock, optimizer: str, devices: int) -> TwoTower:
+def build(clock: StepClock, devices: int) -> TwoTower:
     """Returns the model, on as many devices as the case has."""
     assert keras.distribution.get_device_count() == devices  # noqa: S101
-    row_optimizer: Any = registry.get("row_optimizer", optimizer.replace("rowwise", "row_wise"))
-    options: dict[str, Any] = {"optimizer": row_optimizer(LEARNING_RATE), "placement": "row"}
+    optimizer = embedding.RowWiseAdagrad(LEARNING_RATE)
+    options: dict[str, Any] = {"optimizer": optimizer, "placement": "row"}
     options["initializer"] = in_keras.initial()
     sizes = clock.rows, clock.dim
     tables = [embedding.TableConfig(side, *sizes, **options) for side in in_keras.SIDES]
@@ -48,10 +48,10 @@ def build(clock: StepClock, optimizer: str, devices: int) -> TwoTower:
     return TwoTower(embedding.ShardedEmbedding(features))
 
 
-def measure(optimizer: str, devices: int, **case: Any) -> dict[str, Any]:
+def measure(devices: int, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
-    model = build(clock, optimizer, devices)
+    model = build(clock, devices)
     in_keras.fit(model, clock)
     variables = [v for table in model.embed.tables for v in table.variables_by_row]
     state_bytes = sum(int(v.value.nbytes) for v in variables)
