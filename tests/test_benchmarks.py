@@ -15,8 +15,6 @@ from benchmarks.measure import print_line, run, zipf_batches
 from benchmarks.peers import two_tower_case
 from benchmarks.peers.two_tower_case import StepClock
 
-pytestmark = pytest.mark.bench
-
 ROOT = Path(__file__).resolve().parent.parent
 OF_OURS = ("_case", "_ours", "_digest")  # they run in our own environment
 PEERS = sorted(
@@ -167,6 +165,7 @@ def test_a_peer_declares_an_environment_of_its_own(path):
     compile(text, path, "exec")
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize("devices", [1, 4])
 def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
     ids = tmp_path / "ids.npy"
@@ -180,6 +179,7 @@ def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
     assert measured["peak_rss_mib"] > 50
 
 
+@pytest.mark.bench
 def test_input_pipeline_prints_a_line_for_each_case():
     command = [sys.executable, "-m", "benchmarks.input_pipeline", "--rows", "20000"]
     command += ["--batch", "256", "--history", "5"]
@@ -192,6 +192,7 @@ def test_input_pipeline_prints_a_line_for_each_case():
     assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)
 
 
+@pytest.mark.bench
 def test_hosts_input_says_how_what_is_read_divides():
     command = [sys.executable, "-m", "benchmarks.hosts_input", "--rows", "20000"]
     command += ["--batch", "256", "--history", "8", "--processes", "1", "4"]
@@ -204,6 +205,7 @@ def test_hosts_input_says_how_what_is_read_divides():
     assert ratios["full softmax 8, 4 processes"] <= 1.1
 
 
+@pytest.mark.bench
 def test_ingest_times_the_phases_of_a_file():
     command = [sys.executable, "-m", "benchmarks.ingest", "--rows", "2000", "4000"]
     command += ["--format", "csv", "--rounds", "1"]
@@ -214,6 +216,7 @@ def test_ingest_times_the_phases_of_a_file():
     assert [line["case"] for line in lines] == [*expected, "ours csv rows=4000/2000"]
 
 
+@pytest.mark.bench
 def test_resume_kills_runs_and_compares_them():
     words = [
         "--kills",
@@ -238,6 +241,7 @@ def test_resume_kills_runs_and_compares_them():
     assert kills["median"] == 1.0
 
 
+@pytest.mark.bench
 def test_evaluate_compares_ours_with_the_plain_product_and_with_jax():
     words = ["--users", "40", "--items", "3000", "--dim", "8", "--positives", "3", "--runs", "2"]
     words += ["--peers", "jax", "--peer-users", "16", "--matmul", "64"]
@@ -271,6 +275,7 @@ def run_fuzz(folder, *words):
     }
 
 
+@pytest.mark.bench
 def test_fuzz_sees_a_crash_a_hang_growth_and_a_wrong_accept_and_keeps_their_inputs(tmp_path):
     planted = tmp_path / "planted"
     for n in range(7):
@@ -286,6 +291,7 @@ def test_fuzz_sees_a_crash_a_hang_growth_and_a_wrong_accept_and_keeps_their_inpu
     assert run_fuzz(tmp_path / "again", "--replay", *planted.glob("*-1"))[0] == 1
 
 
+@pytest.mark.bench
 def test_fuzz_makes_inputs_of_each_case_and_counts(tmp_path):
     cases = ("csv", "jsonl", "config", "server")
     code, lines = run_fuzz(tmp_path, "--inputs", "30", "--minutes", "5", "--cases", *cases)
