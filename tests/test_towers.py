@@ -27,6 +27,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
 from recsys.models import ModelSpec
 from recsys.models.encoders import PlaceWeights
+from recsys.models.inference import Inference
 from recsys.models.layers import UserGate
 from recsys.models.spec import FeatureSpec
 from recsys.strict import Strict
@@ -206,6 +207,17 @@ def test_layers_add_to_the_anchor(widths, similarity, activation):
     np.testing.assert_allclose(run(model, "embed_query", rows)[0], query, atol=1e-5)
     rows = {"id_row": np.array([5]), "genres": np.array([[1, 3]])}
     np.testing.assert_allclose(run(model, "embed_candidate", rows)[0], candidate, atol=1e-5)
+
+
+def test_embeddings_are_products_of_float32_on_any_device():
+    """GPUs would take TF32, which is told by the program: no GPU is needed to see it."""
+    model = build(widths=(6,))
+    towers = Inference(model)
+    rows = {"user_row": np.array([4]), "history": histories([2, 3])}
+    text = towers._query.lower([variable.value for variable in model.variables], rows).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert products
+    assert all("[HIGHEST, HIGHEST]" in line for line in products)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

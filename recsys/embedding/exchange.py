@@ -165,10 +165,10 @@ def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
 def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> Exchange:
     """Returns the exchange of rows by which uses of one way go."""
     has_bags = not all(use.bags.is_single for use in uses)
-    is_by_nodes, payload = uses[0].way == "nodes", uses[0].options.payload_of(uses[0].way)
-    group = sharding.peers if is_by_nodes else sharding.table_devices
-    share = sharding.node.size if is_by_nodes else 1
-    return Exchange(group, shard_rows, has_bags, payload, share)
+    way, options = uses[0].way, uses[0].options
+    group = sharding.peers if way == "nodes" else sharding.table_devices
+    share = sharding.node.size if way == "nodes" else 1
+    return Exchange(group, shard_rows, has_bags, options.payload_of(way), share)
 
 
 def _read_gathered(

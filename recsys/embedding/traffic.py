@@ -312,13 +312,14 @@ class TableTraffic:
         """Returns one way of the exchanges, of rows or of their gradients, without more rounds."""
         sent: Collectives = []
         n_exchanges = 0
-        among = {"rows": self._table_devices, "nodes": _Among(self.sharding.peers.size, 1)}
+        among: dict[Way, _Among] = {
+            "rows": self._table_devices, "nodes": _Among(self.sharding.peers.size, 1),
+        }  # fmt: skip
         exchanged = {way: [r for r in readings if r.way == way] for way in among}
         for way, of_way in exchanged.items():
             if _ids(of_way):
                 chunks = among[way].n * self.expected_capacity(of_way)
-                payload = self.options.payload_of(of_way[0].way)
-                row_bytes = packed_width(of_way[0].bags.dim, payload) * _FLOAT
+                row_bytes = self._row_bytes(of_way[0].bags.dim, way)
                 # Rows come when they are asked for; gradients go with their places.
                 parts = [_INDEX, row_bytes] if is_read else [_INDEX + row_bytes]
                 sent += [_all_to_all(chunks * n_bytes, among[way]) for n_bytes in parts]
@@ -329,8 +330,8 @@ class TableTraffic:
         agreed = self.sharding.n_shards + n_exchanges
         return [_all_reduce(agreed * _INDEX, self._table_devices), *sent]
 
-    def _row_bytes(self, width: int) -> int:
-        return packed_width(width, self.options.payload) * _FLOAT
+    def _row_bytes(self, width: int, way: Way = "gathered") -> int:
+        return packed_width(width, self.options.payload_of(way)) * _FLOAT
 
     def distinct_ids(self, readings: Sequence[Reading], devices: int = 1) -> float:
         """Returns how many ids of some readings are expected to be distinct, on some devices."""

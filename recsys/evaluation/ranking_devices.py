@@ -158,11 +158,11 @@ def _pairs(job: _Job, block: slice, most: tuple[int, int], out: RankResults) -> 
     n_hidden = np.bincount(hidden // n_rows, minlength=block.stop - block.start)
     out.n_ranked[block] = job.is_candidate.sum() - n_hidden
     beyond = job.shapes.tiles * job.mesh.size * job.shapes.tile
-    hidden_pairs, positives = (
-        _pairs_of(keys, n_rows, beyond, size)
-        for keys, size in zip((hidden, wanted), most, strict=True)
+    most_hidden, most_wanted = most
+    return (
+        _pairs_of(hidden, n_rows, beyond, most_hidden),
+        _pairs_of(wanted, n_rows, beyond, most_wanted),
     )
-    return hidden_pairs, positives
 
 
 def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
