@@ -12,7 +12,7 @@ import typer
 
 from recsys import __version__
 from recsys.cli import command_line, main
-from recsys.cli.recommend import serving_folder
+from recsys.cli.serving import serving_folder
 from recsys.config.load import load_config
 from recsys.errors import RecsysError, UsageError
 

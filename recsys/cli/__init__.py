@@ -1,10 +1,12 @@
 """Command-line interface: results on stdout, messages on stderr, exit codes 0, 1 and 2.
 
-command_line  all commands; each is a function in the module of its name
+command_line  all commands; each is a function, most in the module of its name
 options       options of several commands
 files         `init`, `synth`, `freeze-schema` and `schema`
 past_runs     `runs`, `lineage` and `clean`
 stages        `train` and `export`, and subprocesses of stages
+evaluate      `evaluate` and `compare`
+serving       `serve` and `rollback`
 simulation    the backtest of `simulate-nights`
 follow        runs the pipeline in a subprocess and displays its events
 failure       error output

@@ -1,7 +1,7 @@
 """All commands, in the order of `recsys --help`.
 
-Each command is a function in the module of its name. Heavy packages are imported only when a
-command runs, so that `recsys --help`, which imports all these modules, is fast.
+Each command is a function. Heavy packages are imported only when a command runs, so that
+`recsys --help`, which imports all these modules, is fast.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typer import Exit, Option, Typer
 
 from recsys import __version__
 from recsys.cli.check import check
-from recsys.cli.compare import compare
 from recsys.cli.doctor import doctor
-from recsys.cli.evaluate import evaluate
+from recsys.cli.evaluate import compare, evaluate
 from recsys.cli.failure import one_sentence
 from recsys.cli.files import freeze_schema, init, schema, synth
 from recsys.cli.past_runs import clean, lineage, runs
 from recsys.cli.plan import plan
 from recsys.cli.publish_vectors import publish_vectors
 from recsys.cli.recommend import recommend
-from recsys.cli.rollback import rollback
 from recsys.cli.run import run
-from recsys.cli.serve import serve
+from recsys.cli.serving import rollback, serve
 from recsys.cli.simulate_nights import simulate_nights
 from recsys.cli.stages import export, train
 from recsys.cli.tune import tune

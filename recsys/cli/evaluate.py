@@ -1,8 +1,9 @@
-"""`recsys evaluate`: evaluates a bundle or a model folder as the pipeline does."""
+"""`recsys evaluate` and `compare`: one model against its thresholds, or two against each other."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from recsys.errors import UsageError
 
 if TYPE_CHECKING:
     from recsys.config import EvaluateStage
-    from recsys.evaluation.result import Shown
+    from recsys.evaluation.result import Comparison, Shown
 
 
 def evaluate(
@@ -63,7 +64,7 @@ def evaluate(
             "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
             [str(path) for path in named],
         )
-    loaded, origin = evaluation_config(config, sets or [], named[0])
+    loaded, origin = _evaluation_config(config, sets or [], named[0])
     result = stages.evaluate(
         loaded,
         data=data,
@@ -82,7 +83,36 @@ def evaluate(
     print(json.dumps(result))
 
 
-def evaluation_config(
+def compare(
+    a: Annotated[Path, Argument(metavar="A", help="Bundle or model folder.")],
+    b: Annotated[Path, Argument(metavar="B", help="Bundle or model folder to compare with A.")],
+    data: Data,
+    config: EvaluationConfig = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, Option(help="Folder to write comparison.json into.")] = None,
+    as_json: AlwaysJson = False,
+) -> None:
+    """Evaluate two models on the same queries and report which is better, with its confidence.
+
+    Prints the result as JSON on stdout and as a table on stderr.
+    """
+    from recsys.config import EvaluateStage, stage_of
+    from recsys.evaluation.result import Comparison, EvaluationResult
+
+    loaded, _ = _evaluation_config(config, sets or [], b)
+    stage = stage_of(loaded, EvaluateStage).of_two_models()
+    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+        stages.evaluate(stage, data=data, model=b, out=Path(scratch), blessed=a)
+        evaluation = EvaluationResult.load(scratch).content
+    comparison = Comparison(evaluation, stage.bless.metric)
+    comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
+    _show_comparison(comparison, evaluation)
+    if out is not None:
+        comparison.save(out)
+    print(json.dumps(comparison.content))
+
+
+def _evaluation_config(
     config: Path | None, sets: list[str], model: Path
 ) -> tuple[EvaluateStage, str]:
     """Returns the config of an evaluation, and what to call its thresholds.
@@ -127,7 +157,7 @@ def _report(config: EvaluateStage, data: Path, subject: Path, out: Path) -> Path
 
 # --- a table and a sentence, on stderr
 
-WIDTH = 100
+_WIDTH = 100
 """Line width if there is no terminal [characters]."""
 _NOT_AGAINST = (
     "The model of --against was not compared, because bless.over_blessed is 0; use recsys compare."
@@ -145,10 +175,10 @@ def _show(folder: Path, result: dict[str, Any], origin: str, *, is_against: bool
     """
     from recsys.evaluation.result import EvaluationResult
 
-    console = fitted_console(WIDTH, stderr=True)
+    console = fitted_console(_WIDTH, stderr=True)
     shown = EvaluationResult.load(folder)
     evaluation = shown.content
-    console.print(new_table(shown))
+    console.print(_new_table(shown))
     if evaluation.get("meaning"):
         console.write_line(evaluation["meaning"])
     for note in shown.notes()[:-1]:
@@ -167,6 +197,16 @@ def _show(folder: Path, result: dict[str, Any], origin: str, *, is_against: bool
         console.write_line(f"{name:<10} {result[name]}")
 
 
+def _show_comparison(comparison: Comparison, evaluation: dict[str, Any]) -> None:
+    console = fitted_console(_WIDTH, stderr=True)
+    for name in ("a", "b"):
+        console.write_line(f"{name.upper()}  {comparison.content[name]}")
+    console.print(_new_table(comparison))
+    print_repeats(console, evaluation)
+    style = "bold" if comparison.better else ""
+    console.write_line(comparison.sentence, style)
+
+
 def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
     """Prints how held-out events that repeat an item were treated, if there are any."""
     from recsys.report.evaluated import repeats_in_words
@@ -175,7 +215,7 @@ def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
         console.write_line(text.replace("\N{NO-BREAK SPACE}", " "))
 
 
-def new_table(shown: Shown) -> Table:
+def _new_table(shown: Shown) -> Table:
     """Returns a table of a result."""
     first, *others = shown.headings()
     table = titled_table(shown.title(), first, *others, numbers=others)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from recsys.cli.options import ConfigOption, Json, Root
-from recsys.cli.recommend import serving_folder
+from recsys.cli.serving import serving_folder
 from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import UsageError
 from recsys.formats import counted

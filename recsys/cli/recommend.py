@@ -12,6 +12,7 @@ from rich.text import Text
 from typer import Option
 
 from recsys.cli.options import ConfigOption, Json, Root
+from recsys.cli.serving import serving_folder
 from recsys.cli.terminal import Console, progress_bar, titled_table
 from recsys.errors import UsageError, visible
 from recsys.formats import counted, duration
@@ -70,30 +71,6 @@ def recommend(
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
     else:
         show(Console())
-
-
-def serving_folder(config_path: Path | None, root: Path | None) -> Path:
-    """Returns the folder of the pushed versions.
-
-    Args:
-        config_path: Config of the run. If only `root` is given, the folder must have exactly one
-            model.
-        root: Folder of the run; None: `root` in the config.
-
-    Raises:
-        UsageError: `root` has no model, or several (R904).
-    """
-    from recsys.config.load import load_config
-
-    if root is None or config_path is not None:
-        config = load_config(config_path)
-        return (root or Path(config.root)) / "serving" / config.name
-    names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
-    if len(names) != 1:
-        rule = f"The folder {str(root)!r} must have exactly one model under serving/."
-        cure = "Also name the config of the run: --config FILE."
-        raise UsageError("R904", rule, cure, [path.name for path in names])
-    return names[0]
 
 
 # --- one user
