@@ -36,7 +36,7 @@ from recsys.evaluation.queries import (
 )
 from recsys.evaluation.scores import DotProducts, Progress
 from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.slices import AGAIN, REPEATS, Slice, make_slices
+from recsys.evaluation.slices import Slice, make_slices
 from recsys.evaluation.systems import System
 from recsys.metrics import accuracy, beyond_accuracy  # noqa: F401  In the stage's fingerprint.
 from recsys.metrics.metric import Items, times_shown
@@ -46,7 +46,6 @@ SystemProgress = Callable[[str, int, int], None]
 """Is called with the name of a system, the queries done, and all queries."""
 
 FORMAT = 2
-_NEVER = "left out of all figures: what a user has seen is never recommended"
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
 
 
@@ -157,7 +156,7 @@ class Evaluator:
         figures = Figures(self.stage, case, measured | baselines, self._slices(case))
         slices = figures.slices()
         if self._masks_seen and repeats.positives:
-            slices.append(figures.never_found(REPEATS, AGAIN, repeats, _NEVER))
+            slices.append(figures.never_found(repeats))
         descriptions = {
             "metrics": {metric.name: metric.describe() for metric in config.metrics},
             "baselines": {name_of("baseline", b): b.title for b in config.baselines},

@@ -15,7 +15,7 @@ from recsys.evaluation.queries import Queries, Repeats
 from recsys.evaluation.ranking import rank, rank_sampled
 from recsys.evaluation.scores import Progress, Scorer
 from recsys.evaluation.significance import BLESSED, MODEL, Interval, Key, UserMeans
-from recsys.evaluation.slices import Slice
+from recsys.evaluation.slices import AGAIN, REPEATS, Slice
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.metric import (
     Items,
@@ -145,6 +145,7 @@ def measure(
 
 _SLICED = ("recall", "ndcg", "mrr")
 """Metrics that slices have, beside those that the blessing rests on."""
+_NEVER = "left out of all figures: what a user has seen is never recommended"
 
 
 class Figures:
@@ -212,16 +213,9 @@ class Figures:
         """Returns the figures of each slice."""
         return [self._slice(part) for part in self._slices]
 
-    def never_found(self, kind: str, name: str, repeats: Repeats, note: str) -> dict[str, Any]:
-        """Returns the slice of positives that no list can contain: all its figures are 0.
-
-        Args:
-            kind: What it was cut by.
-            name: Its name.
-            repeats: How many there are.
-            note: Why no list can hold them.
-        """
-        part = Slice(kind, name, "positives", np.zeros(0, bool), note)
+    def never_found(self, repeats: Repeats) -> dict[str, Any]:
+        """Returns the slice of the positives that no list can contain: all its figures are 0."""
+        part = Slice(REPEATS, AGAIN, "positives", np.zeros(0, bool), _NEVER)
         sizes = (repeats.users, repeats.queries, repeats.positives)
         nothing = dict.fromkeys(self._sliced, 0.0)
         figures = dict.fromkeys(self._measured, nothing)

@@ -101,7 +101,7 @@ class KubernetesLauncher(Launcher):
         name = f"recsys-{module.rpartition('.')[2].replace('_', '-').lower()[:30]}-{number}"
         words = [module, "--config", str(file), *arguments, "--wait", str(self.wait_s)]
         progress = folder / f"{module}.0.jsonl"
-        job = _Job(_Cluster(self.namespace), name, self.hosts, self.wait_s)
+        job = _Job(_Cluster(self.namespace), name, self.wait_s)
         service, body = self._service(name), self.job(name, words, folder / module)
 
         def run() -> dict[str, Any]:
@@ -265,13 +265,11 @@ class _Job:
     Args:
         cluster: Where.
         name: Their name.
-        n_pods: Pods of the Job.
         wait_s: How long a pod may take to start [s].
     """
 
-    def __init__(self, cluster: _Cluster, name: str, n_pods: int, wait_s: float) -> None:
-        self._cluster, self._name = cluster, name
-        self._n_pods, self._wait_s = n_pods, wait_s
+    def __init__(self, cluster: _Cluster, name: str, wait_s: float) -> None:
+        self._cluster, self._name, self._wait_s = cluster, name, wait_s
         self._at = {"name": name, "namespace": cluster.namespace}
 
     def run(
