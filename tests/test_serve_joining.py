@@ -16,8 +16,8 @@ from serving import wait_for
 
 from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import PredictRequest, answer_together
 from recsys.serving.server.micro_batcher import MicroBatcher
+from recsys.serving.server.predict import PredictRequest, answer_together
 
 
 class Echo:

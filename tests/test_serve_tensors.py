@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from recsys.bundles.signatures import SignatureInput
 from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import PredictRequest, read_request, write_answer
+from recsys.serving.server.predict import PredictRequest, read_request, write_answer
 
 LIMITS = Limits()
 SIGNATURES = {

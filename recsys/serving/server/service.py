@@ -21,8 +21,8 @@ from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
 from recsys.serving.server.connections import PatientProtocol
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import DTYPES
 from recsys.serving.server.pool import Pool
+from recsys.serving.server.predict import DTYPES
 from recsys.serving.server.prometheus import ServerMetrics
 from recsys.system.signals import signals_to
 
