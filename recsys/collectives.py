@@ -179,6 +179,8 @@ def all_to_all(x: jax.Array, group: Group, split: int = 0, joined: int = 0) -> j
         split: Dimension that is cut.
         joined: Dimension along which the parts are laid.
     """
+    if group.size == 1:
+        return x
     groups = group.index_groups
     return jax.lax.all_to_all(x, group.axis, split, joined, axis_index_groups=groups, tiled=True)
 

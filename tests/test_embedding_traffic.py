@@ -65,6 +65,8 @@ def of_process(mesh, *options):
         ("8", "auto", "float32", ""),
         ("8", "cheapest", "bfloat16", ""),
         ("8", "nodes", "float32/int8", "4"),
+        pytest.param("8", "rows", "bfloat16/int8", "4", marks=pytest.mark.thorough),
+        pytest.param("8", "rows", "float32/int8", "1", marks=pytest.mark.thorough),
         pytest.param("8", "nodes", "float32", "4", marks=pytest.mark.thorough),
         pytest.param("8", "cheapest", "float32", "2", marks=pytest.mark.thorough),
         pytest.param("8", "nodes", "bfloat16", "2", marks=pytest.mark.thorough),
@@ -197,7 +199,7 @@ def test_what_rows_send_does_not_grow_with_the_devices():
         (64, HISTORY, "auto", "nodes"),
         (8, Bags(512, 512, 64, is_single=True), "auto", "rows"),
         (1, HISTORY, "nodes", "rows"),
-        (2, Bags(512, 512, 64, is_single=True), "nodes", "nodes"),
+        (2, Bags(512, 512, 64, is_single=True), "nodes", "rows"),
     ],
 )
 def test_bags_keep_within_nodes_where_that_costs_least(nodes, bags, exchange, way):

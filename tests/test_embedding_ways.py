@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from recsys.embedding import (
+    SGD,
     Adagrad,
     FeatureConfig,
     LazyAdam,
@@ -24,7 +25,7 @@ from recsys.embedding import (
     TableConfig,
     exchange,
 )
-from recsys.embedding.rows import Lookups
+from recsys.embedding.rows import Lookups, Numbers
 from recsys.embedding.sharding import TableSharding
 from recsys.embedding.table import logical_order
 from recsys.embedding.traffic import ExchangeOptions
@@ -197,6 +198,40 @@ def test_a_mask_gives_the_bits_of_weights_that_are_0_or_1(exchange, node):
             assert [r.bags.scales for r in readings] == [int(weight is mask)] * 3 + [0]
     for values, expected in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(values, expected)
+
+
+# --- between nodes
+
+
+@pytest.mark.parametrize(("way", "node"), [("rows", 4), ("rows", 1), ("nodes", 4)])
+def test_rows_and_gradients_are_rounded_between_nodes_alone(way, node):
+    """Each of eight devices reads one row of each, which no other device does."""
+    rng = np.random.default_rng(0)
+    table, grads = rng.normal(size=(2, 64, DIM)).astype(np.float32)
+    reader, owner = np.divmod(np.arange(64), 8)
+    rows = owner * 8 + reader
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("devices",))
+    sharding = TableSharding("rows", mesh, "devices", "devices", node)
+    options = ExchangeOptions(way, between_nodes="int8")
+    numbers = Numbers(jnp.float32(1), jnp.float32(1), jnp.float32(1), jnp.uint32(0), jnp.int32(0))
+
+    @jax.jit
+    def read_and_updated(table):
+        lookups = Lookups(jnp.asarray(rows, jnp.int32))
+        out, use, _ = exchange.read(sharding, table, lookups, 64, False, options)
+        assert use.way == way
+        return out, exchange.apply(sharding, SGD(1.0), table, (), [use], [grads], numbers)[0]
+
+    out, updated = map(np.asarray, read_and_updated(table))
+    is_near = reader // node == owner // node
+    for found, exact, rounded in (
+        (out, table[rows], table[rows]),
+        (updated[rows], table[rows] - grads, grads),
+    ):
+        np.testing.assert_array_equal(found[is_near], exact[is_near])
+        off, step = np.abs(found - exact)[~is_near], np.abs(rounded)[~is_near].max(axis=1) / 127
+        assert off.any()
+        assert (off <= 1.01 * step[:, None]).all()
 
 
 # --- any shape

@@ -125,8 +125,8 @@ class RetrievalConfig(Strict):
     """Dtype of rows and gradients in exchanges between devices. `bfloat16` halves the bytes and
     rounds; `int8`, with one scale per row, nearly quarters them and rounds stochastically."""
     between_nodes_dtype: Literal["float32", "bfloat16", "int8"] | None = None
-    """The same from one node to another, where links are slow, in the exchange `nodes`; `null`:
-    same as `exchange_dtype`."""
+    """The same from one node to another, where links are slow, in the exchanges `rows` and
+    `nodes`; `null`: same as `exchange_dtype`."""
 
     @model_validator(mode="after")
     def _temperature_can_be_learned(self) -> Self:

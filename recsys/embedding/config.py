@@ -46,8 +46,8 @@ class TableConfig(keras_rs.layers.TableConfig):
         distinct_share: Expected distinct ids of a device's part of a batch over all of
             its ids (0..1]. Only the choice of an exchange, and the plan, go by it.
         exchange_dtype: What rows and gradients travel as: `float32`, `bfloat16` or `int8`.
-        between_nodes_dtype: The same from one node to another in the exchange `nodes`; None:
-            as `exchange_dtype`.
+        between_nodes_dtype: The same from one node to another in the exchanges `rows` and
+            `nodes`; None: as `exchange_dtype`.
     """
 
     unknown: str = "row0"
@@ -144,7 +144,7 @@ def _exchange_options(table: keras_rs.layers.TableConfig) -> ExchangeOptions:
         getattr(table, "between_nodes_dtype", None),
     )
     _check(table, "exchange_dtype", options.payload, PAYLOADS)
-    _check(table, "between_nodes_dtype", options.payload_of("nodes"), PAYLOADS)
+    _check(table, "between_nodes_dtype", options.payload_between, PAYLOADS)
     _check(table, "exchange", options.exchange, EXCHANGES)
     if not 0 < options.distinct_share <= 1:
         raise _refused(table, "distinct_share", options.distinct_share, "a share in (0..1]")

@@ -165,10 +165,14 @@ def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
 def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> Exchange:
     """Returns the exchange of rows by which uses of one way go."""
     has_bags = not all(use.bags.is_single for use in uses)
-    way, options = uses[0].way, uses[0].options
-    group = sharding.peers if way == "nodes" else sharding.table_devices
-    share = sharding.node.size if way == "nodes" else 1
-    return Exchange(group, shard_rows, has_bags, options.payload_of(way), share)
+    options, payload = uses[0].options, uses[0].options.payload
+    if uses[0].way == "nodes":
+        peers, share = sharding.peers, sharding.node.size
+        alone = dataclasses.replace(peers, size=1)
+        return Exchange(peers, alone, shard_rows, has_bags, payload, options.payload_between, share)
+    group, node = sharding.table_devices, sharding.node
+    between = payload if node.size == group.size else options.payload_between
+    return Exchange(group, node, shard_rows, has_bags, payload, between)
 
 
 def _read_gathered(

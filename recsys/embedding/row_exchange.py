@@ -33,6 +33,7 @@ from recsys.embedding.rows import Gradients, Lookups, float0, pool, weight_grad
 from recsys.embedding.traffic import capacities
 
 Carried = TypeVar("Carried")
+Move = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +42,20 @@ class Exchange:
 
     Attributes:
         group: The devices. They hold the places of a table one after the other.
+        node: Those of them that are in this one's node.
         shard_rows: Rows that each holds.
         has_bags: Whether ids are in bags; chooses the capacities.
-        payload: What rows and gradients travel as.
+        payload: What rows and gradients travel as within the node.
+        between: What they travel as from one node to another.
         share: One of so many ids is a place of the table, in the mean; the others drop out.
     """
 
     group: Group
+    node: Group
     shard_rows: int
     has_bags: bool = False
     payload: str = "float32"
+    between: str = "float32"
     share: int = 1
 
     @property
@@ -223,10 +228,9 @@ def _chunks(requested: Request, exchange: Exchange, turn: _Round) -> jax.Array:
 
 
 def _by_tier(
-    exchange: Exchange,
     sizes: tuple[int, ...],
     turn: _Round,
-    move: Callable[[jax.Array], jax.Array],
+    move: Move,
     chunks: jax.Array,
 ) -> jax.Array:
     """Returns what `move` makes of the chunks, of which the round's capacity alone is moved.
@@ -235,8 +239,7 @@ def _by_tier(
     the largest.
 
     Args:
-        exchange: The exchange.
-        sizes: Its capacities.
+        sizes: Capacities of the exchange.
         turn: The round.
         move: Takes the beginnings `[size, capacity, ...]` of the chunks.
         chunks: A chunk for each device `[size, most, ...]`.
@@ -252,7 +255,30 @@ def _by_tier(
 
     branches = [functools.partial(moved, capacity) for capacity in sizes]
     x = jax.lax.switch(turn.tier, branches, chunks)
-    return x.reshape(exchange.size * sizes[-1], *x.shape[2:])
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _nearer(
+    exchange: Exchange,
+    rows: jax.Array,
+    received: jax.Array,
+    tiered: Callable[[Move, jax.Array], jax.Array] = lambda move, x: move(x),
+) -> jax.Array:
+    """Returns the chunks that were `received`, those of the node's devices in its own payload.
+
+    Args:
+        exchange: The exchange.
+        rows: The chunks that this device sends `[size, n, dim]` float32.
+        received: Those that it has from all devices `[size, n, dim]` float32.
+        tiered: Calls its first argument by the second, or by as much of it as is full.
+    """
+    if exchange.payload == exchange.between:
+        return received
+    node = exchange.node
+    first = exchange.group.place() // node.size * node.size
+    near = jax.lax.dynamic_slice_in_dim(rows, first, node.size)
+    near = tiered(lambda x: swap_chunks(x, node, exchange.payload), near).reshape(near.shape)
+    return jax.lax.dynamic_update_slice_in_dim(received, near, first, 0)
 
 
 def _slots(
@@ -355,12 +381,12 @@ def _fetched(
     def fetch(places: jax.Array) -> jax.Array:
         wanted = all_to_all(places, exchange.group)
         lookups = Lookups(wanted.reshape(-1))
-        rows = pool(table, lookups, lookups.weights(), wanted.size)
-        return swap_chunks(rows.reshape(*wanted.shape, -1), exchange.group, exchange.payload)
+        rows = pool(table, lookups, lookups.weights(), wanted.size).reshape(*wanted.shape, -1)
+        return _nearer(exchange, rows, swap_chunks(rows, exchange.group, exchange.between))
 
     def swap(state: jax.Array, rounds: list[_Round], _: jax.Array) -> jax.Array:
         (turn,) = rounds
-        rows = _by_tier(exchange, sizes, turn, fetch, _chunks(requested, exchange, turn))
+        rows = _by_tier(sizes, turn, fetch, _chunks(requested, exchange, turn))
         slots, inside = _slots(index, owner, turn, sizes[-1])
         folded: jax.Array = fold(state, rows, jnp.where(inside, slots, -1))
         return folded
@@ -435,9 +461,10 @@ class _PlaceSums:
         # Past the capacity that goes out there are zeros: places are counted from 1.
         places = _chunks(self.requested, exchange, turn) + 1
         numbers = jax.lax.bitcast_convert_type(places, jnp.uint32)[..., None]
-        bits = jnp.concatenate([numbers, to_bits(sums, exchange.payload)], axis=-1)
-        group = exchange.group
-        bits = _by_tier(exchange, self.sizes, turn, lambda x: all_to_all(x, group), bits)
+        bits = jnp.concatenate([numbers, to_bits(sums, exchange.between)], axis=-1)
+        tiered = functools.partial(_by_tier, self.sizes, turn)
+        bits = tiered(lambda x: all_to_all(x, exchange.group), bits)
         rows = jax.lax.bitcast_convert_type(bits[:, 0], jnp.int32) - 1
-        received = from_bits(bits[:, 1:], self.grads.shape[1], exchange.payload)
-        return Gradients(Lookups(rows), received)
+        received = from_bits(bits[:, 1:], sums.shape[-1], exchange.between).reshape(sums.shape)
+        received = _nearer(exchange, sums, received, tiered)
+        return Gradients(Lookups(rows), received.reshape(-1, sums.shape[-1]))

@@ -55,8 +55,8 @@ class ExchangeOptions:
             nothing is known.
         payload: What rows and gradients travel as, `float32`, `bfloat16` or `int8`; sums
             over devices that XLA takes are float32.
-        between_nodes: What they travel as from one node to another in the exchange `nodes`;
-            None: as `payload`.
+        between_nodes: What they travel as from one node to another in the exchanges `rows` and
+            `nodes`; None: as `payload`.
         rows: Rows of the table, without padding: no more ids are distinct.
     """
 
@@ -66,11 +66,10 @@ class ExchangeOptions:
     between_nodes: str | None = None
     rows: int = 2**31
 
-    def payload_of(self, way: Way) -> str:
-        """Returns what rows and gradients travel as in an exchange of rows."""
-        if way == "nodes" and self.between_nodes is not None:
-            return self.between_nodes
-        return self.payload
+    @property
+    def payload_between(self) -> str:
+        """What rows and gradients travel as from one node to another in an exchange of rows."""
+        return self.payload if self.between_nodes is None else self.between_nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +145,13 @@ def way_of(sharding: TableSharding, bags: Bags, options: ExchangeOptions, places
     """Returns how a device reads bags, and hands over their gradients; see `TableTraffic`."""
     if sharding.split != "rows" or not sharding.shares_axis:
         return "gathered"
-    if options.exchange == "nodes" and sharding.has_nodes:
-        return "nodes"
-    if options.exchange in ("rows", "nodes"):
+    if bags.is_single:
         return "rows"
-    is_gathered = options.exchange in ("gathered", "dense") or _keeps_to_few(sharding, options)
-    if is_gathered:
-        return "rows" if bags.is_single else "gathered"
-    ways: list[Way] = ["rows"] if bags.is_single else ["gathered", "rows"]
+    if options.exchange in ("rows", "nodes"):
+        return "nodes" if options.exchange == "nodes" and sharding.has_nodes else "rows"
+    if options.exchange in ("gathered", "dense") or _keeps_to_few(sharding, options):
+        return "gathered"
+    ways: list[Way] = ["gathered", "rows"]
     if sharding.has_nodes:
         ways.append("nodes")
     costs = {}
@@ -312,17 +310,23 @@ class TableTraffic:
         """Returns one way of the exchanges, of rows or of their gradients, without more rounds."""
         sent: Collectives = []
         n_exchanges = 0
-        among: dict[Way, _Among] = {
-            "rows": self._table_devices, "nodes": _Among(self.sharding.peers.size, 1),
-        }  # fmt: skip
+        # All that exchange, and those of them that are in one node.
+        among: dict[Way, tuple[_Among, _Among]] = {
+            "rows": (self._table_devices, self._in_node),
+            "nodes": (_Among(self.sharding.peers.size, 1), _Among(1, 1)),
+        }
         exchanged = {way: [r for r in readings if r.way == way] for way in among}
         for way, of_way in exchanged.items():
             if _ids(of_way):
-                chunks = among[way].n * self.expected_capacity(of_way)
-                row_bytes = self._row_bytes(of_way[0].bags.dim, way)
+                (every, near), capacity = among[way], self.expected_capacity(of_way)
+                dim, between = of_way[0].bags.dim, self.options.payload_between
+                own = self._row_bytes(dim)
+                row = own if near == every else self._row_bytes(dim, between)
                 # Rows come when they are asked for; gradients go with their places.
-                parts = [_INDEX, row_bytes] if is_read else [_INDEX + row_bytes]
-                sent += [_all_to_all(chunks * n_bytes, among[way]) for n_bytes in parts]
+                parts = [_INDEX, row] if is_read else [_INDEX + row]
+                sent += [_all_to_all(every.n * capacity * part, every) for part in parts]
+                if row != own and near.n > 1:
+                    sent.append(_all_to_all(near.n * capacity * own, near))
                 n_exchanges += 1
         if not sent:
             return []
@@ -330,8 +334,8 @@ class TableTraffic:
         agreed = self.sharding.n_shards + n_exchanges
         return [_all_reduce(agreed * _INDEX, self._table_devices), *sent]
 
-    def _row_bytes(self, width: int, way: Way = "gathered") -> int:
-        return packed_width(width, self.options.payload_of(way)) * _FLOAT
+    def _row_bytes(self, width: int, payload: str | None = None) -> int:
+        return packed_width(width, payload or self.options.payload) * _FLOAT
 
     def distinct_ids(self, readings: Sequence[Reading], devices: int = 1) -> float:
         """Returns how many ids of some readings are expected to be distinct, on some devices."""
