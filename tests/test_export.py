@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from data_folders import write_data
 from on_tensorflow import run_on_tensorflow
 from training_runs import train_here
 
-from benchmarks.stores import write_store
 from recsys.bundles.bundle import verify
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import FeatureBags
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary
 
@@ -101,7 +101,7 @@ def features_of(world: Path, side: str, rows: np.ndarray, n_rows: int) -> list[F
     return features
 
 
-def write_data(folder: Path, items: list[dict[str, Any]]) -> None:
+def write_world_data(folder: Path, items: list[dict[str, Any]]) -> None:
     """Writes a data folder: users `007`, `u1` …; 5 of them only after the cut."""
     rng = np.random.default_rng(2)
     n_items, n_users, n_events = len(items), 30, 600
@@ -121,19 +121,13 @@ def write_data(folder: Path, items: list[dict[str, Any]]) -> None:
     later = rng.integers(1000, 1100, 47)
     later_items = rng.integers(1, n_items + 1, 47)
     held_out = events_table([eval_ids[user] for user in who], rows[who], later_items, later)
-    write_store(folder / "store", 1000, train, held_out)
 
-    (folder / "vocabulary").mkdir()
-    users.save(folder / "vocabulary" / "users.parquet")
-    item_vocabulary.save(folder / "vocabulary" / "items.parquet")
-    rows = np.arange(1, n_items + 1)
-    titles = [item["title"] for item in items]
-    ids = [item["item_id"] for item in items]
-    features = tuple(features_of(folder.parent, "item", rows, n_items + 1))
-    Catalogue(["", *ids], ["", *titles], features).save(folder / "catalogue")
+    titles = ["", *(item["title"] for item in items)]
+    features = features_of(folder.parent, "item", np.arange(1, n_items + 1), n_items + 1)
     rows = users.rows([user["user_id"] for user in make_users()])
     of_users = features_of(folder.parent, "user", rows, users.n_rows)
-    save_features(of_users, folder / "user_features")
+    tables = train, held_out
+    write_data(folder, 1000, *tables, users, item_vocabulary, features, of_users, titles)
 
 
 class World:
@@ -257,7 +251,7 @@ def world(tmp_path_factory) -> World:
     (folder / "items.json").write_text(json.dumps(items))
     (folder / "users.json").write_text(json.dumps(make_users()))
     run_on_tensorflow(_SCRIPTS / "transform.py", folder)
-    write_data(folder / "data", items)
+    write_world_data(folder / "data", items)
     model = {"dim": 8, "feature_dim": 6, "history": _HISTORY, "widths": [10]}
     stage = {"model": model, "train": {"batch_size": 64, "epochs": 3}}
     (folder / "export.json").write_text(json.dumps({"name": "tiny", "export": {"k": _K}}))

@@ -4,15 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from data_folders import counted, event_table, write_data
 from on_tensorflow import run_on_tensorflow
 from training_runs import train_here
 
-from benchmarks.stores import write_store
 from recsys.config import VocabularyConfig
-from recsys.data.catalogue import Catalogue
-from recsys.data.vocabulary import Vocabulary
 from recsys.models import load_model
 from recsys.models.inference import embed_queries
 
@@ -27,7 +24,7 @@ _STAGE = {
 _USERS, _ITEMS = VocabularyConfig(hash_buckets=7), VocabularyConfig(hash_buckets=5)
 
 
-def write_data(folder):
+def write_world_data(folder):
     rng = np.random.default_rng(5)
     user_ids = np.array([f"u{n}" for n in range(40)])
     item_ids = np.array([f"i{n}" for n in range(30)])
@@ -36,36 +33,17 @@ def write_data(folder):
     own_users = [None if n == 3 else id_ for n, id_ in enumerate(user_ids[:30].tolist())]
     own_items = [None if n == 3 else id_ for n, id_ in enumerate(item_ids[:20].tolist())]
 
-    def made(ids, places, config):
-        rows = Vocabulary(pa.array(ids), np.zeros(len(ids)), config=config).rows(places)
-        n_rows = 1 + config.hash_buckets + len(ids)
-        counts = np.bincount(rows, minlength=n_rows)
-        first = 1 + config.hash_buckets
-        shared = counts[:first]
-        return rows, Vocabulary(pa.array(ids), counts[first:], config=config, shared_counts=shared)
-
-    user_row, users = made(own_users, user_ids[user].tolist(), _USERS)
-    item_row, items = made(own_items, item_ids[item].tolist(), _ITEMS)
-    events = pa.table(
-        {
-            "user_id": user_ids[user],
-            "user_row": user_row,
-            "item_row": item_row,
-            "timestamp": rng.integers(0, 1000, 900),
-        }
-    )
-    write_store(folder / "store", 900, events[:800], events[800:])
-    (folder / "vocabulary").mkdir(parents=True)
-    users.save(folder / "vocabulary" / "users.parquet")
-    items.save(folder / "vocabulary" / "items.parquet")
-    names = items.names_of_rows()
-    Catalogue(names, names, ()).save(folder / "catalogue")
+    taken = user_ids[user].tolist(), item_ids[item].tolist()
+    users, items = counted(own_users, taken[0], _USERS), counted(own_items, taken[1], _ITEMS)
+    times = rng.integers(0, 1000, 900).tolist()
+    events = event_table([*zip(*taken, times, strict=True)], users, items)
+    write_data(folder, 900, events[:800], events[800:], users, items)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
-    write_data(folder / "data")
+    write_world_data(folder / "data")
     train_here(_STAGE, folder / "data", folder / "model")
     ids = {
         "users": [*(f"u{n}" for n in range(40)), *(f"nobody {n}" for n in range(60)), ""],

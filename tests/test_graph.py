@@ -5,15 +5,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from data_folders import counted, event_table, write_data
 from on_tensorflow import run_on_tensorflow
 
-from benchmarks.stores import write_store
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import FeatureBags
 from recsys.data.store import InteractionStore, serving_histories
-from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
 
@@ -40,30 +38,13 @@ def make_events(rng):
     return events
 
 
-def vocabulary(ids, places, config=None):
-    bare = Vocabulary(pa.array(ids), np.zeros(len(ids)), config=config)
-    counts = np.bincount(bare.rows(places), minlength=bare.n_rows)
-    first = bare.first_own_row
-    return Vocabulary(pa.array(ids), counts[first:], config=config, shared_counts=counts[:first])
-
-
-def write_data(folder):
+def write_world_data(folder):
     rng = np.random.default_rng(0)
     events = make_events(rng)
     train = [event for event in events if event[2] < _CUT]
     own = [*_PEOPLE[:18], "told", "untold"]  # The last two did nothing.
-    users = vocabulary(own, [user for user, _, _ in train], _SHARED)
-    items = vocabulary(_ITEM_IDS, [item for _, item, _ in train])
-
-    def table(of):
-        ids, item_ids, times = ([event[n] for event in of] for n in range(3))
-        columns = {"user_id": ids, "user_row": users.rows(ids), "item_row": items.rows(item_ids)}
-        return pa.table({**columns, "timestamp": pa.array(times, pa.int64())})
-
-    write_store(folder / "store", _CUT, table(train), table([e for e in events if e[2] >= _CUT]))
-    (folder / "vocabulary").mkdir()
-    users.save(folder / "vocabulary" / "users.parquet")
-    items.save(folder / "vocabulary" / "items.parquet")
+    users = counted(own, [user for user, _, _ in train], _SHARED)
+    items = counted(_ITEM_IDS, [item for _, item, _ in train])
     genres = rng.integers(0, len(_GENRES), (items.n_rows, 2)).astype(np.int32)
     colours = rng.integers(0, 3, (items.n_rows, 1)).astype(np.int32)
     features = (
@@ -71,10 +52,12 @@ def write_data(folder):
         FeatureBags("its-colour", 3, colours, ["", "red", "blue"]),
         FeatureBags("hashed", 3, colours),
     )
-    Catalogue(["", *_ITEM_IDS], ["", *_ITEM_IDS], features).save(folder / "catalogue")
     plans = np.zeros((users.n_rows, 1), np.int32)
     plans[users.rows(["told"])], plans[users.rows(["u1"])] = 2, 1
-    save_features((FeatureBags("plan", 3, plans),), folder / "user_features")
+    late = [event for event in events if event[2] >= _CUT]
+    tables = (event_table(part, users, items) for part in (train, late))
+    plan = (FeatureBags("plan", 3, plans),)
+    write_data(folder, _CUT, *tables, users, items, features, plan)
 
 
 def write_model(folder, data):
@@ -229,7 +212,7 @@ _BATCHES = [
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graph")
-    write_data(folder / "data")
+    write_world_data(folder / "data")
     write_model(folder / "model", folder / "data")
     asked = {"k": _K, "questions": _QUESTIONS, "batches": _BATCHES}
     (folder / "questions.json").write_text(json.dumps(asked))

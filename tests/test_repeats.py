@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_folders import write_data, write_embeddings
 
 from benchmarks.stores import write_store
 from recsys.config import (
@@ -21,7 +22,6 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.catalogue import Catalogue
 from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
@@ -30,7 +30,7 @@ from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
-from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.inference import embed_queries
 from recsys.ragged import RaggedRows
 from recsys.training.validation import Validator
 
@@ -71,33 +71,24 @@ def table(events):
     return pa.table(columns)
 
 
-def write_data(folder, events):
+def write_world_data(folder, events):
     parts = [[one for one in events if (one[2] >= CUT) == late] for late in (False, True)]
-    write_store(folder / "store", CUT, *(table(part) for part in parts))
     users = Vocabulary(pa.array([f"u{user:02}" for user in range(USERS)]), np.ones(USERS, int))
     counts = np.bincount([item for _, item, _ in parts[0]], minlength=ITEMS + 1)[1:]
     items = Vocabulary(pa.array([f"i{row}" for row in range(1, ITEMS + 1)]), counts)
-    (folder / "vocabulary").mkdir()
-    users.save(folder / "vocabulary" / "users.parquet")
-    items.save(folder / "vocabulary" / "items.parquet")
-    ids = items.names_of_rows()
-    Catalogue(ids, list(ids), ()).save(folder / "catalogue")
-    return ModelInputs.open(folder)
+    return write_data(folder, CUT, *map(table, parts), users, items)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A data folder, an untrained model, and what that model scores."""
     data, folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("model")
-    known = write_data(data, EVENTS)
+    known = write_world_data(data, EVENTS)
     model = TwoTower(ModelSpec.for_data(TRAINED.model, known.users.n_rows, known.catalogue), seed=1)
     model.build()
     save_model(folder, model, TRAINED, data)
     user_row, history = np.array([1, 2]), np.array([[2, 1, 0, 0], [3, 2, 1, 4]])
-    query = embed_queries(model, user_row, history, known)
-    np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query)
-    candidates = embed_catalogue(model, known)
-    np.save(folder / "candidates.npy", candidates)
+    _, candidates = write_embeddings(folder, model, known, user_row, history)
 
     asked = [(user, tuple(seen)) for kind in PROTOCOLS for user, seen, _ in questions(kind)]
     newest = [[*seen[::-1][:LENGTH], *[0] * LENGTH][:LENGTH] for _, seen in asked]

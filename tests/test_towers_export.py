@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_folders import counted, write_data, write_embeddings
 from on_tensorflow import run_on_tensorflow
 from tower_models import BARE, DROPPED, POOLINGS, random_values
 
-from benchmarks.stores import write_store
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.config.architecture import (
     HstuConfig,
@@ -20,7 +20,7 @@ from recsys.config.architecture import (
     SasRecConfig,
     UserGateConfig,
 )
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import FeatureBags
 from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
@@ -93,7 +93,7 @@ def of_kinds(*first):
     return [pytest.param(k, marks=() if k in first else pytest.mark.thorough) for k in kinds]
 
 
-def write_data(folder, with_features):
+def write_world_data(folder, with_features):
     rng = np.random.default_rng(5)
     user, item = rng.integers(0, _USERS, 300), rng.integers(0, _ITEMS, 300)
     events = pa.table(
@@ -107,23 +107,15 @@ def write_data(folder, with_features):
             "kind": np.random.default_rng(7).integers(0, 4, 300).astype(np.uint8),
         }
     )
-    write_store(folder / "store", 900, events[:280], events[280:])
     np.save(folder.parent / "positives.npy", item + 1)
-    (folder / "vocabulary").mkdir(parents=True)
-    for side, letter, rows in (("users", "u", user), ("items", "i", item)):
-        n = _USERS if side == "users" else _ITEMS
-        ids = pa.array([f"{letter}{number}" for number in range(n)])
-        vocabulary = Vocabulary(ids, np.bincount(rows[:280], minlength=n))
-        vocabulary.save(folder / "vocabulary" / f"{side}.parquet")
+    users = counted([f"u{n}" for n in range(_USERS)], events["user_id"][:280])
+    items = counted([f"i{n}" for n in range(_ITEMS)], [f"i{n}" for n in item[:280]])
+    genres = FeatureBags("genres", 4, rng.integers(0, 4, (_ITEMS + 1, 2)).astype(np.int32))
+    plan = FeatureBags("plan", 3, rng.integers(0, 3, (_USERS + 1, 1)).astype(np.int32))
+    features = ([genres], [plan]) if with_features else ()
+    write_data(folder, 900, events[:280], events[280:], users, items, *features)
     kinds = Vocabulary(pa.array(_KINDS_OF_EVENT), np.ones(3))
     kinds.save(folder / "vocabulary" / "kinds.parquet")
-    names = vocabulary.names_of_rows()
-    genres, plans = ((_ITEMS + 1, 2), (_USERS + 1, 1))
-    features = (FeatureBags("genres", 4, rng.integers(0, 4, genres).astype(np.int32)),)
-    Catalogue(names, names, features if with_features else ()).save(folder / "catalogue")
-    if with_features:
-        plan = FeatureBags("plan", 3, rng.integers(0, 3, plans).astype(np.int32))
-        save_features((plan,), folder / "user_features")
 
 
 def write_model(folder, options, data):
@@ -149,7 +141,7 @@ def write_model(folder, options, data):
     user_row = rng.integers(0, _USERS + 1, 30).astype(np.int32)
     history = rng.integers(0, _ITEMS + 1, (30, config.history)).astype(np.int32)
     history[:5], history[5:10, 2:] = 0, 0
-    probe = {"user_row": user_row, "history": history}
+    probe = {}
     if config.reads_times:
         # Some of them nobody knows; one is of before 1970.
         probe["history_age"] = (10 ** rng.uniform(-1, 10, history.shape)).clip(0, 2**30) - 1
@@ -158,9 +150,7 @@ def write_model(folder, options, data):
         probe["history_kind"] = rng.integers(-1, 3, history.shape).astype(np.int32)
     if config.item_age:
         probe["asked_at"] = rng.integers(-1, 15, 30).astype(np.int32)
-    query = embed_queries(model, user_row, history, inputs, probe)
-    np.savez(folder / "probe.npz", **probe, query=query)
-    np.save(folder / "candidates.npy", embed_catalogue(model, inputs))
+    write_embeddings(folder, model, inputs, user_row, history, **probe)
     training = {"steps": 1, "examples": 1, "devices": 1, "platform": "cpu", "seconds": 1.0}
     (folder / "training.json").write_text(json.dumps(training))
 
@@ -179,7 +169,7 @@ def worlds(request, tmp_path_factory):
     found = {}
     for kinds, with_features in ((_KINDS, True), (_WITHOUT_FEATURES, False)):
         folder = tmp_path_factory.mktemp("towers")
-        write_data(folder / "data", with_features)
+        write_world_data(folder / "data", with_features)
         for kind, options in kinds.items():
             if kind in {*computed, "dot"}:
                 write_model(folder / f"model-{kind}", options, folder / "data")

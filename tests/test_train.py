@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_folders import write_data
 from model_parts import change
 from training_runs import train_here
 
-from benchmarks.stores import write_store
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
@@ -63,17 +63,14 @@ def data(tmp_path_factory):
     # Index i is user row i + 1, so the taste of an evaluation user is that of training.
     item = 1 + (item - 1) // N_TASTES * N_TASTES + (user + 1) % N_TASTES
     held_out = events_table(user, rows[user], item, time)
-    write_store(folder / "store", 90 * 86400, train, held_out)
     ids = [f"u{n + 1}" for n in range(N_USERS + 5)]
-    (folder / "vocabulary").mkdir()
     counts = np.bincount(train["user_row"], minlength=N_USERS + 1)[1:]
-    Vocabulary(pa.array(ids[:N_USERS]), counts).save(folder / "vocabulary" / "users.parquet")
+    users = Vocabulary(pa.array(ids[:N_USERS]), counts)
     counts = np.bincount(train["item_row"], minlength=N_ITEMS + 1)[1:]
     items = Vocabulary(pa.array([f"i{n}" for n in range(N_ITEMS)]), counts)
-    items.save(folder / "vocabulary" / "items.parquet")
-    names = items.names_of_rows()
     bags = np.concatenate([[0], 1 + np.arange(N_ITEMS) % 2])[:, None].astype(np.int32)
-    Catalogue(names, names, (FeatureBags("colour", 3, bags),)).save(folder / "catalogue")
+    colour = FeatureBags("colour", 3, bags)
+    write_data(folder, 90 * 86400, train, held_out, users, items, [colour])
     return folder
 
 

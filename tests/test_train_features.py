@@ -3,11 +3,11 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_folders import write_data
 from training_runs import train_here
 
-from benchmarks.stores import write_store
 from recsys.config import EvaluateStage
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.stage import evaluate
 from recsys.models import load_model
@@ -36,28 +36,22 @@ def events(rng, users, n, days):
     }
 
 
-def write_data(folder, has_features):
+def write_world_data(folder, has_features):
     rng = np.random.default_rng(3)
     trained = np.arange(N_TRAINED)
     train = pa.table(events(rng, trained, 30, (10, CUT_DAY)))
     # A new user's first day, so that all of its queries are without a history.
     new = events(rng, np.arange(N_TRAINED, N_TRAINED + N_NEW), 10, (CUT_DAY, CUT_DAY + 1))
     new["timestamp"] = np.full(len(new["timestamp"]), CUT_DAY * 86400 + 7)
-    write_store(folder / "store", CUT_DAY * 86400, train, pa.table(new))
     n_users = N_TRAINED + N_NEW
     counts = np.where(np.arange(n_users) < N_TRAINED, 30, 0)
     users = Vocabulary(pa.array([f"u{n}" for n in range(n_users)]), counts)
     counts = np.bincount(train["item_row"], minlength=N_ITEMS + 1)[1:]
     items = Vocabulary(pa.array([f"i{n}" for n in range(N_ITEMS)]), counts)
-    (folder / "vocabulary").mkdir(parents=True)
-    users.save(folder / "vocabulary" / "users.parquet")
-    items.save(folder / "vocabulary" / "items.parquet")
-    names = items.names_of_rows()
-    Catalogue(names, names, ()).save(folder / "catalogue")
-    if has_features:
-        bags = np.concatenate([[0], 1 + np.arange(n_users) % N_TASTES])[:, None]
-        features = [FeatureBags("taste", 1 + N_TASTES, bags.astype(np.int32))]
-        save_features(features, folder / "user_features")
+    bags = np.concatenate([[0], 1 + np.arange(n_users) % N_TASTES])[:, None]
+    tastes = [FeatureBags("taste", 1 + N_TASTES, bags.astype(np.int32))] if has_features else []
+    cut, held_out = CUT_DAY * 86400, pa.table(new)
+    write_data(folder, cut, train, held_out, users, items, user_features=tastes)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +60,7 @@ def results(tmp_path_factory):
     found = {}
     for has_features in (True, False):
         folder = tmp_path_factory.mktemp("features")
-        write_data(folder / "data", has_features)
+        write_world_data(folder / "data", has_features)
         train_here(STAGE, folder / "data", folder / "model")
         result = evaluate(EvaluateStage(), folder / "model", folder / "data", folder / "out")
         found[has_features] = (folder / "model", result)

@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from data_folders import write_data, write_embeddings
 
-from benchmarks.stores import write_store
 from recsys.config import TrainStage, TwoTowerConfig
-from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
-from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
-from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models import ModelSpec, TwoTower, save_model
 
 TRAINED = TrainStage(model=TwoTowerConfig(dim=4, history=3, widths=(5,)))
 
@@ -35,26 +33,16 @@ def table(events):
 def a_small_world(folder):
     """Writes a data folder with items 1 … 6, the third most popular, and an untrained model."""
     data, model_folder = folder / "data", folder / "model"
-    data.mkdir()
     model_folder.mkdir()
     train = table([("ann", 1, 1, 1), ("ann", 1, 2, 2), ("bob", 2, 1, 1)])
     held_out = table([("ann", 1, 3, 10), ("ann", 1, 4, 20), ("zoe", 0, 2, 12)])
-    write_store(data / "store", 10, train, held_out)
     users = Vocabulary(pa.array(["ann", "bob"]), np.array([2, 1]))
     items = Vocabulary(pa.array([f"i{n}" for n in range(1, 7)]), np.array([2, 3, 6, 4, 5, 1]))
-    (data / "vocabulary").mkdir()
-    users.save(data / "vocabulary" / "users.parquet")
-    items.save(data / "vocabulary" / "items.parquet")
-    ids = items.names_of_rows()
-    catalogue = Catalogue(ids, [f"Title {id_}" for id_ in ids], ())
-    catalogue.save(data / "catalogue")
-    model = TwoTower(ModelSpec.for_data(TRAINED.model, users.n_rows, catalogue), seed=1)
+    titles = [f"Title {id_}" for id_ in items.names_of_rows()]
+    known = write_data(data, 10, train, held_out, users, items, titles=titles)
+    model = TwoTower(ModelSpec.for_data(TRAINED.model, users.n_rows, known.catalogue), seed=1)
     model.build()
     save_model(model_folder, model, TRAINED, data)
-    known = ModelInputs(users, items, catalogue)
     user_row, history = np.array([1, 1, 0]), np.array([[2, 1, 0], [3, 2, 1], [0, 0, 0]])
-    query = embed_queries(model, user_row, history, known)
-    np.savez(model_folder / "probe.npz", user_row=user_row, history=history, query=query)
-    candidates = embed_catalogue(model, known)
-    np.save(model_folder / "candidates.npy", candidates)
+    query, candidates = write_embeddings(model_folder, model, known, user_row, history)
     return World(data, model_folder, query @ candidates.T)

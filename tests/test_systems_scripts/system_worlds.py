@@ -5,15 +5,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
+from data_folders import counted, event_table, write_data, write_embeddings
 from on_tensorflow import run_on_tensorflow
 
-from benchmarks.stores import write_store
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.catalogue import FeatureBags
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
-from recsys.models.inference import embed_catalogue, embed_queries
 
 HISTORY, CUT = 4, 900
 _EXPORT = Path(__file__).parent.parent / "test_export_scripts" / "small_world.py"
@@ -33,34 +30,20 @@ class World:
     bundle: Path
 
 
-def write_data(folder, events, users, items):
+def write_world_data(folder, events, users, items):
     """Writes a data folder of events (user id, item id, time)."""
-    train = [event for event in events if event[2] < CUT]
-    vocabularies = {}
-    for side, place, (ids, config) in (("users", 0, users), ("items", 1, items)):
-        bare = Vocabulary(pa.array(ids), np.zeros(len(ids)), config=config)
-        rows = bare.rows([event[place] for event in train])
-        counts = np.bincount(rows, minlength=bare.n_rows)
-        own, shared = counts[bare.first_own_row :], counts[: bare.first_own_row]
-        made = Vocabulary(pa.array(ids), own, config=config, shared_counts=shared)
-        (folder / "vocabulary").mkdir(parents=True, exist_ok=True)
-        made.save(folder / "vocabulary" / f"{side}.parquet")
-        vocabularies[side] = made
-
-    def table(of):
-        user_ids, item_ids, times = ([event[n] for event in of] for n in range(3))
-        rows = vocabularies["users"].rows(user_ids), vocabularies["items"].rows(item_ids)
-        columns = {"user_id": user_ids, "user_row": rows[0], "item_row": rows[1]}
-        return pa.table({**columns, "timestamp": pa.array(times, pa.int64())})
-
-    write_store(folder / "store", CUT, table(train), table([e for e in events if e[2] >= CUT]))
+    parts = [[event for event in events if (event[2] >= CUT) == late] for late in (False, True)]
+    users, items = (
+        counted(ids, [event[place] for event in parts[0]], config)
+        for place, (ids, config) in enumerate((users, items))
+    )
     rng = np.random.default_rng(6)
-    names = vocabularies["items"].names_of_rows()
-    genres = rng.integers(0, 4, (len(names), 2)).astype(np.int32)
+    names = items.names_of_rows()
+    genres = FeatureBags("genres", 4, rng.integers(0, 4, (len(names), 2)).astype(np.int32))
+    plans = FeatureBags("plan", 3, rng.integers(0, 3, (users.n_rows, 1)).astype(np.int32))
     titles = [f"Title {name}" if name else "" for name in names]
-    Catalogue(names, titles, (FeatureBags("genres", 4, genres),)).save(folder / "catalogue")
-    plans = rng.integers(0, 3, (vocabularies["users"].n_rows, 1)).astype(np.int32)
-    save_features((FeatureBags("plan", 3, plans),), folder / "user_features")
+    tables = (event_table(part, users, items) for part in parts)
+    write_data(folder, CUT, *tables, users, items, [genres], [plans], titles)
 
 
 def write_model(folder, data, seed=3, **options):
@@ -79,9 +62,7 @@ def write_model(folder, data, seed=3, **options):
     user_row = rng.integers(0, inputs.users.n_rows, 30).astype(np.int32)
     history = rng.integers(0, inputs.items.n_rows, (30, HISTORY)).astype(np.int32)
     history[:5], history[5:10, 2:] = 0, 0
-    query = embed_queries(model, user_row, history, inputs)
-    np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query)
-    np.save(folder / "candidates.npy", embed_catalogue(model, inputs))
+    write_embeddings(folder, model, inputs, user_row, history)
     training = {"steps": 1, "examples": 1, "devices": 1, "platform": "cpu", "seconds": 1.0}
     (folder / "training.json").write_text(json.dumps(training))
 
@@ -104,13 +85,13 @@ def make_data(folder):
     events = make_events(rng, 700, users, items)
     late = [(f"late{n}", items[n + 5], CUT + n) for n in range(5)]
     events += late
-    write_data(folder / "data", events, (own_users, shared[0]), (own_items, shared[1]))
+    write_world_data(folder / "data", events, (own_users, shared[0]), (own_items, shared[1]))
     # What came later: items 5 … 24 in another order, ten new ones, and no hash rows.
     known = [*(items[n] for n in rng.permutation(np.arange(5, 25))), *(f"n{n}" for n in range(10))]
     people = [*(users[n] for n in rng.permutation(35)), "newcomer"]
     events = [*make_events(rng, 500, people, [*known, "i0", "nothing"]), *late]
     plain = VocabularyConfig()
-    write_data(folder / "later", events, (people[5:], plain), (known, plain))
+    write_world_data(folder / "later", events, (people[5:], plain), (known, plain))
 
 
 def make_world(folder):
