@@ -22,8 +22,9 @@ from recsys.serving.server.http_errors import (
     UNAVAILABLE,
     HttpError,
     documented,
+    send_error,
 )
-from recsys.serving.server.limits import BodyLimits, Limits, send_error
+from recsys.serving.server.limits import Bodies, Limits
 from recsys.serving.server.micro_batcher import MicroBatcher
 from recsys.serving.server.pool import Pool
 from recsys.serving.server.prometheus import ServerMetrics
@@ -68,8 +69,8 @@ class App:
         self.work = MicroBatcher(limits)
         self._metrics, self._hosts, self._limits = metrics, hosts, limits
         self.connections = Connections(limits, metrics.dropped.inc)
-        routes = _routes(pool, self.work, limits, metrics)
-        self.bodies = BodyLimits(routes, limits, self.work.check)
+        self._routes = _routes(pool, self.work, limits, metrics)
+        self.bodies = Bodies(limits)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answers a request."""
@@ -77,13 +78,24 @@ class App:
             await self._metrics.watch(self._answer, scope, receive, send)
 
     async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        send = self.connections.limited(send)
+        send, headers = self.connections.limited(send), dict(scope["headers"])
         try:
-            self._check(dict(scope["headers"]))
+            self._check(headers)
+            body = await self.bodies.read(headers, receive)
         except HttpError as error:
             await send_error(send, error, receive)
             return
-        await self.bodies(scope, receive, send)
+        if body is None:
+            return
+        try:
+            # Every other method needs no thread of TensorFlow; here a refusal costs least.
+            if scope["method"] == "POST":
+                self.work.check()
+            await self._routes(scope, _replay(body, receive), send)
+        except HttpError as error:
+            await send_error(send, error)
+        finally:
+            self.bodies.held_bytes -= len(body)
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
         most = self._limits.connections
@@ -97,6 +109,16 @@ class App:
             rule = "The Host header must name this machine."
             cure = "Ask for 127.0.0.1, or start with --allow-host NAME."
             raise HttpError(MISDIRECTED, "R568", rule, cure, host)
+
+
+def _replay(body: bytes, receive: Any) -> Any:
+    """Returns a `receive` that gives the whole body first."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> dict[str, Any]:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
 
 
 def _is_own(host: str, hosts: tuple[str, ...]) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from recsys.serving.server.http_errors import HttpError, busy, too_large
-from recsys.serving.server.limits import Limits, send_error
+from recsys.serving.server.http_errors import HttpError, busy, send_error, too_large
+from recsys.serving.server.limits import Limits
 
 _HARD_LIMIT = 2
 """Times the limit of connections, where even an error is too much work."""

@@ -1,8 +1,11 @@
-"""Errors with an HTTP status."""
+"""Errors with an HTTP status, and how they are sent."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import time
 from typing import Any
 
 from recsys.errors import RecsysError
@@ -10,6 +13,7 @@ from recsys.errors import RecsysError
 BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE, UNSUPPORTED = 400, 404, 408, 413, 415
 MISDIRECTED, INVALID, TOO_MANY, UNAVAILABLE = 421, 422, 429, 503
 JSON = "application/json"
+_LINGER_S, _LINGER_BYTES = 2.0, 256 << 20
 
 _MEANINGS = {
     BAD_REQUEST: "The request is wrong; the sentence says how.",
@@ -76,3 +80,36 @@ def too_large(what: str, most: int, received: Any) -> HttpError:
     """
     rule = f"A request may contain at most {most:,} {what}."
     return HttpError(TOO_LARGE, "R557", rule, "Ask in several requests.", received)
+
+
+async def send_error(send: Any, error: HttpError, receive: Any = None) -> None:
+    """Sends an error.
+
+    Args:
+        send: Of the request.
+        error: What to send.
+        receive: Where the rest of a body comes from, which is read for a moment before the
+            connection is closed: a client that still sends would else see its connection
+            reset, and not the response. None: the body was read.
+    """
+    body = error.body()
+    headers = {"content-type": JSON, "content-length": str(len(body)), **error.headers}
+    if receive is not None:
+        headers["connection"] = "close"
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await _drop(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _drop(receive: Any) -> None:
+    n_bytes, end = 0, time.monotonic() + _LINGER_S
+    while n_bytes < _LINGER_BYTES and time.monotonic() < end:
+        message = await receive()
+        n_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
 from recsys.serving.server.http_errors import (
     BAD_REQUEST,
-    JSON,
     TIMEOUT,
     UNSUPPORTED,
     HttpError,
@@ -24,7 +20,6 @@ from recsys.serving.server.http_errors import (
 MIB = 2**20
 SMALL_BYTES = 16 << 10
 """Of a body: a thread would take longer to wake up than to read it."""
-_LINGER_S, _LINGER_BYTES = 2.0, 256 * MIB
 _MOST_LISTS = 1_000_000
 """Of a body, objects included; Python reads them all while every other thread waits."""
 
@@ -62,42 +57,21 @@ class Limits:
     read_s: float = 30.0
 
 
-class BodyLimits:
-    """An ASGI app that reads whole bodies for another app, and refuses those that are too large.
+class Bodies:
+    """Reads whole bodies, and refuses those that are too large.
 
     Args:
-        app: The app behind it.
         limits: Bytes of a body, of all bodies, and seconds.
-        check: Called before a POST is passed on; may raise an HttpError, which costs less
-            here than in the app.
 
     Attributes:
         held_bytes: Of all bodies that are held now.
     """
 
-    def __init__(self, app: Any, limits: Limits, check: Callable[[], None]) -> None:
-        self._app, self._limits, self._check = app, limits, check
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self.held_bytes = 0
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answers a request."""
-        try:
-            body = await self._read(dict(scope["headers"]), receive)
-        except HttpError as error:
-            await send_error(send, error, receive)
-            return
-        if body is None:
-            return
-        try:
-            if scope["method"] == "POST":  # Every other method needs no thread of TensorFlow.
-                self._check()
-            await self._app(scope, _replay(body, receive), send)
-        except HttpError as error:
-            await send_error(send, error)
-        finally:
-            self.held_bytes -= len(body)
-
-    async def _read(self, headers: dict[bytes, bytes], receive: Any) -> bytes | None:
+    async def read(self, headers: dict[bytes, bytes], receive: Any) -> bytes | None:
         """Returns a whole body, whose bytes count as held; None if its client went away.
 
         Raises:
@@ -141,49 +115,6 @@ def _check_headers(headers: dict[bytes, bytes], limits: Limits) -> None:
         raise HttpError(BAD_REQUEST, "R564", rule, "Correct it.", length)
     if int(length) > limits.body_bytes:
         raise too_large("bytes", limits.body_bytes, length.decode())
-
-
-async def send_error(send: Any, error: HttpError, receive: Any = None) -> None:
-    """Sends an error.
-
-    Args:
-        send: Of the request.
-        error: What to send.
-        receive: Where the rest of a body comes from, which is read for a moment before the
-            connection is closed: a client that still sends would else see its connection
-            reset, and not the response. None: the body was read.
-    """
-    body = error.body()
-    headers = {"content-type": JSON, "content-length": str(len(body)), **error.headers}
-    if receive is not None:
-        headers["connection"] = "close"
-    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
-    if receive is not None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
-                await _drop(receive)
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _drop(receive: Any) -> None:
-    n_bytes, end = 0, time.monotonic() + _LINGER_S
-    while n_bytes < _LINGER_BYTES and time.monotonic() < end:
-        message = await receive()
-        n_bytes += len(message.get("body", b""))
-        if not message.get("more_body", False):
-            return
-
-
-def _replay(body: bytes, receive: Any) -> Any:
-    """Returns a `receive` that gives the whole body first."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> dict[str, Any]:
-        return waiting.pop() if waiting else await receive()
-
-    return replay
 
 
 def read_object(body: bytes) -> dict[str, Any]:

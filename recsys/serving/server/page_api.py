@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import pydantic
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from recsys.serving.retriever import Retriever
+from recsys.serving.retriever import Retriever, normal_id
 from recsys.serving.server.http_errors import (
     BAD_REQUEST,
     INVALID,
@@ -247,7 +246,7 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
         """Find users by the beginning of their ids."""
 
         def find(model: Retriever) -> dict[str, Any]:
-            ids = model.catalogue.find_users(_normal(prefix), n)
+            ids = model.catalogue.find_users(normal_id(prefix), n)
             return {"users": [{"id": id_} for id_ in ids]}
 
         return await respond(UsersAnswer, version, find)
@@ -258,7 +257,7 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
         return await respond(
             ItemsAnswer,
             version,
-            lambda model: {"items": model.catalogue.find_items(_normal(words), n)},
+            lambda model: {"items": model.catalogue.find_items(normal_id(words), n)},
         )
 
     @routes.get("/tokens", response_model=TokensAnswer)
@@ -267,7 +266,7 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
 
         def find(model: Retriever) -> dict[str, Any]:
             _check_filters(model, [filter])
-            names = model.filters.tokens(filter, _normal(words), n)
+            names = model.filters.tokens(filter, normal_id(words), n)
             return {"tokens": [{"id": name} for name in names]}
 
         return await respond(TokensAnswer, version, find)
@@ -277,7 +276,7 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
         """Find the items whose embeddings are most like that of one."""
 
         def find(model: Retriever) -> dict[str, Any]:
-            [row] = model.catalogue.item_rows([_normal(item)])
+            [row] = model.catalogue.item_rows([normal_id(item)])
             if not row:
                 rule = "The item must be in the catalogue of the model."
                 cure = "GET /api/items?words=… finds items."
@@ -320,7 +319,7 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
     )
     ranked = model.rank(inputs, wish.k)
     rows = ranked.rows[0][ranked.rows[0] > 0]
-    taste = model.catalogue.item_rows([_normal(id_) for id_ in wish.items])
+    taste = model.catalogue.item_rows([normal_id(id_) for id_ in wish.items])
     history = taste or model.histories([wish.user])[0]
     return {
         "known": bool(ranked.known[0]),
@@ -337,8 +336,3 @@ def _check_filters(model: Retriever, names: Iterable[str]) -> None:
             known = ", ".join(model.filters.feature_of) or "none: the model has none"
             rule, cure = f"A filter must be one of {known}.", "GET /api/about lists them."
             raise HttpError(BAD_REQUEST, "R567", rule, cure, name)
-
-
-def _normal(text: str) -> str:
-    """Returns an id as the ingest writes it."""
-    return unicodedata.normalize("NFC", text)
