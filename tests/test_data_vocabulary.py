@@ -151,6 +151,21 @@ def test_a_member_of_the_catalogue_keeps_its_row_however_old():
     assert row_of(fourth) == {}
 
 
+def test_an_id_that_has_left_the_data_keeps_its_row_and_is_not_current():
+    config = VocabularyConfig(hash_buckets=1)
+    seen = counted({"a": (2, 1), "b": (1, 1)})
+    first, _ = grow(None, seen, config, 9 * DAY, keep=pa.array(["b", "c", "d"]))
+    assert first.is_current().tolist() == [False, False, True, True, True, True]
+    # The same cut, and a catalogue without c; then a window without events of a.
+    second, _ = grow(first, seen, config, 9 * DAY, keep=pa.array(["d"]))
+    third, _ = grow(second, counted({"b": (1, 9)}), config, 10 * DAY, keep=pa.array(["d"]))
+    back, _ = grow(third, counted({"a": (1, 10)}), config, 11 * DAY)
+    for grown, expected in ((second, "abd"), (third, "bd"), (back, "a")):
+        assert row_of(grown) == row_of(first)
+        rows = np.flatnonzero(grown.is_current())
+        assert set(grown.ids_of_rows.take(pa.array(rows)).to_pylist()) == set(expected)
+
+
 def test_other_hash_rows_are_refused():
     first, _ = grow(None, counted({"a": (1, 1)}), VocabularyConfig(hash_buckets=2), DAY)
     with pytest.raises(RecsysError, match=r"R211.*2 hash rows.*'hash_buckets': 3"):
@@ -205,6 +220,7 @@ def check_run(before, vocabulary, diff, events, keep, config):
     for id_ in rows.keys() - old.keys():
         if before is not None and rows[id_] < before.n_rows:
             assert generation(vocabulary, rows[id_]) == generation(before, rows[id_]) + 1
+    assert vocabulary.is_current().sum() == len(rows.keys() & {*events, *keep})
     for id_, row in rows.items():
         assert vocabulary.row_counts[row] == events.get(id_, (0, 0))[0]
     assert vocabulary.row_counts.sum() == sum(n for n, _ in events.values())

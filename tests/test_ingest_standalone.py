@@ -1,6 +1,7 @@
 """`ingest` and `open_data`: from raw files to data, without TFX."""
 
 import json
+import re
 
 import pytest
 
@@ -70,6 +71,26 @@ def test_rows_stay_where_data_go_on_from_earlier_data(raw):
     later = ingest(config(raw), raw / "later", previous=first, progress=False)
     assert later.users.rows(["u1", "u2"]).tolist() == first.users.rows(["u1", "u2"]).tolist()
     assert later.users.rows(["someone"]).tolist() == [4]
+
+
+def test_an_item_that_left_the_data_keeps_its_row_and_is_no_candidate(raw):
+    first = ingest(config(raw, items=items(raw)), raw / "out", progress=False)
+    # i3 is in no file of items, new has no events.
+    assert current(first) == {"i0", "i1", "i2", "i3", "new"}
+    text = (raw / "events.csv").read_text()
+    (raw / "events.csv").write_text(re.sub(r".*,(i1|i3),.*\n", "", text))
+    (raw / "items.csv").write_text("item,title\ni0,Zero\nnew,New\n")
+    later = ingest(config(raw, items=items(raw)), raw / "later", previous=first, progress=False)
+    # i2 has events alone; without a file of items, events alone decide.
+    assert current(later) == {"i0", "i2", "new"}
+    assert later.items.ids_of_rows.equals(first.items.ids_of_rows)
+    bare = ingest(config(raw), raw / "bare", previous=later, progress=False)
+    assert current(bare) == {"i0", "i2"}
+
+
+def current(data):
+    both = data.catalogue.ids, data.catalogue.is_item
+    return {id_ for id_, is_item in zip(*both, strict=True) if is_item}
 
 
 def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):

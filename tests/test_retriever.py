@@ -80,7 +80,7 @@ def make_catalogue():
     items = Vocabulary(pa.array(ids), np.ones(_N, int))
     titles = pa.array(["", *(f"Item <{row}>" for row in range(1, _N + 1))], pa.large_string())
     users = pa.array(["u0", "u1"], pa.large_string())
-    return CatalogueSearch(users, items, titles, ITEMS, features)
+    return CatalogueSearch(users, items, titles, ITEMS, items.has_id(), features)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import publish
 from recsys.cli import main
 from recsys.config import VocabularyConfig
+from recsys.data.catalogue import write_titles
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
@@ -31,6 +32,7 @@ from recsys.evaluation.systems import (
     open_system,
 )
 from recsys.models import load_model
+from recsys.serving.catalogue_search import CatalogueSearch
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +110,29 @@ def test_candidates_are_the_items_that_both_know(world, measured):
             expected = candidates[row_of[name]] if name in row_of else np.zeros(8)
             np.testing.assert_allclose(embedding, expected, atol=1e-5)
         assert (subject.candidates.dtype, len(subject.candidates)) == (np.float32, len(names))
+
+
+@pytest.mark.parametrize("where", ["data", "bundle"])
+def test_what_has_left_the_data_or_the_bundle_is_no_candidate(world, where, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(getattr(world, where), folder)
+    gone = ["i6", "i7"]
+    items = Vocabulary.load(folder / "vocabulary" / "items.parquet")
+    rows = items.rows(gone)
+    items.row_counts[rows], items.last_seen[rows - items.first_own_row] = 0, items.cut - 1
+    items.save(folder / "vocabulary" / "items.parquet")
+    write_titles(folder / "catalogue" if where == "data" else folder, items, ())
+    places = {"data": world.data, "bundle": world.bundle, where: folder}
+    if where == "bundle":
+        bundles.write_manifest(folder, bundles.read_manifest(folder))
+    data = open_evaluation_data(places["data"])
+    whole = open_system(world.model, open_evaluation_data(world.data)).is_candidate
+    system = open_system(places["bundle"], data)
+    left = data.items.ids_of_rows.take(pa.array(np.flatnonzero(whole & ~system.is_candidate)))
+    assert left.to_pylist() == gone
+    if where == "bundle":
+        is_item = CatalogueSearch.open(folder).is_item
+        assert np.flatnonzero(items.has_id() & ~is_item).tolist() == rows.tolist()
 
 
 def test_a_folder_and_its_bundle_rank_alike(measured):

@@ -106,8 +106,9 @@ class Retrieval(tf.Module):
         self._excludes_seen = excludes_seen
         self._tower_variables = list(self._towers.variables)
         is_item = saved.catalogue.is_item
+        # Histories may name items that are no longer candidates.
         self._item_table = IdTable(
-            [id_ for id_ in saved.catalogue.ids if id_], np.flatnonzero(is_item)
+            saved.items.own_ids.drop_null(), np.flatnonzero(saved.items.has_id())
         )
         self._n_item_hash_rows = saved.items.first_own_row - 1
         self._kind_table = (

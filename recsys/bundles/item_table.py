@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.catalogue import TITLES, Catalogue, FeatureBags
 
 CATALOGUE = "catalogue/items.parquet"
 _ROWS = 65_536
@@ -60,6 +61,18 @@ def token_lists(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.ListA
     is_there = bags > 0
     offsets = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), tokens.take(pa.array(bags[is_there])))
+
+
+def read_is_item(bundle: Path) -> np.ndarray:
+    """Returns which item rows of a bundle are candidates `[item rows]` bool.
+
+    Raises:
+        OSError: There is no `titles.parquet`.
+        ValueError: It is damaged.
+    """
+    ids = pq.read_table(bundle / TITLES, columns=["id"])["id"].combine_chunks()
+    is_filled = pc.fill_null(pc.not_equal(ids, ""), False)
+    return np.concatenate([[False], is_filled.to_numpy(zero_copy_only=False)])
 
 
 def read_catalogue(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from recsys.bundles.item_table import read_is_item
 from recsys.bundles.parity_process import Reference
 from recsys.bundles.quantization import check_parity, stored
 from recsys.bundles.row_slices import read_rows
@@ -185,7 +186,7 @@ def check(model: Any, bundle: Path, reference: Reference, report: Report) -> flo
     largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
     report(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
     answers, expected = _ranked(ask, reference, items)
-    largest = max(largest, compare_scores(answers, expected, embeddings, items.has_id()))
+    largest = max(largest, compare_scores(answers, expected, embeddings, read_is_item(bundle)))
     report(f"the candidates of {n:,} queries are the trainer's")
     return largest
 

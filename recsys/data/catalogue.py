@@ -150,7 +150,7 @@ class Catalogue:
 
     Attributes:
         ids: Id of each item row `[item rows]`; empty for row 0, and for every other
-            row that is no item of its own.
+            row that is no item of its own, or one that has left the data.
         titles: Title of each item row `[item rows]`; the id where there is none.
         features: The features, in the order of the config.
     """
@@ -277,13 +277,16 @@ TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
 def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) -> None:
     """Writes the id and the title of each item row from 1 on; its id where it has no title.
 
+    An item that has left the data has no id there, and so is no candidate of anything that
+    reads the catalogue.
+
     Args:
         folder: Folder of the catalogue; made if missing.
         items: Vocabulary of the items.
         titles: Columns `item_id` and `title`, in any order; null is no title.
     """
-    ids = items.names_of_rows()
-    names = np.array(ids, object)
+    names = np.array(items.names_of_rows(), object)
+    ids = np.where(items.is_current(), names, "").tolist()
     for table in titles:
         known = table.filter(table["title"].is_valid())
         rows = items.rows(known["item_id"])

@@ -48,7 +48,7 @@ class Vocabulary:
         shared_counts: Training positives of row 0 and of each hash row
             `[1 + hash rows]` int64; None: none.
         last_seen: Newest training event of each id `[n]` int64 [seconds since 1970,
-            UTC], or the cut for members of the catalogue; None: the cut.
+            UTC], before the cut; or the cut for members of the catalogue; None: the cut.
         generation: How often each row has had another id before `[n]` int32; None:
             never.
         split: How its training data were split from those held out.
@@ -102,6 +102,17 @@ class Vocabulary:
         # Not of `ids_of_rows`, which is a copy.
         own = self.own_ids.is_valid().to_numpy(zero_copy_only=False)
         return np.concatenate([np.zeros(self.first_own_row, bool), own])
+
+    def is_current(self) -> np.ndarray:
+        """Returns which rows `[n_rows]` bool belong to an id that is in the data.
+
+        It has a training event, or is a member of the catalogue. Others keep their row in
+        case they come back, but are no candidates.
+        """
+        own = slice(self.first_own_row, None)
+        is_current = self.has_id()
+        is_current[own] &= (self.row_counts[own] > 0) | (self.last_seen >= self.cut)
+        return is_current
 
     def rows(self, ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> np.ndarray:
         """Returns the rows `[n]` int32 of `ids` `[n]`.

@@ -67,6 +67,10 @@ def grow(
     known = place >= 0
     last_seen = before.last_seen.copy()
     last_seen[place[known]] = np.maximum(last_seen[place[known]], seen[known])
+    # The cut is the time of members: also at the same cut, an id that has left is older.
+    is_gone = np.ones(len(last_seen), bool)
+    is_gone[place[known]] = False
+    last_seen[is_gone] = np.minimum(last_seen[is_gone], cut - 1)
     had_id = before.own_ids.is_valid().to_numpy(zero_copy_only=False)
     is_evicted = had_id & (last_seen < oldest)
     is_free = is_evicted | ~had_id

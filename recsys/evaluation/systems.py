@@ -262,8 +262,9 @@ class System:
             )
         self._own_row = _translation(data.items, embeddings.items)
         self._own_kind = _own_kinds(data.kinds, embeddings.kinds) if KINDS in self.facts else None
-        known = embeddings.items.has_id()
-        self.is_candidate = known if self._own_row is None else known[self._own_row]
+        known = its.is_current()
+        known = known if self._own_row is None else known[self._own_row]
+        self.is_candidate = known & ours.is_current()
         if not self.is_candidate.any():
             ids, of_data = (items.own_ids.drop_null() for items in (its, ours))
             examples = [repr(a[0].as_py()) if len(a) else "none" for a in (ids, of_data)]

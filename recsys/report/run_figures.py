@@ -276,8 +276,9 @@ def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]]:
     n_rows = min(len(embeddings), vocabulary.num_rows)
     if embeddings.ndim != 2 or n_rows < 2:
         raise MissingError("The model has too few items to show neighbours.")
-    # Rows that are shared, or free, are no items.
-    is_item = np.asarray(vocabulary["id"].is_valid())[:n_rows]
+    # Rows that are shared or free, and those of items that have left, are no items.
+    is_item = pc.is_in(vocabulary["id"].cast(titles["id"].type), value_set=titles["id"])
+    is_item = np.asarray(pc.and_(vocabulary["id"].is_valid(), is_item))[:n_rows]
     counts = np.where(is_item, vocabulary["count"].to_numpy()[:n_rows], 0)
     popular = np.argsort(-counts, kind="stable")[:_LOOKED_AT]
     popular = popular[counts[popular] > 0]

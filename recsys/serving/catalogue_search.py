@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.item_table import read_catalogue
+from recsys.bundles.item_table import read_catalogue, read_is_item
 from recsys.bundles.signatures import Arrays, filter_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -112,6 +112,7 @@ class CatalogueSearch:
         items: Vocabulary of the items.
         titles: Title of each item row `[item rows]` large_string; empty for no item.
         embeddings: Of each item row `[item rows, dim]`; a memory map.
+        is_item: Which item rows are candidates `[item rows]` bool.
         width: How many of their numbers tell what is alike, see
             `recsys.bundles.bundle.direction_width`.
         features: Names of the tokens of each item row from 1 on, by feature; a
@@ -122,6 +123,7 @@ class CatalogueSearch:
     items: Vocabulary
     titles: pa.Array
     embeddings: np.ndarray
+    is_item: np.ndarray
     features: Mapping[str, pa.ListArray] = dataclasses.field(default_factory=dict)
     width: int | None = None
 
@@ -146,6 +148,7 @@ class CatalogueSearch:
                 items=items,
                 titles=pa.concat_arrays([_BLANK, titles.combine_chunks().cast(pa.large_string())]),
                 embeddings=np.load(path, mmap_mode="r", allow_pickle=False),
+                is_item=read_is_item(bundle),
                 features=read_catalogue(bundle, items.n_rows),
                 width=width,
             )
@@ -156,11 +159,6 @@ class CatalogueSearch:
             )
             cure = "Export the model again: recsys export."
             raise RecsysError("R544", rule, cure, f"{type(error).__name__}: {error}") from None
-
-    @functools.cached_property
-    def is_item(self) -> np.ndarray:
-        """Which item rows are items `[item rows]` bool."""
-        return self.items.has_id()
 
     @functools.cached_property
     def _sorted_users(self) -> pa.Array:

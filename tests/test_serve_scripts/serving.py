@@ -77,7 +77,7 @@ def make_catalogue():
     titles = pa.array(TITLES, pa.large_string())
     items = Vocabulary(pa.array(IDS[1:]), np.array([1, 9, 1, 2, 5, 1]))
     features = {"genre": pa.array(GENRES, pa.list_(pa.string()))}
-    return CatalogueSearch(users, items, titles, VECTORS, features)
+    return CatalogueSearch(users, items, titles, VECTORS, items.has_id(), features)
 
 
 _TEXT, _TEXTS = SignatureInput("DT_STRING", (-1,)), SignatureInput("DT_STRING", (-1, -1))
