@@ -2,8 +2,8 @@
 
     python -m pipelines.local_runner [CONFIG] [--set path=value …]
 
-Without CONFIG it takes the one that `RECSYS_CONFIG` names, or that of the shipped
-data. TFX's own command line takes this file as well:
+Without CONFIG it takes the one that `RECSYS_CONFIG` names, or that of the current
+folder. TFX's own command line takes this file as well:
 
     tfx pipeline create --engine local --pipeline_path pipelines/local_runner.py
     tfx run create --engine local --pipeline_name movielens-small

@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from recsys.cli import main
 from recsys.cli.files import write_start
-from recsys.config import load as config_file
 from recsys.config.load import default_config_path, load_config
-from recsys.errors import ConfigError, RecsysError, UsageError
+from recsys.errors import RecsysError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,16 +67,34 @@ def test_what_cannot_be_written_whole_is_taken_away_again(tmp_path, limit):
 
 def test_a_command_without_a_config_takes_that_of_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert default_config_path() == ROOT / "configs" / "movielens_small.yaml"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "movielens_small.yaml").touch()
+    assert default_config_path() == Path("configs/movielens_small.yaml")
     write_start(Path())
     assert default_config_path() == Path("recsys.yaml")
 
 
-def test_without_any_config_the_cure_is_to_write_one(tmp_path, monkeypatch):
+_COMMANDS = [
+    "run",
+    "train --data d --out o",
+    "export --model m --data d --out o",
+    "tune --data d",
+    "runs",
+    "clean",
+    "plan --devices 2",
+    "serve",
+    "freeze-schema --out o",
+    "simulate-nights --out o",
+]
+
+
+@pytest.mark.parametrize("words", _COMMANDS)
+def test_a_folder_without_a_config_has_none(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_file, "__file__", str(tmp_path / "recsys" / "x.py"))
-    with pytest.raises(ConfigError, match=r"R101.*recsys init"):
-        default_config_path()
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert re.search(r"R101.*tmp.*Name a config.*recsys init", capsys.readouterr().err, re.DOTALL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_says_what_comes_next(tmp_path):

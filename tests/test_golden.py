@@ -251,6 +251,7 @@ DATA = (
     " timestamp: timestamp, rating: rating}, positive_at_least: 4.0}}"
 )
 FILES = {
+    "recsys.yaml": f"name: x\nroot: runs\n{DATA}\n",
     "one.csv": "userId,movieId,rating,timestamp\n1,1,4.0,964982703\n",
     "empty.csv": "",
     "binary.csv": "\0\1\2",

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -107,12 +108,15 @@ def test_check_prints_names_values_and_paths_without_commands(capsys, tmp_path, 
     assert "Undecided:" in out
 
 
+_SHIPPED = Path(__file__).parents[1] / "configs" / "movielens_small.yaml"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["check", b"caf\xe9\x1b[31m.csv"],
         ["plan", b"caf\xe9\x1b[31m.yaml"],
-        ["plan", "--set", b"name=\xe9\x1b[31m"],
+        ["plan", _SHIPPED, "--set", b"name=\xe9\x1b[31m"],
         ["runs", "--root", b"caf\xe9\x1b[31m"],
         ["recommend", "--user", "1", "--root", b"caf\xe9\x1b[31m"],
     ],

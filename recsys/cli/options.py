@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-_CONFIG_HELP = "Config file. Default: ./recsys.yaml, else the config that ships with recsys."
+_CONFIG_HELP = "Config file. Default: ./recsys.yaml, else ./configs/movielens_small.yaml."
 ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 ConfigOption = Annotated[Path | None, Option("--config", help=_CONFIG_HELP)]
 EvaluationConfig = Annotated[

@@ -26,6 +26,7 @@ from recsys.system.files import open_regular
 
 DEFAULT_NAME = "recsys.yaml"
 """Name of the config in a folder, as `recsys init` writes it."""
+_DEFAULTS = Path(DEFAULT_NAME), Path("configs", "movielens_small.yaml")
 _LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
 _MOST_PROBLEMS = 3
 _LONGEST_MESSAGE = 500
@@ -49,7 +50,7 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     """Reads a config file, applies overrides and validates the result.
 
     Args:
-        path: A YAML file; None: `recsys.yaml` in the current folder, else the shipped config.
+        path: A YAML file; None: the one of the current folder, see `default_config_path`.
         overrides: Overrides of the form `a.b=value`; the value is YAML.
 
     Returns:
@@ -108,19 +109,19 @@ def default_stage(
 def default_config_path() -> Path:
     """Returns the path of the config to use if none is given.
 
-    It is `recsys.yaml` in the current folder, else the config of the data in the checkout.
+    It is `recsys.yaml` in the current folder, or `configs/movielens_small.yaml` in a clone.
+    A config that is somewhere else is about other data, and is only used if it is named.
 
     Raises:
         ConfigError: Neither exists (R101).
     """
-    shipped = Path(__file__).resolve().parents[2] / "configs" / "movielens_small.yaml"
-    for path in (Path(DEFAULT_NAME), shipped):
+    for path in _DEFAULTS:
         if path.exists():
             return path
     raise ConfigError(
         "R101",
-        f"Without a config argument, the current folder must contain {DEFAULT_NAME}.",
-        "Create one with sample data: recsys init. Or name a config: recsys run CONFIG.",
+        f"Without a config, the current folder must contain {' or '.join(map(str, _DEFAULTS))}.",
+        "Name a config (--config FILE, or recsys run CONFIG), or create one: recsys init.",
         str(Path.cwd()),
     )
 
