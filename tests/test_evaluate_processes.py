@@ -7,12 +7,13 @@ import keras
 import numpy as np
 import pytest
 import system_worlds
+from hanging import error_of_hanging
 from model_parts import change
 
 from recsys.config import EvaluateConfig, EvaluateStage
 from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
-from recsys.evaluation import stage
+from recsys.evaluation import sharded_systems, stage
 from recsys.models import load_model
 
 STAGE = EvaluateStage(evaluate=EvaluateConfig(baselines=("popularity",), k=(5, 10)))
@@ -82,6 +83,28 @@ def test_two_processes_write_what_one_with_as_many_devices_writes(world, split, 
     assert without_times(written) == without_times(split)
     assert result["metrics"]["recall@5"] == written["metrics"]["recall@5"]
     assert result["process"] == 0
+
+
+def test_who_works_alone_shows_the_others_now_and_then_that_it_works(world, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sharded_systems, "_SIGN_EVERY_S", -1)
+    monkeypatch.setattr(sharded_systems, "agreed", lambda decide, *_: asked.append(decide()))
+    on_mesh(world / "model", world / "data", tmp_path)
+    assert {"rows": []} in asked
+    assert "result" in asked[-1]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "function", ["sharded_candidates:ShardedCandidates.embedded", "ranking_devices:_pairs"]
+)
+def test_a_process_that_hangs_is_named_by_those_that_wait(function, world, tmp_path):
+    folders = {"config": "stage.json", "model": "model", "data": "later"}
+    words = [f"--{name}={world / folder}" for name, folder in folders.items()]
+    words.append(f"--out={tmp_path}")
+    error = error_of_hanging("recsys.evaluation.stage", f"recsys.evaluation.{function}", words)
+    assert error["code"] == "R389"
+    assert error["received"] == "{'processes that did not wait': [1]}"
 
 
 @pytest.mark.parametrize("devices", [1, 8])

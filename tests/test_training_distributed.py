@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from hanging import error_of_hanging, two_processes
+from training_runs import STAGE, Run
 
 from recsys.system.process import last_json_line
 from recsys.training import processes
@@ -63,14 +65,6 @@ def run_python(text, **own):
     )
 
 
-def test_who_waits_for_the_others_for_too_long_ends_with_a_sentence():
-    text = "import time; from recsys.training import distributed as d\n"
-    text += "with d._ending_after(0.1): time.sleep(60)"
-    done = run_python(text)
-    assert done.returncode == 1
-    assert last_json_line(done.stdout)["error"]["code"] == "R389"
-
-
 @pytest.mark.parametrize(("does", "code"), [("begin", 1), ("pause", 0)])
 def test_a_step_that_takes_too_long_ends_with_a_sentence_and_what_is_no_step_does_not(does, code):
     text = "import jax, time; from recsys.training import distributed as d\n"
@@ -82,21 +76,56 @@ def test_a_step_that_takes_too_long_ends_with_a_sentence_and_what_is_no_step_doe
         assert last_json_line(done.stdout)["error"]["code"] == "R389"
 
 
+@pytest.mark.parametrize("of", ["block", "step"])
+def test_who_waits_for_too_long_ends_and_names_who_does_not_wait(of):
+    """The other one sleeps, or waits for its own batch; it is found alive by JAX's service."""
+    text = """
+import contextlib, time
+import jax, numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from recsys.training import distributed as d
+
+@contextlib.contextmanager
+def step():
+    watch = d.StepWatch(is_reading=lambda: hangs)
+    with watch.watching():
+        watch.begin()
+        yield
+
+def block():
+    return contextlib.nullcontext() if hangs else d.ending_after()
+
+d.join()
+process_allgather(np.zeros(1))
+d.STEP_S, d._ASK_S = 3, 3
+hangs = jax.process_index() == 1
+with OF():
+    time.sleep(300) if hangs else process_allgather(np.zeros(1))
+"""
+    with two_processes("-c", text.replace("OF()", f"{of}()")) as (first, _):
+        said = last_json_line(first.communicate(timeout=200)[0])["error"]
+    assert said["code"] == "R389"
+    assert said["received"] == "{'processes that did not wait': [1]}"
+
+
+@pytest.mark.faults
+def test_a_process_that_hangs_in_a_validation_is_named_by_those_that_wait(data, tmp_path):
+    validation = {"train": {**STAGE["train"], "epochs": 2, "validation": {"every_epochs": 1}}}
+    run = Run(tmp_path / "run", data, {**STAGE, **validation})
+    words = [f"--config={run.folder / 'stage.json'}", f"--data={data}", f"--out={run.model}"]
+    error = error_of_hanging("recsys.train", "recsys.training.validation:Validator.metrics", words)
+    assert error["code"] == "R389"
+    assert error["received"] == "{'processes that did not wait': [1]}"
+
+
 @pytest.mark.faults
 def test_one_process_may_work_for_longer_than_gloo_waits():
     text = "import jax, time; from recsys.training import distributed as d\n"
     text += "d.join(); before = d.jointly(lambda: time.sleep(33 * jax.process_index()))\n"
     text += "print(d.agreed(lambda: time.sleep(33) or [jax.process_index(), len(before)]))"
-    own = {"RECSYS_SERVICE": f"127.0.0.1:{free_port()}", "RECSYS_PROCESSES": "2"}
-    words = [sys.executable, "-c", text]
-    running = [
-        subprocess.Popen(
-            words, env={**os.environ, **own, "RECSYS_PROCESS": index}, stdout=subprocess.PIPE
-        )
-        for index in "01"
-    ]
-    printed = [process.communicate(timeout=200)[0].splitlines() for process in running]
-    assert [lines[-1] for lines in printed] == [b"[0, 2]"] * 2
+    with two_processes("-c", text) as running:
+        printed = [process.communicate(timeout=200)[0].splitlines() for process in running]
+    assert [lines[-1] for lines in printed] == ["[0, 2]"] * 2
 
 
 def test_jax_takes_the_address_by_which_others_find_a_process():

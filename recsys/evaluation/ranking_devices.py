@@ -33,6 +33,7 @@ from recsys.evaluation.sharded_candidates import (
 )
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, slices
+from recsys.training.distributed import ending_after
 
 # Most scores of a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24
@@ -65,7 +66,8 @@ def rank_on_devices(
         else:
             rows = _padded(as_scores(scorer.scores(block), block, len(bias)), size, 0)
             scores, query = job.put(rows, axis=1), np.zeros((size, 0), np.float32)
-        return program(job.shapes, job.mesh, table is None)(scores, job.bias, query, *pairs)
+        with ending_after():
+            return program(job.shapes, job.mesh, table is None)(scores, job.bias, query, *pairs)
 
     return _rank(job, run, progress)
 
@@ -180,7 +182,8 @@ def _store_block(
     job: _Job, block: slice, result: BlockResult, out: RankResults, progress: Progress
 ) -> None:
     positives, n = job.positives.part(block), block.stop - block.start
-    before, top, scores, bad = (np.asarray(x) for x in result)
+    with ending_after():
+        before, top, scores, bad = (np.asarray(x) for x in result)
     check_scores(bad[:n], block.start)
     ranks = before[: len(positives.rows)].astype(np.int64) + 1
     last = out.n_ranked[block][positives.owner()] + 1

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.ragged import slices
+from recsys.training.distributed import ending_after
 
 _TILES = 16
 """Tiles of a small catalogue; a large one has more, of the largest size."""
@@ -85,8 +86,13 @@ def embedded_blocks(
     own = tiles_of_device(n_rows, mesh.size) * tile
     n = min(tile, _EMBEDDED_ROWS)
     first = (np.arange(mesh.size)[:, None] * own + np.arange(n)).ravel()
+    started: Any = ()
     for before in range(0, own, n):
-        yield before, embed(rows[np.minimum(first + before, n_rows - 1)])
+        block = embed(rows[np.minimum(first + before, n_rows - 1)])
+        with ending_after():  # A block ahead, so that devices needn't wait for the host.
+            jax.block_until_ready(started)
+        yield before, block
+        started = block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +154,8 @@ class ShardedCandidates:
         for part in slices(wanted.size, _GATHERED_ROWS):
             n = part.stop - part.start
             padded = np.pad(wanted.ravel()[part], (0, _GATHERED_ROWS - n))
-            gathered = np.asarray(_gathering(self.mesh)(self.table, padded))
+            with ending_after():
+                gathered = np.asarray(_gathering(self.mesh)(self.table, padded))
             out[part] = gathered[:n, : self.shape[1]]
         return out.reshape(*wanted.shape, self.shape[1])
 
@@ -159,12 +166,15 @@ class ShardedCandidates:
     @functools.cached_property
     def largest_of_rows(self) -> np.ndarray:
         """The largest magnitude of each row `[item rows]` float64; NaN if there is one."""
-        largest = np.asarray(_reducing(self.mesh)(self.table))
+        with ending_after():
+            largest = np.asarray(_reducing(self.mesh)(self.table))
         return largest.reshape(-1)[: self.n_rows].astype(np.float64)
 
     def scores(self, query: np.ndarray) -> np.ndarray:
         """Returns the dot products `[queries, item rows]` of queries `[queries, dim]`."""
-        return np.asarray(_scoring(self.mesh)(query, self.table))[:, : self.n_rows]
+        with ending_after():
+            scores = np.asarray(_scoring(self.mesh)(query, self.table))
+        return scores[:, : self.n_rows]
 
 
 def _zeros(shape: tuple[int, ...], mesh: Mesh) -> jax.Array:

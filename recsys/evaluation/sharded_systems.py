@@ -7,6 +7,7 @@ embeddings of a whole catalogue; embeddings of queries all of them have.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, verify
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import load_kinds
 from recsys.evaluation.bundle_process import BundleProcess
+from recsys.evaluation.evaluator import SystemProgress
 from recsys.evaluation.sharded_candidates import (
     EmbedRows,
     ShardedCandidates,
@@ -37,8 +39,9 @@ from recsys.models.inference import Inference
 from recsys.models.saved import Probe, check_differences, largest_of, read_probe
 from recsys.training.distributed import agreed, is_primary, jointly, meet, of_first
 
-_LONGEST_S = 7 * 24 * 3600.0
-"""How long the first process may work alone, on baselines and figures [s]."""
+_SIGN_EVERY_S = 60.0
+_SILENT_S = 6 * 3600.0
+"""How long the first process may work alone without a sign, as on fitting a baseline [s]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,15 +89,27 @@ class RequestedRows:
 
     def __init__(self, candidates: ShardedCandidates) -> None:
         self._candidates, self.shape = candidates, candidates.shape
+        self._asked_at = time.monotonic()
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         """Returns the embeddings `[…, dim]` float32 of item rows `[…]`."""
         agreed(lambda: {"rows": np.asarray(rows).ravel().tolist()})
+        self._asked_at = time.monotonic()
         return self._candidates[rows]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Returns all of them in memory, which few catalogues fit."""
         return np.asarray(self[np.arange(self.shape[0])], dtype)
+
+    def signing(self, progress: SystemProgress) -> SystemProgress:
+        """Returns `progress`, which also shows the others now and then that this one works."""
+
+        def report(system: str, done: int, total: int) -> None:
+            progress(system, done, total)
+            if time.monotonic() - self._asked_at > _SIGN_EVERY_S:
+                self[np.zeros(0, np.int32)]
+
+        return report
 
 
 def done_by_first(
@@ -111,7 +126,7 @@ def done_by_first(
         agreed(lambda: {"result": result})
         return result
     while True:
-        request = agreed(dict, _LONGEST_S)
+        request = agreed(dict, _SILENT_S)
         if "rows" not in request:
             done: dict[str, Any] = request["result"]
             return done

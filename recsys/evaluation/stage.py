@@ -8,6 +8,7 @@ first one writes the file.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import signal
 from collections.abc import Sequence
@@ -81,7 +82,8 @@ def evaluate(
     measured = evaluator.measure(systems)
 
     def concluded(rows: RequestedRows) -> dict[str, Any]:
-        return _written(EvaluationResult(evaluator.conclude(measured.with_embeddings(rows))), out)
+        alone = dataclasses.replace(evaluator, progress=rows.signing(_emit))
+        return _written(EvaluationResult(alone.conclude(measured.with_embeddings(rows))), out)
 
     directions: Any = systems[MODEL].directions
     return done_by_first(concluded, directions)

@@ -15,6 +15,7 @@ from recsys.data.batches import held_part
 from recsys.data.history_facts import Facts
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
+from recsys.training.distributed import ending_after
 
 _BLOCK, _UNIT = 1024, 128
 """The most rows that a device embeds at a time, and what divides how many it does."""
@@ -75,7 +76,8 @@ class Inference:
             block: dict[str, Any] = inputs.candidate(item_rows)
         else:
             block = _split(sharding, n, n, lambda rows: inputs.candidate(item_rows[rows]))
-        embedded: jax.Array = self._in_place(self._variables(), block)
+        with ending_after():
+            embedded: jax.Array = self._in_place(self._variables(), block)
         return embedded
 
     def _variables(self) -> list[Any]:
@@ -110,7 +112,9 @@ class Inference:
             else:
                 of_rows = functools.partial(_from, start, inputs)
                 block = _split(sharding, length, size, of_rows)
-            yield np.asarray(run(variables, block))[:size]
+            with ending_after():
+                embedded = np.asarray(run(variables, block))
+            yield embedded[:size]
 
 
 def embed_queries(

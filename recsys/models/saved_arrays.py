@@ -29,7 +29,7 @@ from recsys.embedding.row_ranges import devices_of, in_ranges, range_of
 from recsys.embedding.table import Table, logical_chunks
 from recsys.system import manifest as manifests
 from recsys.system.commit import sync_file
-from recsys.training.distributed import agreed, is_primary, jointly
+from recsys.training.distributed import agreed, ending_after, is_primary, jointly
 
 _WHOLE_BYTES = 1 << 20
 """A table up to this size is one file."""
@@ -206,14 +206,20 @@ def _chunks(saved: SavedVariable) -> Iterator[np.ndarray]:
         else:
             yield from logical_chunks(table, saved.variable)
     elif table is None:
-        yield multihost_utils.process_allgather(value, tiled=True)
+        yield _gathered(value)
     elif table.is_interleaved:  # It is small.
         places = table.physical(np.arange(table.rows))
-        yield multihost_utils.process_allgather(value, tiled=True)[places]
+        yield _gathered(value)[places]
     else:
         for start in range(0, table.rows, _CHUNK_ROWS):
             rows = value[start : min(start + _CHUNK_ROWS, table.rows)]
-            yield multihost_utils.process_allgather(rows, tiled=True)
+            yield _gathered(rows)
+
+
+def _gathered(value: jax.Array) -> np.ndarray:
+    with ending_after():
+        whole: np.ndarray = multihost_utils.process_allgather(value, tiled=True)
+    return whole
 
 
 def _write_parts(folder: Path, number: int, saved: SavedVariable) -> manifests.Files:
@@ -225,6 +231,8 @@ def _write_parts(folder: Path, number: int, saved: SavedVariable) -> manifests.F
     files: dict[int, NpyFile] = {}
     for before, chunk in in_ranges(value, rows):
         n_rows = chunk.shape[0] // n_parts
+        with ending_after():
+            jax.block_until_ready(chunk)
         for shard in chunk.addressable_shards:
             if shard.replica_id:
                 continue

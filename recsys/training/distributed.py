@@ -38,8 +38,9 @@ _JOIN_S = 300
 _SILENT_S = 100
 _LEAVE_S = 300
 _AGREE_S = 1800.0
+_ASK_S = 15.0
 STEP_S = 1200.0
-"""After how long without a step the processes of a run end [s]: the first one is compiled."""
+"""How long the devices of all processes may compute together [s]; the first time they compile."""
 _PIECE_BYTES = 1 << 26
 _meetings = itertools.count()
 
@@ -119,7 +120,7 @@ def agreed(decide: Callable[[], Any], limit_s: float = _AGREE_S) -> Any:
         return decide()
     text = json.dumps(_answer(decide) if is_primary() else {}).encode()
     meet(limit_s)
-    with _ending_after(_AGREE_S):
+    with ending_after(_AGREE_S):
         length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
         letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
         answer = bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters)))
@@ -136,7 +137,7 @@ def jointly(do: Callable[[], Any]) -> list[Any]:
         return [do()]
     text = json.dumps(_answer(do)).encode()
     meet()
-    with _ending_after(_AGREE_S):
+    with ending_after(_AGREE_S):
         lengths = multihost_utils.process_allgather(np.int32(len(text)))
         letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
         answers = [bytes(own) for own in multihost_utils.process_allgather(letters)]
@@ -187,7 +188,7 @@ def of_first(make: Callable[[], np.ndarray]) -> np.ndarray:
         return own[0]
     array = own[0] if own else np.zeros(shape, kind)
     letters = array.reshape(-1).view(np.uint8)
-    with _ending_after(_AGREE_S):
+    with ending_after(_AGREE_S):
         pieces = [
             np.asarray(multihost_utils.broadcast_one_to_all(letters[start : start + _PIECE_BYTES]))
             for start in range(0, len(letters), _PIECE_BYTES)
@@ -210,7 +211,7 @@ def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
     if count == 1 or not array.size:
         return np.stack(own * count)
     letters = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    with _ending_after(_AGREE_S):
+    with ending_after(_AGREE_S):
         pieces = [
             multihost_utils.process_allgather(letters[start : start + _PIECE_BYTES])
             for start in range(0, len(letters), _PIECE_BYTES)
@@ -231,18 +232,27 @@ def meet(limit_s: float = _AGREE_S) -> None:
         return
     from jax._src import distributed
 
-    with _ending_after(limit_s):
+    with ending_after(limit_s):
         service: Any = distributed.global_state.client
         service.wait_at_barrier(f"recsys {next(_meetings)}", int(2000 * limit_s))
 
 
 @contextmanager
-def _ending_after(limit_s: float) -> Iterator[None]:
-    """Ends this process with an error message if its block takes too long.
+def ending_after(limit_s: float | None = None) -> Iterator[None]:
+    """Ends this process with R389 if its block, which waits for the others, takes too long.
 
-    A wait for other processes happens in C++, which no exception can interrupt.
+    Such a wait happens in C++, which no exception can interrupt, and lasts with gloo and NCCL
+    for as long as all are connected. JAX's service finds a process alive whose main thread
+    stands still, as on a disk that doesn't answer.
+
+    Args:
+        limit_s: How long the block may take [s]; None: `STEP_S`.
     """
-    timer = threading.Timer(limit_s, _end, [_too_late(limit_s)])
+    if jax.process_count() == 1:
+        yield
+        return
+    limit_s = STEP_S if limit_s is None else limit_s
+    timer = threading.Timer(limit_s, _give_up, [limit_s])
     timer.daemon = True
     timer.start()
     try:
@@ -252,18 +262,20 @@ def _ending_after(limit_s: float) -> Iterator[None]:
 
 
 class StepWatch:
-    """Ends one of several processes with an error message where a step takes too long.
+    """Ends one of several processes with R389 where a step takes too long; see `ending_after`.
 
-    A step waits for all processes in C++, with gloo and NCCL for as long as they are connected.
-    JAX's service finds one alive whose main thread stands still, as on a disk that doesn't
-    answer.
+    A step is started and not waited for, so that no block holds all of it.
 
     Args:
-        limit_s: How long a step may take [s].
+        limit_s: How long a step may take [s]; None: `STEP_S`.
+        is_reading: Returns whether this process waits for its own batch, not for the others.
     """
 
-    def __init__(self, limit_s: float = STEP_S) -> None:
-        self._limit_s = limit_s
+    def __init__(
+        self, limit_s: float | None = None, is_reading: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._limit_s = STEP_S if limit_s is None else limit_s
+        self._is_reading = is_reading
         self._since = math.inf  # Not yet, or not now.
         self._is_over = threading.Event()
 
@@ -292,16 +304,47 @@ class StepWatch:
     def _watch(self) -> None:
         while not self._is_over.wait(min(1.0, self._limit_s)):
             if time.monotonic() - self._since > self._limit_s:
-                _end(_too_late(self._limit_s))
+                _give_up(self._limit_s, is_waiting=not self._is_reading())
 
 
-def _too_late(limit_s: float) -> RecsysError:
+def _give_up(limit_s: float, is_waiting: bool = True) -> NoReturn:
+    """Ends this process, which waited for too long, and names those that didn't wait.
+
+    Args:
+        limit_s: How long it waited [s].
+        is_waiting: Whether it waited for other processes.
+    """
+    last = threading.Timer(2 * _ASK_S, _end, [_too_late(limit_s, [])])
+    last.daemon = True
+    last.start()  # The service may not answer either.
+    busy: list[int] = []
+    # Without a service, or where JAX's private parts are others by now, none is named.
+    with suppress(ImportError, AttributeError, TypeError, jax.errors.JaxRuntimeError):
+        busy = _not_waiting(is_waiting)
+    _end(_too_late(limit_s, busy))
+
+
+def _not_waiting(is_waiting: bool) -> list[int]:
+    """Returns the processes that haven't waited for the others as long as this one."""
+    from jax._src import distributed
+
+    service: Any = distributed.global_state.client
+    if is_waiting:
+        service.key_value_set(f"recsys/waited/{jax.process_index()}", "")
+    time.sleep(_ASK_S)  # The others give up at about the same time.
+    waited = {int(key.rpartition("/")[2]) for key, _ in service.key_value_dir_get("recsys/waited")}
+    return sorted(set(range(jax.process_count())) - waited)
+
+
+def _too_late(limit_s: float, busy: list[int]) -> RecsysError:
     return RecsysError(
         "R389",
-        f"The processes of a run must agree within {limit_s:.0f} s; process"
-        f" {jax.process_index()} waited for longer.",
-        "Check the logs of the others, and whether the shared folders respond; with"
-        " the same command a training resumes from its last checkpoint.",
+        f"The processes of a run must answer each other within {limit_s:.0f} s; process"
+        f" {jax.process_index()} gave up.",
+        "Check the log of what did not wait for the others, or else all logs, and whether the"
+        " shared folders respond; with the same command a training resumes from its last"
+        " checkpoint.",
+        *([{"processes that did not wait": busy}] if busy else []),
     )
 
 

@@ -19,7 +19,7 @@ from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.memory import release_freed
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
-from recsys.training.distributed import StepWatch, StopRequest, agreed, meet
+from recsys.training.distributed import StepWatch, StopRequest, agreed, ending_after, meet
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
@@ -70,7 +70,8 @@ class TrainingRun(keras.callbacks.Callback):
         self._has_begin = any(_has_hook(callback, "begin") for callback in callbacks)
         self._has_end = any(_has_hook(callback, "end") for callback in callbacks)
         self._epoch_logs: dict[str, float] = {}
-        self._stop, self._watch = StopRequest(), StepWatch()
+        self._stop = StopRequest()
+        self._watch = StepWatch(is_reading=lambda: self._batches.is_waiting)
         self._is_interrupted = self._wants_stop = self._is_save_due = False
         self._traced_to = 0
         self._has_validated = False
@@ -269,7 +270,9 @@ class TrainingRun(keras.callbacks.Callback):
 
     def _finite(self, variables: dict[str, keras.Variable]) -> dict[str, jax.Array]:
         arrays = arrays_of(variables)
-        if not all_finite([*arrays.values()]):
+        with ending_after():
+            is_finite = bool(all_finite([*arrays.values()]))
+        if not is_finite:
             raise not_a_number(self._progress.step, "a weight that is NaN or infinite")
         return arrays
 

@@ -46,10 +46,11 @@ class BatchIterator(DataAdapter):
     Attributes:
         step: The step whose batch comes next.
         waited_s: Time for which batches were waited for [seconds].
+        is_waiting: Whether one is waited for now.
     """
 
     def __init__(self, source: BatchSource, first_step: int = 0) -> None:
-        self.step, self.waited_s = first_step, 0.0
+        self.step, self.waited_s, self.is_waiting = first_step, 0.0, False
         self._source, self._place = source, batch_placer()
         self._batches: Any = None
 
@@ -110,11 +111,14 @@ class BatchIterator(DataAdapter):
             self._batches = _placed_ahead(self._source, self.step, self._place)
             # Threads hold no reference to this object, so they end with it in any case.
             self._stop = weakref.finalize(self, self._batches.close)
+        self.is_waiting = True
         try:
             batch: Element = next(self._batches)
         except BaseException:
             self.close()
             raise
+        finally:
+            self.is_waiting = False
         self.waited_s += time.perf_counter() - started
         self.step += 1
         return batch
