@@ -2,8 +2,8 @@
 
 Keras imports IPython, pandas and scikit-learn if they are installed, to show files, to accept
 data frames and to wrap models. TensorFlow imports JAX, to convert JAX programs to TFLite. No
-stage needs these, so they are hidden while Keras or TensorFlow is imported. They can be
-imported as usual afterwards.
+stage needs these, so they are hidden while Keras or TensorFlow is imported, except for Keras's
+own backend. They can be imported as usual afterwards.
 
 `tfx.components` and `tensorflow_model_analysis` import all of their modules, and with them
 Kubernetes' client and NLTK. A pipeline needs a few of these modules, so the others are imported
@@ -19,6 +19,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -71,7 +72,9 @@ class _Alone(_Loader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         modules: dict[str, Any] = sys.modules
-        hidden = [name for name in _OPTIONAL[module.__name__] if name not in modules]
+        # TensorFlow imports Keras, of which half would stay if its backend were hidden.
+        needed = {*modules, os.environ.get("KERAS_BACKEND")}
+        hidden = [name for name in _OPTIONAL[module.__name__] if name not in needed]
         modules.update(dict.fromkeys(hidden))
         try:
             self.own.exec_module(module)
