@@ -95,6 +95,7 @@ def test_ids_of_any_content_reach_tensorflow_as_they_are(id_):
         (b"", "R551", "JSON object"),
         (b"{", "R551", "JSON object"),
         (b"[]", "R551", "'list'"),
+        ('{"instances": [{"k": 1, "k": 2}]}', "R551", "key 'k' is there twice"),
         (b"\xff\xfe{\x00}\x00", "R551", "utf-8"),
         ('{"a":' * 100_000, "R551", "recursion"),
         ('{"instances": [' + "9" * 5000 + "]}", "R551", "digits"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import fcntl
 import hashlib
 import json
@@ -57,6 +58,19 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} is nested too deep") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{path.name} holds no map")
+    return fields
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the fields of a JSON object, as `object_pairs_hook`; Python keeps the last of equals.
+
+    Raises:
+        ValueError: A key is there twice.
+    """
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        ((twice, _),) = collections.Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r} is there twice")
     return fields
 
 

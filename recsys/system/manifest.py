@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from recsys.system.commit import commit_text
-from recsys.system.files import open_plain, read_plain
+from recsys.system.files import open_plain, read_plain, unique_fields
 
 Algorithm = Literal["sha256", "crc32"]
 Files = dict[str, dict[str, Any]]
@@ -122,7 +122,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         text = read_plain(path, _LIMIT_BYTES).decode()
-        manifest = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        manifest = json.loads(
+            text, object_pairs_hook=unique_fields, parse_constant=_refuse_constant
+        )
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableManifestError(path.name, str(error)) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
@@ -245,13 +247,6 @@ def _is_description(described: Any) -> bool:
     if pattern is None or not isinstance(checksum, str) or others:
         return False
     return pattern.fullmatch(checksum) is not None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a key stands there twice")
-    return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:

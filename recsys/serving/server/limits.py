@@ -16,6 +16,7 @@ from recsys.serving.server.http_errors import (
     busy,
     too_large,
 )
+from recsys.system.files import unique_fields
 
 MIB = 2**20
 SMALL_BYTES = 16 << 10
@@ -126,12 +127,13 @@ def read_object(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
         raise too_large("lists and objects", _MOST_LISTS, "more")
     try:
-        parsed = json.loads(body.decode("utf-8"))
+        parsed = json.loads(body.decode("utf-8"), object_pairs_hook=unique_fields)
         received = type(parsed).__name__
     # Too deep, or a number of more digits than Python reads.
     except (ValueError, RecursionError) as error:
         parsed, received = None, str(error)
     if not isinstance(parsed, dict):
-        rule, cure = "The body must be a JSON object in UTF-8.", "See docs/serving.md."
+        rule = "The body must be a JSON object in UTF-8, with each key once."
+        cure = "See docs/serving.md."
         raise HttpError(BAD_REQUEST, "R551", rule, cure, received)
     return parsed
