@@ -144,7 +144,7 @@ def model_spec(config: Config, rows: TableRows) -> ModelSpec:
 
 
 def _tables(config: Config, spec: ModelSpec) -> Tables:
-    return model_class(spec).make_tables(spec, *table_optimizers(config.train, 1))
+    return model_class(spec.config).make_tables(spec, *table_optimizers(config.train, 1))
 
 
 def _placements(
@@ -169,7 +169,7 @@ def _step(
     mesh = device_mesh(**axes, devices=devices)
     tables_of_layout = list(tables.values())
     activate(table_layout(tables_of_layout, None, mesh, config.layout, train.node_devices))
-    model = model_class(spec)(spec, tables, train.seed, train.loss, train.compute_dtype)
+    model = model_class(spec.config)(spec, tables, train.seed, train.loss, train.compute_dtype)
     model.train_by(train)
     optimizer = tower_optimizer(train, 1)
     with keras.StatelessScope(initialize_variables=False):

@@ -150,6 +150,11 @@ def name_of(kind: str, thing: Any) -> str:
     raise ValueError(f"{_path(cls)} must be registered as a {kind}")
 
 
+def class_of(kind: str, config: pydantic.BaseModel) -> Any:
+    """Returns the registered class that a config is of, and imports it if necessary."""
+    return get(kind, name_of(kind, config))
+
+
 def config_type(kind: str, name: str) -> type[pydantic.BaseModel]:
     """Returns the config class of a registered class.
 

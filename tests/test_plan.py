@@ -42,12 +42,12 @@ def rows(users, items):
 def trained(config):
     """Yields the model of a config after one real step on eight devices, and its placements."""
     spec, train = model_spec(config, ROWS), config.train
-    tables = model_class(spec).make_tables(spec, *table_optimizers(train, 1))
+    tables = model_class(spec.config).make_tables(spec, *table_optimizers(train, 1))
     mesh = device_mesh(**(config.mesh.model_dump() if config.mesh else {}))
     layout = table_layout(list(tables.values()), mesh=mesh, rules=config.layout)
     activate(layout)
     try:
-        model = model_class(spec)(spec, tables, train.seed, train.loss, train.compute_dtype)
+        model = model_class(spec.config)(spec, tables, train.seed, train.loss, train.compute_dtype)
         model.train_by(train)
         optimizer = tower_optimizer(train, 1)
         model.build()

@@ -395,7 +395,7 @@ class RetrievalModel(LookupModel):
         return features
 
 
-def model_class(spec: ModelSpec) -> type[RetrievalModel]:
-    """Returns the class of a model."""
-    cls: type[RetrievalModel] = registry.get("model", registry.name_of("model", spec.config))
+def model_class(config: RetrievalConfig) -> type[RetrievalModel]:
+    """Returns the class of the models of a config."""
+    cls: type[RetrievalModel] = registry.class_of("model", config)
     return cls

@@ -198,7 +198,7 @@ def load_model(
         != spec
     ):
         raise _damaged(folder, "a model of other users, items or features than its folder has")
-    model = model_class(spec)(spec)
+    model = model_class(spec.config)(spec)
     numbers = {entry["path"]: number for number, entry in enumerate(summary["variables"])}
     if give is not None:
         for own in model.embedding.tables:

@@ -19,7 +19,6 @@ from recsys.data.catalogue import of_history
 from recsys.data.history_facts import ASKED, PLACE
 from recsys.errors import UsageError
 from recsys.models import fold_in as fold_in
-from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower, UserGate
 from recsys.models.lookups import Tensors
 from recsys.models.retrieval_model import RetrievalModel
@@ -80,9 +79,7 @@ class TwoTower(RetrievalModel):
 
     @property
     def _encoder_type(self) -> Any:
-        encoder: type[HistoryEncoder]
-        encoder = registry.get("encoder", registry.name_of("encoder", self.config.encoder))
-        return encoder
+        return registry.class_of("encoder", self.config.encoder)
 
     def _tower(self, name: str, seed: int) -> Tower:
         config = self.config

@@ -82,8 +82,7 @@ def table_optimizers(
 
 def _of_rows(train: TrainConfig, peak: float, updates: int, start: int) -> RowOptimizer:
     options = train.table_optimizer
-    cls: Any = registry.get("row_optimizer", registry.name_of("row_optimizer", options))
-    optimizer: RowOptimizer = cls(
+    optimizer: RowOptimizer = registry.class_of("row_optimizer", options)(
         learning_rate=_rate(peak, train, updates, start),
         weight_decay=train.table_weight_decay,
         **options.model_dump(),

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from recsys import Trainer, registry  # Keras runs on JAX for who takes a name from the top.
+from recsys import Trainer  # Keras runs on JAX for who takes a name from the top.
 from recsys.config import TrainStage
 from recsys.config.architecture import AutoConfig
 from recsys.data.dataset import Data
 from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore, verify_store
 from recsys.errors import UsageError
-from recsys.models import ModelInputs, RetrievalModel, save_model
+from recsys.models import ModelInputs, RetrievalModel, model_class, save_model
 from recsys.models.auto import described, for_data, outgrown
 from recsys.models.inference import embed_queries
 from recsys.models.saved import save_candidates
@@ -107,8 +107,7 @@ def _chosen(stage: TrainStage, data: Data, base: Path | None) -> TrainStage:
 def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
     logs = checkpoints.parent / "tensorboard"
     trainer = Trainer.of_stage(stage, checkpoints, base=base, tensorboard=logs, verbose=0)
-    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", stage.model))
-    return trainer.fit(kind.from_config(stage, data), data)
+    return trainer.fit(model_class(stage.model).from_config(stage, data), data)
 
 
 def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Trainer:
 
     def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
         """Returns the configs of the run; the model gets what they, and the data, say of it."""
-        registered = model_class(model.spec)
+        registered = model_class(model.spec.config)
         if f"{registered.__module__}:{registered.__qualname__}" != (
             f"{type(model).__module__}:{type(model).__qualname__}"
         ):

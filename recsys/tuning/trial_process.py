@@ -19,12 +19,11 @@ from typing import Any
 import keras
 import optuna
 
-from recsys import registry
 from recsys.config import TrainStage
 from recsys.config.load import load_stage
 from recsys.data.dataset import open_data
 from recsys.errors import RecsysError
-from recsys.models import RetrievalModel
+from recsys.models import model_class
 from recsys.system.process import stage_main
 from recsys.system.signals import StoppedError, signals_raised
 from recsys.training.trainer import Trainer, check_backend
@@ -81,8 +80,8 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
     trainer = Trainer.of_stage(
         stage, trial_folder(folder, number) / "checkpoints", callbacks=[reporter], verbose=0
     )
-    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", stage.model))
-    progress = trainer.fit(kind.from_config(stage, dataset), dataset).progress
+    model = model_class(stage.model).from_config(stage, dataset)
+    progress = trainer.fit(model, dataset).progress
     return {
         "state": "pruned" if progress.is_stopped else "complete",
         "value": max(look[validation.metric] for look in progress.looks),
