@@ -196,10 +196,10 @@ def test_an_example_shows_what_is_new_to_its_user_and_what_proved_right(folders,
 def test_embeddings_that_are_no_numbers_stop_the_evaluation(folders, tmp_path, monkeypatch):
     data, model, _ = folders
 
-    def broken(model, inputs):
+    def broken(inference, inputs):
         return np.full((7, 4), np.nan, np.float32)
 
-    monkeypatch.setattr("recsys.evaluation.systems.embed_catalogue", broken)
+    monkeypatch.setattr("recsys.models.inference.Inference.catalogue", broken)
     with pytest.raises(RecsysError, match=r"R402.*7 of 7"):
         evaluate(STAGE, model, data, tmp_path)
     assert not (tmp_path / "evaluation.json").exists()

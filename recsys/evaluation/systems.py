@@ -27,7 +27,7 @@ from recsys.evaluation.queries import Queries
 from recsys.evaluation.scores import sharded
 from recsys.formats import moment
 from recsys.models import load_model
-from recsys.models.inference import Inference, embed_catalogue, embed_queries
+from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
 
@@ -118,36 +118,33 @@ def open_model(folder: Path, name: str) -> SystemEmbeddings:
         RecsysError: It is damaged (R310), computes something else than when it was
             trained (R311), or no numbers (R402).
     """
-    trained = load_model(folder)
-    probe = read_probe(folder)
-    embeddings = of_model(trained.model, trained.inputs, name)
-    inputs = probe.user_row, probe.history, trained.inputs, probe.facts
-    query = embed_queries(trained.model, *inputs)
+    trained, probe = load_model(folder), read_probe(folder)
+    inference = Inference(trained.model)
+    embeddings = of_model(inference, trained.inputs, name)
+    query = inference.queries(probe.user_row, probe.history, trained.inputs, probe.facts)
     check_numbers(name, query)
     check_probe(folder, probe, query, embeddings.candidates)
     return embeddings
 
 
-def of_model(model: Any, inputs: Any, name: str) -> SystemEmbeddings:
+def of_model(inference: Inference, inputs: ModelInputs, name: str) -> SystemEmbeddings:
     """Returns the embeddings of a model in memory.
 
     Args:
-        model: A built retrieval model.
+        inference: Embeds by the model.
         inputs: What is known of users and items, by row.
         name: What people call it.
 
     Raises:
         RecsysError: It computes no numbers (R402).
     """
-    candidates = embed_catalogue(model, inputs)
+    candidates = inference.catalogue(inputs)
     check_numbers(name, candidates)
-
-    inference = Inference(model)
 
     def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
         return inference.queries(inputs.users.rows(user_ids), history, inputs, facts)
 
-    config = model.spec.config
+    config = inference.model.spec.config
     return SystemEmbeddings(
         inputs.items,
         candidates,
@@ -361,8 +358,8 @@ def open_system(
             data.users, data.items, data.catalogue, data.user_features, data.kinds
         )
         inputs = of_data if trained is None else trained.inputs
-        return System(name, of_model(model, inputs, name), data)
-    return System(name, of_model(model.model, model.inputs, name), data)
+        return System(name, of_model(Inference(model), inputs, name), data)
+    return System(name, of_model(Inference(model.model), model.inputs, name), data)
 
 
 def repeats_of(model: Any) -> Repeats:

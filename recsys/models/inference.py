@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,10 +25,13 @@ class Inference:
 
     Args:
         model: The model. Under several processes each of them asks the same.
+
+    Attributes:
+        model: The model.
     """
 
     def __init__(self, model: RetrievalModel) -> None:
-        self._model = model
+        self.model = model
         self._query = _compiled(model, model.embed_query, _everywhere())
         self._candidate = _compiled(model, model.embed_candidate, _everywhere())
         self._in_place = _compiled(model, model.embed_candidate, _by_rows())
@@ -52,7 +54,7 @@ class Inference:
 
         def of_rows(rows: np.ndarray) -> dict[str, Any]:
             own = {name: fact[rows] for name, fact in (facts or {}).items()}
-            return inputs.query(user_row[rows], history[rows], self._model.spec.config, own)
+            return inputs.query(user_row[rows], history[rows], self.model.spec.config, own)
 
         return self._whole(self._blocks(self._query, of_rows, len(user_row)), len(user_row))
 
@@ -81,10 +83,10 @@ class Inference:
         return embedded
 
     def _variables(self) -> list[Any]:
-        return [variable.value for variable in self._model.variables]
+        return [variable.value for variable in self.model.variables]
 
     def _whole(self, blocks: Iterable[np.ndarray], n: int) -> np.ndarray:
-        out, start = np.empty((0, self._model.spec.config.vector_dim), np.float32), 0
+        out, start = np.empty((0, self.model.spec.config.vector_dim), np.float32), 0
         for block in blocks:
             out = np.empty((n, block.shape[1]), np.float32) if not start else out
             out[start : start + len(block)] = block
@@ -110,8 +112,7 @@ class Inference:
                 own = inputs(np.arange(start, start + size))
                 block: dict[str, Any] = {name: _padded(x, length) for name, x in own.items()}
             else:
-                of_rows = functools.partial(_from, start, inputs)
-                block = _split(sharding, length, size, of_rows)
+                block = _split(sharding, length, size, inputs, start)
             with ending_after():
                 embedded = np.asarray(run(variables, block))
             yield embedded[:size]
@@ -133,12 +134,6 @@ def embed_catalogue(model: RetrievalModel, inputs: ModelInputs) -> np.ndarray:
     return Inference(model).catalogue(inputs)
 
 
-def _from(
-    start: int, inputs: Callable[[np.ndarray], dict[str, Any]], rows: np.ndarray
-) -> dict[str, Any]:
-    return inputs(start + rows)
-
-
 def _padded(x: np.ndarray, n: int) -> np.ndarray:
     return np.concatenate([x, np.zeros((n - len(x), *x.shape[1:]), x.dtype)])
 
@@ -148,6 +143,7 @@ def _split(
     length: int,
     size: int,
     inputs: Callable[[np.ndarray], dict[str, Any]],
+    start: int = 0,
 ) -> dict[str, jax.Array]:
     """Returns the inputs of a block on the devices; a process makes those of its own rows.
 
@@ -155,14 +151,15 @@ def _split(
         sharding: How its rows are split.
         length: How many there are.
         size: How many of them count.
-        inputs: Returns the inputs of some of them.
+        inputs: Returns the inputs of some rows.
+        start: The first row of the block among them.
     """
     own = held_part(sharding, int(sharding.mesh.shape[sharding.spec[0]])).rows(length)
     return {
         name: jax.make_array_from_process_local_data(
             sharding, _padded(x, len(own)), (length, *x.shape[1:])
         )
-        for name, x in inputs(own[own < size]).items()
+        for name, x in inputs(start + own[own < size]).items()
     }
 
 
