@@ -42,6 +42,11 @@ def open_study(folder: Path) -> optuna.Study:
     return study
 
 
+def trial_folder(folder: Path, number: int) -> Path:
+    """Returns the folder of a trial of the study in `folder`."""
+    return folder / "trials" / f"{number:04d}"
+
+
 def trial_of(study: optuna.Study, number: int) -> optuna.Trial:
     """Returns a trial of a study, as `ask` returned it in a process that is gone."""
     return optuna.Trial(study, study.trials[number]._trial_id)

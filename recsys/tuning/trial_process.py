@@ -27,7 +27,7 @@ from recsys.models import model_class
 from recsys.system.process import stage_main
 from recsys.system.signals import StoppedError, signals_raised
 from recsys.training.trainer import Trainer, check_backend
-from recsys.tuning.storage import SECONDS, open_study, trial_of
+from recsys.tuning.storage import SECONDS, open_study, trial_folder, trial_of
 
 _STOPPED = "R375"
 
@@ -89,11 +89,6 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
         "steps": progress.step,
         "seconds": round(progress.seconds, 3),
     }
-
-
-def trial_folder(folder: Path, number: int) -> Path:
-    """Returns the folder of a trial of the study in `folder`."""
-    return folder / "trials" / f"{number:04d}"
 
 
 def _stop_after(seconds: float) -> None:

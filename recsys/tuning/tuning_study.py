@@ -38,7 +38,15 @@ from recsys.system.commit import commit_text
 from recsys.system.files import read_json
 from recsys.system.process import run_stage_with_config
 from recsys.tuning.search_space import Choices, base_parameters, default_space, parse_space
-from recsys.tuning.storage import SECONDS, STUDY, Pruner, create_study, seed_sampler, trial_of
+from recsys.tuning.storage import (
+    SECONDS,
+    STUDY,
+    Pruner,
+    create_study,
+    seed_sampler,
+    trial_folder,
+    trial_of,
+)
 from recsys.tuning.study_records import read_record, write_record
 from recsys.tuning.tuning_page import write_tuning_page
 
@@ -275,7 +283,7 @@ class TuningStudy:
         """Removes the checkpoints of trials that have ended: they are as large as the tables."""
         for trial in self._study.trials:
             if trial.state in _STATES:
-                shutil.rmtree(self.folder / "trials" / f"{trial.number:04d}", ignore_errors=True)
+                shutil.rmtree(trial_folder(self.folder, trial.number), ignore_errors=True)
 
     def _has_only_failed(self) -> bool:
         """Returns whether the study holds nothing to compare with: its config was wrong."""
