@@ -108,6 +108,11 @@ def test_a_category_is_found_by_keyboard_and_narrows_what_is_recommended(page, s
     page.wait_for("document.querySelectorAll('#list-a .title').length === 2")
     assert page.texts("#filters button") == ["genre: noir ×"]
     assert all("genre: " in text and "noir" in text for text in page.texts("#list-a .more"))
+    assert page.text("#status").startswith("2 items for u1, ")
+    page.run("document.querySelector('#k').value = '1'")
+    page.run("document.querySelector('#k').dispatchEvent(new Event('change'))")
+    page.wait_for("document.querySelector('#status').innerText.startsWith('1 item for u1, ')")
+    page.run("document.querySelector('#k').value = '4'")
     assert "only_genre=noir" in page.run("location.hash")
     page.run("document.querySelector('#filters button').click()")
     page.wait_for(f"document.querySelectorAll('#list-a .title').length === {len(before)}")
@@ -117,7 +122,8 @@ def test_what_an_answer_rests_on_is_said_in_words(page, server):
     page.open("about:blank")
     page.open(f"{server.url}/#user=nobody&only_genre=noir")
     shown(page)
-    assert "by popularity: this user is unknown" in page.text("#status")
+    said = "3 items for nobody, by popularity: this user is unknown: version 2 in "
+    assert page.text("#status").startswith(said)
     assert page.texts("#filters button") == ["genre: noir ×"]
 
 
@@ -130,6 +136,20 @@ def test_hidden_items_go_and_come_back(page, server):
     assert before[0] not in page.texts("#list-a .title")
     page.run("document.querySelector('#hidden-items button').click()")
     page.wait_for(f"document.querySelectorAll('#list-a .title').length === {len(before)}")
+
+
+def test_hiding_one_item_after_the_other_keeps_the_focus_in_its_place(page, server):
+    open_user(page, server)
+    before = shown(page)
+    page.run("document.querySelectorAll('#list-a button[aria-label^=Hide]')[1].focus()")
+    page.press("Enter")
+    page.wait_for(f"document.querySelectorAll('#list-a .title').length === {len(before) - 1}")
+    here = "document.activeElement.getAttribute('aria-label')"
+    page.wait_for(f"{here} === 'Hide {before[2]}'")
+    page.run("document.querySelector('#hidden-items button').focus()")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#hidden-items').hidden")
+    page.wait_for("document.activeElement.id === 'status'")
 
 
 def test_similar_items_open_below_and_take_the_focus(page, server):
@@ -192,7 +212,19 @@ def test_every_field_has_a_label_and_news_are_told(page):
     assert page.run("document.querySelector('#status').getAttribute('aria-live')") == "polite"
 
 
+@pytest.mark.parametrize("number", ["99", "0", "2.5", ""])
+def test_a_number_of_items_that_no_model_answers_with_is_refused_on_the_page(page, server, number):
+    open_user(page, server)
+    shown(page)
+    page.run(f"document.querySelector('#k').value = '{number}'")
+    page.run("document.querySelector('#k').dispatchEvent(new Event('change'))")
+    page.wait_for("document.querySelector('#status').innerText.startsWith('The number')")
+    most = page.run("document.querySelector('#k').max")
+    assert page.text("#status") == f"The number of items is a whole number from 1 to {most}."
+
+
 def test_what_the_server_refuses_is_told(page):
+    page.run("document.querySelector('#k').max = '99'")
     page.run("document.querySelector('#k').value = '99'")
     page.run("document.querySelector('#user').focus()")
     page.type("u1")

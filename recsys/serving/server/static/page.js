@@ -17,6 +17,8 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+function counted(n, what) { return `${n} ${what}${n === 1 ? "" : "s"}`; }
+
 async function ask(path, body) {
   const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body),
     headers: { "Content-Type": "application/json" } };
@@ -74,7 +76,7 @@ class Finder {
     this.list.hidden = !found.length;
     this.input.setAttribute("aria-expanded", String(found.length > 0));
     this.move(-1);
-    if (this.input.value) say(found.length ? `${found.length} found` : "Nothing found");
+    if (this.input.value) say(found.length ? `${found.length} found` : `Nothing found for “${this.input.value}”`);
   }
 
   close() {
@@ -178,7 +180,7 @@ function chips(list, items, remove) {
 
 function wish(side) {
   return { user: state.user, items: state.taste.map((item) => item.id), version: version(side),
-    exclude: state.out.map((item) => item.id), only: wanted(), k: Number($("k").value) || 10 };
+    exclude: state.out.map((item) => item.id), only: wanted(), k: Number($("k").value) };
 }
 
 // Several names of one filter: any of them; several filters: all must hold.
@@ -188,7 +190,20 @@ function wanted() {
   return only;
 }
 
+// The lists are built anew: the focus stays on the button in its place, or goes to the news.
+function focusKept() {
+  const list = document.activeElement?.closest("#lists ol, .chips");
+  const buttons = () => [...list.querySelectorAll("button")];
+  const at = list ? buttons().indexOf(document.activeElement) : -1;
+  return () => {
+    if (at < 0 || document.activeElement !== document.body) return;
+    const left = buttons();
+    (left[Math.min(at, left.length - 1)] ?? $("status")).focus({ preventScroll: true });
+  };
+}
+
 async function recommend() {
+  const keepFocus = focusKept();
   chips($("filters"), state.only, (one) => { state.only = state.only.filter((other) => other !== one); recommend(); });
   chips($("taste"), state.taste, (item) => { state.taste = without(state.taste, item); recommend(); });
   chips($("hidden-items"), state.out, (item) => { state.out = without(state.out, item); recommend(); });
@@ -196,6 +211,11 @@ async function recommend() {
   if (!state.user && !state.taste.length) {
     $("lists").hidden = true;
     say("Choose a user or some items.");
+    keepFocus();
+    return;
+  }
+  if (!$("k").checkValidity()) {
+    say(`The number of items is a whole number from 1 to ${$("k").max}.`);
     return;
   }
   const asked = ++state.asked;
@@ -205,6 +225,7 @@ async function recommend() {
     const answers = await Promise.all(sides.map((side) => ask("/api/recommend", wish(side))));
     if (asked === state.asked) show(answers, performance.now() - started);
   } catch (error) { if (asked === state.asked) say(error.message); }
+  keepFocus();
 }
 
 function show(answers, milliseconds) {
@@ -220,11 +241,12 @@ function show(answers, milliseconds) {
     fill($("list-b"), b.items, "No items.", ids[0]);
   }
   $("lists").hidden = false;
-  const who = state.user ? `for ${state.user}${a.known ? "" : ", who is unknown to the model,"}` : "for the chosen items";
+  const isNew = !a.known && a.source !== "popularity";  // Whose source says that the user is unknown.
+  const who = state.user ? `for ${state.user}${isNew ? ", unknown to the model" : ""}` : "for the chosen items";
   const source = SOURCES[a.source] ? `, ${SOURCES[a.source]}` : "";
   const times = answers.map((one) => `version ${one.version} in ${one.milliseconds.toFixed(1)} ms`).join(", ");
   const shared = b ? ` ${[...ids[0]].filter((id) => ids[1].has(id)).length} in both.` : "";
-  say(`${a.items.length} items ${who}${source}: ${times}; ${milliseconds.toFixed(0)} ms with the network.${shared}`);
+  say(`${counted(a.items.length, "item")} ${who}${source}: ${times}; ${milliseconds.toFixed(0)} ms with the network.${shared}`);
 }
 
 async function similar(id) {
@@ -234,7 +256,7 @@ async function similar(id) {
     fill($("similar-list"), found.items, "No items.");
     $("similar").hidden = false;
     $("similar-title").focus();
-    say(`${found.items.length} similar items in ${found.milliseconds.toFixed(1)} ms.`);
+    say(`${counted(found.items.length, "similar item")} in ${found.milliseconds.toFixed(1)} ms.`);
   } catch (error) { say(error.message); }
 }
 
