@@ -13,7 +13,7 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
 from components.metadata import INPUTS, OUTPUTS, artifact_ids, parameters_of
 from recsys.errors import shortened
 
-CACHED = "cached: nothing it depends on has changed"
+CACHED = "cached: nothing changed"
 CACHED_EARLIER = "cached: an earlier run did the same"
 
 _ENDED_WELL = (Execution.COMPLETE, Execution.CACHED)

@@ -34,11 +34,11 @@ from recsys.system.process import log_traceback
 from recsys.system.signals import SIGNALS, StoppedError, raise_if_stopped, signals_raised
 
 _ALWAYS_RUN = {
-    "LatestBlessed": "it looks again in every run",
-    "EarlierStatistics": "it looks again in every run",
-    "PreviousVocabularies": "it looks again in every run",
-    "WarmBase": "it looks again in every run",
-    "Reporter": "each run has a report of its own",
+    "LatestBlessed": "it runs every time",
+    "EarlierStatistics": "it runs every time",
+    "PreviousVocabularies": "it runs every time",
+    "WarmBase": "it runs every time",
+    "Reporter": "each run has its report",
 }
 
 

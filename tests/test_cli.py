@@ -1,5 +1,6 @@
 """The command line: what is quick, what goes where, and how it exits."""
 
+import itertools
 import json
 import os
 import re
@@ -69,6 +70,16 @@ def test_help_lists_the_commands_of_the_page(capsys):
     listed = re.findall(r"^│ (\w[\w-]*) {2,}", capsys.readouterr().out, flags=re.MULTILINE)
     page = (ROOT / "docs" / "cli.md").read_text()
     assert listed == re.findall(r"^## recsys ([\w-]+)$", page, flags=re.MULTILINE)
+
+
+def test_the_lines_of_a_help_text_break_where_they_are_full(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_main("evaluate", "--help") == 0
+    text = capsys.readouterr().out.partition("╭")[0]
+    lines = [line.strip() for line in text[text.index("Writes") :].strip().splitlines()]
+    assert len(lines) > 2
+    for line, following in itertools.pairwise(lines):
+        assert len(f" {line} {following.partition(' ')[0]} ") > 79
 
 
 def test_the_page_names_every_option():
@@ -261,6 +272,8 @@ def small_config(folder):
 def test_an_error_is_red_on_a_terminal_only(capsys, monkeypatch):
     from recsys.cli.failure import print_error
 
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     print_error(str(RecsysError("R1", "rule.", "cure.")))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     print_error("x")

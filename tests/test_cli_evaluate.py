@@ -141,6 +141,19 @@ def test_the_model_may_be_an_option_and_json_may_be_asked_for(stage, run, tmp_pa
     assert run("evaluate", "--model", tmp_path / "b", "--out", tmp_path / "o", "--json") == first
 
 
+@pytest.mark.parametrize("command", [["evaluate", "b", "--out", "o"], ["compare", "a", "b"]])
+def test_a_terminal_has_the_table_alone_and_json_on_request(
+    stage, run, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    in_a_pipe, _ = run(*command)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    out, said = run(*command)
+    assert out is None
+    assert "51 queries of 7 users" in said
+    assert run(*command, "--json")[0] == in_a_pipe is not None
+
+
 def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):
     words = ["evaluate", tmp_path / "b", "--out", tmp_path / "o", "--against", tmp_path / "a"]
     _, said = run(*words)

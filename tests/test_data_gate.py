@@ -44,7 +44,7 @@ def test_the_share_of_rejected_rows_may_reach_the_limit(tmp_path, rejected, read
     with pytest.raises(RecsysError) as stopped:
         check_rejected("items", tmp_path, 0.01)
     assert str(stopped.value) == (
-        "[R241] At most 1.00% of the items may be rejected, 2.00% were (2 of 100, most often:"
+        "[R241] At most 1 % of the items may be rejected, 2 % were (2 of 100, most often:"
         f" bad time). See {tmp_path}/dead_letters, repair the data, or raise"
         " data.gate.max_rejected_share."
     )

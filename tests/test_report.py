@@ -175,7 +175,7 @@ def test_the_run_is_told_step_by_step(run: Run) -> None:
     text = text_of(f"<div>{section(page, 'steps')}</div>")
     assert "8 steps ran, 3 cached, in 1 min 44 s, without this report" in text
     assert "✓ Trainer 1 min 2 s ran : its config changed: train.epochs 8 → 12" in text
-    assert "↺ InteractionGen 0.1 s cached : nothing it depends on has changed" in text
+    assert "↺ InteractionGen 0.1 s cached : nothing changed" in text
     assert "Within the evaluation model 3.1 s popularity 0.6 s" in text
     bars = [float(width) for width in re.findall(r'<rect width="(.*?)%"', section(page, "steps"))]
     assert max(bars) == 100.0

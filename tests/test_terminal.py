@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recsys.cli import main
-from recsys.cli.terminal import Console
+from recsys.cli.terminal import Console, titled_table
 from recsys.errors import RecsysError
 from recsys.serving.recommendations import Item, Recommendations, ScoredItem
 
@@ -80,6 +80,71 @@ def test_a_console_takes_nothing_but_its_own_styles_as_commands(stderr):
     see_plain(re.sub(r"\x1b\[[0-9;]*m", "", printed))
     assert "\x1b[31mred" not in printed
     assert "[bold]b[/bold] :smile:" in printed
+
+
+def printed(show, width, *, is_terminal=True):
+    file = io.StringIO()
+    show(Console(file=file, force_terminal=is_terminal, width=width, color_system=None))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_terminal_breaks_a_line_at_spaces_and_never_in_a_path():
+    path = "/a/folder/whose/name/is/longer/than/the/line/report.html"
+    line = f"  Wrote 4 of 12 files to {path}. 漢字漢字漢字 come next."
+    assert printed(lambda console: console.write_line(line), 20) == [
+        "  Wrote 4 of",
+        "  12 files to",
+        f"  {path}.",
+        "  漢字漢字漢字 come",
+        "  next.",
+    ]
+    assert printed(lambda console: console.write_line(line), 20, is_terminal=False) == [line]
+
+
+def test_what_follows_a_break_stands_under_the_text_and_keeps_its_style():
+    line = Text.assemble(("✓", "green"), " Trainer  ran: its inputs `data` and `model` changed")
+    assert printed(lambda console: console.write_line(line, hang=11), 32) == [
+        "✓ Trainer  ran: its inputs",
+        "           `data` and `model`",
+        "           changed",
+    ]
+
+
+def test_columns_share_a_narrow_screen_and_no_word_is_cut():
+    table = titled_table("", "table", "per device", "what it holds", numbers=["per device"])
+    table.add_row("title_words", "491.5 kB", "every word of every title")
+    assert printed(lambda console: console.print(table), 38) == [
+        "┏━━━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━┓",
+        "┃             ┃       per ┃ what it  ┃",
+        "┃ table       ┃    device ┃ holds    ┃",
+        "┡━━━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━┩",
+        "│ title_words │  491.5 kB │ every    │",
+        "│             │           │ word of  │",
+        "│             │           │ every    │",
+        "│             │           │ title    │",
+        "└─────────────┴───────────┴──────────┘",
+    ]
+    assert printed(lambda console: console.print(table), 32)[2:5] == [
+        " table       ┃   device ┃ holds",
+        "━━━━━━━━━━━━━╇━━━━━━━━━━╇━━━━━━━",
+        " title_words │ 491.5 kB │ every",
+    ]
+    assert printed(lambda console: console.print(table), 30)[4:6] == [
+        " title_words │  491.5 │ every",
+        "             │     kB │ word",
+    ]
+    assert printed(lambda console: console.print(table), 100)[3] == (
+        "│ title_words │   491.5 kB │ every word of every title │"
+    )
+
+
+def test_where_not_even_the_words_have_room_the_longest_are_cut():
+    table = titled_table("", "a", "path")
+    table.add_row("word", "x" * 60)
+    shown = printed(lambda console: console.print(table), 30)
+    assert max(map(len, shown)) == 30
+    assert "".join(shown).count("x") == 60
+    assert any("word" in line for line in shown)
 
 
 def test_an_error_is_one_line_without_commands():

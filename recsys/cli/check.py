@@ -18,9 +18,10 @@ from rich.text import Text
 from typer import Argument, Exit, Option
 
 from recsys.cli.options import Force, Json
-from recsys.cli.terminal import Console, fitted_console, progress_bar, titled_table
+from recsys.cli.terminal import Console, fitted_console, plain_size, progress_bar, titled_table
 from recsys.data.inspect.names import shown
 from recsys.errors import UsageError
+from recsys.formats import counted
 from recsys.system.commit import replacing
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _show(report: Inspection, written: Path | None, command: str, *, is_sample: 
     understood, findings = report.understood, report.findings
     n_bytes = sum(file.size for file in understood.files)
     packed = f", {understood.compression}" if understood.compression else ""
-    n_files = f"{len(understood.files):,} file(s), {n_bytes:,} bytes"
+    n_files = f"{counted(len(understood.files), 'file', 'files')}, {plain_size(n_bytes)}"
     console.write_line(f"Interactions: {n_files}, {understood.format}{packed}", "bold")
     for sentence in understood.evidence:
         console.write_line(f"  {shown(sentence, 200)}")
@@ -255,7 +256,8 @@ def _day(seconds: float) -> str:
 
 def _left_out(findings: Findings) -> str:
     share = findings.n_rejected / max(1, findings.n_read)
-    rejected = f"{findings.n_rejected:,} rejected ({share:.2%})"
+    part = "< 0.01%" if 0 < share < 0.00005 else f"{share:.2%}"
+    rejected = f"{findings.n_rejected:,} rejected ({part})"
     return f"{findings.n_duplicates:,} duplicates and {rejected}"
 
 

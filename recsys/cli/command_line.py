@@ -6,6 +6,7 @@ Each command is a function. Heavy packages are imported only when a command runs
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -28,6 +29,13 @@ from recsys.cli.stages import export, train
 from recsys.cli.tune import tune
 from recsys.system import lean_imports
 
+
+def _paragraphs(docstring: str | None) -> str:
+    """Returns a docstring with a line for each paragraph, for the terminal to break."""
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
 app = Typer(
     name="recsys",
     help="Train, evaluate, export and serve recommenders.",
@@ -41,7 +49,7 @@ for _command in (
     *(compare, export, publish_vectors, doctor, plan, init, synth, simulate_nights),
     *(freeze_schema, schema),
 ):
-    app.command()(_command)
+    app.command(help=_paragraphs(_command.__doc__))(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

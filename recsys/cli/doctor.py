@@ -66,10 +66,10 @@ def doctor(config: ConfigArgument = None, as_json: Json = False) -> None:
     checks = []
     for check in examine(config):
         checks.append(check)
-        line = Text.assemble(_MARKS[check.state], f" {check.name:<15} {check.message}")
-        console.print(line, soft_wrap=True)
+        head = Text.assemble(_MARKS[check.state], f" {check.name:<15} ")
+        console.write_line(head + Text(check.message), hang=len(head))
         if check.fix:
-            console.write_line(f"  {'':<15} fix: {check.fix}", "bold")
+            console.write_line(f"{'':<{len(head)}}fix: {check.fix}", "bold")
     is_healthy = all(check.state != "fail" for check in checks)
     if as_json:
         print(json.dumps({"ok": is_healthy, "checks": [check._asdict() for check in checks]}))

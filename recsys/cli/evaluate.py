@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,10 @@ from typer import Argument, Option
 
 from recsys.cli import stages
 from recsys.cli.options import (
-    AlwaysJson,
     Coordinator,
     Data,
     EvaluationConfig,
+    JsonForPrograms,
     NumProcesses,
     Out,
     Processes,
@@ -48,13 +49,13 @@ def evaluate(
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
     wait: Wait = None,
-    as_json: AlwaysJson = False,
+    as_json: JsonForPrograms = False,
 ) -> None:
     """Evaluate a bundle or a model folder over the whole catalogue, as the pipeline does.
 
-    Writes evaluation.json and report.html into --out. Prints the result as JSON on stdout
-    and as a table on stderr. With several processes, each holds a part of the tables and of
-    the catalogue, and the first one writes and prints.
+    Writes evaluation.json and report.html into --out. Prints a table on stderr, and the result
+    as JSON on stdout if that is no terminal. With several processes, each holds a part of the
+    tables and of the catalogue, and the first one writes and prints.
     """
     named = [path for path in (measured, model) if path is not None]
     if len(named) != 1:
@@ -80,7 +81,8 @@ def evaluate(
     if not result.pop("process", 0):
         result["report"] = str(_report(loaded, data, named[0], out))
         _show(out, result, origin, is_against=against is not None)
-    print(json.dumps(result))
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(result))
 
 
 def compare(
@@ -90,11 +92,11 @@ def compare(
     config: EvaluationConfig = None,
     sets: Sets = None,
     out: Annotated[Path | None, Option(help="Folder to write comparison.json into.")] = None,
-    as_json: AlwaysJson = False,
+    as_json: JsonForPrograms = False,
 ) -> None:
     """Evaluate two models on the same queries and report which is better, with its confidence.
 
-    Prints the result as JSON on stdout and as a table on stderr.
+    Prints a table on stderr, and the result as JSON on stdout if that is no terminal.
     """
     from recsys.config import EvaluateStage, stage_of
     from recsys.evaluation.result import Comparison, EvaluationResult
@@ -109,7 +111,8 @@ def compare(
     _show_comparison(comparison, evaluation)
     if out is not None:
         comparison.save(out)
-    print(json.dumps(comparison.content))
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(comparison.content))
 
 
 def _evaluation_config(

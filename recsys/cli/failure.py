@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from recsys.cli.terminal import Console
 from recsys.errors import RecsysError, visible
 from recsys.system.disk import storage_error
 
@@ -53,8 +54,7 @@ def log_of_failure(name: str) -> Iterator[IO[bytes]]:
 
 def print_error(sentence: str) -> None:
     """Prints `sentence` on stderr, in red on a terminal."""
-    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{red}{visible(sentence)}{plain}", file=sys.stderr, flush=True)
+    Console(stderr=True).write_line(sentence, "red")
 
 
 def _unforeseen(error: Exception) -> RecsysError:

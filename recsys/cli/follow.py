@@ -105,22 +105,21 @@ class RunView:
         if reason and outcome != "failed":  # The run's error says why it failed.
             outcome = reason if reason.startswith(outcome) else f"{outcome}: {reason}"
         width = max(map(len, [*self._steps, event["step"]]))
-        self._say(
-            Text.assemble(
-                (mark, colour),
-                f" {self._n_finished:>2}/{max(len(self._steps), self._n_finished)}",
-                f"  {event['step']:<{width}}",
-                f"  {event['seconds']:>7.1f} s",
-                f"  {outcome}",
-            )
+        line = Text.assemble(
+            (mark, colour),
+            f" {self._n_finished:>2}/{max(len(self._steps), self._n_finished)}",
+            f"  {event['step']:<{width}}",
+            f"  {event['seconds']:>7.1f} s",
+            "  ",
         )
+        self._say(line + Text(outcome), hang=len(line))
 
     def _clear_bar(self) -> None:
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
 
-    def _say(self, line: Text) -> None:
-        self._console.print(line, soft_wrap=True)
+    def _say(self, line: Text, hang: int | None = None) -> None:
+        self._console.write_line(line, hang=hang)
         self._spoke = time.monotonic()
 
 

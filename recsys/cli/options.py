@@ -20,6 +20,9 @@ Sets = Annotated[
 Root = Annotated[Path | None, Option(help="Folder of the runs. Default: `root` in the config.")]
 Json = Annotated[bool, Option("--json", help="Print JSON on stdout.")]
 AlwaysJson = Annotated[bool, Option("--json", hidden=True, help="JSON is always printed.")]
+JsonForPrograms = Annotated[
+    bool, Option("--json", help="Print JSON on stdout, as without a terminal.")
+]
 Data = Annotated[Path, Option(help="Data folder written by ingestion.")]
 Mesh = Annotated[
     str | None,

@@ -96,8 +96,9 @@ def _trials_table(study: Mapping[str, Any], most: int) -> Table:
 def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
     from recsys.report.span_words import spans_in_words
 
-    headings = ("run", "duration", "verdict", "metric", "change", "rows", "spans")
-    table = titled_table(f"Runs in {folder}", *headings)
+    headings = ["run", "duration", "verdict", "metric", "change", "rows"]
+    has_spans = any(spans_in_words(night["data"]["spans"]) for night in nights)
+    table = titled_table(f"Runs in {folder}", *headings, *(["spans"] if has_spans else []))
     several = len({night["name"] for night in nights}) > 1
     for night in nights:
         started, data = night["started"], night["data"]
@@ -115,7 +116,7 @@ def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
         # Text, because data may look like markup.
         row = [Text(cell) for cell in cells]
         row[2].stylize(_COLOURS.get(night["state"], ""))
-        table.add_row(*row)
+        table.add_row(*row if has_spans else row[:-1])
     return table
 
 
@@ -240,8 +241,10 @@ def lineage(
         print(json.dumps(origin))
         return
     console = Console()
-    for name, text in _lines(origin):
-        console.print(Text.assemble((f"{name:<11} ", "bold"), text), soft_wrap=True)
+    lines = list(_lines(origin))
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        console.write_line(Text.assemble((f"{name:<{width}}  ", "bold"), text), hang=width + 2)
 
 
 def _metadata(
@@ -272,7 +275,9 @@ def _lines(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "commit", f"{stage}: {version_text(source.get(stage))}"
     yield "versions", ", ".join(f"{n} {v}" for n, v in (origin["versions"] or {}).items())
     for name, digest in (known.get("vocabulary") or {}).items():
-        yield "vocabulary", f"{name}: {count(counts.get(name))}, {_short(digest)}"
+        yield "vocabulary", f"{name}: {_short(digest)}"
+    users = counted(counts.get("users"), "user", "users")
+    yield "holds", f"{counted(counts.get('items'), 'item', 'items')}, histories of {users}"
     yield "model", _short(known.get("model"))
     yield "warm start", _base(known.get("base"))
     if evaluation:

@@ -105,9 +105,10 @@ def _show_user(answer: Recommendations, console: Console) -> None:
     console.print(table)
     console.write_line(_RESTS_ON[answer.source], "dim")
     if answer.history:
-        shown = ", ".join(visible(item.title) for item in answer.history[:_SHOWN_HISTORY])
+        # Titles have commas: "Fugitive, The".
+        shown = "; ".join(visible(item.title) for item in answer.history[:_SHOWN_HISTORY])
         n_more = len(answer.history) - _SHOWN_HISTORY
-        more = f" and {n_more} more" if n_more > 0 else ""
+        more = f"; and {n_more:,} more" if n_more > 0 else ""
         console.write_line(f"history, newest first: {shown}{more}", "dim")
 
 

@@ -144,10 +144,8 @@ def _print_differences(console: Console, evaluated: Evaluated) -> None:
     value = _four_decimals(evaluated.figure("model", evaluated.deciding))
     shown = "" if ends is None else f", {evaluated.interval_name()} {span(ends)}"
     console.write_line(f"{evaluated.deciding} is {value}{shown}", "bold")
-    table = Table()
-    table.add_column("against")
-    for heading in ("difference", evaluated.interval_name()):
-        table.add_column(Text(heading), justify="right")
+    headings = ("difference", evaluated.interval_name())
+    table = titled_table("", "against", *headings, numbers=headings)
     for key in evaluated.others:
         apart = evaluated.difference(key, evaluated.deciding)
         style = _OUTCOMES.get(apart.outcome, "")
@@ -184,7 +182,7 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
 def _recommendations_table(example: dict[str, Any]) -> Table:
     table = titled_table(f"User {example['user_id']}  (★: held out, unseen by the model)")
     for heading in ("history, newest first", "recommended"):
-        table.add_column(heading, no_wrap=True, ratio=1)
+        table.add_column(heading, no_wrap=True)
     history = [item["title"] for item in example["history"][:_SHOWN_ITEMS]]
     recommended = [
         f"{'★' if item['held_out'] else ' '} {item['title']}"
@@ -197,13 +195,13 @@ def _recommendations_table(example: dict[str, Any]) -> Table:
 
 def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str, Any]) -> None:
     if summary["blessed"] and summary["bundle"]:
-        console.print(Text("The model is blessed and pushed.", "bold green"))
+        console.write_line("The model is blessed and pushed.", "bold green")
     elif summary["blessed"]:
-        console.print(Text("The model is blessed, but not pushed.", "bold yellow"))
+        console.write_line("The model is blessed, but not pushed.", "bold yellow")
         console.write_line(str(summary.get("not_pushed") or ""))
     else:
         sentence = "The model is refused and not pushed; the served model stays."
-        console.print(Text(sentence, "bold yellow"))
+        console.write_line(sentence, "bold yellow")
     if verdict.get("warning"):
         console.write_line(str(verdict["warning"]), "bold red")
     if verdict.get("sentence"):

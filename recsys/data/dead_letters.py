@@ -162,8 +162,8 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
     reason = max(summary["by_reason"].items(), key=lambda item: item[1])[0]
     raise RecsysError(
         "R241",
-        f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
-        f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
+        f"At most {100 * max_rejected_share:.3g} % of the {what} may be rejected,"
+        f" {100 * share:.3g} % were ({summary['rejected']:,} of {summary['read']:,},"
         f" most often: {reason}).",
         f"See {folder / 'dead_letters'}, repair the data, or raise data.gate.max_rejected_share."
         f" {_encoding_cure(what, summary)}".rstrip(),

@@ -37,6 +37,7 @@ from recsys.data.dataset import Data
 from recsys.data.hold_out import is_asked_at_once
 
 # What they may choose counts where a step's cache asks for the sources of a model.
+from recsys.formats import counted
 from recsys.models import encoders as encoders
 from recsys.models import sequences as sequences
 from recsys.registry import register_model
@@ -152,9 +153,10 @@ def described(stage: TrainStage) -> str:
     pooling = (
         registry.name_of("encoder", model.encoder) if isinstance(model, TwoTowerConfig) else ""
     )
+    epochs = counted(train.epochs, "epoch", "epochs")
     return (
         f"{registry.name_of('model', model)} {pooling}, {model.dim} floats, histories of"
-        f" {model.history} ({model.history_of or 'past'}), {train.epochs} epochs"
+        f" {model.history} ({model.history_of or 'past'}), {epochs}"
     )
 
 

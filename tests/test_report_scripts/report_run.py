@@ -127,8 +127,8 @@ GROWTH: dict[str, Any] = {
 
 
 STEPS = [
-    ("InteractionGen", "cached", "cached: nothing it depends on has changed", 0.06),
-    ("ItemGen", "cached", "cached: nothing it depends on has changed", 0.05),
+    ("InteractionGen", "cached", "cached: nothing changed", 0.06),
+    ("ItemGen", "cached", "cached: nothing changed", 0.05),
     ("StatisticsGen.Interactions", "cached", "cached: an earlier run did the same", 0.07),
     ("DataGate", "ran", "first run", 0.11),
     ("VocabularyGen", "ran", "its code changed", 4.2),
@@ -136,7 +136,7 @@ STEPS = [
      5.9),
     ("Trainer", "ran", "its config changed: train.epochs 8 → 12; its input `data` changed"
      " (InteractionEncoder ran again)", 61.7),
-    ("LatestBlessed", "ran", "it looks again in every run", 0.02),
+    ("LatestBlessed", "ran", "it runs every time", 0.02),
     ("RetrievalEvaluator", "ran", "its input `model` changed (Trainer ran again)", 14.6),
     ("Exporter", "ran", "its inputs `evaluation`, `model` changed (RetrievalEvaluator, Trainer ran"
      " again)", 17.3),
