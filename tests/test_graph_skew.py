@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,10 @@ def test_raw_texts_become_the_rows_that_training_read(skew, side, config):
 
 def test_embeddings_of_raw_features_are_those_of_training(skew):
     assert max(skew["differences"].values()) <= 1e-5
+
+
+def test_what_the_ingest_takes_for_no_number_is_refused_with_its_column_and_row(skew):
+    assert len(skew["refused"]) == 18
+    for what, said in skew["refused"].items():
+        name, text = what.split()
+        assert re.search(rf"input {name} must hold finite numbers.*row\W+3\W+{text}\W", said), said

@@ -322,6 +322,7 @@ def test_facts_that_the_model_reads_are_accepted(facts):
             for text in ("soon", "1.5", "2016-13-01", "1" * 20, "True")
         ),
         ({"history_age": ["1", "2", "3"]}, READ, "R549.*history_age must have one number per"),
+        ({"history_weight": ["inf"]}, READ, "R549.*history_weight must have one number"),
         ({"history_weight": ["much"]}, READ, "R549.*history_weight must have one number"),
         ({"history_kind": ["buy"] * 3}, READ, "R549.*history_kind must have one kind per"),
         ({"history_kind": ["buy"]}, ("history_age",), "R549.*must read history_kind.*event_kind"),

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from recsys.bundles.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
 from recsys.data.history_facts import AGES, LEAST_WEIGHTS, OLDEST, UNKNOWN
+from recsys.data.sources.values import NUMBER
 from recsys.errors import RecsysError
 
 # All that Unicode calls a blank: RE2's \s is ASCII without \v.
@@ -31,13 +32,27 @@ def trimmed(texts: tf.Tensor) -> tf.Tensor:
     return tf.strings.regex_replace(texts, f"^{_BLANKS}|{_BLANKS}$", "")
 
 
-def numbers(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the numbers that `texts` `[n]` are, rounded once from float64; NaN for none."""
-    texts = tf.strings.regex_replace(trimmed(texts), r"^\+", "")
-    # 0x10 is 16 to TensorFlow, and no number to the ingest.
-    texts = tf.strings.regex_replace(texts, "[xX]", "?")
-    texts = tf.where(texts == "", "nan", texts)
-    return tf.cast(tf.strings.to_number(texts, tf.float64), dtype)
+def numbers(name: str, texts: tf.Tensor, rows: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the numbers that `texts` `[n]` are, rounded once from float64; NaN for empty ones.
+
+    What the ingest would take for no number is refused: other texts, as `0x10` or `nan`, which
+    TensorFlow reads, and numbers that are too large.
+
+    Args:
+        name: The input, for the message.
+        texts: The texts.
+        rows: Row of the request that each text is of `[n]`, for the message.
+        dtype: Type of the numbers.
+    """
+    texts = trimmed(texts)
+    is_number = tf.strings.regex_full_match(texts, NUMBER)
+    read = tf.where(is_number, tf.strings.regex_replace(texts, r"^\+", ""), "nan")
+    found = tf.cast(tf.strings.to_number(read, tf.float64), dtype)
+    bad = tf.where((texts != "") & ~tf.math.is_finite(found))[:1, 0]
+    rule = f"The input {name} must hold finite numbers. Received in row"
+    said = [rule, tf.gather(rows, bad), ":", tf.gather(texts, bad)]
+    with tf.control_dependencies([tf.debugging.Assert(tf.size(bad) == 0, said)]):
+        return tf.identity(found)
 
 
 def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
@@ -50,12 +65,19 @@ def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
         texts: Numbers: ages [s], or weights.
     """
     dtype = tf.float64 if name == AGES else tf.float32
-    number = tf.reshape(numbers(tf.reshape(texts, [-1]), dtype), tf.shape(texts))
+    shape = tf.shape(texts)
+    number = numbers(name, tf.reshape(texts, [-1]), _rows(shape), dtype)
+    number = tf.reshape(number, shape)
     if name == AGES:
         fact = tf.cast(tf.clip_by_value(number, 0.0, float(OLDEST)), tf.int32)
     else:
         fact = tf.reduce_sum(tf.cast(number[..., None] >= LEAST_WEIGHTS, tf.int32), axis=-1)
     return tf.where(tf.math.is_nan(number), UNKNOWN, fact)
+
+
+def _rows(shape: tf.Tensor) -> tf.Tensor:
+    """Returns the row of each value of a tensor of `shape` `[2]`, one after the other."""
+    return tf.repeat(tf.range(shape[0]), shape[1])
 
 
 def first_of(texts: tf.Tensor) -> tf.Tensor:
@@ -177,7 +199,8 @@ class RawFeatures(tf.Module):
     def _bags(self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         columns = {self._column_of[name]: column for name, column in raw.items()}
         columns[self._id_column] = ids[:, None]
-        outputs = self._function({name: _as(columns[name], s) for name, s in self._specs.items()})
+        typed = {name: _as(name, columns[name], spec) for name, spec in self._specs.items()}
+        outputs = self._function(typed)
         return {name: _padded(outputs[name], width) for name, width in self._widths.items()}
 
 
@@ -195,24 +218,25 @@ def _load(folder: Path) -> Any:
         raise RecsysError("R522", rule, cure, str(error)) from None
 
 
-def _as(column: tf.Tensor, spec: Any) -> Any:
+def _as(name: str, column: tf.Tensor, spec: Any) -> Any:
     """Returns a text column `[b, any]` as the graph wants it."""
     values = tf.ragged.boolean_mask(column, column != "")
-    if isinstance(spec, tf.SparseTensorSpec):
-        return values.with_values(_typed(values.values, spec.dtype)).to_sparse()
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return values.with_values(_typed(values.values, spec.dtype))
+    if isinstance(spec, tf.SparseTensorSpec | tf.RaggedTensorSpec):
+        typed = _typed(name, values.values, values.value_rowids(), spec.dtype)
+        lists = values.with_values(typed)
+        return lists.to_sparse() if isinstance(spec, tf.SparseTensorSpec) else lists
     # Where the schema has a shape the graph has a place for so many values, mostly one.
     width = spec.shape[1:].num_elements()
-    first = values[:, :width].to_tensor("", shape=[None, width])
-    return tf.reshape(_typed(first, spec.dtype), [-1, *spec.shape[1:]])
+    first = tf.reshape(values[:, :width].to_tensor("", shape=[None, width]), [-1])
+    rows = _rows(tf.stack([tf.shape(column)[0], width]))
+    return tf.reshape(_typed(name, first, rows, spec.dtype), [-1, *spec.shape[1:]])
 
 
-def _typed(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the values of `texts`; for an empty one what the graph takes for missing."""
+def _typed(name: str, texts: tf.Tensor, rows: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the values of `texts` `[n]`; for an empty one what the graph takes for missing."""
     if dtype == tf.string:
         return trimmed(texts)
-    return numbers(texts, dtype) if dtype.is_floating else seconds(texts)
+    return numbers(name, texts, rows, dtype) if dtype.is_floating else seconds(texts)
 
 
 def _padded(bag: tf.Tensor, width: int) -> tf.Tensor:

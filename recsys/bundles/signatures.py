@@ -6,6 +6,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -137,10 +138,9 @@ def check_fact_texts(
 
 def _is_number_or_empty(text: str) -> bool:
     try:
-        float(text or 0)
+        return math.isfinite(float(text or 0))
     except ValueError:
         return False
-    return True
 
 
 def raw_inputs(columns: Iterable[str]) -> dict[str, str]:

@@ -197,7 +197,26 @@ def main(folder):
     inputs = saved.inputs.query(rows_of_users, np.zeros((n, 2), np.int32), saved.model.config)
     trained = saved.model.embed_query(inputs).numpy()
     differences["user"] = float(np.abs(answer["embedding"].numpy() - trained).max())
-    (folder / "skew.json").write_text(json.dumps({"rows": rows, "differences": differences}))
+    refused = {}
+    for side, name in (("item", "price"), ("user", "age"), ("user", "score")):
+        asked, columns = found[side]
+        for text in ("inf", "-Infinity", "nan", "1e39", "0x10", "cheap"):
+            given = columns[name].numpy()
+            given[3, 0] = text
+            wrong = {**columns, name: tf.constant(given, tf.string)}
+            refused[f"{name} {text}"] = refusal(raw[side], asked, wrong)
+    told = {"rows": rows, "differences": differences, "refused": refused}
+    (folder / "skew.json").write_text(json.dumps(told))
+
+
+def refusal(features, asked, columns):
+    """Returns what the graph says of wrong columns, as a bundle's would."""
+    ask = tf.function(lambda ids: features.or_stored(ids, columns, {}))
+    try:
+        ask(tf.constant(asked))
+    except tf.errors.InvalidArgumentError as error:
+        return error.message
+    return None
 
 
 main(Path(sys.argv[1]))

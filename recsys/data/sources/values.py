@@ -24,7 +24,8 @@ _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanosecon
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # Up to 8,999,999,999,999,999,999, which fits in 64 bits.
 _WHOLE = r"^[+-]?([0-9]{1,18}|[0-8][0-9]{18})(\.0*)?$"
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+"""Texts that are a number."""
 # All that Python's str.strip() takes away, of ASCII.
 _ASCII_BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
 _EXACT = 2.0**53
@@ -227,7 +228,7 @@ def _doubles(column: pa.Array) -> pa.Array:
     """Returns numbers as float64, null where a text is none."""
     kind = column.type
     if pa.types.is_string(kind):
-        return _parsed(column, pa.float64(), _NUMBER)
+        return _parsed(column, pa.float64(), NUMBER)
     if pa.types.is_boolean(kind):
         return column.cast(pa.int8()).cast(pa.float64())
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -271,7 +272,7 @@ def _times(column: pa.Array, unit: TimestampUnit, format_: str | None) -> pa.Arr
         whole = _floored(_parsed(column, pa.int64(), _WHOLE), ticks)
         if whole.null_count == 0:
             return whole
-        return pc.coalesce(whole, _float_times(_parsed(column, pa.float64(), _NUMBER), ticks))
+        return pc.coalesce(whole, _float_times(_parsed(column, pa.float64(), NUMBER), ticks))
     if pa.types.is_integer(kind):
         if kind == pa.uint64():
             fits = pc.less(column, pa.scalar(2**63, pa.uint64()))
