@@ -45,6 +45,23 @@ def test_both_formats_are_answered_as_tensorflow_serving_does(server):
     assert server.predict(body).json() == {"outputs": 12.0}
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz", "/metrics", "/openapi.json", "/v1/models/m", "/v1/models/m/metadata",
+             "/v1/models/m/versions/2", "/api/state", "/v1/models/m/versions/9", "/nowhere"],
+)  # fmt: skip
+def test_a_head_is_answered_as_a_get_without_a_body(server, path):
+    by_get, by_head = (httpx.request(method, server.url + path) for method in ("GET", "HEAD"))
+    assert (by_head.status_code, by_head.content) == (by_get.status_code, b"")
+    assert by_head.headers["content-type"] == by_get.headers["content-type"]
+    if path != "/metrics":
+        assert by_head.headers["content-length"] == str(len(by_get.content))
+
+
+def test_what_takes_a_post_alone_takes_no_head(server):
+    answer = httpx.head(f"{server.url}/api/recommend")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 def test_a_version_is_asked_by_its_number(server):
     path = "/v1/models/m/versions/2:predict"
     assert server.predict(path=path).json() == {"predictions": [4.0]}

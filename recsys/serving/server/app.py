@@ -73,8 +73,10 @@ class App:
         self.bodies = Bodies(limits)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answers a request."""
+        """Answers a request; a HEAD as a GET, whose body the server leaves out."""
         if scope["type"] == "http":
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
             await self._metrics.watch(self._answer, scope, receive, send)
 
     async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import (
 )
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_METHODS = ("GET", "POST", "HEAD", "OPTIONS")
+_METHODS = ("GET", "POST", "OPTIONS")
 
 
 class ServerMetrics:
