@@ -21,7 +21,7 @@ from recsys.bundles.item_table import write_catalogue
 from recsys.cli import main
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests
 from recsys.vectors.publication import publish_vectors
 
@@ -343,6 +343,16 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_last_publication(tmp_path):
     assert "[R592]" in said.splitlines()[-1]
     assert "the last publication is untouched" in said
     assert sorted(path.name for path in out.iterdir()) == [".lock", "1"]
+
+
+@pytest.mark.parametrize("out", ["file", "file/inside"])
+def test_a_file_in_place_of_the_folder_is_named(tmp_path, out):
+    (tmp_path / "file").write_text("mine")
+    bundle = make_bundle(tmp_path / "bundle", ["a"])
+    with pytest.raises(UsageError, match=r"R592.*into a folder.*file.* --out DIR") as raised:
+        publish_vectors(bundle, tmp_path / out)
+    assert "disk space" not in str(raised.value)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_the_command_publishes_the_served_version(tmp_path, capsys):

@@ -92,7 +92,7 @@ def publish_vectors(
         report: Called now and then with the item rows that are written, and all of them.
 
     Raises:
-        UsageError: An option is wrong (R590, R593, R594, R596).
+        UsageError: An option is wrong (R590, R593, R594, R596), or `out` is a file (R592).
         RecsysError: The model is damaged (R501, R502, R591), the publication before is
             (R595), or the folder can't be written (R592).
     """
@@ -136,6 +136,9 @@ def _only_writer(out: Path) -> Iterator[HeldFolder]:
     try:
         with HeldFolder.for_writer(out, _HIDDEN) as held:
             yield held
+    except (FileExistsError, NotADirectoryError) as error:
+        rule = f"The vectors must be written into a folder; {str(out)!r} is a file, or inside one."
+        raise UsageError("R592", rule, "Name a folder: --out DIR.", str(error)) from None
     except OSError as error:
         rule = f"The vectors must be written completely into {str(out)!r}{free_there(out)}."
         cure = (
