@@ -237,6 +237,20 @@ def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
     assert done.stdout.splitlines() == ["jax", launched, "[]"]
 
 
+def test_the_process_that_starts_those_of_an_evaluation_imports_neither_jax_nor_keras(tmp_path):
+    done = python(
+        "import sys\n"
+        "from recsys.training import launcher\n"
+        "launcher.launch = lambda module, words, n: print(module, n)\n"
+        "from recsys.evaluation.stage import main\n"
+        "main(sys.argv[1:])\n"
+        "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
+        *("--config", str(small_config(tmp_path)), "--data", "d", "--model", "m", "--out", "o"),
+        *("--processes", "3"),
+    )
+    assert done.stdout.splitlines() == ["recsys.evaluation.stage 3", "[]"]
+
+
 def test_the_core_imports_neither_tensorflow_nor_tfx():
     done = python(
         "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.train,"

@@ -17,7 +17,7 @@ from recsys.config import (
 )
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluation.stage import evaluate
+from recsys.evaluation.evaluation_file import evaluate
 
 STAGE = EvaluateStage(
     evaluate=EvaluateConfig(k=(1, 3), resamples=100),

@@ -14,6 +14,7 @@ from recsys.config import EvaluateConfig, EvaluateStage
 from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
 from recsys.evaluation import sharded_systems, stage
+from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import load_model
 
 STAGE = EvaluateStage(evaluate=EvaluateConfig(baselines=("popularity",), k=(5, 10)))
@@ -34,7 +35,7 @@ def world(tmp_path_factory):
 def on_mesh(model, data, out, blessed=None):
     """Evaluates on two devices of this process as on those of several."""
     try:
-        return stage.evaluate(STAGE, model, data, out, blessed, device_mesh(devices=2))
+        return evaluate(STAGE, model, data, out, blessed, device_mesh(devices=2))
     finally:
         keras.distribution.set_distribution(None)
 
@@ -64,7 +65,7 @@ def assert_alike(a, b):
 
 
 def test_a_mesh_gives_the_figures_of_one_process(world, split, tmp_path):
-    alone = stage.evaluate(STAGE, world / "model", world / "later", tmp_path / "a", world / "other")
+    alone = evaluate(STAGE, world / "model", world / "later", tmp_path / "a", world / "other")
     assert alone["metrics"]["recall@5"] > 0.2
     assert_alike(alone, split)
 
@@ -72,7 +73,7 @@ def test_a_mesh_gives_the_figures_of_one_process(world, split, tmp_path):
 @pytest.mark.thorough
 def test_a_mesh_gives_the_figures_of_one_process_for_data_of_its_own(world, tmp_path):
     folders = world / "model", world / "data"
-    assert_alike(stage.evaluate(STAGE, *folders, tmp_path / "a"), on_mesh(*folders, tmp_path / "b"))
+    assert_alike(evaluate(STAGE, *folders, tmp_path / "a"), on_mesh(*folders, tmp_path / "b"))
 
 
 def test_two_processes_write_what_one_with_as_many_devices_writes(world, split, tmp_path):

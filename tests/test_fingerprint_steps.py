@@ -63,6 +63,7 @@ def changed_by(root, before, *files):
 def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
     files = (
         "recsys/evaluation/stage.py",
+        "recsys/evaluation/evaluation_file.py",
         "recsys/metrics/beyond_accuracy.py",
         "recsys/evaluation/measurement.py",
         "recsys/evaluation/blessing.py",

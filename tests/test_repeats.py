@@ -26,9 +26,9 @@ from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.evaluation.evaluation_file import evaluate
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_queries
 from recsys.ragged import RaggedRows

@@ -25,8 +25,8 @@ from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.evaluation.evaluation_file import evaluate
 from recsys.evaluation.queries import make_queries, protocol_of
-from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs
 from recsys.training.stage import train
 from recsys.training.validation import held_back_queries

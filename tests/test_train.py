@@ -17,7 +17,7 @@ from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluation.stage import evaluate
+from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import TwoTower, load_model
 from recsys.system.process import last_json_line
 

@@ -9,7 +9,7 @@ from training_runs import train_here
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import Vocabulary
-from recsys.evaluation.stage import evaluate
+from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import load_model
 
 pytestmark = pytest.mark.slow
