@@ -313,6 +313,18 @@ def test_times_of_one_day_are_split_by_the_last_of_each_user(here):
     assert (data.split, data.interactions.ordered_by) == ("last_out", "time")
 
 
+def test_columns_and_formats_may_have_commas(here, capsys):
+    rows = "".join(f'"{u}","{i}","Jan {n % 28 + 1}, 2020"\n' for n, (u, i) in enumerate(in_order()))
+    (here / "f.csv").write_text('"name, first","item,no","when"\n' + rows)
+    named = "user=name, first,item=item,no"
+    assert check("f.csv", "--map", f"{named},timestamp=when,timestamp_format=%b %d, %Y") == 0
+    interactions = load_config(here / "f.yaml").data.interactions
+    assert (interactions.columns.user, interactions.columns.item) == ("name, first", "item,no")
+    assert interactions.timestamp_format == "%b %d, %Y"
+    words = ["--map", named, "--map", "timestamp=when", "--map", "timestamp_format=%b %d, %Y"]
+    assert check("f.csv", *words, "--force") == 0
+
+
 @pytest.mark.parametrize("word", ["user=nobody", "chef=item", "user", "user=9"])
 def test_a_wrong_map_exits_with_2(here, word):
     (here / "f.csv").write_text("user,item,time\n1,2,1000000000\n")

@@ -37,7 +37,11 @@ def check(
     files: Annotated[list[str], Argument(metavar="FILE…", help="Interaction files, or globs.")],
     maps: Annotated[
         list[str] | None,
-        Option("--map", metavar="ROLE=COLUMN,…", help="Role of a column, such as user=uid."),
+        Option(
+            "--map",
+            metavar="ROLE=COLUMN,…",
+            help="Role of a column, such as user=uid; repeatable. Names may contain commas.",
+        ),
     ] = None,
     items: Annotated[str | None, Option(help="File of the items.")] = None,
     users: Annotated[str | None, Option(help="File of the users.")] = None,

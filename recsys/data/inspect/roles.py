@@ -24,6 +24,7 @@ TIME_FORMAT = "timestamp_format"
 """What `--map` names the format of the times by, where several fit."""
 NO_COLUMN = "none"
 """What `--map timestamp=` names where there are no usable times."""
+_NEXT_ROLE = re.compile(f",(?=(?:{'|'.join((*NEEDED, *OPTIONAL, TIME_FORMAT))})=)")
 _MOST_RATINGS = 21
 _MOST_KINDS = 50
 
@@ -59,12 +60,15 @@ class Roles:
 def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """Returns the columns that `--map user=a,item=b` gives, by role.
 
+    Only a comma before `ROLE=` begins another one: names of columns, and formats, may have
+    commas.
+
     Raises:
         UsageError: A word isn't of this form, or names no role or no column.
     """
     mapped = {}
     cure = f"Columns: {', '.join(shown(name) for name in columns[:30])}."
-    for word in [part for text in words for part in text.split(",") if part]:
+    for word in [part for text in words for part in _NEXT_ROLE.split(text)]:
         role, _, column = word.partition("=")
         is_format = role == TIME_FORMAT and "%" in column
         is_none = (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns
