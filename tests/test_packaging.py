@@ -57,6 +57,13 @@ def test_the_wheel_holds_our_packages_whole_and_the_starter(tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in extra)
 
 
+def test_the_image_builds_the_kernels_where_it_installs_the_package():
+    build = (ROOT / "deploy/Dockerfile").read_text().split("\nFROM ")[1]
+    copied = {word for line in re.findall(r"^COPY (.+)", build, re.M) for word in line.split()[:-1]}
+    assert {"setup.py", "pyproject.toml", "uv.lock", *PACKAGES} <= copied
+    assert build.index(" gcc ") < build.index("uvw sync")
+
+
 def test_the_version_stands_in_one_place_for_each_reader():
     assert PROJECT["project"]["version"] == recsys.__version__
     assert importlib.metadata.version(NAME) == recsys.__version__
