@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +28,7 @@ from recsys.system import manifest as manifests
 from recsys.vectors.publication import publish_vectors
 
 DIM = 4
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 _GENRES = ("", "Drama", "Comedy", "Sci-Fi")
 _YEARS = ("", "1995", "2001")
 
@@ -207,32 +210,21 @@ def test_shards_and_slices_of_any_size_hold_the_same_items(
     shutil.rmtree(folder)
 
 
-def test_milvus_finds_the_exact_best_and_forgets_what_is_gone(tmp_path):
-    import pymilvus  # Takes seconds.
-
+def test_milvus_finds_the_exact_best_and_forgets_what_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(3)
     ids = [f"i{n}" for n in range(400)]
     bundle = make_bundle(tmp_path / "first", ids, bias=True)
     columns = ["title", "genres", "year:whole"]
-    out = tmp_path / "out"
-    folder = publish_vectors(
-        bundle, out, formats=["milvus"], columns=columns, shard_rows=150
-    ).folder
-    client = pymilvus.MilvusClient(str(tmp_path / "milvus.db"))
-    described = json.loads((folder / "milvus" / "schema.json").read_text())
-    schema = client.create_schema()
-    for field in described["fields"]:
-        types = {
-            key: pymilvus.DataType[field.pop(word)]
-            for key, word in (("datatype", "type"), ("element_type", "element_type"))
-            if word in field
-        }
-        schema.add_field(field.pop("name"), **types, **field)
-    index = client.prepare_index_params()
-    index.add_index("embedding", index_type="FLAT", metric_type=described["metric_type"])
-    client.create_collection("items", schema=schema, index_params=index)
-    for path in sorted((folder / "milvus").glob("*.parquet")):
-        client.insert("items", pq.read_table(path).to_pylist())
+    publish_vectors(bundle, "milvus", formats=["milvus"], columns=columns, shard_rows=150)
+    [_, block, _] = re.findall(r"```python\n(.*?)```", (DOCS / "vectors.md").read_text(), re.S)
+
+    def load():
+        names: dict[str, Any] = {}
+        exec(block, names)  # noqa: S102  As a reader does.
+        return names["client"]
+
+    client = load()
 
     def check(vectors, names, **options):
         query = np.concatenate([rng.normal(size=(20, DIM - 1)), np.ones((20, 1))], axis=1)
@@ -253,9 +245,9 @@ def test_milvus_finds_the_exact_best_and_forgets_what_is_gone(tmp_path):
     later = make_bundle(
         tmp_path / "later", ids[100:], vectors=np.vstack([vectors[:1], vectors[100:]])
     )
-    folder = publish_vectors(later, out, formats=["milvus"], columns=columns).folder
-    for line in (folder / "milvus" / "delete.jsonl").read_text().splitlines():
-        client.delete("items", ids=json.loads(line))
+    client.close()
+    publish_vectors(later, "milvus", formats=["milvus"], columns=columns)
+    client = load()
     check(vectors[100:], ids[100:])
     client.close()
 

@@ -301,12 +301,13 @@ class _Previous:
             ValueError,
             pa.ArrowException,
         ) as error:
-            rule = f"The last publication {str(folder)!r} must be complete, to find removed items."
+            rule = f"{str(folder)!r} must be a complete publication, to find removed items."
             cure = (
                 "Restore it; or publish into another folder, and make the index of the engine again"
                 " from that."
             )
-            raise RecsysError("R595", rule, cure, str(error)) from None
+            received = f"{type(error).__name__}: {error}"
+            raise RecsysError("R595", rule, cure, received) from None
 
     def check_formats(self, formats: Sequence[str]) -> None:
         """Raises UsageError if it lacks one of `formats`: its changes are unknown (R596)."""
@@ -315,7 +316,8 @@ class _Previous:
                 f"Changes alone can be published in the formats of publication {self.number}:"
                 f" {', '.join(self._formats)}."
             )
-            raise UsageError("R596", rule, "Leave --changed-only out once.", list(formats))
+            cure = "Name those with --format, or leave --changed-only out once."
+            raise UsageError("R596", rule, cure, list(formats))
 
     def differs(self, ids: pa.ChunkedArray, digests: np.ndarray) -> np.ndarray:
         """Returns which items are new, or not as they were `[n]` bool."""
