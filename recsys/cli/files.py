@@ -64,14 +64,14 @@ def write_start(folder: Path) -> list[Path]:
     taken = [str(target) for target in targets if target.exists()]
     taken += [str(path) for path in folders if path.exists() and not path.is_dir()]
     if taken:
-        raise UsageError(
-            "R111",
-            "recsys init overwrites nothing: the folder must not contain any of its files.",
-            "Name another folder: recsys init FOLDER.",
-            taken[0],
-        )
+        raise _taken(taken[0])
     # Paths of the shipped config that differ in the new folder.
     other = {f"configs/{_NAME}.yaml": DEFAULT_NAME, "../runs/": "runs/", "../data/": "data/"}
+    folder.mkdir(parents=True, exist_ok=True)
+    try:  # Of two that run at the same time, one gets it.
+        (folder / DEFAULT_NAME).open("x").close()
+    except FileExistsError:
+        raise _taken(str(folder / DEFAULT_NAME)) from None
     try:
         for target, source in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +93,15 @@ def write_start(folder: Path) -> list[Path]:
             raise storage_error(OSError(error.args[0][0][-1]), folder) from None
         raise
     return list(targets)
+
+
+def _taken(path: str) -> UsageError:
+    return UsageError(
+        "R111",
+        "recsys init overwrites nothing: the folder must not contain any of its files.",
+        "Name another folder: recsys init FOLDER.",
+        path,
+    )
 
 
 def synth(
