@@ -49,7 +49,7 @@ def test_the_lower_end_of_the_interval_decides_and_not_the_mean():
     [rule] = verdict.rules
     assert rule.value > rule.other
     assert not verdict.blessed
-    assert "not significantly at least the required ±0 %, the interval reaches below" in rule.text
+    assert "not significantly at least the required 0 %, the interval reaches below" in rule.text
     assert judge(bless(over={"popularity": 0.8}), found).blessed
 
 

@@ -1,6 +1,7 @@
 """`recsys evaluate` and `recsys compare`: what they start, and what they say of what came."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -116,8 +117,10 @@ def test_a_model_is_measured_and_its_report_written(stage, run, tmp_path):
         **RESULT,
     }
     report = (tmp_path / "o" / "report.html").read_text()
-    for words in ("Surely better; blessed", "Run report · small ·", "item: i"):  # All of CONFIG.
+    for words in ("Surely better; blessed", "Evaluation · small ·", "item: i"):  # All of CONFIG.
         assert words in report
+    assert "Only evaluated: nothing was trained or pushed." in report
+    assert not re.search("<h[23][^>]*>(Validation|Training|Steps of the run|Neighbours)", report)
     for words in (
         "51 queries of 7 users, ranks among 1,234 items",
         "90 % interval",

@@ -159,6 +159,7 @@ def test_slices_stand_by_kind_and_those_of_few_users_are_flagged(run: Run) -> No
     assert "users new since the cut 52 2,236 queries 0.119 0.125 −4.3 % −36.6 … +28.0 %" in text
     assert "items of the head 79 3,476 events 0.241" in text
     assert "fewer than 50" in text
+    assert "has no interval" not in text
     assert section(page, "slices").count('<svg class="interval"') == 11
 
 
@@ -472,6 +473,22 @@ def test_what_is_missing_is_said_in_words(run: Run, gone: str, said: str) -> Non
             {"slices": [{"users": 3, "metrics": {"recall@10": 1}}]},
             "This part can't be shown (KeyError: 'name').",
         ),
+        (
+            {
+                "slices": [
+                    {
+                        "name": "tail",
+                        "kind": "genres",
+                        "users": 75,
+                        "queries": 90,
+                        "metrics": {"recall@10": 0.5},
+                        "blessed_model": {"recall@10": 0.25},
+                    }
+                ]
+            },
+            "beyond the scale. A difference has no interval if fewer than 10 users are in the slice,"
+            " or if the last blessed model finds nothing in some resample",
+        ),
         ({"exposure": None}, "The evaluation has no counts of"),
         ({"exposure": {"k": 10, "points": []}}, "The evaluation has no items to plot."),
         ({"verdict": {"blessed": True, "rules": [{"least": "x", "interval": 3}]}}, "✗ failed"),
@@ -532,7 +549,7 @@ def test_nothing_at_all_still_gives_a_report(tmp_path: Path) -> None:
     path = write_report(
         tmp_path / "new" / "folder",
         config={},
-        dead_letters={},
+        dead_letters={"interactions": tmp_path / "none"},
         data=tmp_path,
         model=tmp_path,
         evaluation=tmp_path,
@@ -541,7 +558,7 @@ def test_nothing_at_all_still_gives_a_report(tmp_path: Path) -> None:
     )
     text = text_of(path.read_text())
     assert "No verdict" in text
-    assert "The run has no dead letters." in text
+    assert "The run has no validation of its data." in text
 
 
 def test_losses_that_are_no_numbers_are_said_and_not_drawn(run: Run) -> None:

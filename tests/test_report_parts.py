@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,20 @@ import pytest
 
 from recsys import formats
 from recsys.report import run_figures
-from recsys.report.charts import thin_out, ticks
+from recsys.report.charts import (
+    LEFT,
+    RIGHT,
+    Series,
+    draw_cloud,
+    draw_curve,
+    draw_lines,
+    thin_out,
+    ticks,
+)
 from recsys.report.evaluated import repeats_in_words
+from recsys.report.statistics_page import read_column, write_statistics
 from recsys.report.whiskers import Estimate, shared_range
+from recsys.tuning.tuning_page import write_tuning_page
 
 
 @pytest.mark.parametrize(
@@ -152,3 +165,100 @@ def test_repeats_are_counted_in_a_sentence(changed, said):
     assert "set repeats" not in text
     many = repeats_in_words({"repeats": "exclude", **counts, **changed, "repeated_share": 0.9})
     assert ("set repeats to include" in many) == (not changed)
+
+
+def column(**fields: Any) -> dict[str, Any]:
+    return {"name": "c", "missing": 0.0, **fields}
+
+
+def test_texts_that_are_all_alike_frequent_are_counted_and_not_listed() -> None:
+    ids = [[str(i), 1 / 7] for i in range(5)]
+    shown = read_column(column(kind="text", unique=7, top=ids))
+    assert (shown["shown"], str(shown["chart"])) == ("7 distinct, none more frequent", "")
+    kinds = read_column(column(kind="text", unique=7, top=[["a", 2 / 8], *ids[:4]]))
+    assert kinds["shown"].startswith("7 distinct: a (25.0")
+    two = read_column(column(kind="text", unique=2, top=[["a", 0.5], ["b", 0.5]]))
+    assert two["shown"] == "2 distinct: a (50.0\N{NO-BREAK SPACE}%), b (50.0\N{NO-BREAK SPACE}%)"
+
+
+def test_a_page_of_statistics_names_its_rows_and_rounds_its_means(tmp_path: Path) -> None:
+    number = {"min": 0.5, "median": 3.5, "max": 5, "mean": 3.519763, "std_dev": 1.03424, "zeros": 0}
+    rating = {**column(kind="number", bars=[1, 2], **number), "name": "<i>rating"}
+    data_set = {"rows": 9, "columns": [rating]}
+    write_statistics(tmp_path / "one.html", "items", {"all": data_set})
+    page = (tmp_path / "one.html").read_text()
+    assert "<h1>Items</h1>" in page
+    assert '<p class="lead">9 rows.</p>' in page
+    assert "mean 3.52, standard deviation 1.03, 0.0" in page
+    assert "&lt;i&gt;rating" in page
+    write_statistics(tmp_path / "two.html", "users", {"train": data_set, "eval": data_set})
+    page = (tmp_path / "two.html").read_text()
+    assert "<h1>Users: train and eval</h1>" in page
+    assert '<p class="lead">9 rows in train, 9 rows in eval.</p>' in page
+
+
+def places(picture: str, text: str) -> tuple[float, str]:
+    """Returns where the label `text` of a picture stands, and its anchor."""
+    found = re.search(rf'x="([\d.]+)"[^>]*text-anchor="(\w+)">{re.escape(text)}<', picture)
+    assert found is not None
+    return float(found[1]), found[2]
+
+
+def test_the_ends_of_a_logarithmic_axis_stand_off_its_frame_and_it_is_named() -> None:
+    line = Series(0, [(10.0, 0.1), (31.6227766, 0.2), (100.0, 0.3)])
+    ticks = [(10.0, "10"), (31.6227766, "32"), (100.0, "100")]
+    drawn = str(draw_lines([line], ticks, "words", (480, 260), x_name="k", log_x=True))
+    at = [places(drawn, name) for _, name in ticks]
+    assert [anchor for _, anchor in at] == ["middle"] * 3
+    first, middle, last = (x for x, _ in at)
+    assert middle == pytest.approx((first + last) / 2, abs=0.2)
+    assert (first - LEFT, 480 - RIGHT - last) == pytest.approx((15.7, 15.7), abs=0.2)
+    assert "k (logarithmic)" in drawn
+
+
+def test_a_name_at_the_end_of_an_axis_stays_within_the_picture() -> None:
+    points = [(0.0, 1.0), (100_000.0, 2.0)]
+    assert places(str(draw_curve(points, (330, 200), "words")), "100,000")[1] == "end"
+    assert places(str(draw_curve([(0.0, 1.0), (10.0, 2.0)], (330, 200), "words")), "10")[1] == (
+        "middle"
+    )
+
+
+def test_counts_of_zero_stand_clear_of_the_largest_dot() -> None:
+    drawn = str(draw_cloud([(0.0, 0.0)] * 500 + [(9.0, 9.0)], (330, 300), ("a", "b"), "words"))
+    largest = max(
+        (float(r), float(x), float(y))
+        for x, y, r in re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="([\d.]+)"', drawn)
+    )
+    zeros = re.findall(r'x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">0<', drawn)
+    (left, _, beside), (_, base, below) = zeros
+    assert (beside, below) == ("end", "middle")
+    radius, x, y = largest
+    assert float(left) < x - radius
+    assert float(base) - 9 > y + radius  # The digits are 9 pixels high.
+    assert "a (logarithmic)" in drawn
+    assert "b (logarithmic)" in drawn
+
+
+def test_a_study_of_one_trial_has_no_empty_charts_and_names_what_is_unfinished(
+    tmp_path: Path,
+) -> None:
+    trial = {
+        "value": 0.25,
+        "parameters": {"model.dim": 64},
+        "seconds": 9.0,
+        "looks": [],
+        "error": "",
+    }
+    trials = [
+        {**trial, "number": 0, "state": "complete"},
+        {**trial, "number": 1, "state": "running", "value": None},
+    ]
+    record = {"name": "s", "metric": "m", "seconds": 70, "minutes": 1, "best": 0, "trials": trials}
+    page = write_tuning_page(tmp_path, record).read_text()
+    assert "<svg" not in page
+    assert "plotted once two of them have been measured" in page
+    assert "1 complete, 1 unfinished" in page
+    assert "running" not in page.partition("<main>")[2]
+    trials[1] |= {"state": "complete", "value": 0.5}
+    assert "<svg" in write_tuning_page(tmp_path, record).read_text()

@@ -329,7 +329,10 @@ def test_a_bundle_tells_clients_what_it_can_be_told(worlds):
     assert '"view", "buy"' in card
     plain = worlds["sequence"] / "bundle-model-sequence"
     assert json.loads((plain / "manifest.json").read_text())["kinds"] == []
-    assert "history_" not in (plain / "MODEL_CARD.md").read_text().split("## Use")[1]
+    assert (
+        "history_"
+        not in (plain / "MODEL_CARD.md").read_text().split("## Use")[1].split("## Config")[0]
+    )
 
 
 def test_an_evaluation_tells_a_model_and_its_bundle_of_times_weights_and_kinds(worlds):

@@ -80,10 +80,12 @@ def runs(
 
 def _trials_table(study: Mapping[str, Any], most: int) -> Table:
     """Returns a table of the newest trials of a study."""
+    from recsys.tuning.study_records import shown_state
+
     title = f"Trials of the study {study['name']}"
     table = titled_table(title, "trial", "duration", "state", study["metric"], "settings")
     for trial in study["trials"][::-1][:most]:
-        state = "best" if trial["number"] == study["best"] else trial["state"]
+        state = "best" if trial["number"] == study["best"] else shown_state(trial)
         measured = "" if trial["value"] is None else figure(trial["value"])
         cells = [str(trial["number"]), duration(trial["seconds"]), state, measured]
         cells.append(settings(trial["parameters"]))

@@ -298,8 +298,8 @@ def _confidence(share: float) -> str:
 
 
 def _as_difference(ratio: float) -> str:
-    """Returns a ratio of the config as a difference, `−10.0 %`."""
-    return plain(change(ratio - 1))
+    """Returns a ratio of the config as a difference, `−10.0 %`, or `0 %` for 1."""
+    return plain(change(ratio - 1)).lstrip("±")
 
 
 def _sentence(

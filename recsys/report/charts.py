@@ -26,6 +26,9 @@ Tick = tuple[float, str]
 Size = tuple[int, int]
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 42
 _Y_TICKS = 5
+_HALF_LETTER = 3.8
+"""Half of the width of a letter of a label, at most [pixels]."""
+_LOG = " (logarithmic)"
 
 
 def picture(
@@ -146,12 +149,16 @@ class _Frame:
             for y, text in ((self.y.at(tick), text) for tick, text in y_ticks)
         ]
         parts += [
-            _label(x, base + 16 + drop, "end" if x > end - 20 else "middle", text)
+            _label(x, base + 16 + drop, "middle" if self._has_room(x, text) else "end", text)
             for x, text in ((self.x.at(tick), text) for tick, text in x_ticks)
         ]
         if x_name:
             parts.append(_label((LEFT + end) / 2, base + 35, "middle", x_name))
         return "".join(parts)
+
+    def _has_room(self, x: float, text: str) -> bool:
+        """Returns whether a name centred at `x` ends within the chart."""
+        return x + _HALF_LETTER * len(text) <= self.width
 
     def drawn(self, content: str, says: str, kind: str = "") -> Markup:
         """Returns the whole chart; `says` is the chart in words."""
@@ -185,6 +192,8 @@ _MARKS = (
 """The mark of each style, around its place."""
 _CAP = 3.0
 _ROOM_FOR_MARKS = 16
+_LOG_MARGIN = 0.04
+"""Room before the first and after the last place of a logarithmic axis, as a share of it."""
 
 
 class Series(NamedTuple):
@@ -232,7 +241,8 @@ def draw_lines(
         size: Width and height [pixels].
         x_name: What is across.
         log_x: Whether the axis across is logarithmic.
-        margin: Room before the first and after the last place across, in its numbers.
+        margin: Room before the first and after the last place across, in its numbers; a
+            logarithmic axis has its own.
         events: Places across with a word, such as `failed`, whose first letter marks them.
     """
     values = [value for line in series for value in line.values()]
@@ -240,6 +250,9 @@ def draw_lines(
         return Markup()
     places = [x for line in series for x, _ in line.points] + [x for x, _ in events]
     ends = (min(places) - margin, max(places) + margin)
+    if log_x:
+        pad = (max(places) / min(places)) ** _LOG_MARGIN
+        ends, x_name = (min(places) / pad, max(places) * pad), x_name and f"{x_name}{_LOG}"
     frame, y_ticks = _Frame.around(ends, [0.0, *values], size, log_x=log_x)
     drawn = [frame.axes(x_ticks, y_ticks, x_name, _ROOM_FOR_MARKS if events else 0)]
     drawn += [_series(frame, line) for line in reversed(series)]
@@ -335,6 +348,8 @@ _STRIP = 22
 """Room for the counts of 0, which a logarithm can't show [pixels]."""
 _CELL = 5.0
 _LEAST_R, _MOST_R = 2.0, 7.0
+_DROP = 4
+"""How much lower the counts across stand, below the largest dots [pixels]."""
 
 
 def draw_cloud(
@@ -363,11 +378,11 @@ def draw_cloud(
     up = Scale(1.0, y_ticks[-1], zero - _STRIP, TOP + 12, is_log=True)
     frame = _Frame(width, height, across, up)
     parts = [
-        frame.axes(_short(x_ticks), _short(y_ticks), names[0]),
+        frame.axes(_short(x_ticks), _short(y_ticks), f"{names[0]}{_LOG}", _DROP),
         f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{zero}" y2="{zero}"/>',
-        _label(LEFT - 6, zero + 4, "end", "0"),
-        _label(LEFT, zero + 16, "middle", "0"),
-        _label(0, 10, "start", names[1]),
+        _label(LEFT - _MOST_R - 3, zero + 4, "end", "0"),
+        _label(LEFT, zero + 16 + _DROP, "middle", "0"),
+        _label(0, 10, "start", f"{names[1]}{_LOG}"),
         _slope(frame, slope) if slope else "",
         f'<g class="cloud">{"".join(_dots(frame, points))}</g>',
     ]

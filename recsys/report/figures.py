@@ -316,6 +316,10 @@ def read_slices(artifacts: Artifacts) -> dict[str, Any]:
         "interval_name": evaluated.interval_name(),
         "kinds": kinds,
         "has_small": any(row["is_small"] for row in rows),
+        "lacks_intervals": any(
+            row["difference"].relative is not None and row["difference"].interval is None
+            for row in rows
+        ),
         "limit": limit,
     }
 

@@ -50,6 +50,11 @@ class Artifacts:
     vocabularies: Path | None = None
     record: Path | None = None
 
+    @property
+    def is_of_run(self) -> bool:
+        """Whether a pipeline made them, and not `recsys evaluate` of a model alone."""
+        return bool(self.dead_letters)
+
     @functools.cached_property
     def evaluated(self) -> dict[str, Any]:
         """The content of `evaluation.json`."""

@@ -224,8 +224,8 @@ def _loss(training: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     if n_lost:
         losses = counted(n_lost, "recorded loss is", "recorded losses are")
         caption += f" {losses} not finite and omitted."
-    title, wide = ("", _WIDE) if is_alone else ("Loss", _HALF)
-    return _curve(title, caption, points, wide)
+    wide = _WIDE if is_alone else _HALF
+    return _curve("Training loss", caption, points, wide)
 
 
 def _validation_curve(looks: Sequence[Mapping[str, Any]], metric: str, best: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -60,6 +60,15 @@ _SECTIONS = {
     "origin.jinja": "Origin",
 }
 
+_OF_RUNS = {
+    "neighbours.jinja": "neighbours",
+    "validation.jinja": "validations",
+    "training.jinja": "training",
+    "steps.jinja": "steps",
+    "bundle.jinja": "bundle",
+}
+"""The part that a section needs, of those that an evaluation alone may lack."""
+
 
 def write_report(out: Path, **sources: Any) -> Path:
     """Writes `report.html` into the folder `out`.
@@ -81,7 +90,12 @@ def write_report(out: Path, **sources: Any) -> Path:
         "config_text": run_figures.config_text(artifacts),
         "index": _index(artifacts.record, out),
         "rows": _rows(parts["sources"]),
-        "titles": {name.removesuffix(".jinja"): title for name, title in _SECTIONS.items()},
+        "is_of_run": artifacts.is_of_run,
+        "titles": {
+            name.removesuffix(".jinja"): title
+            for name, title in _SECTIONS.items()
+            if artifacts.is_of_run or not _is_missing(parts, name)
+        },
     }
     sections = {name: read_part(_section, name, parts) for name in ("glance.jinja", *_SECTIONS)}
     page = render("report.html.jinja", sections=sections, **parts)
@@ -90,6 +104,12 @@ def write_report(out: Path, **sources: Any) -> Path:
     path = out / "report.html"
     path.write_text(page, encoding="utf-8", errors="replace")
     return path
+
+
+def _is_missing(parts: Mapping[str, Any], section: str) -> bool:
+    """Returns whether a section has nothing to show, as it is about a whole run."""
+    part = _OF_RUNS.get(section)
+    return part is not None and bool(parts[part].missing)
 
 
 def _section(template: str, parts: dict[str, Any]) -> Markup:

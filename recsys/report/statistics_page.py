@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from recsys.errors import shortened
-from recsys.formats import ABSENT, count, is_number, moment, share
+from recsys.formats import ABSENT, count, figure, is_number, moment, share
 from recsys.report.page import render
 
 _WIDTH, _HEIGHT = 100, 24
@@ -58,14 +58,24 @@ def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
         )
         values = f"{count(column.get('unique'))} distinct: {frequent}"
         heights, spread = [part for _, part in top], ""
+        if _is_even(column):
+            values, heights = f"{count(column['unique'])} distinct, none more frequent", []
     return {**column, "shown": values, "spread": spread, "chart": _bars(heights)}
+
+
+def _is_even(column: Mapping[str, Any]) -> bool:
+    """Returns whether all of many texts are as frequent, as ids are: the first ones say nothing."""
+    top, unique = column.get("top") or [], column.get("unique")
+    if not top or not is_number(unique) or unique <= len(top):
+        return False
+    return bool(top[0][1] * unique < 1 + 1e-6)
 
 
 def _spread(column: Mapping[str, Any]) -> str:
     """Returns mean, standard deviation and share of zeros; empty for times."""
     if column["name"] == _TIME or not is_number(column.get("mean")):
         return ""
-    mean, deviation = (_plain(column[name]) for name in ("mean", "std_dev"))
+    mean, deviation = (figure(column[name]) for name in ("mean", "std_dev"))
     return f"mean {mean}, standard deviation {deviation}, {share(column['zeros'])} zeros"
 
 

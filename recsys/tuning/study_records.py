@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     except (RecsysError, *DAMAGE):
         return None
     return dict(record) if record.get("format") == _FORMAT else None
+
+
+def shown_state(trial: Mapping[str, Any]) -> str:
+    """Returns the state of a trial; of one that runs, or that the next call resumes, the same."""
+    return "unfinished" if trial["state"] == "running" else str(trial["state"])
 
 
 def read_records(root: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from recsys.formats import counted, duration, figure, is_number
 from recsys.report.charts import Series, draw_lines, key, picture, spread
 from recsys.report.page import render
 from recsys.system.commit import commit_text
-from recsys.tuning.study_records import PAGE
+from recsys.tuning.study_records import PAGE, shown_state
 
 _WIDE, _NARROW = (480, 230), (330, 210)
 _MOST_TICKS = 5
@@ -47,7 +47,7 @@ def write_tuning_page(folder: Path, record: Mapping[str, Any]) -> Path:
 
 
 def _facts(record: Mapping[str, Any], measured: Trials) -> list[tuple[str, str]]:
-    states = [trial["state"] for trial in record["trials"]]
+    states = [shown_state(trial) for trial in record["trials"]]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     best = next((trial for trial in measured if trial["number"] == record["best"]), None)
     facts = [
@@ -67,6 +67,7 @@ def _row(trial: Mapping[str, Any], names: Sequence[str], best: int | None) -> di
     return {
         **trial,
         "is_best": trial["number"] == best,
+        "shown_state": shown_state(trial),
         "cells": [_text(trial["parameters"].get(name)) for name in names],
         "epochs": len(trial["looks"]),
     }
@@ -108,7 +109,7 @@ def _slice(trials: Trials, name: str, metric: str) -> dict[str, Any] | None:
     # A gap after each point: neighbours share nothing but their place.
     dots = [dot for x, y in points for dot in ((x, y), (x, None))]
     caption = f"{metric} by {name}, {_text(low)} to {_text(high)}."
-    margin = 0.0 if is_log else 0.02 * (high - low)
+    margin = 0.02 * (high - low)
     draw = functools.partial(
         draw_lines, [Series(1, dots)], ticks, caption, x_name=name, log_x=is_log, margin=margin
     )
