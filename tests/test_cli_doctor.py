@@ -108,6 +108,11 @@ def test_a_full_disk_is_no_matter_of_rights(tmp_path, monkeypatch):
     assert doctor.check_root(tmp_path).fix.startswith("Free disk space")
 
 
+def test_a_folder_without_a_config_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {name: check.state for name, check in checks_of(None).items()} == {"config": "warn"}
+
+
 def test_a_broken_config_fails_with_its_own_sentence(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text("name: [")

@@ -152,9 +152,14 @@ def check_keras_backend(value: str | None) -> Check:
 
 def check_config(path: Path | None) -> Iterator[Check]:
     """Checks the config, its data files, and the output folder of a run."""
-    from recsys.config.load import load_config
+    from recsys.config.load import default_config_path, load_config
     from recsys.data.sources.source_files import match_files
 
+    try:
+        path = path or default_config_path()
+    except RecsysError:  # A machine can be checked before it has one.
+        yield Check("config", "warn", "none here, none named", "recsys init, or name a config.")
+        return
     try:
         config = load_config(path)
     except RecsysError as error:
