@@ -364,7 +364,8 @@ def test_a_right_that_is_missing_is_told_before_the_run(cluster, pod):
     [
         ("spec: {}", "spec.containers is no list"),
         ("spec: {containers: []}", "no container"),
-        ("[1", "while parsing"),
+        ("[1", "expected ',' or ']'"),
+        ("{spec: {containers: [{name: a, name: b}]}}", "duplicate key 'name'"),
         (None, "No such file"),
     ],
 )

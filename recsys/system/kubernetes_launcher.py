@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
+from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import RecsysError, UsageError
 from recsys.registry import register
 from recsys.system import events
@@ -163,8 +163,8 @@ class KubernetesLauncher(Launcher):
         rule = f"`launcher.pod`, {self.pod}, must hold the template of a pod."
         cure = "Write spec: {containers: [{name, image, …}], volumes: […]}, as in a Job."
         try:
-            template = yaml.safe_load(Path(self.pod).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            template = parse_yaml(Path(self.pod).read_text(encoding="utf-8"))
+        except (OSError, ValueError, YamlProblem) as error:
             raise UsageError("R396", rule, cure, str(error)) from None
         spec = template.get("spec") if isinstance(template, dict) else None
         containers = spec.get("containers") if isinstance(spec, dict) else None
