@@ -486,8 +486,8 @@ def test_what_is_missing_is_said_in_words(run: Run, gone: str, said: str) -> Non
                     }
                 ]
             },
-            "beyond the scale. A difference has no interval if fewer than 10 users are in the slice,"
-            " or if the last blessed model finds nothing in some resample",
+            "A difference has no interval if fewer than 10 users are in the slice, or if the last"
+            " blessed model finds nothing in some resample",
         ),
         ({"exposure": None}, "The evaluation has no counts of"),
         ({"exposure": {"k": 10, "points": []}}, "The evaluation has no items to plot."),
