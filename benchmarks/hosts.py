@@ -2,14 +2,14 @@
 
 Hosts are network namespaces of this machine, with addresses, names and links of their own; it
 needs root and iproute2. First `recsys train --hosts` on synthetic data runs on 1, 2, … hosts, with
-a batch of `--batch` for each: the time of a step, the bytes that the links carry over those of
-the plan, with and without TCP's headers, and the input that the first host reads. Then it runs once
-for each disturbance: `kill N`, the end of all that runs on host N, whose command is started again;
-and `cut N`, its cable pulled for `--cut-s` seconds. Each run must end with the bits of the
-undisturbed one. Last, with tables of `--users` and `--items` rows, it trains, evaluates over all
-hosts, exports on one, and trains again and loses a host, each in a memory cgroup: its limit is
-0.6 × the tables with their slots, and what the same stage holds with tables of 2,000 rows.
-`--part steps` and `--part memory` do one of both. The lines:
+a batch of `--batch` and a group of negatives for each: the time of a step, the bytes that the links
+carry over those of the plan, with and without TCP's headers, and the input that the first host
+reads. Then it runs once for each disturbance: `kill N`, the end of all that runs on host N, whose
+command is started again; and `cut N`, its cable pulled for `--cut-s` seconds. Each run must end
+with the bits of the undisturbed one. Last, with tables of `--users` and `--items` rows, it trains,
+evaluates over all hosts, exports on one, and trains again and loses a host, each in a memory
+cgroup: its limit is 0.6 × the tables with their slots, and what the same stage holds with tables of
+2,000 rows. `--part steps` and `--part memory` do one of both. The lines:
 
 - `step, N hosts`; `wire / planned, N hosts`; `payload / planned, N hosts`: without the headers;
   `input, N hosts`: over what one reads of as many;
@@ -54,6 +54,7 @@ def main(
     cut_s: Annotated[float, Option(help="How long a link is cut [s].")] = 40.0,
     dim: Annotated[int, Option(help="Width of the tables [floats].")] = 64,
     batch: Annotated[int, Option(help="Examples of a host in a step.")] = 256,
+    groups: Annotated[int, Option(help="Groups of negatives; 0: one for each host.")] = 0,
     steps: int = 200,
     every: Annotated[int, Option(help="Steps between checkpoints.")] = 20,
     users: Annotated[int, Option(help="Rows of the large tables.")] = 225_000,
@@ -67,7 +68,7 @@ def main(
         numbers = [*(n for n in _NUMBERS if n < hosts), hosts]
         for n in numbers if Part.STEPS in part else ():
             root = folder / str(n)
-            write_world(root, dim, batch * n, steps, every)
+            write_world(root, dim, batch * n, steps, every, groups or n)
             with Hosts(n) as network:
                 undisturbed, read = _undisturbed(root, network, every)
                 alone = alone or read
@@ -92,8 +93,9 @@ def _undisturbed(root: Path, network: Hosts, every: int) -> tuple[_HostsTraining
 
 
 def write_world(
-    root: Path, dim: int, batch: int, steps: int, every: int, rows: tuple[int, int] = (_ROWS, _ROWS)
-) -> None:
+    root: Path, dim: int, batch: int, steps: int, every: int, groups: int = 1,
+    rows: tuple[int, int] = (_ROWS, _ROWS),
+) -> None:  # fmt: skip
     """Writes data of so many batches, and a whole config, which the plan reads."""
     draw = np.random.default_rng(0)
 
@@ -105,7 +107,7 @@ def write_world(
     # In the background a save takes a second set of tables on CPUs.
     saves = {"every_steps": every, "background": rows == (_ROWS, _ROWS)}
     train: dict[str, Any] = {**TRAIN, "batch_size": batch, "uniform_negatives": batch, "epochs": 1}
-    train |= {"checkpoint": saves, "validation": {"share": 0.01}}
+    train |= {"checkpoint": saves, "validation": {"share": 0.01}, "negative_groups": groups}
     columns = {"user": "user", "item": "item", "timestamp": "time"}
     config: dict[str, Any] = {"data": {"interactions": {"files": "none", "columns": columns}}}
     config |= {"name": "hosts", "root": str(root), "model": {**MODEL, "dim": dim}, "train": train}
@@ -141,7 +143,7 @@ def _limit(
 ) -> None:
     """Prints what the stages of a run on large tables hold under a limit."""
     for name, own in (("small", (_ROWS, _ROWS)), ("large", rows)):
-        write_world(folder / name, dim, batch, 3 * every, every, own)
+        write_world(folder / name, dim, batch, 3 * every, every, rows=own)
     small = dict(_peaks(folder / "small", hosts, 2**33))
     tables = sum(rows) * dim * 4 * 2  # Adagrad's slots are as large.
     limit = int(0.6 * tables) + max(small.values())

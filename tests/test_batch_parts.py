@@ -30,6 +30,7 @@ CASES = {
     "others": {**DROPPED, "history_of": "others", "known_positives": 5},
     "features of histories": {"history_tower": True, "widths": (), "pooling": SasRecConfig()},
     "shard by shard": {**DROPPED, "shuffle": {"kind": "shards", "buffer": 40}},
+    "in groups": {"uniform_negatives": 16, "negative_groups": 4},
     "hard": {**DROPPED, "uniform_negatives": 8, "hard_negatives": {"count": 24}},
     "hard, in groups": {
         **DROPPED,
@@ -112,6 +113,16 @@ def test_processes_read_nothing_twice_but_items_of_hard_negatives(case):
     n_hard = source.train.hard_negatives.count
     assert alone <= together <= alone + 4 * n_hard * source.steps_per_epoch
     assert alone >= source.steps_per_epoch * source.batch_size * 4 * (2 + source.model.history)
+
+
+def test_with_a_group_for_each_process_each_reads_as_much():
+    """Its candidates are its own examples'; without groups the first processes read them all."""
+    in_groups, together = (
+        {bytes_of(part) for part in parts_of(source_of(case), 4, 1)}
+        for case in ("in groups", "as shipped")
+    )
+    assert in_groups == {bytes_of(source_of("in groups")) // 4}
+    assert len(together) == 2
 
 
 @pytest.mark.parametrize("options", [{"uniform_negatives": 8}, {"loss": "full_softmax"}])
