@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from commands import run_main
 
 from recsys import __version__
-from recsys.cli import command_line, main
+from recsys.cli import command_line
 from recsys.cli.serving import serving_folder
 from recsys.config.load import load_config
 from recsys.errors import RecsysError, UsageError
@@ -22,13 +23,6 @@ HEAVY = [
     "apache_beam", "grain", "jax", "keras", "numpy", "pandas", "pyarrow",
     "pydantic", "tensorflow", "tfx", "yaml",
 ]  # fmt: skip
-
-
-def run_main(*arguments):
-    """Runs the command line in this process and returns its exit code."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return caught.value.code or 0
 
 
 def python(program, *arguments, **environment):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import run_main
 
-from recsys.cli import main
 from recsys.config import SourceConfig
 from recsys.config.load import default_config_path, load_config
 from recsys.data.ingest.window import check_sources
@@ -31,9 +31,7 @@ def here(tmp_path, monkeypatch):
 
 def check(*arguments):
     """Runs the command in this process and returns its exit code."""
-    with pytest.raises(SystemExit) as caught:
-        main(["check", *arguments])
-    return caught.value.code or 0
+    return run_main("check", *arguments)
 
 
 def found(capsys, *arguments):

@@ -6,6 +6,7 @@ from pathlib import Path
 import data_shapes
 import pyarrow as pa
 import pytest
+from commands import run_main
 
 from recsys.cli import main
 from recsys.config.load import load_config
@@ -19,8 +20,7 @@ NOW = 1_790_000_000
 def check(folder, *arguments):
     """Returns what the command says, and the config that it wrote, if it did."""
     config = Path(folder) / "config.yaml"
-    with pytest.raises(SystemExit):
-        main(["check", *map(str, arguments), "--out", str(config), "--force", "--json"])
+    run_main("check", *map(str, arguments), "--out", str(config), "--force", "--json")
     return config
 
 

@@ -5,8 +5,9 @@ import json
 import os
 
 import pytest
+from commands import run_main
 
-from recsys.cli import doctor, main
+from recsys.cli import doctor
 from recsys.cli.doctor import Check
 
 PY311, PY312 = (3, 11), (3, 12)
@@ -153,9 +154,7 @@ def test_the_exit_code_follows_the_checks_and_json_has_each(monkeypatch, tmp_pat
     for name in ("check_jax", "check_kernels", "check_tfx"):  # They have tests of their own.
         monkeypatch.setattr(doctor, name, lambda name=name: Check(name, "ok", "planted"))
     path = str(config_file(tmp_path))
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", path, "--json"])
-    assert not ended.value.code
+    assert run_main("doctor", path, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is True
     assert [check["name"] for check in result["checks"]] == [
@@ -163,9 +162,7 @@ def test_the_exit_code_follows_the_checks_and_json_has_each(monkeypatch, tmp_pat
         "KERAS_BACKEND", "config", "data", "root", "check_jax", "check_kernels", "check_tfx",
     ]  # fmt: skip
     (tmp_path / "i.csv").unlink()
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", path])
-    assert ended.value.code == 1
+    assert run_main("doctor", path) == 1
     lines = capsys.readouterr().out.splitlines()
     wrong = next(index for index, line in enumerate(lines) if line.startswith("✗ data"))
     assert lines[wrong + 1].strip() == "fix: Correct the paths."

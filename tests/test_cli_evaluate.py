@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import run_main
 
-from recsys.cli import main
 from recsys.config import BlessConfig, EvaluateStage
 from recsys.config.load import load_stage
 
@@ -96,9 +96,7 @@ def run(tmp_path, capsys):
 
     def command(*words, exit_code=0):
         given = [*words, "--data", str(tmp_path / "d"), "--config", str(tmp_path / "small.yaml")]
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in given])
-        assert (ended.value.code or 0) == exit_code
+        assert run_main(*given) == exit_code
         printed = capsys.readouterr()
         return json.loads(printed.out) if printed.out else None, printed.err
 
@@ -192,9 +190,7 @@ def test_without_a_config_the_defaults_apply_and_not_those_of_other_data(
     words = [command, *models, "--data", "d", "--out", "o"]
 
     def said(*more):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *more])
-        assert not ended.value.code
+        assert run_main(*words, *more) == 0
         return capsys.readouterr().err
 
     text = said("--set", "evaluate.k=[10, 20]")
@@ -212,9 +208,7 @@ def test_without_a_config_the_defaults_apply_and_not_those_of_other_data(
 
 def test_without_a_config_a_key_of_another_stage_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", "m", "--data", "d", "--out", "o", "--set", "train.seed=1"])
-    assert ended.value.code == 2
+    assert run_main("evaluate", "m", "--data", "d", "--out", "o", "--set", "train.seed=1") == 2
     allowed = ", ".join(sorted(EvaluateStage.model_fields))
     assert f"'train'. Received: {{'seed': 1}}. Allowed here: {allowed}." in capsys.readouterr().err
 

@@ -14,11 +14,11 @@ import keras  # noqa: F401  as other tests need it, before the command imports i
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import run_main
 from hypothesis import given
 from hypothesis import strategies as st
 
 import recsys.plan
-from recsys.cli import main
 from recsys.cli.plan import parse_bytes
 from recsys.config.load import default_config_path, load_config
 from recsys.data.catalogue import Catalogue, FeatureBags
@@ -54,9 +54,7 @@ def equal_steps_compile_once():
 
 def plan(*arguments):
     """Runs the command in this process and returns its exit code."""
-    with pytest.raises(SystemExit) as caught:
-        main(["plan", *arguments])
-    return caught.value.code or 0
+    return run_main("plan", *arguments)
 
 
 @pytest.fixture

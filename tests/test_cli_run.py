@@ -12,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from commands import run_main
 from report_evaluation import evaluation
 
-from recsys.cli import main, stages
 from recsys.cli import run as run_module
+from recsys.cli import stages
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.run import show_result
 from recsys.cli.terminal import Console
@@ -349,12 +350,6 @@ def small(tmp_path, monkeypatch):
         "  items: {files: i.csv, columns: {item: i, title: n}}\n"
     )
     return path
-
-
-def run_main(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return caught.value.code or 0
 
 
 @pytest.mark.parametrize("blessed", [True, False])

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from model_parts import PARTS, divide
+from tower_models import weights
 
 from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
@@ -53,15 +54,6 @@ def build(data):
         rng = np.random.default_rng(number)
         variable.assign(rng.normal(size=variable.shape).astype(np.float32))
     return model
-
-
-def weights(model):
-    tables = model.embedding.get_embedding_tables()
-    dense = {
-        v.path.removeprefix("two_tower/"): np.asarray(v.value, np.float64)
-        for v in model.trainable_variables
-    }
-    return {**dense, **{name: np.asarray(rows, np.float64) for name, rows in tables.items()}}
 
 
 def tower(w, name, anchor, inputs):

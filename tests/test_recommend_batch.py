@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import run_main
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.bundles.publishing import publish
-from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.serving import batch_file
@@ -231,12 +231,6 @@ def test_a_run_that_is_killed_leaves_nothing_half_and_does_not_block_the_next(tm
     assert (tmp_path / ".out.parquet.partial").exists()
     assert answered_users(tmp_path / "users.txt", block=100) == [f"u{n}" for n in range(2000)]
     assert not list(tmp_path.glob(".*"))
-
-
-def run_main(*words: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from commands import run_main
 
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import Rollback, WithdrawnError, publish, rollback
 from recsys.bundles.versions import latest
-from recsys.cli import main
 from recsys.errors import RecsysError, UsageError
 
 _KILLS = Path(__file__).parent / "test_bundle_scripts" / "kills.py"
@@ -238,12 +238,6 @@ def test_a_kill_before_any_call_leaves_the_old_or_the_new_version(
         assert one["after"][:-1] == after[:-1]
         assert one["after"][-1] in (after[-1], after[-1] + scenario.startswith("publish"))
         assert one["next"] > max(one["after"][-1], *one["versions"], *before)
-
-
-def run_main(*words: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    return int(ended.value.code or 0)
 
 
 def test_the_command_says_what_is_served_now(root, tmp_path, capsys):

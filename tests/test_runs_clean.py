@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_main
 
 pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 
@@ -20,7 +21,6 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
 from pipelines.recovery import clear_up
-from recsys.cli import main
 from recsys.config.operation import KeepConfig
 from recsys.errors import BusyError, RecsysError
 from recsys.runs.lock import run_lock
@@ -348,12 +348,6 @@ def test_the_command_shows_the_plan_and_carries_it_out(store, tmp_path, capsys):
     done = json.loads(capsys.readouterr().out)
     assert (done["applied"], done["freed"], len(done["goes"])) == (True, 1000, 10)
     assert len(there(store)) == len(folders) - 10
-
-
-def run_main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
 
 
 def test_a_page_is_not_written_through_a_link(store, tmp_path):

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import run_main
 
 from recsys import __version__
 from recsys.bundles.bundle import write_manifest
-from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.runs.lineage import describe_origin, describe_source, model_fingerprint
 from recsys.system.source_version import source_version
@@ -218,9 +218,3 @@ def test_a_bundle_from_before_commits_were_recorded_says_so(tmp_path, capsys):
 def test_no_bundle_is_an_error(tmp_path, capsys):
     assert run_main("lineage", str(tmp_path)) == 1
     assert "R501" in capsys.readouterr().err
-
-
-def run_main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_main
 from webhook_server import Server
 
-from recsys.cli import main
 from recsys.config.operation import NotifyConfig
 from recsys.report.runs import RunRecord
 from recsys.runs import notifications
@@ -110,12 +110,6 @@ def test_runs_are_read_newest_first_with_those_that_did_not_end(tmp_path):
     assert (nights[1]["step"], nights[1]["seconds"]) == ("B", 2.5)
     assert [record for record, _ in damaged] == ["runs/2026-02-02"]
     assert [night["run"][-2:] for night in read_summaries(tmp_path, 1)[0]] == ["04"]
-
-
-def run_main(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
 
 
 def test_the_runs_are_listed_for_people_and_for_programs(tmp_path, capsys, monkeypatch):

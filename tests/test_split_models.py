@@ -6,9 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
+from commands import run_main
 from split_worlds import events, made_up, make, of_users, source, write
 
-from recsys.cli import main
 from recsys.config import (
     BlessConfig,
     EvaluateConfig,
@@ -194,9 +194,7 @@ def test_nights_are_not_simulated_of_what_has_none(tmp_path, capsys):
         "{name: t, root: r, data: {split: random, interactions: {files: a.csv,"
         " columns: {user: user, item: item}}}}"
     )
-    with pytest.raises(SystemExit) as caught:
-        main(["simulate-nights", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")])
-    assert caught.value.code == 2
+    assert run_main("simulate-nights", tmp_path / "c.yaml", "--out", tmp_path / "out") == 2
     assert "R915" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -212,9 +210,7 @@ def test_more_nights_or_broken_spans_than_the_data_have_are_refused(tmp_path, ca
         f"{{name: t, root: r, data: {{interactions: {{files: a.csv, columns: {columns}}}}}}}"
     )
     command = ["simulate-nights", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit) as caught:
-        main([*command, "--by", "day", *words])
-    assert caught.value.code == 2
+    assert run_main(*command, "--by", "day", *words) == 2
     assert f"[{code}]" in capsys.readouterr().err
 
 

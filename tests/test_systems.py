@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import run_main
 from hypothesis import given
 from hypothesis import strategies as st
 from model_parts import change
@@ -16,7 +17,6 @@ from system_worlds import HISTORY
 
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import publish
-from recsys.cli import main
 from recsys.config import VocabularyConfig
 from recsys.data.catalogue import write_titles
 from recsys.data.vocabulary import Vocabulary
@@ -335,12 +335,10 @@ def configured(tmp_path_factory):
     return config
 
 
-def run_main(capfd, *words):
+def answer_to(capfd, *words):
     """Returns the exit code of a command, its JSON and what it said."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    printed = capfd.readouterr()
-    return ended.value.code or 0, printed.out and json.loads(printed.out), printed.err
+    code, printed = run_main(*words), capfd.readouterr()
+    return code, printed.out and json.loads(printed.out), printed.err
 
 
 @pytest.fixture(scope="module")
@@ -349,9 +347,7 @@ def evaluated(world, configured, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluated")
     words = ["evaluate", world.bundle, "--against", world.model, "--data", world.later]
     words += ["--out", out, "--config", configured]
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    assert not ended.value.code
+    assert run_main(*words) == 0
     assert (out / "report.html").stat().st_size > 10_000
     return json.loads((out / "evaluation.json").read_text())
 
@@ -368,7 +364,7 @@ def test_the_command_line_measures_a_bundle_as_the_model_that_it_was_made_of(eva
 
 def test_the_command_line_compares_two_models(world, configured, evaluated, capfd):
     words = ["--data", world.later, "--config", configured]
-    code, found, said = run_main(capfd, "compare", world.model, world.other, *words)
+    code, found, said = answer_to(capfd, "compare", world.model, world.other, *words)
     assert code == 0
     for name, one in found["metrics"].items():
         assert one["a"] == pytest.approx(evaluated["metrics"][name], abs=1e-12)
@@ -385,7 +381,7 @@ def test_the_command_line_compares_two_models(world, configured, evaluated, capf
 def test_the_command_line_says_what_is_wrong_in_a_sentence(world, tmp_path, capfd):
     bundle = changed(world, tmp_path, without_numbers)
     words = ["--data", world.data, "--out", tmp_path / "out"]
-    code, found, said = run_main(capfd, "evaluate", bundle, *words)
+    code, found, said = answer_to(capfd, "evaluate", bundle, *words)
     assert (code, found) == (1, "")
     log, sentence = said.splitlines()[-2:]
     assert sentence.startswith("[R502] ")

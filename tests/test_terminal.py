@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run_main
 from rich.table import Table
 from rich.text import Text
 
-from recsys.cli import main
 from recsys.cli.terminal import Console, titled_table
 from recsys.errors import RecsysError
 from recsys.serving.recommendations import Item, Recommendations, ScoredItem
@@ -29,8 +29,7 @@ def see_plain(text):
 
 
 def run(capsys, *arguments):
-    with pytest.raises(SystemExit):
-        main(arguments)
+    run_main(*arguments)
     printed = capsys.readouterr()
     return printed.out, printed.err
 

@@ -17,6 +17,7 @@ from tower_models import (
     histories,
     in_training,
     run,
+    trained,
     weights,
 )
 
@@ -27,13 +28,6 @@ from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower
 
 pytestmark = pytest.mark.slow
-
-
-def trained(model, batches, optimizer="sgd", rate=0.1):
-    """Returns the logs of each step."""
-    kinds = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
-    model.compile(optimizer=kinds[optimizer](rate), jit_compile=True)
-    return [model.train_on_batch(x, return_dict=True) for x in batches]
 
 
 @pytest.mark.parametrize("kind", EVERY)

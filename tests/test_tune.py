@@ -10,10 +10,10 @@ import time
 import numpy as np
 import optuna
 import pytest
+from commands import run_main
 from optuna.trial import TrialState
 
 from benchmarks.public_splits import Csr, write_data_folder
-from recsys.cli import main
 from recsys.config import TrainStage
 from recsys.config.load import load_config, load_stage
 from recsys.data.dataset import open_data
@@ -98,13 +98,10 @@ def test_the_best_config_is_one_to_run_on_and_reaches_what_is_said(world, study,
 
 
 def test_the_index_of_the_runs_has_the_trials(world, study, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["runs", "--root", str(world / "root"), "--json"])
-    assert not ended.value.code
+    assert run_main("runs", "--root", world / "root", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["studies"]
     assert listed == [record(world)]
-    with pytest.raises(SystemExit):
-        main(["runs", "--root", str(world / "root")])
+    run_main("runs", "--root", world / "root")
     assert "Trials of the study study" in capsys.readouterr().out
     page = write_index(world / "root").read_text()
     assert "tuning/study/index.html" in page
@@ -127,9 +124,7 @@ def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsy
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     assert record(world, root)["trials"][1]["state"] == "running"
-    with pytest.raises(SystemExit) as ended:
-        main(words(world, "--trials", "2", root=root))
-    assert not ended.value.code
+    assert run_main(*words(world, "--trials", "2", root=root)) == 0
     out, shown = capsys.readouterr()
     resumed = json.loads(out)
     ours, theirs = (record(world, r)["trials"] for r in (root, "root"))
@@ -145,9 +140,7 @@ def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsy
 
 
 def test_data_that_are_not_there_begin_no_study(world, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*words(world), "--data", str(tmp_path / "none"), "--set", f"root={tmp_path}"])
-    assert ended.value.code == 1
+    assert run_main(*words(world), "--data", tmp_path / "none", "--set", f"root={tmp_path}") == 1
     assert "R220" in capsys.readouterr().err
     # Otherwise the study would be one of no data, and refuse the right ones.
     assert not (tmp_path / "tuning" / "study" / "identity.json").exists()
@@ -155,36 +148,24 @@ def test_data_that_are_not_there_begin_no_study(world, tmp_path, capsys):
 
 @pytest.mark.thorough  # Stopped, it goes on as when it is killed.
 def test_a_budget_ends_in_the_middle_of_a_trial_which_goes_on_with_more(world, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words(world, "--minutes", "0.01", root="short"))
-    assert ended.value.code == 1
+    assert run_main(*words(world, "--minutes", "0.01", root="short")) == 1
     assert "R923" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main(words(world, "--trials", "1", root="short"))
-    assert not ended.value.code
+    assert run_main(*words(world, "--trials", "1", root="short")) == 0
     assert json.loads(capsys.readouterr().out)["best"]["number"] == 0
-    with pytest.raises(SystemExit) as ended:
-        main(words(world, "--seed", "1", root="short"))
-    assert ended.value.code == 2
+    assert run_main(*words(world, "--seed", "1", root="short")) == 2
     assert "R921" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
 def test_a_config_that_cannot_be_trained_is_an_error_and_a_trial_that_cannot_is_none(world, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words(world, "--set", "train.batch_size=4096", root="large"))
-    assert ended.value.code == 1
+    assert run_main(*words(world, "--set", "train.batch_size=4096", root="large")) == 1
     assert "R320" in capsys.readouterr().err
     # With the config corrected, the study begins anew, with the config itself.
-    with pytest.raises(SystemExit) as ended:
-        main(words(world, "--trials", "1", root="large"))
-    assert not ended.value.code
+    assert run_main(*words(world, "--trials", "1", root="large")) == 0
     capsys.readouterr()
     assert [trial["state"] for trial in record(world, "large")["trials"]] == ["complete"]
     sizes = ["--vary", "train.batch_size=[32, 4096]", "--seed", "1", "--trials", "2"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words(world, root="sizes"), *sizes])
-    assert not ended.value.code
+    assert run_main(*words(world, root="sizes"), *sizes) == 0
     capsys.readouterr()
     good, bad = record(world, "sizes")["trials"]
     assert (good["state"], good["parameters"]["train.batch_size"]) == ("complete", 32)
