@@ -20,7 +20,8 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,22 @@ _LEVELS = 127
 _COLUMN = 0x9E3779B1
 _FEW = 1 << 18
 """Numbers of all devices that each may hold, to add them up."""
+
+
+def on_each_device(
+    function: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Returns `function`, called on every device of a mesh with the device's part of each array.
+
+    Args:
+        function: What a device computes of its parts; it may exchange with others.
+        mesh: The devices.
+        in_specs: How the arguments are split, as of `jax.shard_map`.
+        out_specs: How what it returns is put together.
+    """
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
 
 @dataclasses.dataclass(frozen=True)

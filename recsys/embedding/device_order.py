@@ -25,7 +25,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jax.sharding import Mesh, PartitionSpec
 
-from recsys.collectives import adds_in_order, all_reduce
+from recsys.collectives import adds_in_order, all_reduce, on_each_device
 
 _LINEAR = ("transpose", "reshape", "squeeze", "neg", "reduce_sum", "copy")
 """Of one argument; so are a wider type, and a product or quotient with what isn't in parts."""
@@ -136,13 +136,14 @@ class _Sums:
 
         arrays = [v.each if isinstance(v, _Parts) else v for v in values]
         with equation.ctx.manager:
-            return self._mapped(own, tuple(specs), split)(*arrays)
+            return on_each_device(own, self.mesh, tuple(specs), split)(*arrays)
 
     def whole(self, values: list[Any]) -> list[Any]:
         """Returns `values` with the totals of those in parts, all taken in one exchange."""
         new = list({id(v): v for v in values if isinstance(v, _Parts) and v.total is None}.values())
         if new:
-            totals = self._mapped(self._totals, PartitionSpec(self.axis), PartitionSpec())
+            specs = PartitionSpec(self.axis), PartitionSpec()
+            totals = on_each_device(self._totals, self.mesh, *specs)
             for part, total in zip(new, totals([part.each for part in new]), strict=True):
                 part.total = total
         return [value.total if isinstance(value, _Parts) else value for value in values]
@@ -154,11 +155,6 @@ class _Sums:
         return [
             x.reshape(part.shape[1:]).astype(part.dtype) for x, part in zip(cut, parts, strict=True)
         ]
-
-    def _mapped(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
-        return jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
 
 
 def _is_linear(equation: JaxprEqn, values: list[Any]) -> bool:

@@ -37,6 +37,7 @@ from recsys.collectives import (
     all_reduce,
     columns_to_rows,
     gather_parts,
+    on_each_device,
     reduce_scatter,
     rows_to_columns,
 )
@@ -53,7 +54,7 @@ from recsys.embedding.rows import (
     update,
     weighed_alike,
 )
-from recsys.embedding.sharding import TableSharding, shard_mapped
+from recsys.embedding.sharding import TableSharding
 from recsys.embedding.traffic import Bags, ExchangeOptions, Reading, TableTraffic, Way, way_of
 
 State = tuple[jax.Array, ...]
@@ -134,10 +135,8 @@ def read(
         return reduce_scatter(pooled, sharding.node, options.payload), extra
 
     specs = jax.tree.map(lambda _: sharding.batch_spec, use)
-    mapped = shard_mapped(
-        sharding, read_here, (sharding.table_spec, specs), (sharding.batch_spec, PartitionSpec())
-    )
-    out, extra = mapped(table, use)
+    into, out_of = (sharding.table_spec, specs), (sharding.batch_spec, PartitionSpec())
+    out, extra = on_each_device(read_here, sharding.mesh, into, out_of)(table, use)
     return out, use, extra
 
 
@@ -335,7 +334,7 @@ def _each_gradient(
 
     use_specs = jax.tree.map(lambda _: sharding.batch_spec, uses)
     grad_specs = [sharding.batch_spec] * len(grads)
-    spread = shard_mapped(sharding, mapped, (specs, use_specs, grad_specs), specs)
+    spread = on_each_device(mapped, sharding.mesh, (specs, use_specs, grad_specs), specs)
     result: State = spread(state, uses, grads)
     return result
 

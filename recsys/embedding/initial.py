@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.embedding.sharding import TableSharding, shard_mapped
+from recsys.collectives import on_each_device
+from recsys.embedding.sharding import TableSharding
 from recsys.errors import UsageError
 from recsys.rounding import noise
 
@@ -85,7 +86,7 @@ class InPlace(keras.initializers.Initializer):
             first = 0 if axis is None else jax.lax.axis_index(axis) * rows
             return self._part((rows, shape[1]), dtype, first)
 
-        return jax.jit(shard_mapped(sharding, own, (), spec))()
+        return jax.jit(on_each_device(own, sharding.mesh, (), spec))()
 
     def _part(self, shape: tuple[int, int], dtype: Any, first: int | jax.Array) -> jax.Array:
         """Returns the places from `first` on, made block by block."""

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
+from recsys.collectives import on_each_device
 from recsys.embedding import exchange
 from recsys.embedding.config import TableSpec
 from recsys.embedding.ids import Ragged
@@ -35,7 +36,7 @@ from recsys.embedding.rows import (
     normalized,
     ragged_lookups,
 )
-from recsys.embedding.sharding import TableSharding, shard_mapped
+from recsys.embedding.sharding import TableSharding
 from recsys.embedding.table import FeatureInput, Table
 from recsys.errors import RecsysError, UsageError
 
@@ -282,7 +283,7 @@ def _dense(
     split = sharding.batch_spec
     places: Any = (split, None, split)
     specs = (Lookups(*places), split if is_mask else None)
-    spread = shard_mapped(sharding, of_bags, (split, split), specs)
+    spread = on_each_device(of_bags, sharding.mesh, (split, split), specs)
     return *spread(rows, jnp.broadcast_to(weights, rows.shape)), 1.0
 
 
@@ -323,9 +324,8 @@ def _by_device(
     places: Any = (split, split, split if weights is not None or is_divided else None)
     specs = (Lookups(*places), split if are_alike else None)
     into = (split, split, None if weights is None else split)
-    result: tuple[Lookups, jax.Array | None] = shard_mapped(sharding, local, into, specs)(
-        rows, lengths, weights
-    )
+    mapped = on_each_device(local, sharding.mesh, into, specs)
+    result: tuple[Lookups, jax.Array | None] = mapped(rows, lengths, weights)
     return result
 
 
@@ -338,9 +338,8 @@ def _maxima(sharding: TableSharding, lookups: Lookups, n_bags: int, each: jax.Ar
         return bag_maxima(each, exchange.shifted(sharding, lookups, -n_local), n_local)
 
     specs = jax.tree.map(lambda _: sharding.batch_spec, lookups)
-    return shard_mapped(sharding, local, (specs, sharding.batch_spec), sharding.batch_spec)(
-        lookups, each
-    )
+    split = sharding.batch_spec
+    return on_each_device(local, sharding.mesh, (specs, split), split)(lookups, each)
 
 
 def _count(table: Table, spec: TableSpec, present: jax.Array, unknown: jax.Array) -> None:

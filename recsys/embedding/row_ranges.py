@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from recsys.collectives import on_each_device
 from recsys.embedding.sharding import SLOTS, logical_rows, physical_rows
 
 _CHUNK_BYTES = 1 << 24
@@ -73,13 +74,8 @@ def _bring(
         place = physical_rows(jnp.minimum(row, rows - 1), n * value.shape[0])
         return _fetched(value, place, row < end, axis, n, capacity)
 
-    mapped = jax.shard_map(
-        own,
-        mesh=sharding.mesh,
-        in_specs=(sharding.spec, PartitionSpec()),
-        out_specs=sharding.spec,
-        check_vma=False,
-    )
+    specs = (sharding.spec, PartitionSpec())
+    mapped = on_each_device(own, sharding.mesh, specs, sharding.spec)
     bring: Callable[[jax.Array, np.int32], jax.Array] = jax.jit(mapped)
     return bring
 
@@ -149,13 +145,8 @@ def _move(
         got = _fetched(value, place, is_wanted, axis, n, n_rows)
         return out.at[own_place].set(jnp.where(is_wanted[:, None], got, 0), mode="drop")
 
-    mapped = jax.shard_map(
-        own,
-        mesh=sharding.mesh,
-        in_specs=(sharding.spec, sharding.spec, PartitionSpec()),
-        out_specs=sharding.spec,
-        check_vma=False,
-    )
+    specs = (sharding.spec, sharding.spec, PartitionSpec())
+    mapped = on_each_device(own, sharding.mesh, specs, sharding.spec)
     move: Callable[[jax.Array, jax.Array, np.int32], jax.Array] = jax.jit(mapped, donate_argnums=0)
     return move
 

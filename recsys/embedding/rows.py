@@ -2,7 +2,7 @@
 
 The pure-JAX versions here are the definition and run anywhere. On a CPU the C kernels of
 `recsys.kernels`, where the package was built with a C compiler, do the same faster, inside
-`jax.jit` and `shard_mapped`, to the same bits for any number of threads.
+`jax.jit` and `jax.shard_map`, to the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ def _call(
     aliases: dict[int, int] | None = None,
     **attributes: np.generic,
 ) -> list[jax.Array]:
-    """Calls a kernel; under `shard_mapped` each device its own, on its own part."""
+    """Calls a kernel; under `jax.shard_map` each device its own, on its own part."""
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outs]
     call = jax.ffi.ffi_call(f"recsys_{name}", results, input_output_aliases=aliases)
     return list(call(*arguments, **attributes))

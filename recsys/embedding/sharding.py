@@ -14,7 +14,6 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-import jax
 import keras
 from jax.sharding import Mesh, PartitionSpec
 
@@ -151,13 +150,6 @@ def devices_of_node(distribution: keras.distribution.Distribution) -> int:
     """Returns the devices of a node: what the layout says, else those of this process."""
     stated = getattr(distribution, "node_devices", None)
     return stated or len(distribution.device_mesh.backend_mesh.local_devices)
-
-
-def shard_mapped(sharding: TableSharding, function: Any, in_specs: Any, out_specs: Any) -> Any:
-    """Returns `function` mapped over the devices of `sharding`."""
-    return jax.shard_map(
-        function, mesh=sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
 
 
 SLOTS = 3840

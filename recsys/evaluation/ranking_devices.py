@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from recsys.collectives import on_each_device
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
 from recsys.evaluation.sharded_candidates import (
     ShardedCandidates,
@@ -267,8 +268,7 @@ def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., BlockRe
     own, all_ = split(mesh).spec, PartitionSpec()
     part = functools.partial(_part, shapes, mesh.axis_names, is_given)
     specs = (own, own, all_, all_, all_)
-    mapped = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=all_, check_vma=False)
-    return jax.jit(mapped)
+    return jax.jit(on_each_device(part, mesh, specs, all_))
 
 
 def _part(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from recsys.collectives import on_each_device
 from recsys.ragged import slices
 from recsys.training.distributed import ending_after
 
@@ -194,7 +195,7 @@ def _storing(mesh: Mesh) -> Callable[..., jax.Array]:
         return jax.lax.dynamic_update_slice(table, block[None], (tile, at, jnp.int32(0)))
 
     own, all_ = split(mesh).spec, PartitionSpec()
-    mapped = _mapped(store, mesh, (own, own, all_, all_), own)
+    mapped = on_each_device(store, mesh, (own, own, all_, all_), own)
     return jax.jit(mapped, donate_argnums=0)
 
 
@@ -208,7 +209,8 @@ def _gathering(mesh: Mesh) -> Callable[..., jax.Array]:
         here = jnp.where(at < 0, len(own), at)
         return jax.lax.psum(own.at[here].get(mode="fill", fill_value=0), mesh.axis_names)
 
-    return jax.jit(_mapped(gather, mesh, (split(mesh).spec, PartitionSpec()), PartitionSpec()))
+    own, all_ = split(mesh).spec, PartitionSpec()
+    return jax.jit(on_each_device(gather, mesh, (own, all_), all_))
 
 
 @functools.lru_cache(maxsize=16)
@@ -231,10 +233,5 @@ def _scoring(mesh: Mesh) -> Callable[..., jax.Array]:
         scores = jnp.moveaxis(products(query, table), 1, 0).reshape(len(query), -1)
         return jax.lax.all_gather(scores, mesh.axis_names, axis=1, tiled=True)
 
-    return jax.jit(_mapped(score, mesh, (PartitionSpec(), split(mesh).spec), PartitionSpec()))
-
-
-def _mapped(function: Callable[..., jax.Array], mesh: Mesh, in_specs: Any, out_specs: Any) -> Any:
-    return jax.shard_map(
-        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
+    own, all_ = split(mesh).spec, PartitionSpec()
+    return jax.jit(on_each_device(score, mesh, (all_, own), all_))

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
-from recsys.collectives import Group, all_gather, gather_parts, reduce_scatter
+from recsys.collectives import Group, all_gather, gather_parts, on_each_device, reduce_scatter
 from recsys.losses.batch import Form, is_first, known_positions
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, positives_of
 
@@ -225,8 +225,7 @@ def _swept(batch: SoftmaxBatch, sweep: Sweep, sharing: CandidateSharing) -> Sequ
     own, whole = PartitionSpec(axis), PartitionSpec()
     specs = SoftmaxBatch._make([own] * 6 + [whole] * 3)
     # Along other axes of the mesh everything is repeated.
-    mapped = jax.shard_map(part, mesh=mesh, in_specs=(specs,), out_specs=own, check_vma=False)
-    results: Sequence[jax.Array] = mapped(batch)
+    results: Sequence[jax.Array] = on_each_device(part, mesh, (specs,), own)(batch)
     return results
 
 

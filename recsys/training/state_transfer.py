@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from recsys.collectives import on_each_device
 from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
@@ -231,13 +232,8 @@ def _write_on_mesh(sharding: NamedSharding) -> Callable[..., jax.Array]:
         return value.at[places].set(rows.astype(value.dtype), mode="drop")
 
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    mapped = jax.shard_map(
-        own,
-        mesh=sharding.mesh,
-        in_specs=(sharding.spec, everywhere.spec, everywhere.spec),
-        out_specs=sharding.spec,
-        check_vma=False,
-    )
+    specs = (sharding.spec, everywhere.spec, everywhere.spec)
+    mapped = on_each_device(own, sharding.mesh, specs, sharding.spec)
     write = jax.jit(mapped, donate_argnums=0, out_shardings=sharding)
 
     def on_all(value: jax.Array, *arrays: np.ndarray) -> jax.Array:
