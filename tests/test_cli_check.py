@@ -13,7 +13,7 @@ import pytest
 from commands import run_main
 
 from recsys.config import SourceConfig
-from recsys.config.load import default_config_path, load_config
+from recsys.config.load import load_config
 from recsys.data.ingest.window import check_sources
 from recsys.data.inspect.dialect import understand
 from recsys.data.inspect.profile import HashCount
@@ -162,9 +162,10 @@ def test_parquet_with_text_ids_and_a_weight_is_understood(here, capsys):
 
 
 def test_the_shipped_data_are_understood(here, capsys):
-    folder = default_config_path().parent.parent / "data" / "ml-latest-small"
+    root = Path(__file__).parent.parent
+    folder = root / "data" / "ml-latest-small"
     result = found(capsys, str(folder / "ratings.csv"), "--items", str(folder / "movies.csv"))
-    shipped = load_config(default_config_path()).data
+    shipped = load_config(root / "configs" / "movielens_small.yaml").data
     assert columns(result) == {
         "user": "userId", "item": "movieId", "rating": "rating", "timestamp": "timestamp",
     }  # fmt: skip
