@@ -16,6 +16,7 @@ from components.entity_gen import EntitySource
 from components.interaction_gen import CUT_PROPERTY, split_of
 from recsys.data.ingest.entity_rows import Transformed, write_catalogue, write_user_features
 from recsys.data.ingest.store_writer import build_store
+from recsys.data.input_files import seal_inputs
 
 
 @component
@@ -61,6 +62,7 @@ def InteractionEncoder(
     of_users = _transformed(user_tokens, user_graph)
     if sources.users is not None and of_users is not None:
         write_user_features(folder, sources.users, of_users)
+    seal_inputs(folder)
 
 
 def _transformed(tokens: Examples | None, graph: TransformGraph | None) -> Transformed | None:

@@ -5,6 +5,7 @@
     catalogue/       titles and features of items     `recsys.data.catalogue`
     user_features/   features of users, if there are any
     graphs/          transform graphs of the features, for export
+    inputs.json      checksums of all but store and graphs  `recsys.data.input_files`
     ingest.json      what was read and rejected
 
 The pipeline's InteractionEncoder and `recsys.data.ingest.ingest` write the same folder, the first
@@ -24,8 +25,9 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
 from recsys.data.event_log import EventLog
+from recsys.data.input_files import verify_inputs
 from recsys.data.split import SplitRule
-from recsys.data.store import InteractionStore
+from recsys.data.store import InteractionStore, verify_store
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError
 from recsys.formats import counted, html_facts, moment
@@ -81,7 +83,7 @@ class Data:
 
     Args:
         folder: The folder.
-        verify: Whether every byte of the events is compared with its sha256.
+        verify: Whether every byte is compared with its checksum.
 
     Raises:
         RecsysError: The folder holds no data, or damaged data.
@@ -89,8 +91,26 @@ class Data:
 
     def __init__(self, folder: str | Path, verify: bool = False) -> None:
         self.folder = Path(folder)
-        self.store = InteractionStore.open(self.folder / "store", verify)
+        self._is_verified = False
+        if verify:
+            self.verify()
+        self.store = InteractionStore.open(self.folder / "store")
         """The events."""
+
+    def verify(self, share: int = 0, shares: int = 1) -> None:
+        """Compares every byte with its checksum, unless this was done before.
+
+        Args:
+            share: Which share of the files is read; together they are all files.
+            shares: How many shares there are.
+
+        Raises:
+            RecsysError: A file is damaged (R221), or there is no store (R220).
+        """
+        if not self._is_verified:
+            verify_store(self.folder / "store", share, shares)
+            verify_inputs(self.folder, share, shares)
+            self._is_verified = True
 
     @property
     def train(self) -> EventLog:
@@ -253,7 +273,7 @@ def open_data(folder: str | Path, verify: bool = False) -> Data:
 
     Args:
         folder: The folder.
-        verify: Whether every byte of the events is compared with its sha256.
+        verify: Whether every byte is compared with its checksum.
 
     Raises:
         RecsysError: The folder holds no data, or damaged data.

@@ -96,7 +96,7 @@ def _evaluate(
     *,
     is_config_given: bool,
 ) -> EvaluationResult:
-    opened = data if isinstance(data, Data) else open_evaluation_data(Path(data))
+    opened = open_evaluation_data(data)
     systems = {MODEL: open_system(model, opened, "the model")}
     if blessed is not None:
         systems[BLESSED] = open_system(blessed, opened, "the last blessed model")

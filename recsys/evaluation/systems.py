@@ -30,6 +30,7 @@ from recsys.models import load_model
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
+from recsys.training.distributed import in_shares
 
 if TYPE_CHECKING:
     import keras
@@ -202,15 +203,16 @@ def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, 
     return items, candidates, history
 
 
-def open_evaluation_data(folder: Path) -> Data:
-    """Reads the data folder that systems are measured on.
+def open_evaluation_data(data: Data | str | Path) -> Data:
+    """Opens the data that systems are measured on, and compares every byte.
 
     Raises:
         RecsysError: The store or the vocabulary is missing or damaged.
     """
-    data = Data(folder)
-    data.items  # noqa: B018  It is read when it is first used.
-    return data
+    opened = data if isinstance(data, Data) else Data(data)
+    in_shares(opened.verify)
+    opened.items  # noqa: B018  It is read when it is first used.
+    return opened
 
 
 class System:

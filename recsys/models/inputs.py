@@ -21,6 +21,7 @@ from recsys.data.catalogue import (
     open_user_features,
 )
 from recsys.data.history_facts import Facts, all_of
+from recsys.data.input_files import verify_inputs
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 
 
@@ -47,8 +48,9 @@ class ModelInputs:
         """Reads a data folder or a model folder.
 
         Raises:
-            RecsysError: A catalogue is missing or damaged.
+            RecsysError: A catalogue is missing, or a file is damaged.
         """
+        verify_inputs(folder)
         users, items = (
             Vocabulary.load(folder / "vocabulary" / f"{side}.parquet")
             for side in ("users", "items")

@@ -31,6 +31,7 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import FACTS, Facts
+from recsys.data.input_files import PARTS, seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import (
     Layout,
@@ -66,7 +67,6 @@ share of the largest entry where that is above 1, as it may be without a cosine.
 
 _PACKAGES = ("keras", "jax", "numpy")
 _TYPES = {"int32": "<i4"}  # Other weights are floats.
-_KNOWN = ("vocabulary", "catalogue", "user_features")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,12 +137,13 @@ def _write_inputs(folder: Path, data: Path, inputs: ModelInputs | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # A folder that is half another model's must not be taken for one.
     (folder / "model.json").unlink(missing_ok=True)
-    for part in _KNOWN:
+    for part in PARTS:
         if (data / part).exists():
             shutil.copytree(data / part, folder / part, dirs_exist_ok=True)
     if inputs is not None:
         inputs.users.save(folder / "vocabulary" / "users.parquet")
         inputs.items.save(folder / "vocabulary" / "items.parquet")
+    seal_inputs(folder)
 
 
 def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) -> None:

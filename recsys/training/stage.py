@@ -19,7 +19,7 @@ from recsys.config import TrainStage
 from recsys.config.architecture import AutoConfig
 from recsys.data.dataset import Data
 from recsys.data.history_facts import ASKED_AT, minutes
-from recsys.data.store import InteractionStore, verify_store
+from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, model_class, save_model
 from recsys.models.auto import described, for_data, outgrown
@@ -74,8 +74,8 @@ def train(
         UsageError: The config asks for another model than `base` is, and
             `warm_start.changed` is `refuse`.
     """
-    distributed.in_shares(lambda share, shares: verify_store(data / "store", share, shares))
     dataset = Data(data)
+    distributed.in_shares(dataset.verify)
     if isinstance(stage.model, AutoConfig):
         stage = _chosen(stage, dataset, base)
     checkpoints = checkpoints or RunFolders.root_beside(out)

@@ -32,7 +32,7 @@ from recsys.errors import UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.retrieval_model import model_class
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows
-from recsys.training.distributed import is_primary
+from recsys.training.distributed import in_shares, is_primary
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
@@ -224,6 +224,7 @@ class _Fit:
     """One call of `Trainer.fit`."""
 
     def __init__(self, trainer: Trainer, model: RetrievalModel, data: Data) -> None:
+        in_shares(data.verify)
         stage = trainer._stage(model, data)
         inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
         base, self._cold = choose(trainer.base, stage, data.store, inputs)

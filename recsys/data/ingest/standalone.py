@@ -34,6 +34,7 @@ from recsys.data.ingest.entity_rows import (
 )
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
+from recsys.data.input_files import seal_inputs, verify_inputs
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
@@ -122,6 +123,8 @@ class _FolderIngestion:
 
     def run(self, previous: Path | None, cache: Path | None) -> None:
         """Reads everything and writes the data folder."""
+        if previous is not None:
+            verify_inputs(previous)
         self._work.mkdir(parents=True)
         source, interactions = InteractionSource.of(self._data), self._work / "interactions"
         self._interactions(source, interactions, cache)
@@ -149,6 +152,7 @@ class _FolderIngestion:
         write_catalogue(self._folder, self._data.items, entities.get("items"), tokens.get("items"))
         if self._data.users is not None and "users" in tokens:
             write_user_features(self._folder, self._data.users, tokens["users"])
+        seal_inputs(self._folder)
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
         shutil.rmtree(self._work)
 

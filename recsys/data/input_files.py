@@ -1,0 +1,57 @@
+"""Checksums of vocabularies and features, in a data folder and in a model folder.
+
+    inputs.json    size and CRC-32 of each file of `vocabulary/`, `catalogue/`, `user_features/`
+
+The store has checksums of its own, see `recsys.data.store`, and so have weights, see
+`recsys.models.saved`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recsys.errors import RecsysError
+from recsys.system import manifest
+
+PARTS = ("vocabulary", "catalogue", "user_features")
+"""Folders of what is known of users and items."""
+
+_MANIFEST = "inputs.json"
+
+
+def seal_inputs(folder: Path) -> None:
+    """Writes the checksums of a folder whose vocabularies and features are complete.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    parts = [part for part in PARTS if (folder / part).exists()]
+    names = [f"{part}/{name}" for part in parts for name in manifest.file_names(folder / part)]
+    manifest.write_manifest(folder / _MANIFEST, {}, manifest.checksums(folder, names, "crc32"))
+
+
+def verify_inputs(folder: Path, share: int = 0, shares: int = 1) -> None:
+    """Compares every byte of vocabularies and features, or of a share of the files.
+
+    A folder without checksums, which an earlier version wrote, is not checked.
+
+    Args:
+        folder: The data folder, or the model folder.
+        share: Which of the shares is read; together they are all files.
+        shares: How many there are, of about as many bytes each.
+
+    Raises:
+        RecsysError: A file is damaged (R221).
+    """
+    if not (folder / _MANIFEST).exists():
+        return
+    try:
+        files = manifest.read_manifest(folder / _MANIFEST)["files"]
+        manifest.verify_files(folder, manifest.share_of(files, share, shares))
+    except manifest.ManifestError as error:
+        raise RecsysError(
+            "R221",
+            f"{str(folder / error.name)!r} must be as it was written.",
+            "Delete that folder and run again: the raw data are untouched.",
+            error.reason,
+        ) from None
