@@ -6,7 +6,7 @@ import datetime as dt
 import html
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeGuard
 
 ABSENT = "–"
@@ -132,12 +132,30 @@ def ends_of(interval: Any) -> tuple[float, float] | None:
     return (low, high) if is_number(low) and is_number(high) else None
 
 
-def html_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = "") -> str:
-    """Returns a table as HTML, with numbers of four decimals."""
+def html_table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[Any]],
+    caption: str = "",
+    texts: Collection[str] = (),
+) -> str:
+    """Returns a table as HTML, with numbers of four decimals.
+
+    Args:
+        columns: Names of the columns.
+        rows: The rows, with a value for each column.
+        caption: What stands above the table.
+        texts: The columns of words, which begin at the left; notebooks put others to the right.
+    """
+    columns = tuple(columns)
+
+    def cell(tag: str, column: str, value: Any) -> str:
+        side = " style='text-align:left'" if column in texts else ""
+        text = f"{value:.4f}" if isinstance(value, float) else str(value)
+        return f"<{tag}{side}>{html.escape(text)}</{tag}>"
 
     def row(tag: str, values: Iterable[Any]) -> str:
-        texts = (f"{x:.4f}" if isinstance(x, float) else str(x) for x in values)
-        return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
+        cells = (cell(tag, *one) for one in zip(columns, values, strict=True))
+        return f"<tr>{''.join(cells)}</tr>"
 
     title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     body = "".join(row("td", values) for values in rows)

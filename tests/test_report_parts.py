@@ -167,6 +167,15 @@ def test_repeats_are_counted_in_a_sentence(changed, said):
     assert ("set repeats to include" in many) == (not changed)
 
 
+def test_a_table_in_a_notebook_has_words_at_the_left_and_escapes_them() -> None:
+    drawn = formats.html_table(("id", "score"), [("<a>", 0.5)], "A & B", texts=("id",))
+    assert drawn == (
+        "<table><caption>A &amp; B</caption>"
+        "<thead><tr><th style='text-align:left'>id</th><th>score</th></tr></thead>"
+        "<tbody><tr><td style='text-align:left'>&lt;a&gt;</td><td>0.5000</td></tr></tbody></table>"
+    )
+
+
 def column(**fields: Any) -> dict[str, Any]:
     return {"name": "c", "missing": 0.0, **fields}
 

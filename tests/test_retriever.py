@@ -235,6 +235,8 @@ def test_answers_show_themselves(bundle):
     pd = pytest.importorskip("pandas")
     answer = bundle.recommend("u1", k=2)
     assert repr(answer).splitlines()[0] == "2 items for user 'u1' (source: user)"
+    alone = repr(bundle.recommend(history=["i1"], k=1)).splitlines()[0]
+    assert alone.startswith("1 item (source: ")
     assert "Item &lt;" in answer._repr_html_()
     assert "<Item" not in answer._repr_html_()
     frame = answer.to_pandas()

@@ -70,7 +70,7 @@ class Shown:
     def _repr_html_(self) -> str:
         """Returns the table as HTML."""
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        return html_table(self.headings(), self.rows(), self.title()) + notes
+        return html_table(self.headings(), self.rows(), self.title(), texts=("metric",)) + notes
 
 
 class EvaluationResult(Shown):

@@ -20,7 +20,7 @@ from recsys.bundles.signatures import QUERY_TIME
 from recsys.bundles.versions import latest
 from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
-from recsys.formats import html_table
+from recsys.formats import counted, html_table
 from recsys.serving.retriever import Retriever, check_k, normal_id
 
 _SHOWN_USERS = 3
@@ -100,9 +100,10 @@ class Recommendations:
         return _frame(self.to_rows(), ("rank", "id", "title", "score"))
 
     def _heading(self) -> str:
-        who = f"user {self.user_id!r}" if self.user_id else "nobody"
+        who = f" for user {self.user_id!r}" if self.user_id else ""
         unknown = "" if self.known or not self.user_id else ", who is not in the data"
-        return f"{len(self.items)} items for {who}{unknown} (source: {self.source or 'unknown'})"
+        n_items = counted(len(self.items), "item", "items")
+        return f"{n_items}{who}{unknown} (source: {self.source or 'unknown'})"
 
 
 class RecommendationList(list[Recommendations]):
@@ -372,7 +373,8 @@ def _check_names(rule: str, names: Iterable[str], known: Collection[str]) -> Non
 
 
 def _html(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    return html_table(columns, ([row[column] for column in columns] for row in rows))
+    values = ([row[column] for column in columns] for row in rows)
+    return html_table(columns, values, texts=("user_id", "id", "title"))
 
 
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> Any:
