@@ -100,6 +100,14 @@ def test_a_terminal_breaks_a_line_at_spaces_and_never_in_a_path():
     assert printed(lambda console: console.write_line(line), 20, is_terminal=False) == [line]
 
 
+def test_a_number_stays_with_its_percent_sign():
+    line = "95 % interval +9.7 … +44.3 %; blessed"
+    assert printed(lambda console: console.write_line(line), 26) == [
+        "95 % interval +9.7 …",
+        "+44.3 %; blessed",
+    ]
+
+
 def test_what_follows_a_break_stands_under_the_text_and_keeps_its_style():
     line = Text.assemble(("✓", "green"), " Trainer  ran: its inputs `data` and `model` changed")
     assert printed(lambda console: console.write_line(line, hang=11), 32) == [

@@ -62,10 +62,13 @@ class Console(rich.console.Console):
 
 
 def _parts(text: str, width: int, hang: int) -> Iterator[tuple[int, int]]:
-    """Yields first and last place of the parts of `text` that fit, or that no space divides."""
+    """Yields first and last place of the parts of `text` that fit, or that no space divides.
+
+    A number and its `%` stay together.
+    """
     first = last = 0
     room = width
-    for word in re.finditer("[^ ]+", text):
+    for word in re.finditer("[^ ]+(?: %[^ ]*)?", text):
         if last > first and cell_len(text[first : word.end()]) > room:
             yield first, last
             first, room = word.start(), width - hang
@@ -112,8 +115,8 @@ class _FairTable(Table):
     """A table whose columns share a narrow screen, where rich alone cuts words and numbers.
 
     Each column has room for its longest word or its longest number, and the rest is shared so
-    that the widest are wrapped first. Where that is too much, the outer lines go, then numbers
-    are broken at their spaces, and at last the longest words.
+    that the widest are wrapped first. Where that is too much, the outer lines go, or numbers are
+    broken at their spaces; where nothing of that helps, the longest words are cut.
     """
 
     def __rich_console__(
@@ -121,7 +124,8 @@ class _FairTable(Table):
     ) -> rich.console.RenderResult:
         """Yields the table with the widths of its columns set."""
         room = options.max_width - 3 * len(self.columns) - 1
-        for has_edge, whole in ((True, True), (False, True), (False, False)):
+        tries = ((True, True), (False, True), (True, False), (False, False))
+        for has_edge, whole in (*tries, tries[0]):
             sizes = [_sizes(console, options, column, whole=whole) for column in self.columns]
             self.show_edge, left = has_edge, room + (0 if has_edge else 2)
             if sum(size.minimum for size in sizes) <= left:
