@@ -19,6 +19,7 @@ from recsys.data.neighbours import graph_neighbours
 from recsys.errors import RecsysError, UsageError
 from recsys.evaluation.systems import open_system
 from recsys.models import TwoTower
+from recsys.train import write_model
 from recsys.training.trainer import Trainer
 
 SCRIPT = Path(__file__).parent / "test_training_scripts" / "own_program.py"
@@ -119,6 +120,17 @@ def test_a_trained_model_is_measured_without_the_rows_that_only_validation_saw(d
     # Without features all of them are what row 0 is.
     assert len(np.unique(candidates[is_unseen], axis=0)) == 1
     np.testing.assert_array_equal(candidates, open_system(result, data).candidates)
+
+
+def test_a_program_writes_the_folder_that_a_warm_start_goes_on_from(data, tmp_path):
+    train = STAGE["train"] | {"epochs": 1}
+    settings = TrainStage.model_validate({"model": STAGE["model"], "train": train})
+    model = str(tmp_path / "model")
+    first = fit(data, tmp_path / "first", settings=settings)
+    write_model(model, first, data)
+    second = fit(data, tmp_path / "second", settings=settings, base=model)
+    assert second.cold is None
+    assert second.progress.warm_start["steps_before"] == first.progress.step
 
 
 def test_a_callback_sees_the_epochs_of_the_run_with_their_metrics(trained):

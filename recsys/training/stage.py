@@ -110,7 +110,7 @@ def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) ->
     return trainer.fit(model_class(stage.model).from_config(stage, data), data)
 
 
-def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
+def write_model(out: str | Path, result: TrainingResult, data: Data) -> dict[str, Any]:
     """Writes the model folder of a training, and returns what its `training.json` holds.
 
     Several processes write it together: each calls it.
@@ -120,7 +120,7 @@ def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]
         result: What `Trainer.fit` returned.
         data: The data that it was trained on.
     """
-    model, inputs = result.model, result.inputs
+    out, model, inputs = Path(out), result.model, result.inputs
     drop_state(out)
     save_model(out, model, result.stage, data.folder, inputs)
     save_state(out, model, _state(result, data.store))
