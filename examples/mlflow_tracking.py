@@ -35,6 +35,7 @@ class MlflowCallback(keras.callbacks.Callback):
 def train(data_folder: Path, checkpoints: Path, runs: Path, config: TrainStage) -> str:
     """Trains two towers, and returns the id of the MLflow run."""
     data = recsys.open_data(data_folder)
+    config = recsys.for_data(config, data)  # chooses a model, if the config names none
     model = recsys.TwoTower.from_config(config, data)
     mlflow.set_tracking_uri(runs.absolute().as_uri())
     mlflow.set_experiment("recsys")

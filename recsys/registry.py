@@ -195,7 +195,8 @@ def load_plugins(modules: Iterable[str]) -> None:
                 "R108",
                 f"The plugin {module!r} must be importable; its import raised"
                 f" {type(error).__name__}: {error}.",
-                "Install its package into this environment, or correct the name or the module.",
+                "Install its package into this environment, or name its folder in PYTHONPATH; or"
+                " correct the name or the module.",
                 module,
             ) from error
 
