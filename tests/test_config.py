@@ -124,6 +124,15 @@ def test_overrides_of_one_part_leave_its_other_keys_alone(small):
     assert (train.epochs, train.seed, train.batch_size) == (3, 9, 256)
 
 
+def test_keys_of_a_map_are_added_and_an_empty_map_empties(small):
+    small.write_text(small.read_text() + "bless: {at_least: 0.2, over: {popularity: 2.0}}\n")
+    bless = load_config(small, ["bless={over_blessed: 0.5}"]).bless
+    assert (bless.at_least, bless.over_blessed, dict(bless.over)) == (0.2, 0.5, {"popularity": 2.0})
+    assert load_config(small, ["bless.over={}"]).bless.over == {}
+    assert load_config(small, ["bless={over: {}}"]).bless.over == {}
+    assert load_config(small, ["bless={}"]).bless.at_least == 0.0
+
+
 @pytest.mark.parametrize(
     "override",
     ["epochs", "=3", "train..epochs=3", "train.epochs.=3", ".train=3", "a b=3", "train.epochs=[1"],

@@ -214,8 +214,9 @@ def _apply_override(changes: dict[str, Any], override: str) -> None:
 
 
 def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Adds the keys of maps to those of the file; an empty map takes the place of the file's."""
     for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(raw.get(key), dict):
+        if value and isinstance(value, dict) and isinstance(raw.get(key), dict):
             _merge(raw[key], value)
         else:
             raw[key] = value
