@@ -269,5 +269,9 @@ def test_a_study_of_one_trial_has_no_empty_charts_and_names_what_is_unfinished(
     assert "plotted once two of them have been measured" in page
     assert "1 complete, 1 unfinished" in page
     assert "running" not in page.partition("<main>")[2]
-    trials[1] |= {"state": "complete", "value": 0.5}
-    assert "<svg" in write_tuning_page(tmp_path, record).read_text()
+    trials[1] |= {"state": "complete", "value": 0.5, "parameters": {"train.table_rate": 0.0123456}}
+    page = write_tuning_page(tmp_path, record).read_text()
+    assert "<svg" in page
+    # A long key breaks between its words, and is the key when it is copied.
+    [key] = re.findall(r">([^>]*<wbr>train.*?)</th>", page)
+    assert key == "<wbr>train.<wbr>table_<wbr>rate"

@@ -105,7 +105,7 @@ def _slice(trials: Trials, name: str, metric: str) -> dict[str, Any] | None:
         return None
     low, high = points[0][0], points[-1][0]
     is_log = low > 0 and high / low >= _MOST_STEEP
-    ticks = [(points[i][0], _text(points[i][0])) for i in spread(len(points), 3)]
+    ticks = [(points[i][0], f"{points[i][0]:.3g}") for i in spread(len(points), 3)]
     # A gap after each point: neighbours share nothing but their place.
     dots = [dot for x, y in points for dot in ((x, y), (x, None))]
     caption = f"{metric} by {name}, {_text(low)} to {_text(high)}."
