@@ -135,11 +135,11 @@ def _facts(nights: Nights) -> list[tuple[str, str]]:
         ("nights", f"{count(summary['nights'])}: {states}"),
         ("spans that came broken", count(summary["broken_spans"])),
         ("warm against cold", _compared(summary["warm_over_cold"])),
-        ("in the last quarter", _compared(summary["warm_over_cold_at_the_end"])),
+        ("the same in the last quarter", _compared(summary["warm_over_cold_at_the_end"])),
         ("warm against frozen, at the end", _compared(summary["warm_over_frozen_at_the_end"])),
-        ("steps, warm of cold", _part(summary["steps_of_warm_over_cold"])),
-        ("training time, warm of cold", _part(summary["train_seconds_of_warm_over_cold"])),
-        ("all of it took", duration(summary["seconds"])),
+        ("steps, share of cold's", _part(summary["steps_of_warm_over_cold"])),
+        ("training time, share of cold's", _part(summary["train_seconds_of_warm_over_cold"])),
+        ("total time", duration(summary["seconds"])),
     ]
 
 
