@@ -40,13 +40,14 @@ from hypothesis import strategies as st
 
 from recsys.cli import main
 from recsys.config import Config, InteractionsConfig
-from recsys.config.load import default_config_path, load_config
+from recsys.config.load import load_config
 from recsys.data.dead_letters import count_reasons
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import ConfigError, RecsysError
 
 CRASH, WRONG = "crashes", "wrong accepts"
+_SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "movielens_small.yaml"
 _FACTS = "facts.json"
 
 
@@ -404,8 +405,8 @@ class Configs:
     """Configs with known mistakes, and broken texts."""
 
     def __init__(self) -> None:
-        self._whole = load_config(default_config_path()).model_dump(mode="json")
-        self._text = default_config_path().read_text()
+        self._whole = load_config(_SHIPPED).model_dump(mode="json")
+        self._text = _SHIPPED.read_text()
         self._schema = jsonschema_rs.validator_for(Config.model_json_schema())
 
     def strategy(self) -> st.SearchStrategy[Example]:
