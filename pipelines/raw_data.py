@@ -24,8 +24,8 @@ from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, feature_settings, id_column
 from recsys.data.event_times import PLACE, TIME
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
-from recsys.data.ingest.feature_graph import PREPROCESSING_FN
 from recsys.data.ingest.ingestion import InteractionSource
+from recsys.data.ingest.transform import PREPROCESSING_FN
 from recsys.data.ingest.window import has_spans, window_digest
 from recsys.data.sources.source_files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
@@ -97,7 +97,7 @@ def _entities(what: str, source: EntityConfig, config: Config, platform: Platfor
     validation = validate(what, examples, config, ids, platform=platform)
     if not source.features:
         return RawSource(gen, validation)
-    code = code_fingerprint("recsys.data.ingest.feature_graph", config=[source])
+    code = code_fingerprint("recsys.data.ingest.transform", config=[source])
     transform = Transform(
         examples=examples,
         schema=validation[1].outputs["schema"],

@@ -22,7 +22,8 @@ from recsys.errors import RecsysError
 pytest.importorskip("tensorflow")
 from recsys.bundles import parity
 from recsys.bundles.parity import Answers, compare_scores
-from recsys.bundles.parity_process import Reference, check_absent, raw_probes
+from recsys.bundles.parity_process import check_absent
+from recsys.bundles.reference import Reference, raw_probes
 
 
 @pytest.mark.parametrize("buckets", [0, 3])

@@ -24,7 +24,7 @@ STEPS = {
     "DriftValidator": ("components.drift_validator",),
     "DataGate": ("components.data_gate",),
     "VocabularyGen": ("components.vocabulary_gen",),
-    "Transform": ("recsys.data.ingest.feature_graph",),
+    "Transform": ("recsys.data.ingest.transform",),
     "InteractionEncoder": ("components.interaction_encoder",),
     "Trainer": ("components.model_trainer", "recsys.train"),
     "RetrievalEvaluator": ("components.retrieval_evaluator", "recsys.evaluation.stage"),

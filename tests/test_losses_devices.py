@@ -27,7 +27,7 @@ from softmax_reference import (
 )
 
 from recsys.collectives import planning
-from recsys.losses.batch import plain_loss
+from recsys.losses.over_candidates import plain_loss
 
 
 @pytest.fixture(params=["native", "blocks"])

@@ -11,7 +11,8 @@ row_slices        rows of large arrays, read slice by slice
 quantization      item embeddings in fewer bits
 signatures        what the signatures take and answer
 parity            what a SavedModel must do before it becomes a bundle
-parity_process    the process of that check, with TensorFlow alone, and what it compares with
+parity_process    the process of that check, with TensorFlow alone
+reference         the trainer's results that it compares with
 item_table        ids, titles and features of the items
 model_card        MODEL_CARD.md
 warmup            TensorFlow Serving's warm-up requests

@@ -24,8 +24,9 @@ from recsys.bundles.bundle import MANIFEST, write_manifest
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
-from recsys.bundles.parity_process import ParityProcess, Reference, raw_facts, raw_probes
+from recsys.bundles.parity_process import ParityProcess
 from recsys.bundles.raw_features import RawFeatures
+from recsys.bundles.reference import Reference, raw_facts, raw_probes
 from recsys.bundles.signatures import (
     FEATURES,
     HISTORY,

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.bundles.item_table import read_is_item
-from recsys.bundles.parity_process import Reference
 from recsys.bundles.quantization import check_parity, stored
+from recsys.bundles.reference import Reference
 from recsys.bundles.row_slices import read_rows
 from recsys.bundles.signatures import POPULAR, POPULARITY
 from recsys.bundles.warmup import example

@@ -2,19 +2,12 @@
 
 The exporter starts it, and writes the folder of an unfinished bundle to its stdin. The training
 code can't be imported here, which shows that a bundle works without it. Large variables are
-mapped from files, so no table is in memory. The trainer's results are in a folder:
-
-    probes.parquet     user_id, history, query and source of each probe, in raw ids, and the
-                       facts of the histories
-    popularity.npy     score of each item row for users about whom nothing is known
-    options.json       how the items are stored, and the requirements for the bundle
-
-Item embeddings are those of the bundle, `item_embeddings.npy`: the trainer's own.
+mapped from files, so no table is in memory. The trainer's results are a `Reference`; item
+embeddings are those of the bundle, `item_embeddings.npy`: the trainer's own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -22,17 +15,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from recsys.bundles.quantization import Kind
-from recsys.bundles.signatures import QUERY_TIME, fact_texts
-from recsys.data.history_facts import Facts
-from recsys.data.vocabulary import Vocabulary
+from recsys.bundles.reference import Reference
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 from recsys.system.parent import as_parent, child_command
@@ -134,134 +119,6 @@ def main() -> dict[str, Any]:
             result["latency_ms"] = parity.check_latency(model, reference, reference.latency_ms)
     check_absent(FORBIDDEN)
     return result
-
-
-PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "options.json"
-_COLUMNS = ("user_id", "history", "query", "source")
-_TRIES = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """The results that a bundle must reproduce.
-
-    Attributes:
-        user_id: User of each probe `[n]`, text.
-        history: Item ids of each probe `[n, length + 1]`, text, the newest first.
-        query: Embedding of each probe `[n, dim]` float32.
-        source: Required source of each answer `[n]`, text, one of `SOURCES`.
-        popularity: Score of each item row for users about whom nothing is known `[item rows]`
-            float32.
-        kind: What the SavedModel stores the candidates as.
-        min_parity: Share of the exact best that it must find nevertheless [0..1].
-        latency_ms: Longest that 99 % of single requests may take [ms]; None: any time.
-        vectors: Where the candidates are, `bundle` or `apart`.
-        facts: Facts of `history`, each `[n, length + 1]` text.
-    """
-
-    user_id: np.ndarray
-    history: np.ndarray
-    query: np.ndarray
-    source: np.ndarray
-    popularity: np.ndarray
-    kind: Kind = "float32"
-    min_parity: float = 0.99
-    latency_ms: float | None = None
-    vectors: Literal["bundle", "apart"] = "bundle"
-    facts: Facts = dataclasses.field(default_factory=dict)
-
-    def save(self, folder: Path) -> None:
-        """Writes the reference into `folder`, which is there."""
-        probes = {name: getattr(self, name) for name in _COLUMNS}
-        probes |= self.facts
-        columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
-        pq.write_table(pa.table(columns), folder / PROBES)
-        np.save(folder / POPULARITY, self.popularity)
-        names = ("kind", "min_parity", "latency_ms", "vectors")
-        options = {name: getattr(self, name) for name in names}
-        (folder / OPTIONS).write_text(json.dumps(options))
-
-    @classmethod
-    def load(cls, folder: Path) -> Reference:
-        """Reads what `save` wrote."""
-        probes = pq.read_table(folder / PROBES).to_pydict()
-        return cls(
-            user_id=np.asarray(probes["user_id"], object),
-            history=np.asarray(probes["history"], object),
-            query=np.asarray(probes["query"], np.float32),
-            source=np.asarray(probes["source"], object),
-            popularity=np.load(folder / POPULARITY, allow_pickle=False),
-            facts={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
-            **json.loads((folder / OPTIONS).read_text()),
-        )
-
-
-def raw_probes(
-    users: Vocabulary, items: Vocabulary, user_row: np.ndarray, history: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns user ids `[n]` and histories `[n, length + 1]`, as a client sends them.
-
-    An unknown id follows each history, so that an empty one is given as empty and
-    not taken for the stored one.
-
-    Args:
-        users: Vocabulary of the users.
-        items: Vocabulary of the items.
-        user_row: User row of each probe `[n]`.
-        history: Item rows of each probe `[n, length]`, the newest first.
-    """
-    user_of_row, item_of_row = stand_ins(users, user_row), stand_ins(items, history)
-    unknown = _unknown_id(users, items)
-    if users.first_own_row == 1:
-        user_of_row[0] = unknown
-    last = np.full((len(user_row), 1), unknown, object)
-    return user_of_row[user_row], np.concatenate([item_of_row[history], last], axis=1)
-
-
-def raw_facts(facts: Facts, kinds: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Returns facts as texts `[n, …]`, as a client sends them: for `raw_probes`.
-
-    Args:
-        facts: The facts.
-        kinds: The kinds of event by number.
-    """
-    return {
-        name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
-        for name, texts in fact_texts(facts, kinds).items()
-    }
-
-
-def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
-    """Returns an id `[n_rows]` for each of `rows` `[...]`; other rows have none.
-
-    A row that unknown ids share has one of them, found by trying.
-    """
-    ids = np.full(vocabulary.n_rows, "", object)
-    rows = np.unique(rows)
-    # Few rows of a large table are needed: no Python object for each of its rows.
-    n_shared = vocabulary.first_own_row
-    own = rows[rows >= n_shared]
-    ids[own] = vocabulary.own_ids.take(pa.array(own - n_shared)).fill_null("").to_pylist()
-    wanted = rows[(rows > 0) & (rows < n_shared)]
-    tried = 0
-    while len(wanted):
-        tries = [f"?{number}" for number in range(tried, tried + _TRIES)]
-        rows_of_tries, first = np.unique(vocabulary.rows(tries), return_index=True)
-        hit = np.isin(rows_of_tries, wanted)
-        ids[rows_of_tries[hit]] = np.asarray(tries, object)[first[hit]]
-        wanted = np.setdiff1d(wanted, rows_of_tries)
-        tried += _TRIES
-    return ids
-
-
-def _unknown_id(*vocabularies: Vocabulary) -> str:
-    unknown = "?"
-    while any(
-        pc.index(vocabulary.own_ids, pa.scalar(unknown, pa.large_string())).as_py() >= 0
-        for vocabulary in vocabularies
-    ):
-        unknown += "?"
-    return unknown
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from recsys.bundles.parity_process import Reference
+from recsys.bundles.reference import Reference
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 

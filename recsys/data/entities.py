@@ -95,7 +95,7 @@ def example_schema(config: EntityConfig) -> pa.Schema:
 
 
 def feature_settings(config: EntityConfig) -> dict[str, Any]:
-    """Returns what `feature_graph.preprocessing_fn` takes as `custom_config`.
+    """Returns what `transform.preprocessing_fn` takes as `custom_config`.
 
     A process that reads it imports the modules of the features, which plugins may define.
     """

@@ -9,8 +9,9 @@ from typing import Any
 
 from recsys.config import Config, EvaluateConfig, EvaluateStage, stage_of
 from recsys.data.dataset import Data
-from recsys.evaluation.evaluator import Evaluator, SystemProgress
+from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import Comparison, EvaluationResult
+from recsys.evaluation.scores import SystemProgress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.systems import open_evaluation_data, open_system, repeats_of
 

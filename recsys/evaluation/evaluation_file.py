@@ -19,9 +19,9 @@ from recsys.embedding import device_mesh
 from recsys.evaluation import api
 from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import EvaluationResult
-from recsys.evaluation.sharded_systems import RequestedRows, done_by_first
+from recsys.evaluation.sharded_systems import RequestedRows, done_by_first, open_sharded
 from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.systems import open_evaluation_data, open_system
+from recsys.evaluation.systems import open_evaluation_data
 from recsys.system import events
 from recsys.training import distributed
 
@@ -102,9 +102,9 @@ def evaluate(
             api.evaluate(model, data, config=stage, blessed=blessed, progress=_emit), out
         )
     opened = open_evaluation_data(data)
-    systems = {MODEL: open_system(model, opened, "the model", mesh)}
+    systems = {MODEL: open_sharded(model, opened, "the model", mesh)}
     if blessed is not None:
-        systems[BLESSED] = open_system(blessed, opened, "the last blessed model", mesh)
+        systems[BLESSED] = open_sharded(blessed, opened, "the last blessed model", mesh)
     evaluator = Evaluator(stage, opened, _emit if distributed.is_primary() else None)
     measured = evaluator.measure(systems)
 

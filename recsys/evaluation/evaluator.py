@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,16 +34,13 @@ from recsys.evaluation.queries import (
     repeated,
     without,
 )
-from recsys.evaluation.scores import DotProducts, Progress
+from recsys.evaluation.scores import DotProducts, Progress, SystemProgress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.slices import Slice, make_slices
 from recsys.evaluation.systems import System
 from recsys.metrics import accuracy, beyond_accuracy  # noqa: F401  In the stage's fingerprint.
 from recsys.metrics.metric import Items, times_shown
 from recsys.registry import name_of
-
-SystemProgress = Callable[[str, int, int], None]
-"""Is called with the name of a system, the queries done, and all queries."""
 
 FORMAT = 2
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}

@@ -6,12 +6,11 @@ import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from recsys import registry
-from recsys.errors import UsageError
 from recsys.evaluation.significance import BLESSED
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
+from recsys.report.evaluated import baseline_title, metric_description
 from recsys.system.commit import commit_text
 
 EVALUATION = "evaluation.json"
@@ -297,29 +296,3 @@ def difference_text(difference: Mapping[str, Any], confidence: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.4f}".replace("-", "−")
-
-
-# --- titles of metrics and baselines
-
-
-def baseline_title(name: str, evaluation: Mapping[str, Any] | None = None) -> str:
-    """Returns the title of a baseline, from the evaluation or else from its class."""
-    described = ((evaluation or {}).get("descriptions") or {}).get("baselines") or {}
-    return str(described.get(name) or _of_class("baseline", name, "title") or name)
-
-
-def metric_description(name: str, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns `title`, `meaning` and `better` of a metric, from the evaluation or its class."""
-    described = ((evaluation or {}).get("descriptions") or {}).get("metrics") or {}
-    if isinstance(described.get(name), dict):
-        return dict(described[name])
-    title = _of_class("metric", name, "title") or name.replace("_", " ")
-    meaning = _of_class("metric", name, "meaning") or ""
-    return {"title": title, "meaning": meaning, "better": _of_class("metric", name, "better")}
-
-
-def _of_class(kind: Literal["metric", "baseline"], name: str, attribute: str) -> Any:
-    try:
-        return getattr(registry.get(kind, name), attribute)
-    except UsageError:
-        return None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Is called with the number of queries done, and with that of all."""
+SystemProgress = Callable[[str, int, int], None]
+"""Is called with the name of a system, the queries done, and all queries."""
 
 _LIMIT = 3e38
 """No float32 is much larger."""

@@ -17,11 +17,12 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, verify
+from recsys.bundles.bundle import direction_width, facts_of, verify
+from recsys.data.dataset import Data
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import load_kinds
 from recsys.evaluation.bundle_process import BundleProcess
-from recsys.evaluation.evaluator import SystemProgress
+from recsys.evaluation.scores import SystemProgress
 from recsys.evaluation.sharded_candidates import (
     EmbedRows,
     ShardedCandidates,
@@ -29,9 +30,11 @@ from recsys.evaluation.sharded_candidates import (
     split,
 )
 from recsys.evaluation.systems import (
+    System,
     SystemEmbeddings,
     check_finite,
     check_numbers,
+    is_bundle,
     read_bundle,
 )
 from recsys.models import load_model
@@ -171,19 +174,22 @@ class ProbeCheck:
         check_differences(self._folder, self._of_queries, (largest, difference))
 
 
-def open_sharded(path: Path, name: str, mesh: keras.distribution.DeviceMesh) -> SystemEmbeddings:
-    """Reads a model folder or a bundle; see `systems.open_model` and `systems.open_bundle`.
+def open_sharded(path: Path, data: Data, name: str, mesh: keras.distribution.DeviceMesh) -> System:
+    """Opens a model folder or a bundle to be measured; see `systems.open_system`.
 
     Args:
         path: What a training, an export or a push wrote.
+        data: The data folder to measure it on.
         name: What people call it.
-        mesh: One axis of devices, in every process the same.
+        mesh: One axis of devices, over which tables and candidates are split; in every process
+            the same.
 
     Raises:
-        RecsysError: As those.
+        RecsysError: As that.
     """
-    is_bundle = (path / MANIFEST).is_file() and not (path / "model.json").is_file()
-    return (_open_bundle if is_bundle else _open_model)(path, name, mesh)
+    name = f"{name} ({path})"
+    opener = _open_bundle if is_bundle(path) else _open_model
+    return System(name, opener(path, name, mesh), data)
 
 
 def _open_model(folder: Path, name: str, mesh: keras.distribution.DeviceMesh) -> ShardedEmbeddings:

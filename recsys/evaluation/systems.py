@@ -33,8 +33,6 @@ from recsys.models.saved import check_probe, read_probe
 from recsys.training.distributed import in_shares
 
 if TYPE_CHECKING:
-    import keras
-
     from recsys.evaluation.sharded_candidates import ShardedCandidates
 
 
@@ -321,12 +319,7 @@ class System:
         return embedded
 
 
-def open_system(
-    model: Any,
-    data: Data,
-    name: str | None = None,
-    mesh: keras.distribution.DeviceMesh | None = None,
-) -> System:
+def open_system(model: Any, data: Data, name: str | None = None) -> System:
     """Opens a system to be measured.
 
     Args:
@@ -335,8 +328,6 @@ def open_system(
             model, for the rows of `data`.
         data: The data folder to measure it on.
         name: What people call it; its path is said with it, and is all by default.
-        mesh: One axis of devices, of several processes too, over which the tables and the
-            candidates of a folder are split.
 
     Raises:
         RecsysError: The folder is neither (R404), is damaged, computes something else
@@ -346,12 +337,8 @@ def open_system(
     if isinstance(model, str | Path):
         path = Path(model)
         name = str(path) if name is None else f"{name} ({path})"
-        opener = _opener(path)
-        if mesh is None:
-            return System(name, opener(path, name), data)
-        from recsys.evaluation.sharded_systems import open_sharded
-
-        return System(name, open_sharded(path, name, mesh), data)
+        opener = open_bundle if is_bundle(path) else open_model
+        return System(name, opener(path, name), data)
     name = name or "the model"
     if hasattr(model, "embed_query"):
         # A training knows which rows it saw: validation may have held all events of one back.
@@ -376,11 +363,16 @@ def repeats_of(model: Any) -> Repeats:
     return repeats_of_folder(Path(model))
 
 
-def _opener(path: Path) -> Callable[[Path, str], SystemEmbeddings]:
+def is_bundle(path: Path) -> bool:
+    """Returns whether a folder is a bundle; if not, it is a model folder.
+
+    Raises:
+        RecsysError: It is neither (R404).
+    """
     if (path / "model.json").is_file():
-        return open_model
+        return False
     if (path / MANIFEST).is_file():
-        return open_bundle
+        return True
     published = versions(path)
     newest = f": {str(published[-1])!r} is the newest version here" if published else ""
     raise RecsysError(

@@ -104,7 +104,8 @@ def sampled_softmax(
         RecsysError: There are fewer candidates than queries, or they don't divide into
             the groups (R344).
     """
-    from recsys.losses.batch import Form, mean_over_candidates
+    from recsys.losses.batch import Form
+    from recsys.losses.over_candidates import mean_over_candidates
 
     return mean_over_candidates(
         query,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from recsys.evaluation.result import baseline_title, metric_description
+from recsys import registry
+from recsys.errors import UsageError
 from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.report.run_artifacts import Artifacts, MissingError
 
@@ -175,6 +176,29 @@ def style_of(key: str) -> int:
 def system_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
     """Returns what a system is called at the head of a column."""
     return _OWN_NAMES.get(key) or baseline_title(key, evaluation)
+
+
+def baseline_title(name: str, evaluation: Mapping[str, Any] | None = None) -> str:
+    """Returns the title of a baseline, from the evaluation or else from its class."""
+    described = ((evaluation or {}).get("descriptions") or {}).get("baselines") or {}
+    return str(described.get(name) or _of_class("baseline", name, "title") or name)
+
+
+def metric_description(name: str, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns `title`, `meaning` and `better` of a metric, from the evaluation or its class."""
+    described = ((evaluation or {}).get("descriptions") or {}).get("metrics") or {}
+    if isinstance(described.get(name), dict):
+        return dict(described[name])
+    title = _of_class("metric", name, "title") or name.replace("_", " ")
+    meaning = _of_class("metric", name, "meaning") or ""
+    return {"title": title, "meaning": meaning, "better": _of_class("metric", name, "better")}
+
+
+def _of_class(kind: Literal["metric", "baseline"], name: str, attribute: str) -> Any:
+    try:
+        return getattr(registry.get(kind, name), attribute)
+    except UsageError:
+        return None
 
 
 def metric_title(metric: str, evaluation: Mapping[str, Any] | None = None) -> str:

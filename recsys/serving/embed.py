@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from recsys.bundles.parity_process import stand_ins
+from recsys.bundles.reference import stand_ins
 from recsys.bundles.signatures import fact_texts
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.evaluation.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS

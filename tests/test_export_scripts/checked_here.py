@@ -3,7 +3,7 @@
 import contextlib
 
 from recsys.bundles import parity
-from recsys.bundles.parity_process import Reference
+from recsys.bundles.reference import Reference
 from recsys.serving.saved_model import load_saved_model
 
 

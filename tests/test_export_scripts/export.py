@@ -32,7 +32,7 @@ from recsys.bundles.export import (  # noqa: E402
     export,
 )
 from recsys.bundles.parity import compare_scores  # noqa: E402
-from recsys.bundles.parity_process import Reference, raw_probes  # noqa: E402
+from recsys.bundles.reference import Reference, raw_probes  # noqa: E402
 from recsys.bundles.signatures import popularity_shares  # noqa: E402
 from recsys.config import ExportStage  # noqa: E402
 from recsys.config.load import load_stage  # noqa: E402

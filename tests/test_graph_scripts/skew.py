@@ -28,7 +28,7 @@ from recsys.data.entities import (
 from recsys.data.example_files import write_examples
 from recsys.data.ingest.entity_rows import Transformed, write_user_features
 from recsys.data.ingest.entity_rows import write_catalogue as write_items
-from recsys.data.ingest.feature_graph import preprocessing_fn
+from recsys.data.ingest.transform import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.data.vocabulary import Vocabulary

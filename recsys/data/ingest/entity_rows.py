@@ -140,7 +140,7 @@ def _write_features(
         write_features(folder, vocabulary, {}, ())
         return
     # TensorFlow, which takes seconds to start and may be missing where there are no features.
-    from recsys.data.ingest.feature_graph import read_token_rows, read_vocabularies
+    from recsys.data.ingest.transform import read_token_rows, read_vocabularies
 
     known = read_vocabularies(tokens.graph, source.features)
     sizes = {f.name: (f.table_rows(len(known[f.name])), f.width) for f in source.features}

@@ -179,7 +179,7 @@ class _FolderIngestion:
         # What TensorFlow says of GPUs says nothing here.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
-            from recsys.data.ingest.feature_graph import transform
+            from recsys.data.ingest.transform import transform
         except ImportError as error:
             raise RecsysError(
                 "R252",

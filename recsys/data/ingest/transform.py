@@ -1,0 +1,172 @@
+"""The Transform step of features: raw columns of items or of users → token rows.
+
+Transform names `preprocessing_fn` by its dotted path, so nothing is copied or packaged.
+`transform` does without TFX what the pipeline's Transform does, by the same graph.
+"""
+
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+import tensorflow_transform as tft
+import tensorflow_transform.beam as tft_beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from tensorflow_transform.tf_metadata import schema_utils
+from tfx_bsl.coders import example_coder
+from tfx_bsl.tfxio import tensor_adapter, tensor_representation_util
+
+from recsys import registry
+from recsys.config import read_feature
+from recsys.data.entities import EntityConfig, feature_settings
+from recsys.data.example_files import example_files
+from recsys.data.features import Feature
+
+PREPROCESSING_FN = "recsys.data.ingest.transform.preprocessing_fn"
+
+_BATCH_ROWS = 1 << 16
+
+
+def preprocessing_fn(
+    inputs: Mapping[str, Any], custom_config: Mapping[str, Any]
+) -> dict[str, tf.Tensor]:
+    """Returns the id and, for each feature, its token rows `[batch, width]` int64.
+
+    Args:
+        inputs: Raw columns: text, float32 for numbers, int64 for dates [seconds since
+            1970, UTC]. Empty text, NaN and the lowest int64 are missing values.
+        custom_config: `id`: name of the column of the id; `features`: what
+            `recsys.data.entities.feature_settings` returns.
+    """
+    name = custom_config["id"]
+    outputs = {name: _ragged(inputs[name])[:, :1].to_tensor("", shape=[None, 1])[:, 0]}
+    for part in custom_config["features"]:
+        registry.load_plugins(part.get("modules", ()))
+        feature: Feature = read_feature(part["feature"])
+        bags = feature.tokens(_ragged(inputs[part["column"]]))
+        bags = tf.cast(bags, tf.int64)
+        outputs[feature.name] = bags.to_tensor(0, shape=[None, feature.width])
+    return outputs
+
+
+def _ragged(column: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.RaggedTensor:
+    """Returns the values of each row of a column, however the schema has it."""
+    if isinstance(column, tf.RaggedTensor):
+        return column
+    if isinstance(column, tf.SparseTensor):
+        return tf.RaggedTensor.from_sparse(column)
+    # A committed schema may have fixed how many values a row has; 1 where it has no shape.
+    width = column.shape[1:].num_elements()
+    return tf.RaggedTensor.from_tensor(tf.reshape(column, [-1, width]))
+
+
+# --- without TFX
+
+
+def transform(
+    config: EntityConfig, examples: Path, tokens: Path, graph: Path, options: PipelineOptions
+) -> None:
+    """Writes the token rows of items or users, and the graph that makes them.
+
+    Args:
+        config: The features.
+        examples: Folder of a split that `ingest_entities` wrote.
+        tokens: Folder to write, in it a folder of the split: Parquet with the id and the
+            token rows of each feature.
+        graph: Folder to write: what `tft.TFTransformOutput` reads.
+        options: Options of the Beam pipeline.
+    """
+    settings = feature_settings(config)
+    files = example_files(examples)
+    schema = pq.read_schema(files[0])
+    names = [settings["id"], *dict.fromkeys(part["column"] for part in settings["features"])]
+    spec = {name: tf.io.VarLenFeature(_type(schema.field(name).type)) for name in names}
+    representations = tensor_representation_util.InferTensorRepresentationsFromSchema(
+        schema_utils.schema_from_feature_spec(spec)
+    )
+    adapter = tensor_adapter.TensorAdapterConfig(
+        pa.schema([schema.field(name).remove_metadata() for name in names]), representations
+    )
+    out = tokens / examples.name
+    out.mkdir(parents=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-transform-") as scratch,
+        beam.Pipeline(options=options) as pipeline,
+        tft_beam.Context(temp_dir=scratch),
+    ):
+        rows = pipeline | beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_batches, names)
+        (made, _), function = (rows, adapter) | tft_beam.AnalyzeAndTransformDataset(
+            lambda inputs: preprocessing_fn(inputs, settings), output_record_batches=True
+        )
+        _ = made | "WriteTokens" >> beam.Map(_write, out)
+        _ = function | tft_beam.WriteTransformFn(str(graph))
+
+
+def _type(column: pa.DataType) -> tf.DType:
+    if pa.types.is_floating(column.value_type):
+        return tf.float32
+    return tf.int64 if pa.types.is_integer(column.value_type) else tf.string
+
+
+def _batches(file: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS >> 2, columns=names):
+        yield batch.select(names).replace_schema_metadata(None)
+
+
+def _write(made: tuple[pa.RecordBatch, Any], folder: Path) -> str:
+    file = folder / f"tokens-{uuid.uuid4().hex}.parquet"
+    pq.write_table(pa.Table.from_batches([made[0]]), file)
+    return file.name
+
+
+def read_token_rows(
+    folder: Path, id_column: str, features: Sequence[Feature]
+) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
+    """Yields ids `[n]` and the token rows `[n, width]` int64 of each feature.
+
+    Args:
+        folder: A split of Transform's examples, or the tokens that `transform` wrote.
+        id_column: Name of the id.
+        features: The features to read.
+    """
+    for file in sorted(folder.glob("*.parquet")):
+        for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS):
+            yield _decoded(batch, id_column, features)
+    files = sorted(str(file) for file in folder.glob("*.gz"))
+    if not files:
+        return
+    records = tf.data.TFRecordDataset(files, compression_type="GZIP", buffer_size=8 << 20)
+    decoder = example_coder.ExamplesToRecordBatchDecoder()
+    for serialized in records.batch(_BATCH_ROWS).as_numpy_iterator():
+        yield _decoded(decoder.DecodeBatch(serialized.tolist()), id_column, features)
+
+
+def _decoded(
+    batch: pa.RecordBatch, id_column: str, features: Sequence[Feature]
+) -> tuple[pa.Array, dict[str, np.ndarray]]:
+    ids = batch.column(id_column).flatten().cast(pa.string())
+    return ids, {f.name: _dense(batch.column(f.name), batch.num_rows) for f in features}
+
+
+def _dense(column: pa.Array, n_rows: int) -> np.ndarray:
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(n_rows, -1)
+
+
+def read_vocabularies(graph: Path, features: Iterable[Feature]) -> dict[str, list[str]]:
+    """Returns the known tokens of each feature in their order; none where it has no vocabulary.
+
+    Args:
+        graph: Transform's graph.
+        features: The features that it makes.
+    """
+    output = tft.TFTransformOutput(str(graph))
+    tokens = {
+        f.name: output.vocabulary_by_name(f.name) if f.has_vocabulary else () for f in features
+    }
+    return {name: [t.decode("utf-8", "replace") for t in known] for name, known in tokens.items()}
