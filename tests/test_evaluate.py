@@ -15,6 +15,7 @@ from recsys.config import (
     EvaluateConfig,
     EvaluateStage,
 )
+from recsys.data.input_files import seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
@@ -247,6 +248,7 @@ def test_a_model_that_was_trained_on_what_is_held_out_is_an_error(folders, tmp_p
     items = Vocabulary.load(model / "vocabulary" / "items.parquet")
     items.cut = 11
     items.save(model / "vocabulary" / "items.parquet")
+    seal_inputs(model)
     with pytest.raises(RecsysError, match=r"R411.*1970.*bless\.over_blessed=0"):
         evaluate(STAGE, model, data, tmp_path / "out")
 
