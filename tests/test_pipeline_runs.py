@@ -210,7 +210,7 @@ def test_too_many_bad_rows_stop_the_run_and_what_is_served_stays(runs, first, n_
     assert code == 1
     assert list(steps(events))[-1] == "DataGate"
     assert error(events)["code"] == "R241"
-    assert f"({BAD} of {n_rows[0]}" in error(events)["rule"]
+    assert f"({BAD:,} of {n_rows[0]:,}" in error(events)["rule"]
     assert runs.served() == served
     _, result = records(runs)[-1]
     assert (result["state"], result["step"]) == ("failed", "DataGate")
