@@ -509,7 +509,7 @@ def test_a_user_known_from_evaluation_alone_has_a_history(exported):
         ("slow", "R528", "0.0001 ms"),
         ("short table", "R310", "0.npy"),
         ("full disk", "R52", "Free disk space"),
-        ("missing file", "R525", "training.json"),
+        ("missing file", "R221", "training.json"),
         ("no transform graph", "R522", "data"),
         ("other data", "R524", "users"),
         ("taken folder", "R521", "data"),

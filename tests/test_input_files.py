@@ -10,6 +10,7 @@ from recsys.data.dataset import Data
 from recsys.data.input_files import PARTS, seal_inputs
 from recsys.errors import RecsysError
 from recsys.evaluation.api import evaluate
+from recsys.evaluation.result import EvaluationResult
 from recsys.models import TwoTower, load_model
 from recsys.training.trainer import Trainer
 
@@ -58,6 +59,13 @@ def test_an_evaluation_reads_no_changed_data(folders):
         error = refused(path, lambda: evaluate(folders / "model", Data(folder), progress=False))
         assert error.code == "R221"
         assert str(path) in str(error)
+
+
+def test_an_evaluation_that_is_no_json_any_more_is_named(tmp_path):
+    path = EvaluationResult({"metrics": {"mrr": 0.5}}).save(tmp_path)
+    path.write_text(path.read_text().replace('"mrr"', 'mrr"'))
+    with pytest.raises(RecsysError, match=rf"R221.*{path}.*JSONDecodeError.*Delete"):
+        EvaluationResult.load(tmp_path)
 
 
 def test_a_training_from_a_program_reads_no_changed_data(folders, tmp_path):

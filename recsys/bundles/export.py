@@ -54,7 +54,7 @@ from recsys.serving.index_build import build
 from recsys.system.commit import commit_folder
 from recsys.system.disk import free_there
 from recsys.system.events import emit
-from recsys.system.files import read_json
+from recsys.system.files import read_json, read_result
 from recsys.system.memory import release_freed
 from recsys.system.process import stage_main
 
@@ -251,9 +251,9 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     """Writes a checked bundle into `folder`; the manifest comes last."""
     warmup.messages()  # Before the work of minutes.
     with ParityProcess() as parity, tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
-        training = read_json(sources.model / "training.json")
+        training = read_result(sources.model / "training.json")
         evaluated = sources.evaluation
-        evaluation = read_json(evaluated / "evaluation.json") if evaluated else None
+        evaluation = read_result(evaluated / "evaluation.json") if evaluated else None
         fields, reference = _write_contents(folder, stage, sources)
         release_freed()  # The process of the checks needs it.
         reference.save(Path(scratch))

@@ -52,6 +52,6 @@ def verify_inputs(folder: Path, share: int = 0, shares: int = 1) -> None:
         raise RecsysError(
             "R221",
             f"{str(folder / error.name)!r} must be as it was written.",
-            "Delete that folder and run again: the raw data are untouched.",
+            f"Delete {str(folder)!r} and run again: the raw data are untouched.",
             error.reason,
         ) from None

@@ -12,6 +12,7 @@ from recsys.evaluation.significance import BLESSED
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
 from recsys.report.evaluated import baseline_title, metric_description
 from recsys.system.commit import commit_text
+from recsys.system.files import read_result
 
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
@@ -84,8 +85,12 @@ class EvaluationResult(Shown):
 
     @classmethod
     def load(cls, folder: str | Path) -> EvaluationResult:
-        """Reads what `save` wrote."""
-        return cls(json.loads((Path(folder) / EVALUATION).read_text(encoding="utf-8")))
+        """Reads what `save` wrote.
+
+        Raises:
+            RecsysError: The file is missing or damaged (R221).
+        """
+        return cls(read_result(Path(folder) / EVALUATION))
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -17,6 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from recsys.errors import RecsysError
+
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What reading a file of fields, and taking fields that it should have, may raise."""
 _LONGEST_JSON = 256 << 20
@@ -39,6 +41,23 @@ def open_regular(path: str | Path, flags: int = 0) -> BufferedReader:
         file.close()
         raise OSError("no regular file")
     return file
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Returns the fields of a JSON file that an earlier step wrote.
+
+    Raises:
+        RecsysError: It is missing or damaged (R221).
+    """
+    try:
+        return read_json(path)
+    except DAMAGE as error:
+        raise RecsysError(
+            "R221",
+            f"{str(path)!r} must be as it was written.",
+            f"Delete {str(path.parent)!r} and run again.",
+            f"{type(error).__name__}: {error}",
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
