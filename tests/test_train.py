@@ -15,6 +15,7 @@ from training_runs import train_here
 
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.input_files import seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
@@ -197,6 +198,7 @@ def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_pa
     names = [catalogue.ids[row] for row in order]
     shutil.rmtree(other / "catalogue")
     Catalogue(names, names, (bags,)).save(other / "catalogue")
+    seal_inputs(other)
     change(other, "two_tower/embedding/items/embeddings", lambda rows: rows[order])
     np.save(other / "candidates.npy", np.load(other / "candidates.npy")[order])
     with np.load(other / "probe.npz") as probe:
