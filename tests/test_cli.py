@@ -255,16 +255,6 @@ def test_the_core_imports_neither_tensorflow_nor_tfx():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_keras_on_jax_is_whole_where_tensorflow_is_imported_first():
-    """TensorFlow imports Keras, and is kept from importing JAX unless Keras needs it."""
-    done = python(
-        "from recsys.system import lean_imports; lean_imports.install()\n"
-        "import tensorflow, keras; print(keras.random.uniform((2,)).shape)",
-        KERAS_BACKEND="jax",
-    )
-    assert done.stdout.strip() == "(2,)", done.stderr
-
-
 def small_config(folder):
     path = folder / "small.yaml"
     path.write_text(

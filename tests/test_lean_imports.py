@@ -51,13 +51,27 @@ print(tensorflow.converts_jax)
 """
 
 
-def test_tensorflow_sees_jax_where_somebody_has_imported_it(tmp_path):
+def test_tensorflow_sees_jax_where_somebody_has_imported_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     (tmp_path / "jax.py").write_text("")
     (tmp_path / "tensorflow.py").write_text(
         "try:\n    import jax\n    converts_jax = True\nexcept ImportError:\n"
         "    converts_jax = False\n"
     )
     assert printed(tmp_path, _TENSORFLOW) == "False False\nTrue\n"
+
+
+_KERAS_ON_JAX = """
+import tensorflow
+import keras
+print(keras.random.uniform((2,)).shape)
+"""
+
+
+def test_keras_on_jax_is_whole_where_tensorflow_is_imported_first(tmp_path):
+    """TensorFlow imports Keras, and is kept from importing JAX unless Keras needs it."""
+    assert os.environ["KERAS_BACKEND"] == "jax"
+    assert printed(tmp_path, _KERAS_ON_JAX) == "(2,)\n"
 
 
 _TFX = """
