@@ -12,7 +12,9 @@ from recsys.errors import RecsysError
 from recsys.evaluation.api import evaluate
 from recsys.evaluation.result import EvaluationResult
 from recsys.models import TwoTower, load_model
+from recsys.models.saved import save_candidates
 from recsys.training.trainer import Trainer
+from recsys.vectors.item_vectors import ItemVectors
 
 
 def files_of(folder, *parts):
@@ -51,6 +53,17 @@ def test_a_model_folder_with_other_vocabularies_or_features_is_not_read(folders)
         assert error.code == "R221"
         assert str(path) in str(error)
     load_model(folders / "model")
+
+
+def test_changed_item_embeddings_are_not_published(folders):
+    folder = folders / "model"
+    trained = load_model(folder)
+    save_candidates(folder, trained.model, trained.inputs)
+    for path in [folder / "candidates.npy", *files_of(folder, "catalogue")]:
+        error = refused(path, lambda: ItemVectors.open(folder))
+        assert error.code == "R221"
+        assert str(path) in str(error)
+    assert len(ItemVectors.open(folder).embeddings) == trained.catalogue.n_rows
 
 
 def test_an_evaluation_reads_no_changed_data(folders):

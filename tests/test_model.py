@@ -232,7 +232,7 @@ def flip(path):
         ("weights/1.npy", replace, r"R310.*model"),
         ("weights/2.npy", lambda path: path.unlink(), r"R310.*model"),
         ("model.json", truncate, r"R310.*model"),
-        ("vocabulary/users.parquet", truncate, r"R212.*model/vocabulary/users\.parquet"),
+        ("vocabulary/users.parquet", truncate, r"R221.*model/vocabulary/users\.parquet"),
     ],
 )
 def test_a_damaged_folder_is_refused_by_name(folder, file, damage, message):
@@ -266,12 +266,23 @@ def test_a_damaged_part_is_refused_by_name(folder, damage):
 @pytest.mark.parametrize("damage", [truncate, lambda path: path.unlink(), replace])
 def test_damaged_features_of_users_are_refused_by_name(folder, damage):
     damage(folder / "user_features" / "plan.npy")
+    with pytest.raises(RecsysError, match=r"R221.*user_features/plan\.npy"):
+        load_model(folder)
+    without_checksums(folder)
     with pytest.raises(RecsysError, match=r"R230.*user_features"):
         load_model(folder)
 
 
+def without_checksums(folder):
+    """Leaves a model folder as an earlier version wrote it."""
+    (folder / "inputs.json").unlink()
+
+
 def test_a_model_whose_features_are_gone_is_refused(folder):
     shutil.rmtree(folder / "user_features")
+    with pytest.raises(RecsysError, match=r"R221.*user_features"):
+        load_model(folder)
+    without_checksums(folder)
     with pytest.raises(RecsysError, match=r"R310.*features"):
         load_model(folder)
 

@@ -40,6 +40,7 @@ from recsys.config import ExportConfig, ExportStage, TrainStage
 from recsys.config.load import load_stage
 from recsys.data.dataset import GRAPHS
 from recsys.data.history_facts import KINDS
+from recsys.data.input_files import CANDIDATES, verify_candidates
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.embedding.table import Table
@@ -295,7 +296,8 @@ def _write_contents(
     reference = opened.reference(config)
     k = min(config.k, opened.n_items)
     _save_model(folder, stage, opened, reference, k)
-    shutil.copyfile(sources.model / "candidates.npy", folder / "item_embeddings.npy")
+    verify_candidates(sources.model)
+    shutil.copyfile(sources.model / CANDIDATES, folder / "item_embeddings.npy")
     shutil.copytree(sources.model / "vocabulary", folder / "vocabulary")
     shutil.copyfile(sources.model / "catalogue" / "titles.parquet", folder / "titles.parquet")
     write_catalogue(folder, saved.catalogue)

@@ -1,6 +1,7 @@
 """Checksums of vocabularies and features, in a data folder and in a model folder.
 
-    inputs.json    size and CRC-32 of each file of `vocabulary/`, `catalogue/`, `user_features/`
+    inputs.json       size and CRC-32 of each file of `vocabulary/`, `catalogue/`, `user_features/`
+    candidates.json   those of a model folder's `candidates.npy`
 
 The store has checksums of its own, see `recsys.data.store`, and so have weights, see
 `recsys.models.saved`.
@@ -9,6 +10,7 @@ The store has checksums of its own, see `recsys.data.store`, and so have weights
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from recsys.errors import RecsysError
 from recsys.system import manifest
@@ -16,7 +18,10 @@ from recsys.system import manifest
 PARTS = ("vocabulary", "catalogue", "user_features")
 """Folders of what is known of users and items."""
 
-_MANIFEST = "inputs.json"
+CANDIDATES = "candidates.npy"
+"""Item embeddings of a model folder `[item rows, dim]` float32."""
+
+_MANIFEST, _OF_CANDIDATES = "inputs.json", "candidates.json"
 
 
 def seal_inputs(folder: Path) -> None:
@@ -43,10 +48,38 @@ def verify_inputs(folder: Path, share: int = 0, shares: int = 1) -> None:
     Raises:
         RecsysError: A file is damaged (R221).
     """
-    if not (folder / _MANIFEST).exists():
+    _verify(folder, _MANIFEST, share, shares)
+
+
+def seal_candidates(folder: Path, described: dict[str, Any]) -> None:
+    """Writes the checksum of a model folder's item embeddings.
+
+    Args:
+        folder: The model folder.
+        described: Size and CRC-32 of what was written.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    manifest.write_manifest(folder / _OF_CANDIDATES, {}, {CANDIDATES: described})
+
+
+def verify_candidates(folder: Path) -> None:
+    """Compares every byte of a model folder's item embeddings.
+
+    A folder without their checksum, which an earlier version wrote, is not checked.
+
+    Raises:
+        RecsysError: The file is damaged (R221).
+    """
+    _verify(folder, _OF_CANDIDATES)
+
+
+def _verify(folder: Path, name: str, share: int = 0, shares: int = 1) -> None:
+    if not (folder / name).exists():
         return
     try:
-        files = manifest.read_manifest(folder / _MANIFEST)["files"]
+        files = manifest.read_manifest(folder / name)["files"]
         manifest.verify_files(folder, manifest.share_of(files, share, shares))
     except manifest.ManifestError as error:
         raise RecsysError(

@@ -31,7 +31,7 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import FACTS, Facts
-from recsys.data.input_files import PARTS, seal_inputs
+from recsys.data.input_files import CANDIDATES, PARTS, seal_candidates, seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import (
     Layout,
@@ -162,10 +162,16 @@ def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) ->
     for block in Inference(model).catalogue_blocks(inputs):
         if file is None and is_primary():
             shape = inputs.catalogue.n_rows, block.shape[1]
-            file = NpyFile(folder / "candidates.npy", shape)
+            file = NpyFile(folder / CANDIDATES, shape)
         if file is not None:
             file.write(block)
-    jointly(lambda: None if file is None else file.close())
+
+    def close() -> None:
+        if file is not None:
+            file.close()
+            seal_candidates(folder, file.described)
+
+    jointly(close)
 
 
 def load_model(
@@ -266,7 +272,7 @@ def read_probe(folder: Path) -> Probe:
             (folder / "probe.npz").open("rb") as file,
             np.load(file, allow_pickle=False) as probe,
         ):
-            candidates = np.load(folder / "candidates.npy", mmap_mode="r", allow_pickle=False)
+            candidates = np.load(folder / CANDIDATES, mmap_mode="r", allow_pickle=False)
             facts = {name: probe[name] for name in FACTS if name in probe}
             arrays = {name: probe[name] for name in ("user_row", "history", "query")}
             return Probe(**arrays, candidates=candidates, facts=facts)

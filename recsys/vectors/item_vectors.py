@@ -21,6 +21,7 @@ from recsys.bundles.item_table import CATALOGUE, column_of, token_lists
 from recsys.bundles.row_slices import SLICE_BYTES, read_rows
 from recsys.bundles.versions import is_version, latest, versions
 from recsys.data.catalogue import TITLES, FeatureBags, open_features
+from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests
@@ -196,7 +197,9 @@ def _open_bundle(bundle: Path) -> ItemVectors:
 
 def _open_model(folder: Path) -> ItemVectors:
     stage = read_json(folder / "model.json")["stage"]
-    catalogue, matrix = folder / "catalogue", folder / "candidates.npy"
+    verify_inputs(folder)
+    verify_candidates(folder)
+    catalogue, matrix = folder / "catalogue", folder / CANDIDATES
     embeddings = np.load(matrix, mmap_mode="r", allow_pickle=False)
     features = {
         column_of(feature.name): feature
