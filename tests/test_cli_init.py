@@ -62,7 +62,7 @@ def test_of_two_at_the_same_time_one_is_refused_and_the_other_whole(tmp_path, mo
         mkdir(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "mkdir", first_the_other)
-    with pytest.raises(UsageError, match=r"R111.*recsys\.yaml"):
+    with pytest.raises(UsageError, match="R111"):
         write_start(folder)
     assert load_config(folder / "recsys.yaml").name == "movielens-small"
     assert all(path.exists() for path in others)

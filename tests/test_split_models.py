@@ -20,6 +20,7 @@ from recsys.config import (
 )
 from recsys.data.batches import BatchSource
 from recsys.data.hold_out import newest_share
+from recsys.data.input_files import seal_inputs
 from recsys.data.kept_events import training_events
 from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
@@ -167,6 +168,7 @@ def test_of_a_model_by_time_it_is_the_split_that_is_told_and_not_the_cut(unorder
     items = Vocabulary.load(file)
     items.split, items.cut = SplitRule(), 1_700_000_000
     items.save(file)
+    seal_inputs(tmp_path / "model")
     with pytest.raises(RecsysError, match=r"R411.*split as those that it is measured on"):
         evaluate(STAGE, tmp_path / "model", out / "data", tmp_path)
 
