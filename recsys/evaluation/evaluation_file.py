@@ -36,15 +36,7 @@ def run(
 ) -> dict[str, Any]:
     """Evaluates in this process, and those that were started beside it; returns the summary.
 
-    Args:
-        stage: The metrics and the thresholds.
-        model: Model folder or bundle.
-        data: Data folder with the held-out events.
-        out: Folder to write `evaluation.json` into.
-        blessed: The last blessed model, if there is one.
-
-    Raises:
-        RecsysError: As `evaluate`.
+    Arguments and errors are those of `evaluate`.
     """
     distributed.join()
     mesh = None

@@ -32,9 +32,12 @@ def replacing(final: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         yield temporary
         commit_file(temporary, final)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):  # A full disk gets its space back.
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            # The system names no file where one that is open finds no room.
+            raise OSError(error.errno, error.strerror, str(final)) from None
         raise
 
 
