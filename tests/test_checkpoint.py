@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, of this run or refused, and what was saved."""
 
+import contextlib
 import gc
 import os
 import random
@@ -402,6 +403,28 @@ def test_a_file_that_may_not_grow_is_told_by_the_next_save(tmp_path):
     store.save(3, arrays(large(3)), {})
     store.close()
     assert names(tmp_path) == ["1", "3"]
+
+
+def save_and_close(store):
+    with contextlib.closing(store):
+        store.save(1, arrays(large(1)), {})
+        store.wait()
+
+
+@told_twice
+@pytest.mark.usefixtures("thrown_away")
+@pytest.mark.parametrize("n_bytes", [1, 100])
+def test_what_failed_is_told_by_the_save_and_not_again_when_the_store_is_closed(tmp_path, n_bytes):
+    """Orbax keeps the error of a file of its own that found no room, and raises it to the end."""
+    store = store_of(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        with pytest.raises(RecsysError, match=r"R330.*step 1 "):
+            save_and_close(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == []
 
 
 def test_a_folder_that_vanished_is_told(tmp_path):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from recsys.system.disk import naming
+
 
 def commit_folder(temporary: Path, final: Path) -> None:
     """Renames a complete folder to its name, after everything in it is on the disk."""
@@ -30,14 +32,12 @@ def replacing(final: Path) -> Iterator[Path]:
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        yield temporary
+        with naming(final):
+            yield temporary
         commit_file(temporary, final)
-    except BaseException as error:
+    except BaseException:
         with suppress(OSError):  # A full disk gets its space back.
             temporary.unlink()
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            # The system names no file where one that is open finds no room.
-            raise OSError(error.errno, error.strerror, str(final)) from None
         raise
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from recsys.errors import RecsysError
@@ -37,6 +39,21 @@ def free_there(path: str | os.PathLike[str] | None) -> str:
     """Returns the free space on the disk of `path` as the end of a sentence; may be empty."""
     free = free_bytes(path)
     return "" if free is None else f"; {free:,} bytes are free there"
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Names a file in the errors of its block: the system names none that is open.
+
+    Args:
+        path: The file that is written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from recsys.system.disk import naming
+
 ENVIRONMENT_VARIABLE = "RECSYS_EVENTS"
 POLL_S = 0.1
 """How often new events are looked for [s]."""
@@ -38,9 +40,8 @@ def emit(kind: str, **fields: Any) -> None:
     # processes never mix.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
-    except OSError as error:  # The system names no file.
-        raise OSError(error.errno, error.strerror, path) from None
+        with naming(path):
+            os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
 

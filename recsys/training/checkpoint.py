@@ -27,6 +27,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,8 @@ class CheckpointStore:
             self.wait()
         finally:
             self._worker.shutdown()
-            self._checkpointer.close()
+            with suppress(*_FAILURES):  # Orbax raises again what the save that failed has said.
+                self._checkpointer.close()
 
     def _holds(self, step: int) -> bool:
         if not (self.folder / str(step)).exists():
