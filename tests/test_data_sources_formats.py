@@ -272,6 +272,48 @@ def test_truncated_compressed_text_is_named_with_how_far_it_was_good(tmp_path, e
         read(path)
 
 
+def two_streams(ending):
+    """Returns a header with 200 rows and 200 rows more, each compressed, and the first text."""
+    first, second = b"a,b\n" + b"1,x\n" * 200, b"2,y\n" * 200
+    return _PACK[ending](first), _PACK[ending](second), first
+
+
+_PADDING = [("gz", b""), ("bz2", b""), ("xz", b""), ("zst", b""), ("gz", bytes(7)),
+            ("xz", bytes(8))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "padding"), _PADDING)
+def test_streams_one_after_the_other_are_read_whole_with_their_padding(tmp_path, ending, padding):
+    first, second, _ = two_streams(ending)
+    between = b"" if ending == "gz" else padding
+    (tmp_path / "f").write_bytes(first + between + second + padding)
+    assert len(read(tmp_path / "f")[1]) == 400
+
+
+@pytest.mark.parametrize("damage", ["first byte", "cut off", "text behind", "zeros behind"])
+@pytest.mark.parametrize("ending", _PACK)
+def test_what_follows_a_stream_and_is_no_stream_is_an_error(tmp_path, ending, damage):
+    first, second, text = two_streams(ending)
+    second = {
+        "first byte": bytes([second[0] ^ 1]) + second[1:],
+        "cut off": second[:2],
+        "text behind": b"2,y\n" * 200,
+        "zeros behind": bytes(3) + second,
+    }[damage]
+    (tmp_path / "f").write_bytes(first + second)
+    with pytest.raises(RecsysError, match=rf"R253.*good up to byte {len(text):,} of") as raised:
+        read(tmp_path / "f")
+    offset = len(first) + 3 * (damage == "zeros behind" and ending in ("gz", "xz"))
+    assert ending == "zst" or f"byte {offset:,} of the file" in raised.value.received
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
+def test_an_empty_stream_is_an_empty_file(tmp_path, ending):
+    (tmp_path / f"f.csv.{ending}").write_bytes(_PACK[ending](b""))
+    with pytest.raises(RecsysError, match=r"R202.*an empty file"):
+        read(tmp_path / f"f.csv.{ending}")
+
+
 def test_a_name_that_says_gzip_and_bytes_that_do_not_are_an_error(tmp_path):
     (tmp_path / "f.csv.gz").write_bytes(b"a,b\n1,2\n")
     with pytest.raises(RecsysError, match=r"R204.*gzip"):

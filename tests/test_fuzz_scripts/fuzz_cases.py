@@ -7,6 +7,7 @@ the program takes it wrongly.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import copy
 import csv
@@ -15,7 +16,9 @@ import functools
 import gzip
 import http.client
 import io
+import itertools
 import json
+import lzma
 import math
 import os
 import random
@@ -44,6 +47,7 @@ from recsys.config.load import load_config
 from recsys.data.dead_letters import count_reasons
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.streams import START_BYTES, compression_of, open_bytes
 from recsys.errors import ConfigError, RecsysError
 
 CRASH, WRONG = "crashes", "wrong accepts"
@@ -343,6 +347,82 @@ def _write_tfrecord(path: Path, rows: Any, _: int) -> None:
             file.write(hostile_files._frame(example.SerializeToString()))
 
 
+# --- Compressed streams one after the other: all is read, or it is said up to where it is good.
+
+
+_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda text: bytes(pa.Codec("zstd").compress(text)),
+}
+_STREAM_DAMAGE = ("none", "flipped", "cut", "zeros", "inserted")
+
+
+class Streams:
+    """Files of up to four compressed streams, whole, padded or damaged."""
+
+    def strategy(self) -> st.SearchStrategy[Example]:
+        """Returns files with what may be read of them, and how much of it is surely good."""
+        return _streams()
+
+    def take(self, example: Example, path: Path) -> None:
+        """Reads a file to its end."""
+        size, allowed = path.stat().st_size, example.facts["allowed"]
+        try:
+            compression = compression_of(str(path), path.read_bytes()[:START_BYTES])
+            text = open_bytes(str(path), 0, size, compression).read().decode("latin-1")
+        except RecsysError as error:
+            require(example.facts["is_damaged"], f"refused a good file: {error}")
+            if (match := re.search(r"good up to byte ([\d,]+)", error.cure)) is not None:
+                n_good = int(match[1].replace(",", ""))
+                require(n_good >= example.facts["n_good"], f"more is good: {error}")
+            return
+        require(text in allowed, f"read {len(text)} of {[*map(len, allowed)]} bytes")
+
+
+@st.composite
+def _streams(draw: st.DrawFn) -> Example:
+    ending, damage = draw(st.sampled_from(list(_PACKERS))), draw(st.sampled_from(_STREAM_DAMAGE))
+    chance = random.Random(draw(st.integers(0, 2**32)))
+    texts = [
+        chance.randbytes(size) if chance.random() < 0.5 else b"1,x\n" * size
+        for size in draw(
+            st.lists(st.sampled_from([0, 1, 50, 3000, 90_000]), min_size=1, max_size=4)
+        )
+    ]
+    streams = [_PACKERS[ending](text) for text in texts]
+    stops = list(itertools.accumulate(map(len, streams)))
+    content, whole, at = bytearray(b"".join(streams)), b"".join(texts), 0
+    allowed = [whole]
+    if damage == "flipped":
+        starts = [0, *stops[:-1]]
+        # A frame of zstd that Arrow writes has no checksum of its content.
+        at = (
+            chance.choice(starts) + chance.randrange(4)
+            if ending == "zst"
+            else chance.randrange(len(content))
+        )
+        content[at] ^= 1 << chance.randrange(8)
+    elif damage == "cut":
+        at = chance.choice([*stops, chance.randrange(1, len(content) + 1)])
+        del content[at:]
+        allowed = [b"".join(texts[: 1 + stops.index(at)])] if at in stops else []
+    elif damage in ("zeros", "inserted"):
+        at, n_bytes = chance.choice(stops), chance.randrange(1, 20)
+        is_last = at == len(content)
+        inserted = bytes(n_bytes) if damage == "zeros" else b"#" + chance.randbytes(n_bytes - 1)
+        content[at:at] = inserted
+        is_padding = (ending == "xz" and n_bytes % 4 == 0) or (ending == "gz" and is_last)
+        allowed = [whole] if damage == "zeros" and is_padding else []
+    facts = {
+        "allowed": [text.decode("latin-1") for text in allowed],
+        "is_damaged": damage == "flipped" or not allowed,
+        "n_good": sum(len(text) for text, stop in zip(texts, stops, strict=True) if stop <= at),
+    }
+    return Example(f"streams.csv.{ending}", bytes(content), facts)
+
+
 # --- `recsys check` on files: it promises what a run reads, and prints nothing that steers.
 
 
@@ -559,4 +639,5 @@ def _request(draw: st.DrawFn, path: str, body: Any) -> Example:
 CASES: dict[str, Callable[[], Any]] = {
     format: functools.partial(Files, format) for format in FORMATS
 }
-CASES |= {"check": Checks, "config": Configs, "server": Server, "planted": Planted}
+CASES |= {"check": Checks, "config": Configs, "server": Server, "streams": Streams}
+CASES["planted"] = Planted

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import io
-import lzma
-import zlib
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, cast
 
-import pyarrow as pa
-
+from recsys.data.sources.decompression import Compression, Decompressed
 from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
-
-Compression = Literal["gzip", "bz2", "xz", "zstd"]
 
 START_BYTES = 1 << 16
 """Bytes of the start of a file that tell what it is."""
@@ -30,6 +23,8 @@ _COMPRESSIONS: dict[bytes, Compression] = {
     b"\xfd7zXZ\x00": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+_BZ2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
+"""What begins a block of bz2, and what ends a stream without one."""
 COMPRESSED_NAMES: dict[str, Compression] = {
     ".gz": "gzip",
     ".gzip": "gzip",
@@ -56,29 +51,8 @@ _KINDS = {
 _MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
 _DAMAGED = "recsys.damaged"
 _BUFFER_BYTES = 1 << 18
-_MOST_TIMES = 1000
 # Of names of the net, of none, and of Python's own sources, whose escapes may be line ends.
 _NOT_OF_FILES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
-
-
-def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -> None:
-    """Raises an error if a file unpacks to more than 1000 times its size, plus 64 MiB.
-
-    Args:
-        file: The file.
-        file_bytes: Its size [bytes].
-        amount: The bytes, rows or values that it unpacks to.
-        unit: Which of them.
-    """
-    if amount > (64 << 20) + _MOST_TIMES * file_bytes:
-        raise RecsysError(
-            "R281",
-            f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
-            "that and 64 MiB.",
-            "Files of rows compress by far less: check its origin. If it is correct, provide it"
-            " uncompressed.",
-            f"{amount:,} {unit}",
-        )
 
 
 def long_line(file: str, line: int, limit_bytes: int, start: bytes) -> RecsysError:
@@ -122,7 +96,7 @@ def compression_of(path: str, start: bytes) -> Compression | None:
     """
     kinds = (kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic))
     compression = next(kinds, None)
-    if compression == "bz2" and start[4:10] != b"1AY&SY":
+    if compression == "bz2" and start[4:10] not in _BZ2_BLOCKS:
         compression = None
     named = COMPRESSED_NAMES.get(Path(path).suffix.lower())
     if named is not None and compression is None and start:
@@ -203,11 +177,14 @@ def open_bytes(
     Raises:
         RecsysError: The file can't be opened; or, while reading, is cut off.
     """
-    section: Any = Section(path, start, stop)
-    stream = io.BufferedReader(section, _BUFFER_BYTES)
+
+    def open_raw() -> io.BufferedReader:
+        section: Any = Section(path, start, stop)
+        return io.BufferedReader(section, _BUFFER_BYTES)
+
     if compression is None:
-        return stream
-    return io.BufferedReader(_Decompressed(path, stream, compression, stop), _BUFFER_BYTES)
+        return open_raw()
+    return io.BufferedReader(Decompressed(path, open_raw, compression, stop), _BUFFER_BYTES)
 
 
 def open_text(
@@ -239,46 +216,6 @@ def open_text(
 def skip_mark(stream: io.BufferedReader) -> int:
     """Skips the byte order mark at the start of UTF-8; returns how many bytes it has."""
     return len(stream.read(3)) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0
-
-
-class _Decompressed(io.RawIOBase):
-    """Decompresses a stream; names the file and how far it was good if that fails."""
-
-    def __init__(
-        self, path: str, stream: io.BufferedReader, compression: Compression, size: int
-    ) -> None:
-        super().__init__()
-        self._path, self._size, self._compression = path, size, compression
-        self._stream, self._n_read = _decompressor(stream, compression), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        try:
-            data = self._stream.read(len(buffer))
-        except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
-            raise RecsysError(
-                "R253",
-                f"{self._path!r} must be a whole {self._compression} file.",
-                f"It is good up to byte {self._n_read:,} of what it holds. Write it again, "
-                "or unpack what can be saved.",
-                str(error),
-            ) from None
-        self._n_read += len(data)
-        check_growth(self._path, self._size, self._n_read)
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _decompressor(stream: io.BufferedReader, compression: Compression) -> Any:
-    if compression == "gzip":
-        return gzip.GzipFile(fileobj=stream)
-    if compression == "bz2":
-        return bz2.BZ2File(stream)
-    if compression == "xz":
-        return lzma.LZMAFile(cast(IO[bytes], stream))
-    return pa.CompressedInputStream(pa.PythonFile(stream, "r"), compression)
 
 
 class _Transcoded(io.RawIOBase):
