@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 
 from recsys.data.sources.values import to_ids, to_lists, to_numbers, to_text, to_times
+from recsys.serving.retriever import normal_id
 
-_TEXT = st.text(max_size=6) | st.sampled_from(
+# Characters that show nothing are left out of ids, which Python's strip doesn't do.
+_SHOWN = st.characters(exclude_categories=["Cs", "Cf"])
+_TEXT = st.text(_SHOWN, max_size=6) | st.sampled_from(
     ["\x1ca\x1f", "\u3000", "e\u0301", "é", " 7 ", "\x85x"]
 )
 
@@ -24,6 +27,24 @@ def test_ids_are_stripped_and_normalised_as_python_does(texts):
         return None if text is None else unicodedata.normalize("NFC", text.strip()) or None
 
     assert to_ids(pa.array(texts, pa.string())).to_pylist() == [expected(t) for t in texts]
+
+
+@pytest.mark.parametrize(
+    ("text", "id_"),
+    [
+        ("0396\u200b", "0396"),
+        ("\ufeff42", "42"),
+        ("ca\u00adfé\u200e", "café"),
+        (" \u200d7\u2060 \u200b", "7"),
+        ("\u200b", None),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("👩\u200d🚀", "👩\u200d🚀"),
+    ],
+)
+def test_ids_lose_what_cannot_be_seen_and_keep_joiners_inside(text, id_):
+    assert to_ids(pa.array([text, "é"])).to_pylist() == [id_, "é"]
+    if id_ is not None:
+        assert normal_id(text.strip()).strip() == id_
 
 
 @given(st.lists(_TEXT, max_size=20), st.integers(0, 5))

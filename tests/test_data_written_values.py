@@ -35,6 +35,9 @@ def times(texts, format_):
         ("%m/%d/%y %I:%M:%S %p", "12/31/68 12:00:05 p.m.", "2068-12-31 12:00:05"),
         ("%a, %d %b %Y %H:%M:%S %z", "Tue, 31 Dec 2023 01:00:00 +0230", "2023-12-30 22:30:00"),
         ("%a %b %d %H:%M:%S %Y", "Mon Mar  4 08:00:01 2024", "2024-03-04 08:00:01"),
+        ("%a %b %d %H:%M:%S %Z %Y", "Mon Mar  4 08:00:01 PDT 2024", "2024-03-04 15:00:01"),
+        ("%Y-%m-%d %H:%M:%S %Z", "2024-03-04 00:30:00 cest", "2024-03-03 22:30:00"),
+        ("%Y-%m-%d %H:%M %Z", "2024-03-04 10:00 UTC", "2024-03-04 10:00:00"),
         ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 01:02:03.999", "2024-02-29 01:02:03"),
         ("%Y%m%d", "20231231", "2023-12-31 00:00:00"),
         ("100%% %d.%m.%Y", "100% 31.12.2023", "2023-12-31 00:00:00"),
@@ -47,6 +50,11 @@ def test_text_of_times_is_read_as_its_format_says(format_, text, expected):
 @pytest.mark.parametrize("text", ["31/02/2023", "29/02/2023", "00/01/2023", "12/31/2023", "1/1/23"])
 def test_a_day_that_no_calendar_has_is_no_time(text):
     assert times([text, "28/02/2023"], "%d/%m/%Y") == [None, "2023-02-28 00:00:00"]
+
+
+@pytest.mark.parametrize("zone", ["IST", "XYZ", "PM"])
+def test_an_ambiguous_or_unknown_zone_is_no_time(zone):
+    assert times([f"2024-03-04 10:00 {zone}"], "%Y-%m-%d %H:%M %Z") == [None]
 
 
 _FORMATS = ["%d/%m/%Y %H:%M:%S", "%B %d, %Y %I:%M:%S %p", "%a %d %b %Y, %H.%M.%S", "%Y%m%d%H%M%S"]

@@ -246,7 +246,7 @@ def _columns_table(title: str, profiles: Mapping[str, Profile], notes: Mapping[s
 def _range(profile: Profile) -> str:
     if profile.lowest is None or profile.highest is None:
         return ""
-    if profile.unit is not None:
+    if profile.unit is not None or profile.kind == "time":
         return f"{_day(profile.lowest)} … {_day(profile.highest)}"
     return f"{profile.lowest:,.10g} … {profile.highest:,.10g}"
 

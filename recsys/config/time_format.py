@@ -1,7 +1,7 @@
 """Formats of times as text, compiled to a pattern with one group per part of a time.
 
 The directives are those of Python's strptime; names of months and days are English, in any
-case, whole or cut to three letters.
+case, whole or cut to three letters. `%Z` is the name of a zone in `ZONES`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,21 @@ _DIRECTIVES = {
     "S": r"(?P<second>\d{1,2})",
     "f": r"\d{1,9}",
     "z": r"(?P<offset>[Zz]|[+-]\d{2}:?\d{2})",
+    "Z": r"(?P<zone>[A-Za-z]{1,5})",
     "a": r"[A-Za-z]{2,4}\.?",
     "A": r"[A-Za-z]{6,9}",
     "%": "%",
 }
+_ZONES_AHEAD = {
+    0: "utc ut gmt z wet", 60: "cet west bst met", 120: "cest mest eet sast", 180: "eest msk",
+    480: "sgt hkt awst", 540: "jst kst", 570: "acst", 600: "aest", 630: "acdt", 660: "aedt",
+    720: "nzst", 780: "nzdt", -150: "ndt", -180: "adt", -210: "nst", -240: "ast edt",
+    -300: "est cdt", -360: "cst mdt", -420: "mst pdt", -480: "pst akdt", -540: "akst",
+    -600: "hst",
+}  # fmt: skip
+ZONES = {name: minutes for minutes, names in _ZONES_AHEAD.items() for name in names.split()}
+"""How far zones are ahead of UTC, by their names in lower case [minutes]. Those of North America
+are as in RFC 2822, CST among them; IST, which is India, Ireland or Israel, is left out."""
 _NEEDED = (("year", "short_year"), ("month", "month_name"), ("day",))
 _PART = re.compile(r"%.?|\s+|[^%\s]+", re.DOTALL)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -32,6 +31,7 @@ from recsys.bundles.signatures import (
 )
 from recsys.bundles.versions import is_version
 from recsys.data.history_facts import OF_EVENTS
+from recsys.data.sources.values import plain_id
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
@@ -327,4 +327,4 @@ def normal_id(id_: str) -> str:
     except UnicodeEncodeError:
         rule, cure = "An id must be text in UTF-8.", "Write the id as the data have it."
         raise UsageError("R540", rule, cure, id_) from None
-    return unicodedata.normalize("NFC", id_)
+    return plain_id(id_)

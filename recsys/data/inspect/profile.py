@@ -302,8 +302,8 @@ _CLOCKS = (
 )  # fmt: skip
 _FORMATS = [
     *(f"{day}{clock}{zone}" for day, clock in itertools.product(_DAYS, _CLOCKS)
-      for zone in (("", " %z") if clock else ("",))),
-    *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y"),
+      for zone in (("", " %z", " %Z") if clock else ("",))),
+    *(f"%a %b %d %H:%M:%S{zone} %Y" for zone in ("", " %z", " %Z")),
 ]  # fmt: skip
 
 
@@ -346,6 +346,12 @@ def find_formats(texts: pa.Array) -> tuple[str, ...]:
     if best < _NEARLY_ALL:
         return ()
     return tuple(format_ for format_, share in shares.items() if share == best)
+
+
+def fits_format(profile: Profile, format_: str) -> bool:
+    """Returns whether nearly all values of a column are times in a format."""
+    texts = pa.array(profile.sample, pa.string())
+    return written_times(texts, format_).null_count < (1.0 - _NEARLY_ALL) * len(texts)
 
 
 @functools.cache

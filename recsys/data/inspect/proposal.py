@@ -16,7 +16,7 @@ from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
 from recsys.data.inspect.names import shown, words_of
-from recsys.data.inspect.profile import Advance, Profile, profile_columns
+from recsys.data.inspect.profile import Advance, Profile, fits_format, profile_columns
 from recsys.data.inspect.roles import (
     TIME_FORMAT,
     Overlap,
@@ -32,6 +32,7 @@ from recsys.data.interactions import interaction_columns
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids, to_numbers
 from recsys.data.split import DAY_S
+from recsys.errors import UsageError
 
 _SMALL_COUNT, _IDS_COMPARED = 20, 2_000_000
 
@@ -108,6 +109,13 @@ def inspect_files(
             name = shown(roles.decided[ROLE[what]].column)
             undecided.append(f"{what}: no column is clearly their id: rename it to {name}")
     options = list(roles.options.values())
+    if options:  # What else was said, which isn't the column of a role.
+        said = {TIME_FORMAT: mapped.get(TIME_FORMAT), "timestamp": mapped.get("timestamp")}
+        options += [
+            f"{role}={word}"
+            for role, word in said.items()
+            if word and role not in (*roles.decided, *(o.partition("=")[0] for o in options))
+        ]
     config = findings = split = None
     if not undecided:
         sides = {what: with_findings(what, side, sample) for what, side in sides.items()}
@@ -138,12 +146,39 @@ def _look_at_events(
     if events is not None:
         understood = understood.with_events(*events)
         profiles = profile_columns(understood, "interactions", now, sample, advance)
-    for profile in profiles.values():
-        if mapped.get(TIME_FORMAT) in profile.time_formats or (
-            TIME_FORMAT in mapped and profile.name == mapped.get("timestamp")
-        ):
-            profile.time_formats = (mapped[TIME_FORMAT],)
+    if TIME_FORMAT in mapped:
+        mapped |= _set_format(profiles, mapped[TIME_FORMAT], mapped.get("timestamp"))
     return understood, profiles, mapped
+
+
+def _set_format(
+    profiles: Mapping[str, Profile], format_: str, column: str | None
+) -> dict[str, str]:
+    """Sets the format of times that `--map` names; returns the timestamp, where it is clear.
+
+    Args:
+        profiles: The columns.
+        format_: The format.
+        column: The column that `--map` names too; None: those that the format fits.
+
+    Raises:
+        UsageError: It fits no column.
+    """
+    fitting = [
+        profile
+        for profile in profiles.values()
+        if profile.name == column or (column is None and fits_format(profile, format_))
+    ]
+    if not fitting:
+        raise UsageError(
+            "R258",
+            "--map timestamp_format must fit the values of a column.",
+            "Correct it, or name the column too: --map timestamp=COLUMN,timestamp_format=….",
+            format_,
+        )
+    for profile in fitting:
+        profile.kind, profile.time_formats = "time", (format_,)
+    return {"timestamp": fitting[0].name} if len(fitting) == 1 else {}
 
 
 def _hints(

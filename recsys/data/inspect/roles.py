@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from recsys.config import ListOfEvents
+from recsys.config.time_format import time_pattern
 from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.names import name_score, role_words, shown
 from recsys.data.inspect.profile import Profile
@@ -79,11 +80,21 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
             roles = ", ".join((*NEEDED, *OPTIONAL))
             rule = f"--map must read ROLE=COLUMN, with a role among {roles}."
             raise UsageError("R258", rule, cure, word)
+        if is_format:
+            _check_format(column)
         mapped[role] = column
     if "user" in mapped and mapped["user"] == mapped.get("item"):
         rule = "--map must name two columns for user and item."
         raise UsageError("R258", rule, cure, mapped["user"])
     return mapped
+
+
+def _check_format(format_: str) -> None:
+    try:
+        time_pattern(format_)
+    except ValueError as error:
+        cure = "Directives are those of Python's strptime: %d/%m/%Y %H:%M."
+        raise UsageError("R258", f"--map: {error}.", cure) from None
 
 
 def find_roles(
@@ -247,7 +258,10 @@ def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str
     if role != "timestamp":
         return f"{role}: there is no column"
     why = "no column holds times from 1971 to now, though one is called so"
-    return f"timestamp: {why}; --map timestamp={NO_COLUMN} goes without"
+    return (
+        f"timestamp: {why}; --map {TIME_FORMAT}=… tells how they are written, as %d/%m/%Y %H:%M"
+        f" or %Y-%m-%d %H:%M:%S %Z; --map timestamp={NO_COLUMN} goes without"
+    )
 
 
 _SIGNS = ("|", ";", ",", " ")

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import TimestampUnit
-from recsys.config.time_format import time_pattern
+from recsys.config.time_format import ZONES, time_pattern
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -28,12 +28,20 @@ NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 """Texts that are a number."""
 # All that Python's str.strip() takes away, of ASCII.
 _ASCII_BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
+_INVISIBLE = "\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"
+# They shape the letters of words, and emoji; at the ends of an id they do nothing.
+_JOINERS = "\u200c\u200d"
+_AT_ENDS = f"[{_INVISIBLE}{_JOINERS}]+"
+INVISIBLE = f"^{_AT_ENDS}|{_AT_ENDS}$|[{_INVISIBLE}]+"
+"""Characters of an id that show nothing, in a pattern of Python and of RE2."""
 _EXACT = 2.0**53
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def to_ids(column: pa.Array) -> pa.Array:
-    """Returns ids as text `[n]`: trimmed, in Unicode's NFC, null where there is none.
+    """Returns ids as text `[n]`: trimmed, in Unicode's NFC, without what can't be seen.
+
+    An id that is empty then is null.
 
     Whole numbers become decimal text, doubles too where they are whole.
     """
@@ -78,7 +86,7 @@ def to_lists(column: pa.Array, separator: str) -> pa.Array:
         column = column.dictionary_decode()
     if not is_list(column.type):
         column = pc.split_pattern(pc.fill_null(to_text(column), ""), separator)
-    parts = to_ids(column.flatten())
+    parts = _by_value(column.flatten(), lambda values: _trimmed(_written(values)))
     parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
     is_part = parts.is_valid()
     counts = np.bincount(parents[is_part.to_numpy(zero_copy_only=False)], minlength=len(column))
@@ -164,6 +172,20 @@ def _decoded(value: bytes | None) -> str | None:
 
 def _ids(column: pa.Array) -> pa.Array:
     text = _written(column)
+    if not _text_bytes(text).isascii() and _any(
+        pc.match_substring_regex(text, f"[{_INVISIBLE}{_JOINERS}]")
+    ):
+        text = pc.replace_substring_regex(pc.utf8_trim_whitespace(text), INVISIBLE, "")
+    return _trimmed(text)
+
+
+def plain_id(text: str) -> str:
+    """Returns one id as `to_ids` does, without trimming its blanks."""
+    text = text if text.isascii() else re.sub(INVISIBLE, "", text)
+    return unicodedata.normalize("NFC", text)
+
+
+def _trimmed(text: pa.Array) -> pa.Array:
     if _text_bytes(text).isascii():
         text = pc.ascii_trim(text, _ASCII_BLANKS)
     else:
@@ -329,6 +351,7 @@ def _of_unique(text: pa.Array, convert: Callable[[str], int | None]) -> pa.Array
 
 _MONTHS = {name.lower(): at for at, name in enumerate(calendar.month_name) if name}
 _MONTHS |= {name[:3]: at for name, at in _MONTHS.items()} | {"sept": 9}
+_NO_ZONE = 1 << 20
 
 
 def written_times(text: pa.Array, format_: str) -> pa.Array:
@@ -363,13 +386,14 @@ def written_times(text: pa.Array, format_: str) -> pa.Array:
         hour = number("hour_of_12")
         is_later = looked_up("half", lambda half: int(half == "p"))
         hour = np.where((hour >= 1) & (hour <= 12), hour % 12 + 12 * is_later, -1)
+    ahead = looked_up("offset", _offset) + 60 * looked_up("zone", lambda n: ZONES.get(n, _NO_ZONE))
     first = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
     days = first.astype("datetime64[D]").astype(np.int64)
     n_days = (first + 1).astype("datetime64[D]").astype(np.int64) - days
     fits = _numpy(matches.is_valid()) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= n_days)
-    fits &= (hour >= 0) & (hour < 24) & (minute < 60) & (second < 60)
+    fits &= (hour >= 0) & (hour < 24) & (minute < 60) & (second < 60) & (ahead < _NO_ZONE)
     seconds = (((days + day - 1) * 24 + hour) * 60 + minute) * 60 + second
-    return pa.array(seconds - looked_up("offset", _offset), pa.int64(), mask=~fits)
+    return pa.array(seconds - ahead, pa.int64(), mask=~fits)
 
 
 @functools.cache

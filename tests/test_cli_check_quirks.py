@@ -1,0 +1,111 @@
+"""Files with the quirks that exports have: what `recsys check` says, and what a run then reads."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from commands import run_main
+
+from recsys.config.load import load_config
+from recsys.data.ingest.window import check_sources
+from recsys.data.interactions import interaction_columns, parse_interactions
+from recsys.data.sources.pieces import plan_pieces, read_piece
+
+NOW = 1_790_000_000
+DAY = 86_400
+START = 1_704_067_200
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(capsys, *arguments):
+    code = run_main("check", *map(str, arguments), "--json", "--out", "c.yaml", "--force")
+    result = json.loads(capsys.readouterr().out)
+    assert (code == 0) == (result["config"] is not None)
+    return result
+
+
+def rows_of(path):
+    """Returns the good rows that a run reads with a written config."""
+    data = load_config(path).data
+    check_sources(data)
+    config = data.interactions
+    return pa.Table.from_batches(
+        parse_interactions(batch, config, NOW, piece.file_index)[0]
+        for piece in plan_pieces(config, "interactions", interaction_columns(config))
+        for batch in read_piece(piece)
+    )
+
+
+def write_events(file, rows, header="user_id,item_id,timestamp"):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{row}\n" for row in (header, *rows)), encoding="utf-8")
+
+
+def events(n=200):
+    return [(n * 7 % 40, n * 3 % 30, START + n * 3000) for n in range(n)]
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [
+        ("2024-01-{:02} 10:00:00 CET", "%Y-%m-%d %H:%M:%S %Z"),
+        ("Mon Jan {:02} 02:00:00 PDT 2024", "%a %b %d %H:%M:%S %Z %Y"),
+    ],
+)
+def test_times_with_the_name_of_a_zone_are_found_and_read(here, capsys, text, format_):
+    rows = [f"u{n % 9},i{n % 7},{text.format(1 + n % 28)}" for n in range(100)]
+    write_events(here / "e.csv", rows)
+    assert found(capsys, "e.csv")["timestamp_format"] == format_
+    times = rows_of(here / "c.yaml")["timestamp"].to_pylist()
+    assert times == [START + n % 28 * DAY + 9 * 3600 for n in range(100)]
+
+
+def test_a_format_alone_says_which_column_is_the_time(here, capsys):
+    rows = [f"u{n % 9},i{n % 7},2024 week 1 day {1 + n % 28}/01,{n}" for n in range(100)]
+    write_events(here / "e.csv", rows, "user_id,item_id,timestamp,n")
+    [sentence] = found(capsys, "e.csv")["undecided"]
+    assert "timestamp_format" in sentence
+    format_ = "%Y week 1 day %d/%m"
+    assert found(capsys, "e.csv", "--map", f"timestamp_format={format_}")["undecided"] == []
+    times = rows_of(here / "c.yaml")["timestamp"].to_pylist()
+    assert times == [START + n % 28 * DAY for n in range(100)]
+
+
+def test_a_format_that_fits_no_column_or_is_none_is_refused(here, capsys):
+    write_events(here / "e.csv", [f"u{u},i{i},{t}" for u, i, t in events()])
+    for format_ in ("%d.%m.%Y", "%d", "%Y %m %d %Q"):
+        assert run_main("check", "e.csv", "--map", f"timestamp_format={format_}") == 2
+        assert "R258" in capsys.readouterr().err
+
+
+def test_the_suggested_command_keeps_the_format_that_was_said(here, capsys):
+    rows = [f"{u},{i},{1 + i % 9}.{1 + u % 9}.2020" for u, i, _ in events()]
+    write_events(here / "e.csv", rows, "a,b,when")
+    result = found(capsys, "e.csv", "--map", "timestamp_format=%d.%m.%Y")
+    assert result["undecided"]
+    assert "timestamp_format=%d.%m.%Y" in result["try"]
+
+
+# --- ids
+
+
+def test_invisible_characters_split_no_id(here, capsys):
+    space, mark = "\u200b", "\ufeff"
+    rows = [
+        f"u{u}{space * (n % 2)},{mark * (n % 3 == 0)}é{i},{t}"
+        for n, (u, i, t) in enumerate(events())
+    ]
+    write_events(here / "e.csv", rows)
+    result = found(capsys, "e.csv")
+    assert {c["name"]: c["distinct"] for c in result["columns"]}["user_id"] == 40
+    table = rows_of(here / "c.yaml")
+    assert table["user_id"].to_pylist() == [f"u{u}" for u, _, _ in events()]
+    assert table["item_id"].to_pylist() == [f"é{i}" for _, i, _ in events()]
