@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from recsys import models as models
     from recsys.bundles.exporting import export
     from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
+    from recsys.config.file_option import File
     from recsys.config.load import load_config
     from recsys.data.dataset import Data, open_data
     from recsys.data.features import Feature
@@ -71,6 +72,7 @@ __all__ = [
     "EvaluationResult",
     "Feature",
     "FeatureConfig",
+    "File",
     "HistoryEncoder",
     "LoadedBundle",
     "Loss",

@@ -230,8 +230,11 @@ class Choice:
         self, source: Any, handler: pydantic.GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         """Returns the pydantic schema that validates and serializes the field."""
-        return core_schema.no_info_plain_validator_function(
-            self.read, serialization=core_schema.plain_serializer_function_ser_schema(self.write)
+        return core_schema.with_info_plain_validator_function(
+            lambda value, info: self.read(value, info.context),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda config, info: self.write(config, info.context), info_arg=True
+            ),
         )
 
     def __get_pydantic_json_schema__(
@@ -256,8 +259,12 @@ class Choice:
         schema.update(properties=properties, required=[*required, *schema.get("required", ())])
         return schema
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: Any, context: Any = None) -> Any:
         """Returns the config object that `value` describes.
+
+        Args:
+            value: A name, or a map with options.
+            context: Context of the validation, for the options.
 
         Raises:
             ValueError: The name is not registered, or the options are invalid.
@@ -285,12 +292,12 @@ class Choice:
                 f" {name!r}"
             ) from error
         # JSON mode converts lists to tuples and nothing else.
-        return config.model_validate_json(json.dumps(options))
+        return config.model_validate_json(json.dumps(options), context=context)
 
-    def write(self, config: pydantic.BaseModel) -> Any:
+    def write(self, config: pydantic.BaseModel, context: Any = None) -> Any:
         """Returns the JSON-serializable input of `read`."""
         name = name_of(self.kind, config)
-        options = config.model_dump(mode="json")
+        options = config.model_dump(mode="json", context=context)
         return {self.key: name, **options} if options else name
 
     def config_of(self, value: Any) -> type[pydantic.BaseModel] | None:

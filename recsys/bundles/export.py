@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shutil
 import tempfile
 from importlib import metadata
@@ -37,6 +36,7 @@ from recsys.bundles.signatures import (
 )
 from recsys.bundles.variables import filled_later
 from recsys.config import ExportConfig, ExportStage, TrainStage
+from recsys.config.file_option import IN_FOLDER, read_in_folder
 from recsys.config.load import load_stage
 from recsys.data.dataset import GRAPHS
 from recsys.data.history_facts import KINDS
@@ -260,7 +260,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         reference.save(Path(scratch))
         checked = parity.check(folder, Path(scratch))
     trained_with = fields["config"]
-    trained = TrainStage.model_validate_json(json.dumps(trained_with))
+    trained = read_in_folder(TrainStage, trained_with, sources.model)
     card = model_card(
         stage.name,
         fields["counts"],
@@ -315,7 +315,7 @@ def _write_contents(
         "history_facts": saved.model.spec.config.query_facts,
         "kinds": saved.inputs.kinds if KINDS in saved.model.spec.config.history_facts else (),
         "counts": {"users": len(opened.histories.ids), "items": opened.n_items},
-        "config": saved.stage.model_dump(mode="json"),
+        "config": saved.stage.model_dump(mode="json", context=IN_FOLDER),
     }
     return fields, reference
 

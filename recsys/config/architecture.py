@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from recsys.config.file_option import BY_CONTENT
 from recsys.registry import Choice
 from recsys.strict import Strict
 
@@ -193,7 +194,7 @@ class RetrievalConfig(Strict):
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights and vectors depend on, by key."""
-        dumped = self.model_dump(mode="json")
+        dumped = self.model_dump(mode="json", context=BY_CONTENT)
         dumped["item_age"] = self.item_age is not None  # No weight depends on the moments.
         return {key: value for key, value in dumped.items() if key not in self.FREE}
 
@@ -421,7 +422,8 @@ class TwoTowerConfig(RetrievalConfig):
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights and vectors depend on, by key."""
-        options = {**super().architecture(), "pooling": Choice("encoder").write(self.encoder)}
+        pooling = Choice("encoder").write(self.encoder, BY_CONTENT)
+        options = {**super().architecture(), "pooling": pooling}
         if isinstance(self.encoder, SelfAttentionConfig):
             del options["pooling"]["dropout"]
         if isinstance(self.encoder, PositionConfig):

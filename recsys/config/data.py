@@ -77,7 +77,7 @@ class FormatChoice(registry.Choice):
         by_name, *options = super().__get_pydantic_json_schema__(schema, handler)["anyOf"]
         return {"anyOf": [{**by_name, "examples": ["auto", *by_name["examples"]]}, *options]}
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: Any, context: Any = None) -> Any:
         """Returns the name of a source, or the source with the given options.
 
         Raises:
@@ -86,12 +86,12 @@ class FormatChoice(registry.Choice):
         is_name = isinstance(value, str)
         if value == "auto":
             return value
-        source = super().read(value)
+        source = super().read(value, context)
         return value if is_name else source
 
-    def write(self, config: Any) -> Any:
+    def write(self, config: Any, context: Any = None) -> Any:
         """Returns the JSON-serializable input of `read`."""
-        return config if isinstance(config, str) else super().write(config)
+        return config if isinstance(config, str) else super().write(config, context)
 
 
 class SourceConfig(Strict):

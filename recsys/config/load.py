@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,10 +60,11 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
         ConfigError: The file can't be read, is not valid YAML, or violates the schema.
     """
     path = Path(path or default_config_path())
-    raw = _read_yaml(path)
-    _anchor_paths(raw, path.resolve().parent)
-    _override(raw, overrides)
-    return _validated(Config, raw, path)
+    raw, folder = _read_yaml(path), path.resolve().parent
+    _anchor_paths(raw, folder)
+    there = {*_texts_in(raw)}
+    here = _override(raw, overrides)
+    return _validated(Config, raw, path, {"folder": folder, "there": there, "here": here})
 
 
 def load_stage(path: Path, kind: type[StageT], overrides: Iterable[str] = ()) -> StageT:
@@ -175,13 +176,27 @@ def _anchored(value: Any, folder: Path) -> Any:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
 
 
-def _override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Applies overrides of the form `a.b=value` to a raw config."""
+def _override(raw: dict[str, Any], overrides: Iterable[str]) -> set[str]:
+    """Applies overrides of the form `a.b=value` to a raw config.
+
+    Returns:
+        The texts in their values. The files that plugins read (`recsys.File`) are known only when
+        the config is validated; those among the texts are relative to the current folder.
+    """
     changes: dict[str, Any] = {}
     for override in overrides:
         _apply_override(changes, override)
     _anchor_paths(changes, Path.cwd())
     _merge(raw, changes)
+    return {*_texts_in(changes)}
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(part)
 
 
 def _apply_override(changes: dict[str, Any], override: str) -> None:
@@ -222,8 +237,19 @@ def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
             raw[key] = value
 
 
-def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
+def _validated(
+    kind: type[StrictT],
+    raw: dict[str, Any],
+    path: Path,
+    context: Mapping[str, Any] | None = None,
+) -> StrictT:
     """Returns the validated config.
+
+    Args:
+        kind: Class of the config.
+        raw: Its raw values.
+        path: Its file, for messages.
+        context: What the paths of `recsys.File` are relative to; None: the current folder.
 
     Raises:
         ConfigError: The values violate the schema.
@@ -231,7 +257,7 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
     try:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
         text = json.dumps(raw)
-        return kind.model_validate_json(text)
+        return kind.model_validate_json(text, context=context)
     except pydantic.ValidationError as error:
         problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] != "missing")
     raw = json.loads(text)  # Keys are texts there, as in the places of the problems.

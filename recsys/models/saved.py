@@ -8,6 +8,7 @@ catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
 probe.npz         queries and their embeddings, which an export must reproduce
+files/            what its plugins read, see `recsys.config.file_option`
 training.json     loss curve, speed, placement of the tables
 training_state/   what a later training goes on from, see `recsys.training.warm_start`;
                   nothing here reads it
@@ -29,6 +30,7 @@ import keras
 import numpy as np
 
 from recsys.config import TrainStage
+from recsys.config.file_option import IN_FOLDER, copy_files, read_in_folder
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import FACTS, Facts
 from recsys.data.input_files import CANDIDATES, PARTS, seal_candidates, seal_inputs
@@ -118,14 +120,15 @@ def save_model(
         inputs: Whose counts of training events the vocabularies get; None: as in `data`.
     """
     agreed(lambda: _write_inputs(folder, data, inputs))
+    agreed(lambda: copy_files(folder, stage, model.spec))
     plugins = plugins_needed(stage.plugins, stage.model, stage.train)
     stage = stage.model_copy(update={"plugins": plugins})
     kept = [SavedVariable(v, table, _TYPES.get(v.dtype, "<f4")) for v, table in kept_weights(model)]
     described = write_variables(folder / "weights", kept)
     summary = {
         "format": 1,
-        "spec": model.spec.model_dump(mode="json"),
-        "stage": stage.model_dump(mode="json"),
+        "spec": model.spec.model_dump(mode="json", context=IN_FOLDER),
+        "stage": stage.model_dump(mode="json", context=IN_FOLDER),
         "variables": described,
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
@@ -195,8 +198,8 @@ def load_model(
     try:
         summary = read_json(folder / "model.json")
         # First, since it loads the plugins that may have registered the model.
-        stage = TrainStage.model_validate_json(json.dumps(summary["stage"]))
-        spec = ModelSpec.model_validate_json(json.dumps(summary["spec"]))
+        stage = read_in_folder(TrainStage, summary["stage"], folder)
+        spec = read_in_folder(ModelSpec, summary["spec"], folder)
         inputs = ModelInputs.open(folder)
     except DAMAGE as error:
         raise _damaged(folder, f"{type(error).__name__}: {error}") from None

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from recsys.config.file_option import BY_CONTENT
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.strict import Strict
@@ -66,7 +67,7 @@ def facts_of(module: str, stage: Strict, folders: Mapping[str, Path | None]) -> 
     source = version_text(source_version())
     code = code_fingerprint(module, config=[stage])[:16]
     read = {name: _digest_of(path) for name, path in folders.items() if path is not None}
-    config = dict(_leaves("config", stage.model_dump(mode="json")))
+    config = dict(_leaves("config", stage.model_dump(mode="json", context=BY_CONTENT)))
     return {"the code": f"{source} ({code})", **read, **config}
 
 

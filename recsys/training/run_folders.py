@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from recsys.config import TrainStage
+from recsys.config.file_option import BY_CONTENT
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError
 from recsys.fingerprint import code_fingerprint
@@ -78,7 +79,7 @@ class RunFolders:
             agreed,  # It imports JAX, which a parent doesn't need.
         )
 
-        config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING})
+        config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING}, context=BY_CONTENT)
         del config["train"]["checkpoint"], config["train"]["profile_steps"]
         if base is None:  # Of no consequence to a training that begins anew.
             del config["warm_start"]

@@ -22,6 +22,7 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
+from recsys.config.file_option import read_in_folder
 from recsys.data.history_facts import KINDS
 from recsys.data.kept_events import KeptEvents, training_events
 from recsys.data.store import InteractionStore
@@ -127,8 +128,8 @@ class EarlierModel:
             return cls(
                 folder=folder,
                 # First, since it loads the plugins that may have registered the model.
-                stage=TrainStage.model_validate_json(json.dumps(summary["stage"])),
-                spec=ModelSpec.model_validate_json(json.dumps(summary["spec"])),
+                stage=read_in_folder(TrainStage, summary["stage"], folder),
+                spec=read_in_folder(ModelSpec, summary["spec"], folder),
                 state=TrainingState(**kept["state"]),
                 fingerprint=fingerprint(folder) or "",
                 weights=_files_by_path(folder / "weights", summary),
