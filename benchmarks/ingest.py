@@ -40,7 +40,6 @@ OURS = "ours"
 _ROWS = [5_000_000]
 _FORMATS = [*Format]
 _NO_PEERS: list[Peer] = []
-_DIRECT_RUNNER = ["--runner=DirectRunner"]
 
 
 def main(
@@ -86,7 +85,7 @@ def _round(file: Path, everyone: list[str]) -> dict[str, Watched]:
         with tempfile.TemporaryDirectory(dir=file.parent) as name:
             arguments = {"file": str(file), "out": f"{name}/out"}
             if who == OURS:
-                watched[who] = call(ours, None, True, **arguments, beam=_DIRECT_RUNNER)
+                watched[who] = call(ours, None, True, **arguments, beam=[])
             else:
                 watched[who] = watch(peer(f"ingest_{who}", **arguments))
     digests = {who: w.result["digest"] for who, w in watched.items()}
@@ -106,6 +105,7 @@ def ours(file: str, out: str, beam: list[str]) -> dict[str, Any]:
 
     from benchmarks.peers.ingest_digest import digest
     from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
+    from recsys.data.ingest.beam_args import with_local_runner
     from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
     from recsys.data.ingest.store_writer import build_store, make_vocabularies
     from recsys.data.store import InteractionStore
@@ -117,7 +117,7 @@ def ours(file: str, out: str, beam: list[str]) -> dict[str, Any]:
     folder.mkdir(parents=True)
     examples, vocabulary, store = (folder / name for name in ("examples", "vocabulary", "store"))
     clock = [time.perf_counter()]
-    pipeline = Pipeline(options=PipelineOptions(beam))
+    pipeline = Pipeline(options=PipelineOptions(with_local_runner(beam)))
     summary = ingest_interactions(source, str(examples), str(folder / "letters"), pipeline)
     clock.append(time.perf_counter())
     vocabulary.mkdir()

@@ -32,6 +32,7 @@ from recsys.config import (
     canonical_json,
     stage_of,
 )
+from recsys.data.ingest.beam_args import is_local, with_local_runner
 from recsys.fingerprint import code_fingerprint
 from recsys.report.runs import RUNS
 
@@ -172,10 +173,9 @@ def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipe
 
 
 def _beam_args(args: Sequence[str]) -> list[str]:
-    """Returns arguments of Beam, with what spares the runner of one process seconds a step.
+    """Returns arguments of Beam, with what spares the runner of this machine seconds a step.
 
     For each step with Beam, TFX packs itself as a wheel for the workers, unless some
-    package is named. Workers inside this process need none, and look for none.
+    package is named. Workers on this machine need none, and look for none.
     """
-    is_alone = list(args) == ["--runner=DirectRunner"]
-    return [*args, "--extra_package=none"] if is_alone else list(args)
+    return [*with_local_runner(args), *(["--extra_package=none"] if is_local(args) else [])]

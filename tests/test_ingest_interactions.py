@@ -8,6 +8,7 @@ import pytest
 
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
 from recsys.data.example_files import read_split
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.errors import RecsysError
 from recsys.system.events import shown_events
@@ -30,7 +31,9 @@ def write(folder, name, rows, header="user,item,time"):
 
 
 def run(config, out):
-    return ingest_interactions(config, str(out / "examples"), str(out / "letters"), beam.Pipeline())
+    return ingest_interactions(
+        config, str(out / "examples"), str(out / "letters"), beam.Pipeline(LOCAL_RUNNER)
+    )
 
 
 def events(out, split):

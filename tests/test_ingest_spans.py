@@ -27,6 +27,7 @@ from recsys.config import (
 from recsys.data.event_times import event_times
 from recsys.data.example_files import read_split
 from recsys.data.ingest import ingestion, read_rows, segments
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.segments import counts_of, segments_in_use
@@ -73,7 +74,7 @@ class World:
             source,
             str(out / "examples"),
             str(out / "letters"),
-            beam.Pipeline(),
+            beam.Pipeline(LOCAL_RUNNER),
             self.root / "segments",
             code,
         )
@@ -613,7 +614,7 @@ def test_a_night_by_beam_is_one_by_the_code_that_knows_no_spans(tmp_path):
         interactions=world.config.model_copy(update=given_files), eval_share=0.25
     )
     wanted = ingest_interactions(
-        source, str(plain / "examples"), str(plain / "letters"), beam.Pipeline()
+        source, str(plain / "examples"), str(plain / "letters"), beam.Pipeline(LOCAL_RUNNER)
     )
     # All that an ingestion without spans counts, to the row.
     assert {name: summary[name] for name in wanted} == wanted
@@ -642,6 +643,7 @@ _NIGHT = """
 import os, sys
 from pathlib import Path
 import apache_beam as beam
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 config, out, root, call = sys.argv[1:]
 calls, sync = [0], os.fsync
@@ -653,7 +655,7 @@ def killed(descriptor):
 os.fsync = killed
 source = InteractionSource.model_validate_json(config)
 ingest_interactions(
-    source, out + "/examples", out + "/letters", beam.Pipeline(), Path(root), "code"
+    source, out + "/examples", out + "/letters", beam.Pipeline(LOCAL_RUNNER), Path(root), "code"
 )
 print(calls[0])
 """

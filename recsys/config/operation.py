@@ -18,7 +18,8 @@ class BeamConfig(Strict):
     """Apache Beam."""
 
     args: tuple[str, ...] = ("--runner=DirectRunner",)
-    """Pipeline arguments, passed to Beam unchanged."""
+    """Pipeline arguments for Beam. `DirectRunner`, and no runner at all, mean Beam's FnApiRunner on
+    this machine."""
     tfx_args: tuple[str, ...] | None = None
     """Pipeline arguments of the TFX steps StatisticsGen and Transform, for a runner that does not
     support them; `null`: same as `args`."""

@@ -12,6 +12,7 @@ import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.transform import preprocessing_fn, read_vocabularies
 
 ALWAYS = {"item_id": tf.string, "title": tf.string, "user_id": tf.string, "age": tf.float32}
@@ -42,7 +43,7 @@ def make(rows, id_column, features, scratch, out, bags_file):
     parts = [{"column": feature["column"], "feature": feature} for feature in features]
     custom = {"id": id_column, "features": parts}
     metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
-    with tft_beam.Context(temp_dir=str(scratch)), beam.Pipeline() as pipeline:
+    with tft_beam.Context(temp_dir=str(scratch)), beam.Pipeline(LOCAL_RUNNER) as pipeline:
         plain = pipeline | beam.Create(rows)
         (_, _), function = (plain, metadata) | tft_beam.AnalyzeAndTransformDataset(
             lambda inputs: preprocessing_fn(inputs, custom)

@@ -26,6 +26,7 @@ from recsys.data.entities import (
     raw_columns,
 )
 from recsys.data.example_files import write_examples
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.entity_rows import Transformed, write_user_features
 from recsys.data.ingest.entity_rows import write_catalogue as write_items
 from recsys.data.ingest.transform import preprocessing_fn
@@ -71,7 +72,10 @@ def transform(config, rows, folder):
 
     custom = feature_settings(config)
     metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
-    with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
+    with (
+        tft_beam.Context(temp_dir=str(folder / "scratch")),
+        beam.Pipeline(LOCAL_RUNNER) as pipeline,
+    ):
         data = pipeline | beam.Create([as_row(row) for row in rows.to_pylist()])
         (tokens, made), function = (data, metadata) | tft_beam.AnalyzeAndTransformDataset(
             lambda inputs: preprocessing_fn(inputs, custom)

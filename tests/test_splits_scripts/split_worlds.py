@@ -6,6 +6,7 @@ import apache_beam as beam
 import numpy as np
 
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.entity_rows import write_catalogue
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
@@ -43,7 +44,7 @@ def source(files, split, **more):
 def make(config, out):
     """Ingests, and writes the data folder as a run does; returns summary and store."""
     summary = ingest_interactions(
-        config, str(out / "examples"), str(out / "letters"), beam.Pipeline()
+        config, str(out / "examples"), str(out / "letters"), beam.Pipeline(LOCAL_RUNNER)
     )
     vocabularies = out / "data" / "vocabulary"
     vocabularies.mkdir(parents=True)

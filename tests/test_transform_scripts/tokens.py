@@ -11,6 +11,7 @@ import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
+from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.transform import (
     preprocessing_fn,
     read_token_rows,
@@ -35,7 +36,10 @@ def main(folder):
     custom = {"id": "user_id", "features": parts}
     features = [read_feature(one) for one in world["features"]]
     out = folder / "tokens"
-    with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
+    with (
+        tft_beam.Context(temp_dir=str(folder / "scratch")),
+        beam.Pipeline(LOCAL_RUNNER) as pipeline,
+    ):
         rows = pipeline | beam.Create([as_row(row, world["shapes"]) for row in world["rows"]])
         (tokens, made), function = (rows, metadata) | tft_beam.AnalyzeAndTransformDataset(
             lambda inputs: preprocessing_fn(inputs, custom)

@@ -1,6 +1,7 @@
 """From raw files to the data folder, by Apache Beam; the only Beam code of `recsys`.
 
 standalone.py     `ingest`: all steps without TFX
+beam_args.py      the runner of this machine
 ingestion.py      interactions: read, without duplicates, split
 read_rows.py      files → rows in buckets, by Beam
 span_states.py    a rolling window, of whose spans those that are new are read

@@ -24,6 +24,7 @@ from recsys.config.load import load_config
 from recsys.data.dataset import FACTS, GRAPHS, Data
 from recsys.data.dead_letters import Tally, check_rejected
 from recsys.data.entities import EntityConfig
+from recsys.data.ingest.beam_args import with_local_runner
 from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.entity_rows import (
     SPLIT,
@@ -39,8 +40,6 @@ from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
-
-BEAM_ARGS = ("--runner=DirectRunner",)
 
 
 def ingest(
@@ -79,7 +78,7 @@ def ingest(
     whole = load_config(Path(config)) if isinstance(config, str | Path) else config
     data = whole.data if isinstance(whole, Config) else whole
     if beam_args is None:
-        beam_args = whole.beam.args if isinstance(whole, Config) else BEAM_ARGS
+        beam_args = whole.beam.args if isinstance(whole, Config) else ()
     final = Path(out)
     if final.exists() and not (final / FACTS).is_file() and any(final.iterdir()):
         raise UsageError(
@@ -92,7 +91,8 @@ def ingest(
     temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
     replaced = temporary.with_name(f"{temporary.name}-replaced")
     previous = previous.folder if isinstance(previous, Data) else previous
-    ingestion = _FolderIngestion(data, temporary, PipelineOptions(list(beam_args)))
+    options = PipelineOptions(with_local_runner(beam_args))
+    ingestion = _FolderIngestion(data, temporary, options)
     try:
         with _shown(progress):
             ingestion.run(*(None if path is None else Path(path) for path in (previous, cache)))
