@@ -1,6 +1,7 @@
 """CSV files are read as text, and damage costs the damaged row and no more."""
 
 import csv
+import gzip
 import io
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ from hypothesis import given
 
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
+from recsys.data.inspect.dialect import understand
 from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.pieces import WHOLE_FILES, plan_pieces, read_piece
 from recsys.data.sources.text_source import split_fields
@@ -142,6 +144,7 @@ _FILES = {
     "semicolons": (b"a;b\n1;2\n", "R203"),
     "zip": (b"PK\x03\x04rest", "R204"),
     "old-mac": (b"a,b\r1,2\r", "R204"),
+    "old-mac-with-a-last-line-feed": (b"a,b\r1,2\r\n", "R204"),
     "nul-bytes": (b"a,b\n\0\0\0", "R204"),
     "utf-16": ("a,b\n1,2\n".encode("utf-16"), "R204"),
 }
@@ -164,6 +167,44 @@ def test_a_parquet_file_is_named_as_one(tmp_path):
     pq.write_table(pa.table({"a": [1], "b": [2]}), path)
     with pytest.raises(RecsysError, match=r"R204.*CSV text.*a Parquet file"):
         plan_pieces(SourceConfig(files=str(path)), "interactions", ["a", "b"])
+
+
+_ROWS = "user,item\n" + "ann,x\n" * 200
+_OTHERS = {
+    "r.csv": (_ROWS.encode("utf-32"), "'UTF-32 text'. Set csv.encoding: utf-32 "),
+    "le.csv": (_ROWS.encode("utf-32-le"), "'UTF-32 text'. Set csv.encoding: utf-32-le "),
+    "be.csv": (_ROWS.encode("utf-32-be"), "'UTF-32 text'. Set csv.encoding: utf-32-be "),
+    "16.csv": (_ROWS.encode("utf-16-be"), "'UTF-16 text'. Set csv.encoding: utf-16-be "),
+    "mac.csv": (_ROWS.replace("\n", "\r").encode(), "end in CR alone"),
+    "mac.jsonl": (b'{"user": 1}\r{"user": 2}\r', "end in CR alone"),
+    "a.zip": (b"PK\x03\x04rest", "'a zip file'. Unpack it"),
+    "a.xlsx": (b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml", "'an Excel file'. Save"),
+    "a.feather": (b"ARROW1\0\0" + bytes(90), "'an Arrow file'. Convert it"),
+    "a.tar.gz": (gzip.compress(bytes(257) + b"ustar" + bytes(250)), "'a tar file'. Unpack it"),
+}
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_what_no_source_reads_is_named_with_its_cure(tmp_path, name):
+    content, words = _OTHERS[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecsysError, match="R204") as caught:
+        plan_pieces(SourceConfig(files=str(tmp_path / name)), "interactions", ["user"])
+    assert words in str(caught.value)
+    if "csv" not in name:
+        assert "as its name says" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-32-be", "utf-16-le"])
+def test_check_finds_the_encoding_of_wide_text(tmp_path, encoding):
+    (tmp_path / "r.csv").write_bytes(_ROWS.encode(encoding))
+    assert understand([str(tmp_path / "r.csv")], "interactions").source.csv.encoding == encoding
+
+
+def test_a_carriage_return_in_quotes_is_text(tmp_path):
+    content = b'a,"b\rc"\n1,"x\ry"\n'
+    got, _, letters = read(tmp_path / "f.csv", content, ("a", "b\rc"))
+    assert (got, letters) == ([("1", "x\ry")], [])
 
 
 # --- dialects

@@ -346,4 +346,4 @@ def _csv(
     text = line.decode("utf-8", "replace")
     delimiter = next((sign for sign in _DELIMITERS if sign in text), ",")
     csv = CsvFormat(delimiter=delimiter)
-    return source.model_copy(update={"csv": csv}), column or header_names(file, line, csv)[0]
+    return source.model_copy(update={"csv": csv}), column or header_names(line, csv)[0]

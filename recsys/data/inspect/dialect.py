@@ -128,7 +128,7 @@ def _encoding(start: bytes) -> tuple[str, str]:
     """Returns the encoding of a text, and the evidence for it."""
     wide = wide_encoding(start[:START_BYTES])
     if wide is not None:
-        why = "it begins with its mark" if wide == "utf-16" else "every other byte is NUL"
+        why = "it begins with its mark" if wide in ("utf-16", "utf-32") else "its NUL bytes"
         return wide, f"encoding {wide}: {why}"
     lines = [line for line in start.split(b"\n")[:-1] or [start] if not line.isascii()]
     if not lines:

@@ -65,7 +65,7 @@ class CsvSource(CsvFormat, TextSource):
         for number in range(self.skip_rows):
             read_line(stream, file.file, 1 + number, LINE_LIMIT_BYTES)
         line = read_line(stream, file.file, 1 + self.skip_rows)
-        return header_names(file.file, line, self)
+        return header_names(line, self)
 
     def check(self, file: Piece) -> Piece:
         """Returns a file with the names of its columns; also checks the width of first rows."""
@@ -245,21 +245,9 @@ def _text_batch(piece: Piece, rows: list[list[str]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
 
 
-def header_names(file: str, line: bytes, dialect: CsvFormat) -> list[str]:
-    """Returns the names of the columns that a header has.
-
-    Raises:
-        RecsysError: Its lines end in carriage returns alone.
-    """
-    text = line.decode("utf-8", "replace").rstrip("\r\n")
-    if "\r" in text and not line.endswith(b"\n"):
-        raise RecsysError(
-            "R204",
-            f"{file!r} must have lines that end in a line feed.",
-            "Convert its line ends, for example: tr '\\r' '\\n' < FILE > NEW_FILE.",
-            text,
-        )
-    return split_fields(text, dialect)[0]
+def header_names(line: bytes, dialect: CsvFormat) -> list[str]:
+    """Returns the names of the columns that a header has."""
+    return split_fields(line.decode("utf-8", "replace").rstrip("\r\n"), dialect)[0]
 
 
 def _other_delimiter(names: Sequence[str], delimiter: str) -> str:

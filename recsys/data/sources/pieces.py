@@ -26,6 +26,7 @@ from recsys.data.sources.streams import (
     COMPRESSED_NAMES,
     START_BYTES,
     compression_of,
+    has_lone_cr,
     holds_nothing,
     is_encoding,
     kind_of_bytes,
@@ -198,20 +199,45 @@ def _find_source(path: str, start: bytes, config: SourceConfig) -> Source:
     detected = next((cls for cls in _classes() if cls.detects(start)), None)
     source = source or (detected or CsvSource).from_config(config)
     other = None if detected is None or issubclass(detected, TextSource) else detected
+    if isinstance(source, CsvSource | JsonLinesSource) and has_lone_cr(start):
+        raise RecsysError(
+            "R204",
+            f"The lines of {path!r} must end in LF or CR LF.",
+            r"Convert them: tr '\r' '\n' < FILE > NEW_FILE.",
+            "lines that end in CR alone",
+        )
     if source.fits(start) and other in (None, type(source)):
         return source
-    kind = f"a {other.title} file" if other else kind_of_bytes(start)
-    cure = "Give it the extension of its format, set format in the config, or convert it."
+    kind = (f"a {other.title} file" if other else kind_of_bytes(start)) or "other text"
+    raise _other_format(path, kind, source.title, wide_encoding(start), is_stated=is_stated)
+
+
+_CONVERSIONS = {
+    "a zip file": "Unpack it, and name the files in it.",
+    "a tar file": "Unpack it, and name the files in it.",
+    "a 7z file": "Unpack it, and name the files in it.",
+    "an Excel file": "Save its sheet as CSV.",
+    "an Arrow file": "Convert it, in Python: pandas.read_feather(FILE).to_parquet(NEW_FILE).",
+    "an ORC file": "Convert it, in Python: pandas.read_orc(FILE).to_parquet(NEW_FILE).",
+    "an SQLite database": "Export its tables as CSV.",
+}
+
+
+def _other_format(
+    path: str, kind: str, title: str, encoding: str | None, *, is_stated: bool
+) -> RecsysError:
+    """Returns the error of a file whose bytes aren't of the format that it should have."""
+    named = format_of_name(path)
     if is_stated:
-        cure = "Correct format in the config, or name another file."
-    if kind == "UTF-16 text":
-        cure = f"Set csv.encoding: {wide_encoding(start)} beside its files in the config."
-    raise RecsysError(
-        "R204",
-        f"{path!r} must be {source.title}, as {'the config' if is_stated else 'its name'} says.",
-        cure,
-        kind or "other text",
-    )
+        rule, cure = f"{title}, as the config says", "Correct format in the config."
+    elif named is not None:
+        rule = f"{title}, as its name says"
+        cure = "Give it the extension of its format, or set format in the config."
+    else:
+        rule, cure = "CSV, JSON Lines, Parquet or TFRecord", "Convert it to one of them."
+    if encoding is not None:
+        cure = f"Set csv.encoding: {encoding} beside its files in the config."
+    return RecsysError("R204", f"{path!r} must be {rule}.", _CONVERSIONS.get(kind, cure), kind)
 
 
 def format_of_name(path: str) -> type[Source] | None:
