@@ -1,6 +1,7 @@
 """Files with the quirks that exports have: what `recsys check` says, and what a run then reads."""
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,10 @@ def found(capsys, *arguments):
     result = json.loads(capsys.readouterr().out)
     assert (code == 0) == (result["config"] is not None)
     return result
+
+
+def columns(result):
+    return {role: found["column"] for role, found in result["roles"].items()}
 
 
 def rows_of(path):
@@ -109,3 +114,67 @@ def test_invisible_characters_split_no_id(here, capsys):
     table = rows_of(here / "c.yaml")
     assert table["user_id"].to_pylist() == [f"u{u}" for u, _, _ in events()]
     assert table["item_id"].to_pylist() == [f"é{i}" for _, i, _ in events()]
+
+
+# --- folders
+
+
+def write_days(folder, n_days=6):
+    """Writes events whose day is only in the names of folders, as Spark does; returns them."""
+    rows = []
+    for day in range(n_days):
+        of_day = [(f"u{n % 9}", f"i{(n + day) % 7}") for n in range(20)]
+        name = f"dt=2024-01-{1 + day:02}"
+        write_events(
+            folder / name / "part-0.csv", [f"{u},{i}" for u, i in of_day], "user_id,item_id"
+        )
+        rows += [(u, i, START + day * DAY) for u, i in of_day]
+        (folder / name / "._part-0.csv.crc").write_bytes(b"crc\0")
+    (folder / "_SUCCESS").touch()
+    (folder / "_temporary").mkdir()
+    (folder / "_temporary" / "part-1.csv").write_text("user_id,item_id\nghost,ghost\n")
+    return rows
+
+
+@pytest.mark.parametrize(
+    "pattern", ["events/**/*", "events/*/*.csv", "events/dt={YYYY}-{MM}-{DD}/*"]
+)
+def test_a_day_in_the_name_of_a_folder_is_the_time(here, capsys, pattern):
+    rows = write_days(here / "events")
+    result = found(capsys, pattern)
+    assert columns(result) == {"user": "user_id", "item": "item_id", "timestamp": "dt"}
+    assert (result["split"], result["timestamp_unit"]) == ("time", "iso8601")
+    table = rows_of(here / "c.yaml").select(["user_id", "item_id", "timestamp"])
+    assert sorted(map(tuple, table.to_pandas().values.tolist())) == sorted(rows)
+
+
+def test_a_column_of_the_file_comes_before_that_of_its_folder(here, capsys):
+    for day in (1, 2):
+        rows = [f"u{n % 9},i{n % 7},x{n},2024-01-0{day}T1{n % 10}:00:00Z" for n in range(20)]
+        file = here / f"year=2024/month=1/day={day}/kind=buy%20now/a.csv"
+        write_events(file, rows, "user_id,item_id,kind,ts")
+    result = found(capsys, "year=*/*/*/*/*.csv")
+    assert columns(result)["timestamp"] == "ts"
+    kinds = {column["name"]: column["examples"] for column in result["columns"]}
+    assert kinds["kind"] == ["x0", "x1", "x2"]
+    assert kinds["date"] == ["2024-01-01", "2024-01-02"]
+    found(capsys, "year=*/*/*/*/*.csv", "--map", "timestamp=date")
+    assert set(rows_of(here / "c.yaml")["timestamp"].to_pylist()) == {START, START + DAY}
+
+
+def test_a_folder_of_folders_is_told_with_a_pattern_that_works(here, capsys):
+    write_days(here / "events")
+    for pattern in ("events", "events/*"):
+        assert run_main("check", pattern) == 1
+        cure = re.search(r"Name the files in it: (\S+)\.$", capsys.readouterr().err.strip())
+        assert found(capsys, cure[1])["rows"] == 120
+
+
+def test_spans_without_times_are_told_before_a_config_is_written(here, capsys):
+    for day in range(3):
+        write_events(
+            here / f"2024-01-0{1 + day}.csv", [f"u{n % 9},i{n % 7}" for n in range(50)], "user,item"
+        )
+    [sentence] = found(capsys, "{YYYY}-{MM}-{DD}.csv")["undecided"]
+    assert "*-*-*.csv" in sentence
+    assert found(capsys, "*-*-*.csv")["undecided"] == []

@@ -20,7 +20,7 @@ from typer import Argument, Exit, Option
 from recsys.cli.options import Force, Json
 from recsys.cli.terminal import Console, fitted_console, plain_size, progress_bar, titled_table
 from recsys.data.inspect.names import shown
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 from recsys.formats import counted
 from recsys.system.commit import replacing
 
@@ -103,7 +103,11 @@ def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        load_config(temporary)
+        try:
+            load_config(temporary)
+        except RecsysError as error:
+            told = {**error.to_json(), "rule": error.rule.replace(temporary.name, path.name)}
+            raise RecsysError.from_json(told) from None
     return path
 
 

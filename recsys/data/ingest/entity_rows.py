@@ -23,11 +23,12 @@ from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_co
 from recsys.data.example_files import read_split, write_examples
 from recsys.data.ingest.read_rows import ReadPlan, read_sources
 from recsys.data.interactions import POSITION, keep_first
-from recsys.data.sources.pieces import plan_pieces
+from recsys.data.sources.pieces import plan_pieces, remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.system.events import emit
 
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}
@@ -74,7 +75,11 @@ def ingest_entities(
     if "failure" in facts:
         raise RecsysError.from_json(facts["failure"]["error"])
     files = [file.path for file in match_files(config, what)]
-    summary = write_summary([facts["tally"], *facts["buckets"]], letters, files)
+    remarks = [remark for remark in (remark_on_skipped(config),) if remark]
+    for remark in remarks:
+        emit("note", step=STEPS[what], text=remark)
+    remarked = {"remarks": remarks} if remarks else {}
+    summary = write_summary([facts["tally"], *facts["buckets"], remarked], letters, files)
     refuse_empty(summary, what)
     return summary
 

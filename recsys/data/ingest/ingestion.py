@@ -56,7 +56,7 @@ from recsys.data.interactions import (
     remark_on_ratings,
     suggest_unit,
 )
-from recsys.data.sources.pieces import read_piece
+from recsys.data.sources.pieces import read_piece, remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
 from recsys.data.split import (
@@ -207,8 +207,9 @@ class _Ingestion:
         """Reads what is new, and writes everything."""
         spans = self._read()
         good = self._judge(spans)
-        if remark := remark_on_ratings(self._config):
-            self._remark(remark)
+        for remark in (remark_on_ratings(self._config), remark_on_skipped(self._config)):
+            if remark:
+                self._remark(remark)
         segments, cut = self._segments(good)
         cached = [*(span.name for span in good), *(made.folder.path.name for made in segments)]
         facts = self._link_segments(segments, cut, examples, cached)

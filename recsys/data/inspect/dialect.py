@@ -12,9 +12,10 @@ from recsys import registry
 from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource
+from recsys.data.sources.folder_columns import folder_columns
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.pieces import format_of_name, open_source
-from recsys.data.sources.source_files import SourceFile, match_files
+from recsys.data.sources.source_files import SourceFile, match_files, skipped_files
 from recsys.data.sources.streams import (
     HEADER_LIMIT_BYTES,
     START_BYTES,
@@ -25,6 +26,7 @@ from recsys.data.sources.streams import (
 )
 from recsys.data.sources.text_source import is_valid_utf8, split_fields
 from recsys.errors import RecsysError
+from recsys.formats import counted
 
 _LOOK_BYTES = 4 << 20
 _MOST_COLUMNS = 500
@@ -42,6 +44,7 @@ class Understood:
         columns: Names of the columns that a config can name.
         evidence: The observations, a sentence each.
         types: Types of columns that the header tells, as RecBole writes them.
+        folders: Columns that are in the names of folders.
     """
 
     source: EventSource
@@ -51,6 +54,7 @@ class Understood:
     columns: list[str]
     evidence: list[str]
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    folders: tuple[str, ...] = ()
 
     @property
     def has_header(self) -> bool:
@@ -100,6 +104,8 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
             table = TextTable(CsvFormat(encoding=encoding), [], [why])
     else:
         columns = file.source.column_names(file)
+    folders = tuple(name for name in folder_columns(path) if name not in columns)
+    columns = [*columns, *folders]
     if len(columns) > _MOST_COLUMNS:
         n_left_out = len(columns) - _MOST_COLUMNS
         table.evidence.append(f"left out: {n_left_out:,} of {len(columns):,} columns")
@@ -111,7 +117,12 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     if format_of_name(path) is None:
         source = source.model_copy(update={"format": format_})
     evidence, types = table.evidence, table.types
-    return Understood(source, files, format_, compression or "", columns, evidence, types)
+    if folders:
+        evidence.append(f"columns in the names of folders: {', '.join(map(shown, folders))}")
+    if skipped := skipped_files(source.files):
+        n_skipped = counted(len(skipped), "file", "files")
+        evidence.append(f"skipped, by their names: {n_skipped}, such as {shown(skipped[0], 100)}")
+    return Understood(source, files, format_, compression or "", columns, evidence, types, folders)
 
 
 def _named_files(source: EventSource, what: str) -> list[SourceFile]:

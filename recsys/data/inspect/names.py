@@ -13,7 +13,7 @@ _WORDS = {
     "item": "item items iid itemid aid product products movie movies film song track article asin "
     "sku isbn book video listing content offer game app artist business recipe productid movieid "
     "movieid articleid anime show post hotel restaurant place venue",
-    "timestamp": "timestamp time ts date datetime day created at when unixtime unix moment",
+    "timestamp": "timestamp time ts dt ds date datetime day created at when unixtime unix moment",
     "rating": "rating ratings score stars star overall grade",
     "weight": "weight quantity qty plays playcount listens listencount count counts",
     "event": "event action behavior behaviour type interaction",

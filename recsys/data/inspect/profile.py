@@ -54,6 +54,7 @@ class Profile:
         n_urls: Values that are web addresses.
         n_asins: Values that are Amazon's ids of products, or ISBNs.
         sample: Some of the different values.
+        is_folder: Whether it is in the names of folders.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Profile:
     n_urls: int = 0
     n_asins: int = 0
     sample: list[str] = dataclasses.field(default_factory=list)
+    is_folder: bool = False
     _last: str | None = None
 
     @property
@@ -268,7 +270,10 @@ def profile_columns(
         advance: Called with the progress.
     """
     decimal = understood.source.csv.decimal
-    profiles = {name: Profile(name, decimal=decimal) for name in understood.columns}
+    profiles = {
+        name: Profile(name, decimal=decimal, is_folder=name in understood.folders)
+        for name in understood.columns
+    }
     for _, batch in read_all(understood.source, what, understood.columns, sample, advance):
         for name, profile in profiles.items():
             profile.add(batch.columns.column(name), now)

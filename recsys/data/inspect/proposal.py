@@ -30,6 +30,7 @@ from recsys.data.inspect.roles import (
 from recsys.data.inspect.sides import ROLE, Side, find_side, with_findings
 from recsys.data.interactions import interaction_columns
 from recsys.data.sources.pieces import read_all
+from recsys.data.sources.source_files import span_pattern
 from recsys.data.sources.values import to_ids, to_numbers
 from recsys.data.split import DAY_S
 from recsys.errors import UsageError
@@ -130,9 +131,18 @@ def inspect_files(
             undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
         elif not findings.n_positive:
             undecided = ["no row would be a positive; map other columns"]
+        elif split.split != "time" and (globs := _globs_of_spans(patterns)):
+            undecided = [
+                f"files with spans are split by time, and these can't be: {split.reason}; name"
+                f" them by a glob: {shown(globs[0], 100)}"
+            ]
     return Inspection(
         understood, profiles, roles, config, findings, split, sides, undecided, options
     )
+
+
+def _globs_of_spans(names: Sequence[str]) -> list[str]:
+    return [spans.as_glob for name in names if (spans := span_pattern(name)) is not None]
 
 
 def _look_at_events(

@@ -127,6 +127,8 @@ def find_roles(
         taken = {role.column for role in decided.values()}
         free = [profile for profile in profiles.values() if profile.name not in taken]
         fitting = [profile for profile in free if _fits(profile, role)]
+        if role == "timestamp":  # A time tells more than the day of a folder.
+            fitting = [profile for profile in fitting if not profile.is_folder] or fitting
         best = _best(fitting, role)
         blocks = _user_of_blocks(fitting) if role in ("item", "user") and not best else None
         if blocks is not None:

@@ -17,11 +17,12 @@ from typing import cast
 from recsys import registry
 from recsys.config import CsvFormat, EventSource, SourceConfig
 from recsys.data.sources.csv_source import CsvSource
+from recsys.data.sources.folder_columns import add_folder_columns, take_folder_columns
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import explode
 from recsys.data.sources.parquet_source import ParquetSource
 from recsys.data.sources.source import Piece, RawBatch, Source
-from recsys.data.sources.source_files import SourceFile, match_files
+from recsys.data.sources.source_files import SourceFile, match_files, skipped_files
 from recsys.data.sources.streams import (
     COMPRESSED_NAMES,
     START_BYTES,
@@ -69,7 +70,7 @@ def plan_pieces(
 
     @functools.cache
     def look(file: SourceFile) -> Piece:
-        whole = open_source(file, source, columns)
+        whole = take_folder_columns(open_source(file, source, columns))
         return whole.source.check(whole)
 
     files = [look(file) for file in match_files(source, what)]
@@ -90,7 +91,10 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
     Raises:
         RecsysError: The file is damaged, or got shorter since the plan.
     """
-    for batch in piece.source.read(piece):
+    batches = piece.source.read(piece)
+    if piece.folder:
+        batches = (add_folder_columns(batch, piece) for batch in batches)
+    for batch in batches:
         if piece.explode is None:
             yield batch
         else:
@@ -173,6 +177,17 @@ def _check_dialect(csv: CsvFormat, what: str) -> None:
             "Correct csv.encoding (utf-8, latin-1, cp1252, utf-16 …), csv.delimiter or csv.quote.",
             {"encoding": csv.encoding, "delimiter": csv.delimiter, "quote": csv.quote},
         )
+
+
+def remark_on_skipped(source: SourceConfig) -> str | None:
+    """Returns a sentence on files that are skipped though their names say that they hold data."""
+    skipped = [path for path in skipped_files(source.files) if format_of_name(path)]
+    if not skipped:
+        return None
+    return (
+        f"files that a glob matches are skipped, as their names, or those of their folders, begin"
+        f" with _ or a point: {len(skipped):,}, such as {skipped[0]!r}."
+    )
 
 
 # --- the format of a file, by its name and its first bytes

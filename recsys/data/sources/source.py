@@ -123,6 +123,7 @@ class Piece:
         n_bytes: Bytes of its rows, about.
         names: Columns of the file in their order, where the source needs them.
         explode: The column with a list of events, if there is one.
+        folder: Columns that are in the names of its folders, with their value in all rows.
     """
 
     source: Source
@@ -137,6 +138,7 @@ class Piece:
     n_bytes: int
     names: tuple[str, ...] = ()
     explode: ListOfEvents | None = None
+    folder: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

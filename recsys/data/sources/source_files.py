@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import fnmatch
 import glob
 import hashlib
 import io
@@ -122,10 +123,13 @@ def patterns(files: Files) -> tuple[str, ...]:
 def _match(pattern: str, named: str, what: str) -> list[str]:
     if is_remote(pattern):
         paths = [entry.path for entry in _remote_entries(pattern)]
+        paths = [path for path in paths if not is_skipped(path, pattern)]
     elif Path(pattern).is_file():
         paths = [pattern]
     else:
-        paths = [path for path in glob.glob(pattern, recursive=True) if not Path(path).is_dir()]
+        found = glob.glob(pattern, recursive=True)
+        paths = [path for path in found if not is_skipped(path, pattern)]
+        paths = [path for path in paths if not Path(path).is_dir()]
     for path in paths:
         if not is_text(path):  # Dead letters, reports and JSON couldn't hold it.
             raise RecsysError(
@@ -134,13 +138,53 @@ def _match(pattern: str, named: str, what: str) -> list[str]:
                 "Rename it, for example with mv or convmv.",
                 os.fsencode(path),
             )
-    if not paths and Path(pattern).is_dir():
-        cure = f"Name its files: {os.path.join(pattern, '*')}."
-        raise _no_file(named, what, "a folder", cure)
     if not paths:
-        received = "no file matches" if glob.has_magic(pattern) else "no such file"
-        raise _no_file(named, what, received)
+        raise _no_match(pattern, named, what)
     return sorted(paths)
+
+
+def skipped_files(files: Files) -> list[str]:
+    """Returns the local files that globs match, and that are no data by their names."""
+    globs = [span.as_glob if (span := span_pattern(name)) else name for name in patterns(files)]
+    return sorted(
+        path
+        for pattern in globs
+        if glob.has_magic(pattern) and not is_remote(pattern)
+        for path in glob.glob(pattern, recursive=True)
+        if is_skipped(path, pattern) and Path(path).is_file()
+    )
+
+
+def is_skipped(path: str, pattern: str) -> bool:
+    """Returns whether a path that a glob matches is no data, such as Spark's `_SUCCESS`.
+
+    The name of the file, or of a folder behind the first wildcard, begins with `_` or `.`, which
+    the glob doesn't ask for, and isn't a column, such as `_day=1`.
+    """
+    parts = pattern.split("/")
+    n_plain = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    asked = [part for part in parts if part.startswith(("_", "."))]
+    return any(
+        name.startswith(("_", "."))
+        and "=" not in name
+        and not any(fnmatch.fnmatchcase(name, part) for part in asked)
+        for name in path.split("/")[n_plain:]
+    )
+
+
+def _no_match(pattern: str, named: str, what: str) -> RecsysError:
+    """Returns the error of a pattern without a file."""
+    if is_remote(pattern) or not (glob.has_magic(pattern) or Path(pattern).is_dir()):
+        return _no_file(named, what, "no such file")
+    folders = [path for path in sorted(glob.glob(pattern)) if Path(path).is_dir()]
+    for folder in folders:
+        for rest in ("*", "**/*"):
+            deeper = os.path.join(pattern, rest)
+            files = (path for path in glob.iglob(deeper, recursive=True) if Path(path).is_file())
+            if any(not is_skipped(path, deeper) for path in files):
+                received = f"a folder: {folder}"
+                return _no_file(named, what, received, f"Name the files in it: {deeper}.")
+    return _no_file(named, what, "a folder without files" if folders else "no file matches")
 
 
 def is_text(name: str) -> bool:
@@ -357,10 +401,16 @@ class Section(io.RawIOBase):
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
-    """Returns a digest of the names and contents of files; of remote ones the file system's."""
+    """Returns a digest of names and contents of files, and of columns in names of folders.
+
+    Of remote files it is the file system's.
+    """
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.path.rpartition("/")[2].encode() + b"\0" + content_digest(file.path))
+        folders, _, name = file.path.rpartition("/")
+        columns = [part for part in folders.split("/") if "=" in part]
+        named = "/".join([*columns, name])
+        digest.update(named.encode() + b"\0" + content_digest(file.path))
     return digest.hexdigest()
 
 
