@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
+import h11
 import httpx
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
@@ -19,6 +21,7 @@ import requesting
 from serving import Running, raw, wait_for
 
 from recsys.serving.server.limits import Limits
+from recsys.serving.server.parsing import BoundedConnection
 
 LIMITS = Limits(body_bytes=100_000, threads=2, queue=2, headers_s=1.0, body_s=1.0, answer_s=20.0)
 
@@ -244,6 +247,93 @@ def test_what_is_no_http_is_refused(server):
     with server.connect() as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
         assert raw(connection).startswith(b"HTTP/1.1 400")
+
+
+_POST = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
+_GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (_CHUNKED + b"1\r\n \r\n" * 300_000 + b"0\r\n\r\n", 413),
+        (_GET + b"a:\r\n" * 100_000 + b"\r\n", 431),
+        (_GET + b"a: " + b"b" * 10_000_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"a" * 10_000_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (_CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a:\r\n" * 100_000 + b"\r\n", 431),
+        (_CHUNKED + b"2;" + b"a" * 10_000_000 + b"\r\n{}\r\n0\r\n\r\n", 431),
+        (_POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400),
+        (_POST + b"Transfer-Encoding: gzip\r\n\r\n", 501),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+    ],
+    ids=["chunks", "headers", "header", "url", "trailers", "extension", "both", "gzip", "no host"],
+)
+def test_what_is_wrong_or_slow_to_parse_is_refused_and_the_connection_closed(
+    server, request_, status
+):
+    with server.connect() as connection:
+        with contextlib.suppress(OSError):  # It may be closed while we send.
+            connection.sendall(request_ + _GET + b"\r\n")
+        answer = raw(connection)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d" % status)
+    assert json.loads(body)["error"].startswith("[R570]")  # And no second answer.
+    assert server.predict().status_code == 200
+
+
+def events_until_refused(request_):
+    parser, n_events = BoundedConnection(), 0
+    parser.receive_data(request_)
+    with contextlib.suppress(h11.RemoteProtocolError):
+        while parser.next_event() not in (h11.NEED_DATA, h11.PAUSED):
+            n_events += 1
+    return n_events
+
+
+def test_the_parser_stops_at_too_many_chunks():
+    # uvicorn parses all that it has read while every other client waits.
+    assert events_until_refused(_CHUNKED + b"1\r\n \r\n" * 300_000) < 1010
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 262_144])
+def test_a_body_of_many_large_chunks_is_read_however_it_is_cut(size):
+    body = b"".join(b"%x\r\n" % 300 + b"x" * 300 + b"\r\n" for _ in range(1500))
+    sent = _CHUNKED + body + b"0\r\n\r\n" + _GET + b"\r\n"
+    parser, received = BoundedConnection(), b""
+    for start in range(0, len(sent), size):
+        parser.receive_data(sent[start : start + size])
+        while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            received += event.data if isinstance(event, h11.Data) else b""
+    assert received == b"x" * 450_000
+    assert parser.their_state is h11.DONE
+
+
+def test_a_bad_chunk_after_the_answer_ends_the_connection(server):
+    with server.connect() as connection:
+        head = _POST + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 415")
+        connection.sendall(b"no chunk\r\n")
+        assert b"HTTP/1.1" not in raw(connection)
+    assert server.predict().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "files"),
+    [(256, 4096, 1000, 2768), (256, 1024, 128, 1024), (3000, 3000, 1000, 3000)],
+)
+def test_connections_leave_files_for_the_server(soft, hard, connections, files):
+    code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+from recsys.serving.server.service import with_enough_files
+from recsys.serving.server.limits import Limits
+print(with_enough_files(Limits()).connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    command = [sys.executable, "-c", code]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert finished.stdout.split() == [str(connections), str(files)]
 
 
 def test_more_requests_than_places_hear_429_and_then_it_recovers(fresh):

@@ -1,4 +1,4 @@
-"""Connections: slow headers, unread answers, and too many at once.
+"""Connections: slow headers, wrong requests, unread answers, and too many at once.
 
 uvicorn waits for ever for the headers of a request, and for a client to read its answer.
 """
@@ -9,15 +9,35 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
-from recsys.serving.server.http_errors import HttpError, busy, send_error, too_large
+from recsys.serving.server.http_errors import (
+    JSON,
+    LINGER_S,
+    HttpError,
+    busy,
+    send_error,
+    too_large,
+)
 from recsys.serving.server.limits import Limits
+from recsys.serving.server.parsing import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    HEAD_LINES,
+    LEAST_CHUNKS,
+    BoundedConnection,
+)
 
-_HARD_LIMIT = 2
+HARD_LIMIT = 2
 """Times the limit of connections, where even an error is too much work."""
 _SMALL_BYTES = 64 << 10
 """Of an answer that is always sent: counting costs more than all of them can hold."""
+_RULE = (
+    f"A request must be HTTP/1.1, with at most {HEAD_LINES} headers in {HEAD_BYTES >> 10} KiB, and"
+    f" {LEAST_CHUNKS:,} chunks or one for every {CHUNK_BYTES} bytes of its body."
+)
+_CURE = "Send the body with its Content-Length, or in larger chunks."
 
 
 class Connections:
@@ -79,7 +99,7 @@ class Connections:
 
 
 class PatientProtocol(H11Protocol):
-    """Closes connections whose request doesn't arrive, or whose answer isn't read.
+    """Closes connections whose request doesn't arrive or is wrong, or whose answer isn't read.
 
     Headers have `headers_s` from the first byte, or from the connection, to their end; a
     client has `read_s` from the moment that the system takes no more of an answer.
@@ -93,6 +113,8 @@ class PatientProtocol(H11Protocol):
         super().__init__(**named)
         self._connections, self._limits = connections, connections.limits
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.conn = self._parser = BoundedConnection()
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
@@ -100,19 +122,51 @@ class PatientProtocol(H11Protocol):
         self._connections.transports.add(transport)
         # Writing counts as paused as soon as a byte has to wait for the client.
         transport.set_write_buffer_limits(high=0)
-        if len(self._connections) > _HARD_LIMIT * self._limits.connections:
+        if len(self._connections) > HARD_LIMIT * self._limits.connections:
             transport.abort()
         else:
             self._expect("headers", self._limits.headers_s, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes of a request."""
+        """Takes bytes of a request; drops those after one that was refused."""
+        if self._is_refused:
+            return
         before: RequestResponseCycle | None = self.cycle
         if "headers" not in self._timers and (before is None or before.response_complete):
             self._expect("headers", self._limits.headers_s, self.transport.close)
         super().data_received(data)
         if self.cycle is not before:
             self._expect_no_more("headers")
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers a request that can't be parsed, and ends the connection.
+
+        A client that still sends would see a reset, and not the answer, if it were closed.
+        """
+        self._is_refused = True
+        self._expect_no_more("headers")
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()  # Another answer is on its way.
+            return
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        status, reason = self._parser.refusal
+        error = HttpError(status, "R570", _RULE, _CURE, reason)
+        headers = {"content-type": JSON, "connection": "close"}
+        body = error.body()
+        for event in (
+            h11.Response(
+                status_code=status,
+                reason=STATUS_PHRASES[status],
+                headers=[*headers.items(), ("content-length", str(len(body)))],
+            ),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.write_eof()
+        self._expect("headers", LINGER_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         """Begins to wait for the client to read."""

@@ -13,7 +13,7 @@ from recsys.errors import RecsysError
 BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE, UNSUPPORTED = 400, 404, 408, 413, 415
 MISDIRECTED, INVALID, TOO_MANY, UNAVAILABLE = 421, 422, 429, 503
 JSON = "application/json"
-_LINGER_S, _LINGER_BYTES = 2.0, 256 << 20
+LINGER_S, _LINGER_BYTES = 2.0, 256 << 20
 
 _MEANINGS = {
     BAD_REQUEST: "The request is wrong; the sentence says how.",
@@ -45,7 +45,7 @@ class HttpError(RecsysError):
 
     Args:
         status: HTTP status.
-        code: `R550` … `R569`, an anchor in `docs/errors.md`.
+        code: `R550` … `R571`, an anchor in `docs/errors.md`.
         rule: What must hold, as a sentence.
         cure: What the client can do about it, as a sentence.
         received: What was received.
@@ -101,13 +101,13 @@ async def send_error(send: Any, error: HttpError, receive: Any = None) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
     if receive is not None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(LINGER_S):
                 await _drop(receive)
         await send({"type": "http.response.body", "body": b""})
 
 
 async def _drop(receive: Any) -> None:
-    n_bytes, end = 0, time.monotonic() + _LINGER_S
+    n_bytes, end = 0, time.monotonic() + LINGER_S
     while n_bytes < _LINGER_BYTES and time.monotonic() < end:
         message = await receive()
         n_bytes += len(message.get("body", b""))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ import uvicorn
 from recsys.errors import UsageError
 from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
-from recsys.serving.server.connections import PatientProtocol
+from recsys.serving.server.connections import HARD_LIMIT, PatientProtocol
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.pool import Pool
 from recsys.serving.server.predict import DTYPES
@@ -31,6 +32,9 @@ _STDERR = 2
 _END_S, _LOAD_END_S = 30, 1.0
 _SWITCH_S = 0.001
 _BACKLOG = 512
+_OTHER_FILES = 256 + _BACKLOG
+"""Open files beside connections: what loads a version, and all that asyncio accepts at once."""
+_FEWEST_CONNECTIONS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,7 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
         _LOG.warning("%s is reached from other machines, and asks for no password", service.host)
     metrics = ServerMetrics()
     pool = Pool(service.name, service.folder, load_version, service.keep, metrics)
-    app = App(pool, service.limits, metrics, hosts)
+    app = App(pool, with_enough_files(service.limits), metrics, hosts)
     server = uvicorn.Server(server_config(app))
     is_over = threading.Event()
     watcher = threading.Thread(target=pool.watch, args=(service.poll_s, is_over), daemon=True)
@@ -96,6 +100,26 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
         # A load can't be stopped, and TensorFlow crashes if the interpreter ends below one.
         sys.stdout.flush()
         os._exit(0)
+
+
+def with_enough_files(limits: Limits) -> Limits:
+    """Raises this process's limit of open files, or returns limits of fewer connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = HARD_LIMIT * limits.connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return limits
+    if hard == resource.RLIM_INFINITY or hard > soft:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = min(limits.connections, max(_FEWEST_CONNECTIONS, (soft - _OTHER_FILES) // HARD_LIMIT))
+    if most < limits.connections:
+        _LOG.warning(
+            "at most %d connections, not %d: the limit of open files is %d (`ulimit -n`)",
+            most,
+            limits.connections,
+            soft,
+        )
+    return dataclasses.replace(limits, connections=most)
 
 
 def load_version(folder: Path) -> Retriever:
