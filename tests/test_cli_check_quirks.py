@@ -178,3 +178,19 @@ def test_spans_without_times_are_told_before_a_config_is_written(here, capsys):
     [sentence] = found(capsys, "{YYYY}-{MM}-{DD}.csv")["undecided"]
     assert "*-*-*.csv" in sentence
     assert found(capsys, "*-*-*.csv")["undecided"] == []
+
+
+# --- items
+
+
+def test_lists_as_text_are_categories_and_objects_are_left_out(here, capsys):
+    write_events(here / "e.csv", [f"{u},{i},{t}" for u, i, t in events()])
+    rows = [
+        f"""{i},"['g{i % 3}', 'g{i % 5}']","[{i % 4}, {i % 7}]","[{{'id': {i % 4}}}]\""""
+        for i in range(30)
+    ]
+    write_events(here / "i.csv", rows, "item_id,genres,tags,cast")
+    result = found(capsys, "e.csv", "--items", "i.csv")
+    kinds = {feature["name"]: feature["kind"] for feature in result["items"]["features"]}
+    assert kinds == {"genres": "categories", "tags": "categories"}
+    assert list(result["items"]["left_out"]) == ["cast"]

@@ -136,7 +136,9 @@ def parse_entities(
         raw, type_, detail = key
         column = batch.columns.column(raw)
         if type_ == "list":
-            columns.append(to_lists(column, detail))
+            lists = to_lists(column, detail)
+            columns.append(lists)
+            rules.append((lists.is_null(), f"{raw} is no list of plain values"))
             continue
         column = _of_one_value(column, raw, batch.file)
         typed = _typed(column, type_, detail, config.csv_format.decimal)

@@ -22,6 +22,7 @@ from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids, to_numbers, to_times, written_times
+from recsys.data.sources.written_lists import read_list, split_lists
 
 Advance = Callable[[int], None]
 """Called with the bytes of each batch."""
@@ -111,6 +112,10 @@ class Profile:
 
     def add(self, column: pa.Array, now: int) -> None:
         """Adds values `[n]`; the first ones decide the kind."""
+        if pa.types.is_string(column.type) and (
+            self.kind == "list" or (self.kind == "empty" and _are_lists(column))
+        ):
+            column = split_lists(pc.fill_null(column, "[]"), None)
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
         ids = to_ids(column.flatten() if is_list else column)
         if self.kind == "empty" and len(ids) > ids.null_count:
@@ -188,6 +193,14 @@ class Profile:
             "highest": self.highest,
             "examples": self.examples,
         }
+
+
+def _are_lists(texts: pa.Array) -> bool:
+    """Returns whether nearly all texts are lists, as `['a', 'b']`."""
+    known = pc.unique(texts.slice(0, _SAMPLE).drop_null()).to_pylist()
+    known = [text for text in known if text.strip()]
+    n_lists = sum(read_list(text) is not None for text in known)
+    return n_lists >= _NEARLY_ALL * max(1, len(known))
 
 
 def _n_matching(values: pa.Array, pattern: str) -> int:

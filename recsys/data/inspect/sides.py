@@ -24,6 +24,7 @@ from recsys.data.inspect.findings import Findings, check_entities
 from recsys.data.inspect.names import name_score, words_of
 from recsys.data.inspect.profile import Profile, has_words
 from recsys.data.inspect.roles import Overlap, Role, Roles, unique_columns
+from recsys.data.sources.written_lists import is_nested
 
 ROLE = {"items": "item", "users": "user"}
 """The role in the interactions of each side's id."""
@@ -188,6 +189,8 @@ def _why_not(profile: Profile, kind: _Kind, type_: str) -> str:
     n, n_distinct = profile.n_values, len(profile.distinct)
     if profile.is_url:
         return "web addresses"
+    if profile.kind == "text" and any(map(is_nested, profile.examples)):
+        return "objects as text: write their names as a list"
     if type_ == "float_seq":
         return "lists of numbers"
     if len(profile.time_formats) > 1:

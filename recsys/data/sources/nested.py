@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from recsys.config import ListOfEvents
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import is_list, lists_of
+from recsys.data.sources.written_lists import split_lists
 
 NO_LIST = "no list of events"
 UNEQUAL = "fields of events in lists of different lengths"
@@ -168,20 +169,23 @@ def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
         return column
     if pa.types.is_fixed_size_list(kind):
         return column.cast(pa.list_(kind.value_type))
-    if separator is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _split(column.cast(pa.string()), separator)
     is_there = column.is_valid().to_numpy(zero_copy_only=False)
     return lists_of(column.drop_null(), is_there, mask=pa.array(~is_there))
 
 
-def _split(text: pa.Array, separator: str) -> pa.Array:
-    """Returns the parts of texts `[n]`; empty ones are none."""
-    lists = pc.split_pattern(pc.fill_null(text, ""), separator)
+def _split(text: pa.Array, separator: str | None) -> pa.Array:
+    """Returns the parts of texts `[n]`, or of lists as text; empty ones are none."""
+    lists = split_lists(pc.fill_null(text, ""), separator)
     parts = pc.utf8_trim_whitespace(lists.flatten())
-    is_part = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
+    is_part = np.ones(len(parts), bool)
+    if separator is not None:
+        is_part = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
     parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     counts = np.bincount(parents[is_part], minlength=len(text))
-    return lists_of(parts.filter(pa.array(is_part)), counts, mask=text.is_null())
+    mask = pc.or_(text.is_null(), lists.is_null())
+    return lists_of(parts.filter(pa.array(is_part)), counts, mask=mask)
 
 
 def _judge(batch: RawBatch, lists: Mapping[str, pa.Array]) -> tuple[np.ndarray, np.ndarray]:

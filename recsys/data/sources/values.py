@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from recsys.config import TimestampUnit
 from recsys.config.time_format import ZONES, time_pattern
+from recsys.data.sources.written_lists import split_lists
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -76,21 +77,26 @@ def to_times(column: pa.Array, unit: TimestampUnit, format_: str | None = None) 
 
 
 def to_lists(column: pa.Array, separator: str) -> pa.Array:
-    """Returns lists of text `[n]`, trimmed and in NFC, without empty ones; null as empty.
+    """Returns lists of text `[n]`, trimmed and in NFC, without empty ones; of no value empty.
+
+    Null is what is no list of plain values: text that holds objects, or lists of lists.
 
     Args:
-        column: Lists, or text whose parts stand between separators.
+        column: Lists; text of lists as Python or JSON write them; or text whose parts stand
+            between separators.
         separator: What stands between two parts of a text.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    is_none = None
     if not is_list(column.type):
-        column = pc.split_pattern(pc.fill_null(to_text(column), ""), separator)
+        column = split_lists(pc.fill_null(to_text(column), ""), separator)
+        is_none = column.is_null() if column.null_count else None
     parts = _by_value(column.flatten(), lambda values: _trimmed(_written(values)))
     parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
     is_part = parts.is_valid()
     counts = np.bincount(parents[is_part.to_numpy(zero_copy_only=False)], minlength=len(column))
-    return lists_of(parts.filter(is_part), counts)
+    return lists_of(parts.filter(is_part), counts, is_none)
 
 
 def lists_of(values: pa.Array, counts: np.ndarray, mask: pa.Array | None = None) -> pa.Array:
