@@ -39,7 +39,7 @@ from recsys.errors import UsageError
 from recsys.system.launchers import LocalLauncher
 from recsys.system.process import stage_main
 
-ENTRYPOINT = ("python", "-m", "pipelines.kubeflow_entrypoint")
+ENTRYPOINT = ("python", "-P", "-m", "pipelines.kubeflow_entrypoint")
 """What every container starts with; it gives the executor paths in the place of addresses."""
 _JOB_NAME = "{{$.pipeline_job_name}}"
 _FILE_KEYS = ("files", "eval_files", "valid_files")

@@ -218,6 +218,11 @@ def replace(path):
     np.save(path, np.zeros((2, 2), np.float32))
 
 
+def plant(path):
+    text = path.read_text()
+    path.write_text(text.replace('"plugins": []', '"plugins": ["antigravity"]'))
+
+
 def flip(path):
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
@@ -232,6 +237,7 @@ def flip(path):
         ("weights/1.npy", replace, r"R310.*model"),
         ("weights/2.npy", lambda path: path.unlink(), r"R310.*model"),
         ("model.json", truncate, r"R310.*model"),
+        ("model.json", plant, r"R310.*model\.json.*sha256"),
         ("vocabulary/users.parquet", truncate, r"R221.*model/vocabulary/users\.parquet"),
     ],
 )

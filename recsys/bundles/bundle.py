@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.errors import RecsysError
+from recsys.models.summary import SUMMARY, read_summary
 from recsys.strict import Repeats
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json
@@ -119,8 +120,8 @@ def manifest_digest(bundle: Path) -> str | None:
 def repeats_of_folder(folder: Path) -> Repeats:
     """Returns the `repeats` that the model of a model folder or a bundle was trained with."""
     repeats = "exclude"
-    if (folder / "model.json").is_file():
-        repeats = read_json(folder / "model.json").get("stage", {}).get("repeats", repeats)
+    if (folder / SUMMARY).is_file():
+        repeats = read_summary(folder).get("stage", {}).get("repeats", repeats)
     elif (folder / MANIFEST).is_file():
         repeats = read_json(folder / MANIFEST).get("repeats", repeats)
     return "include" if repeats == "include" else "exclude"

@@ -12,7 +12,7 @@ from typing import Any
 
 from recsys.config import ExportConfig, ExportStage, Repeats, canonical_json
 from recsys.errors import UsageError
-from recsys.system.files import read_json
+from recsys.models.summary import SUMMARY, read_summary
 from recsys.system.process import run_stage_with_config
 
 _STAGE = "recsys.bundles.export"
@@ -72,8 +72,7 @@ def export(
 
 def _stage_of(folder: Path) -> dict[str, Any]:
     """Returns what a model folder says of its training; nothing of one that the export refuses."""
-    path = folder / "model.json"
-    return dict(read_json(path)["stage"]) if path.is_file() else {}
+    return dict(read_summary(folder)["stage"]) if (folder / SUMMARY).is_file() else {}
 
 
 def _check_importable(stage: dict[str, Any]) -> None:

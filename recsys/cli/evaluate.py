@@ -19,6 +19,7 @@ from recsys.cli.options import (
     JsonForPrograms,
     NumProcesses,
     Out,
+    PluginFolder,
     Processes,
     ProcessId,
     Sets,
@@ -41,6 +42,7 @@ def evaluate(
     model: Annotated[Path | None, Option(help="MODEL as an option.")] = None,
     config: EvaluationConfig = None,
     sets: Sets = None,
+    plugin_folder: PluginFolder = None,
     against: Annotated[
         Path | None, Option(metavar="MODEL", help="Last blessed model, to compare with.")
     ] = None,
@@ -65,7 +67,7 @@ def evaluate(
             "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
             [str(path) for path in named],
         )
-    loaded, origin = _evaluation_config(config, sets or [], named[0])
+    loaded, origin = _evaluation_config(config, sets or [], named[0], plugin_folder)
     result = stages.evaluate(
         loaded,
         data=data,
@@ -91,6 +93,7 @@ def compare(
     data: Data,
     config: EvaluationConfig = None,
     sets: Sets = None,
+    plugin_folder: PluginFolder = None,
     out: Annotated[Path | None, Option(help="Folder to write comparison.json into.")] = None,
     as_json: JsonForPrograms = False,
 ) -> None:
@@ -101,7 +104,7 @@ def compare(
     from recsys.config import EvaluateStage, stage_of
     from recsys.evaluation.result import Comparison, EvaluationResult
 
-    loaded, _ = _evaluation_config(config, sets or [], b)
+    loaded, _ = _evaluation_config(config, sets or [], b, plugin_folder)
     stage = stage_of(loaded, EvaluateStage).of_two_models()
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
         stages.evaluate(stage, data=data, model=b, out=Path(scratch), blessed=a)
@@ -116,7 +119,7 @@ def compare(
 
 
 def _evaluation_config(
-    config: Path | None, sets: list[str], model: Path
+    config: Path | None, sets: list[str], model: Path, plugin_folder: Path | None
 ) -> tuple[EvaluateStage, str]:
     """Returns the config of an evaluation, and what to call its thresholds.
 
@@ -127,11 +130,14 @@ def _evaluation_config(
         config: The file of --config; None: `recsys.yaml` in the current folder, if there is one.
         sets: Overrides.
         model: The model, whose training decides on `repeats` without a config.
+        plugin_folder: Folder of plugins, from which the processes of the stage import too.
     """
     from recsys.bundles.bundle import repeats_of_folder
     from recsys.config import EvaluateStage
     from recsys.config.load import DEFAULT_NAME, default_stage, load_config
 
+    if plugin_folder is not None:
+        sys.path.insert(0, str(plugin_folder))
     if config is None and Path(DEFAULT_NAME).exists():
         config = Path(DEFAULT_NAME)
     if config is not None:

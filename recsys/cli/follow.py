@@ -24,7 +24,7 @@ from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
 from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.files import scratch_folder
-from recsys.system.parent import as_parent, child_command
+from recsys.system.parent import as_parent, child_command, own_folders
 from recsys.system.signals import StoppedError, signals_raised
 
 _MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}
@@ -199,15 +199,15 @@ def _child(words: Sequence[str], log: Path, event_file: Path) -> Iterator[subpro
 
     Nor is any where this process is killed: the child ends with it.
     """
-    roots = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    roots = [str(Path(__file__).resolve().parents[2]), *own_folders()]
     environment = {
         **os.environ,
         **as_parent(),
         events.ENVIRONMENT_VARIABLE: str(event_file),
         "PYTHONUNBUFFERED": "1",
-        # Modules in the current folder must not shadow those of recsys.
+        # Modules in the current folder must not shadow those of recsys, in Beam's workers too.
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, roots)),
+        "PYTHONPATH": os.pathsep.join(roots),
     }
     with log.open("ab") as output:
         child = subprocess.Popen(

@@ -39,4 +39,14 @@ ProcessId = Annotated[int | None, Option(min=0, help="Index of this process, fro
 Wait = Annotated[
     float | None, Option(min=0, help="Timeout for other hosts, in seconds. Default: 300.")
 ]
+PluginFolder = Annotated[
+    Path | None,
+    Option(
+        exists=True,
+        file_okay=False,
+        resolve_path=True,
+        metavar="DIR",
+        help="Folder of the plugins that a model names, if they are not installed.",
+    ),
+]
 Force = Annotated[bool, Option("--force", help="Overwrite existing files.")]

@@ -1,6 +1,6 @@
 """The model folder: a trained model with all that is needed to use it.
 
-model.json        spec, configs, versions, and the variables in order
+model.json        spec, configs, versions, and the variables in order: see `recsys.models.summary`
 weights/N.npy     one file a variable; tables in the order of their rows, large ones of several
                   processes in `weights/N/`: see `recsys.models.saved_arrays`
 vocabulary/       users.parquet, items.parquet; kinds.parquet, where events have kinds
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -58,9 +57,10 @@ from recsys.models.saved_arrays import (
     write_variables,
 )
 from recsys.models.spec import ModelSpec
+from recsys.models.summary import SUMMARY, damaged, read_summary, summary_text
 from recsys.registry import plugins_needed
 from recsys.system import manifest as manifests
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import DAMAGE
 from recsys.training.distributed import agreed, is_primary, jointly
 
 PROBE_TOLERANCE = 1e-4
@@ -132,14 +132,14 @@ def save_model(
         "variables": described,
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
-    text = json.dumps(summary, indent=1) + "\n"
-    agreed(lambda: (folder / "model.json").write_text(text))
+    text = summary_text(summary)
+    agreed(lambda: (folder / SUMMARY).write_text(text))
 
 
 def _write_inputs(folder: Path, data: Path, inputs: ModelInputs | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # A folder that is half another model's must not be taken for one.
-    (folder / "model.json").unlink(missing_ok=True)
+    (folder / SUMMARY).unlink(missing_ok=True)
     for part in PARTS:
         if (data / part).exists():
             shutil.copytree(data / part, folder / part, dirs_exist_ok=True)
@@ -195,32 +195,32 @@ def load_model(
     Raises:
         RecsysError: The folder holds no model, or a damaged one.
     """
+    summary = read_summary(folder)
     try:
-        summary = read_json(folder / "model.json")
         # First, since it loads the plugins that may have registered the model.
         stage = read_in_folder(TrainStage, summary["stage"], folder)
         spec = read_in_folder(ModelSpec, summary["spec"], folder)
         inputs = ModelInputs.open(folder)
     except DAMAGE as error:
-        raise _damaged(folder, f"{type(error).__name__}: {error}") from None
+        raise damaged(folder, f"{type(error).__name__}: {error}") from None
     if (
         ModelSpec.for_data(spec.config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
         != spec
     ):
-        raise _damaged(folder, "a model of other users, items or features than its folder has")
+        raise damaged(folder, "a model of other users, items or features than its folder has")
     model = model_class(spec.config)(spec)
     numbers = {entry["path"]: number for number, entry in enumerate(summary["variables"])}
     if give is not None:
         for own in model.embedding.tables:
             number = numbers.pop(_path(model, own), None)
             if number is None:
-                raise _damaged(folder, f"no weights of the table {own.name!r}")
+                raise damaged(folder, f"no weights of the table {own.name!r}")
             give(own, _read(folder, number, summary, own.shape))
     layout = None if mesh is None else _spread(model, mesh)
     model.build()
     kept = kept_weights(model)
     if [variable.path for variable, _ in kept] != list(numbers):
-        raise _damaged(folder, "other variables than the code has")
+        raise damaged(folder, "other variables than the code has")
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
         weights = _read(folder, number, summary, (table or variable).shape, mesh is not None)
         if table is not None:
@@ -280,7 +280,7 @@ def read_probe(folder: Path) -> Probe:
             arrays = {name: probe[name] for name in ("user_row", "history", "query")}
             return Probe(**arrays, candidates=candidates, facts=facts)
     except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise _damaged(folder, str(error)) from None
+        raise damaged(folder, str(error)) from None
 
 
 def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.ndarray) -> None:
@@ -368,19 +368,10 @@ def _read(
         manifests.verify_files(folder / "weights", files)
         weights = open_variable(path)
     except manifests.ManifestError as damage:
-        raise _damaged(folder / "weights" / damage.name, damage.reason) from None
+        raise damaged(folder / "weights" / damage.name, damage.reason) from None
     except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, str(error)) from None
+        raise damaged(path, str(error)) from None
     described = tuple(entry["shape"])
     if weights.shape != described or weights.shape != tuple(shape):
-        raise _damaged(path, f"shape {weights.shape} where {described} was written")
+        raise damaged(path, f"shape {weights.shape} where {described} was written")
     return weights
-
-
-def _damaged(path: Path, received: str) -> RecsysError:
-    return RecsysError(
-        "R310",
-        f"{str(path)!r} must be a whole model folder, or part of one.",
-        "Train again: recsys run.",
-        received,
-    )

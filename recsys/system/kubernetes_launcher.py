@@ -25,6 +25,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.registry import register
 from recsys.system import events
 from recsys.system.launchers import Launcher, started_again, write_config
+from recsys.system.parent import CHILD
 from recsys.system.process import (
     last_json_line,
     raising_if_stopped,
@@ -118,7 +119,7 @@ class KubernetesLauncher(Launcher):
             stage: Module and command line of the stage.
             progress: Files for the events of the stage begin so; the host's number follows.
         """
-        words = [self.python, "-m", "recsys.system.parent", *stage]
+        words = [self.python, *CHILD, *stage]
         template = self._template()
         grace = {"terminationGracePeriodSeconds": _SAVE_S}
         spec = {**grace, **template["spec"], "subdomain": name, "restartPolicy": "Never"}
@@ -129,6 +130,9 @@ class KubernetesLauncher(Launcher):
             "RECSYS_PROCESSES": str(self.hosts),
             events.ENVIRONMENT_VARIABLE: f"{_verbatim(str(progress))}.$(RECSYS_PROCESS).jsonl",
         }
+        named = {variable.get("name") for variable in first.get("env", [])}
+        if "workingDir" in first and "PYTHONPATH" not in named:
+            own["PYTHONPATH"] = first["workingDir"]
         index = {
             "name": "RECSYS_PROCESS",
             "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_ANNOTATION}']"}},

@@ -29,7 +29,7 @@ from recsys.registry import Choice, register
 from recsys.strict import Strict
 from recsys.system import events
 from recsys.system.commit import commit_text
-from recsys.system.parent import STDIN, VARIABLE, as_parent, program_command
+from recsys.system.parent import CHILD, STDIN, VARIABLE, as_parent, program_command
 from recsys.system.process import (
     last_json_line,
     raising_if_stopped,
@@ -131,7 +131,8 @@ class CommandLauncher(Launcher):
     port: Annotated[int, Field(ge=1, le=65535)] = 8476
     """Where the first one listens for the others."""
     folder: Annotated[str, Field(pattern="^/")] | None = None
-    """Folder in which the stage runs on each host; `null`: that of the run."""
+    """Folder in which the stage runs on each host, and from which it imports plugins; `null`: that
+    of the run, and plugins are installed on each host."""
     python: Annotated[str, Field(min_length=1)] | None = None
     """Python of the installation on each host; `null`: as here."""
     wait_s: PositiveFloat = 300.0
@@ -184,10 +185,12 @@ class CommandLauncher(Launcher):
         """
         shown = {events.ENVIRONMENT_VARIABLE: str(progress) if index == 0 else ""}
         own = {**stage_environment("jax"), VARIABLE: STDIN, **shown}
+        if self.folder is not None:
+            own["PYTHONPATH"] = self.folder
         address = self.address or self.hosts[0].rpartition("@")[2]
         words = ["env", f"--chdir={self.folder or Path.cwd()}"]
         words += [f"{name}={value}" for name, value in own.items()]
-        words += [self.python or sys.executable, "-m", "recsys.system.parent", *stage]
+        words += [self.python or sys.executable, *CHILD, *stage]
         words += ["--coordinator", f"{address}:{self.port}", "--wait", str(self.wait_s)]
         words += ["--num-processes", str(len(self.hosts)), "--process-id", str(index)]
         places = {"{host}": [self.hosts[index]], "{command}": words, "{line}": [shlex.join(words)]}

@@ -1,9 +1,12 @@
 """Ends a child process when its parent ends, for any reason.
 
 If a command or a runner is killed, its child processes would otherwise run on for hours and
-interfere with the next run. So a child is started by `python -m recsys.system.parent MODULE`:
+interfere with the next run. So a child is started by `python -P -m recsys.system.parent MODULE`:
 the parent puts its pid into the environment, and the child asks the kernel to be killed with
 it, before its imports, which take seconds.
+
+A child imports from the folders of its parent. `-P` leaves out the current folder, whose files
+may have the name of a plugin.
 
 A child on another machine listens to its stdin instead, which ssh and the like close when
 they end.
@@ -18,14 +21,19 @@ import ctypes
 import os
 import runpy
 import signal
+import site
 import sys
+import sysconfig
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from recsys.system import lean_imports
 
 VARIABLE, STDIN = "RECSYS_PARENT", "stdin"
+CHILD = ("-P", "-m", "recsys.system.parent")
+"""Words after Python's name in the command of a child; module and command line follow."""
 _PROGRAM = "--"
 _SET_PDEATHSIG = 1
 """`PR_SET_PDEATHSIG` of prctl(2); it holds across exec, and not for children."""
@@ -36,7 +44,20 @@ def as_parent() -> dict[str, str]:
 
     The kernel counts the end of the thread that starts the child as that of the parent.
     """
-    return {VARIABLE: str(os.getpid())}
+    return {VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join(own_folders())}
+
+
+def own_folders() -> list[str]:
+    """Returns what this process imports from besides its installation, such as plugins' folders."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")}
+    installed |= {*site.getsitepackages(), site.getusersitepackages()}
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    folders = dict.fromkeys(Path(folder).absolute() for folder in (*sys.path, *named))
+    return [
+        str(folder)
+        for folder in folders
+        if folder.exists() and not any(map(folder.is_relative_to, installed))
+    ]
 
 
 def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
@@ -46,12 +67,12 @@ def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
         module: The module that it runs.
         arguments: Its command line.
     """
-    return [sys.executable, "-m", "recsys.system.parent", module, *arguments]
+    return [sys.executable, *CHILD, module, *arguments]
 
 
 def program_command(words: Sequence[str]) -> list[str]:
     """Returns the command of any program that is to end with this process; see `as_parent`."""
-    return [sys.executable, "-m", "recsys.system.parent", _PROGRAM, *words]
+    return [sys.executable, *CHILD, _PROGRAM, *words]
 
 
 def end_with_parent() -> None:

@@ -37,6 +37,7 @@ from recsys.models.saved_arrays import (
     path_of,
     write_variables,
 )
+from recsys.models.summary import read_summary
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
 from recsys.training.distributed import agreed, jointly
@@ -124,7 +125,7 @@ class EarlierModel:
             if verify:
                 manifests.verify_files(folder, files)
                 ModelInputs.open(folder)
-            summary, kept = read_json(folder / "model.json"), read_json(folder / _STATE)
+            summary, kept = read_summary(folder), read_json(folder / _STATE)
             return cls(
                 folder=folder,
                 # First, since it loads the plugins that may have registered the model.
@@ -203,7 +204,7 @@ def _seal_state(folder: Path, content: dict[str, Any]) -> None:
     The files of variables aren't read again for it: whoever wrote them has their checksums.
     """
     (folder / _STATE).write_text(json.dumps(content) + "\n")
-    summaries = {"weights": read_json(folder / "model.json"), FOLDER: content}
+    summaries = {"weights": read_summary(folder), FOLDER: content}
     written = {
         f"{part}/{name}": file
         for part, summary in summaries.items()

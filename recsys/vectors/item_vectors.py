@@ -24,8 +24,9 @@ from recsys.data.catalogue import TITLES, FeatureBags, open_features
 from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
+from recsys.models.summary import read_summary
 from recsys.system import manifest as manifests
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import DAMAGE
 
 ID, EMBEDDING, TITLE = "id", "embedding", "title"
 _ITEMS = "vocabulary/items.parquet"
@@ -196,7 +197,7 @@ def _open_bundle(bundle: Path) -> ItemVectors:
 
 
 def _open_model(folder: Path) -> ItemVectors:
-    stage = read_json(folder / "model.json")["stage"]
+    stage = read_summary(folder)["stage"]
     verify_inputs(folder)
     verify_candidates(folder)
     catalogue, matrix = folder / "catalogue", folder / CANDIDATES

@@ -5,6 +5,8 @@ import zlib
 
 import numpy as np
 
+from recsys.models.summary import summary_text
+
 PARTS = 3
 
 
@@ -22,7 +24,7 @@ def change(folder, variable, changed):
     file = folder / "weights" / f"{number}.npy"
     np.save(file, changed(np.load(file)))
     summary["variables"][number]["whole"] = {file.name: listed(file)}
-    (folder / "model.json").write_text(json.dumps(summary))
+    (folder / "model.json").write_text(summary_text(summary))
 
 
 def divide(folder, summary="model.json", part="weights"):
@@ -44,7 +46,8 @@ def divide(folder, summary="model.json", part="weights"):
             np.save(folder / part / name, array[ends[k] : ends[k + 1]])
             entry["parts"][name] = listed(folder / part / name)
         numbers.append(number)
-    (folder / summary).write_text(json.dumps(described))
+    text = summary_text(described) if summary == "model.json" else json.dumps(described)
+    (folder / summary).write_text(text)
     return numbers
 
 
