@@ -22,6 +22,12 @@ def test_texts_of_every_length_have_farmhashs_fingerprint():
     assert mixed.tolist() == [expected[i] for i in order]
 
 
+def test_a_long_text_among_many_has_farmhashs_fingerprint():
+    texts = ["é" * n for n in (*range(60, 160), *[700] * 40, 30_000, 4_000_000, 4_000_001)]
+    expected = [farmhash.fingerprint64(text) for text in texts]
+    assert fingerprints(pa.array(texts)).tolist() == expected
+
+
 @given(st.lists(st.text(max_size=90) | st.none()), st.integers(0, 5))
 def test_texts_of_any_content_have_farmhashs_fingerprint(texts, start):
     part = pa.array(texts, pa.string()).slice(start)

@@ -8,6 +8,7 @@ of one text. Arithmetic is modulo 2^64.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,7 @@ _SEED = np.uint64(81)
 _BLOCK = 64
 _PAD = 8
 _AT_ONCE = 1 << 18
+_FEW = 32  # Texts for which Python's integers are faster than vectors.
 
 
 def fingerprints(texts: pa.Array) -> np.ndarray:
@@ -101,6 +103,11 @@ class _Texts:
         """Returns the texts that `which` `[n]` names."""
         return _Texts(self._content, self._start[which], self.size[which])
 
+    def bytes_of(self, row: int, start: int, stop: int) -> bytes:
+        """Returns some of the bytes of a text."""
+        first = int(self._start[row])
+        return self._content[first + start : first + stop].tobytes()
+
     def word(self, at: np.ndarray | int) -> np.ndarray:
         """Returns the eight bytes from a place in each text, little-endian."""
         return self._words[self._start + at]
@@ -171,10 +178,17 @@ def _hash_longer(texts: _Texts) -> np.ndarray:
     y = np.full(len(texts), _SEED * _K1 + np.uint64(113))
     z = _shift_mix(y * _K2 + np.uint64(113)) * _K2
     zero = np.zeros(len(texts), np.uint64)
-    state = [_SEED * _K2 + texts.word(0), y, z, zero, zero, zero, zero]
+    state = [_SEED * _K2 + texts.word(0), y, z, *(zero.copy() for _ in range(4))]
     blocks = (texts.size - 1) // _BLOCK
     for number in range(int(blocks.max())):
         which = np.flatnonzero(blocks > number)
+        if len(which) < _FEW:
+            for row in which.tolist():
+                content = texts.bytes_of(row, number * _BLOCK, int(blocks[row]) * _BLOCK)
+                mixed = _blocks_of_one(content, [int(part[row]) for part in state])
+                for part, value in zip(state, mixed, strict=True):
+                    part[row] = value
+            break
         stepped = _block(texts.only(which), number * _BLOCK, [part[which] for part in state], None)
         state = [_put(part, which, new) for part, new in zip(state, stepped, strict=True)]
     x, y, z, v0, v1, w0, w1 = state
@@ -208,6 +222,30 @@ def _block(
     v0, v1 = _weak(texts, at, v1 * mul, x + w0)
     w0, w1 = _weak(texts, at + 32, z + w1, y + texts.word(at + 16))
     return [z, y, x, v0, v1, w0, w1]
+
+
+def _blocks_of_one(content: bytes, state: list[int]) -> list[int]:
+    """Does what `_block` does, for all blocks of one text."""
+    x, y, z, v0, v1, w0, w1 = state
+    k1, most = int(_K1), (1 << 64) - 1
+
+    def rotate(value: int, bits: int) -> int:
+        value &= most
+        return (value >> bits) | (value << (64 - bits))
+
+    def weak(a: int, b: int, w: int, x: int, y: int, z: int) -> tuple[int, int]:
+        a = (a + w) & most
+        mixed = a + x + y
+        return (mixed + z) & most, rotate(b + a + z, 21) + rotate(mixed, 44) + a
+
+    for a0, a1, a2, a3, a4, a5, a6, a7 in struct.iter_unpack("<8Q", content):
+        x = (rotate(x + y + v0 + a1, 37) * k1 ^ w1) & most
+        y = rotate(y + v1 + a6, 42) * k1 + v0 + a5
+        z = rotate(z + w0, 33) * k1 & most
+        v0, v1 = weak(v1 * k1, x + w0, a0, a1, a2, a3)
+        w0, w1 = weak(z + w1, y + a2, a4, a5, a6, a7)
+        x, z = z, x
+    return [part & most for part in (x, y, z, v0, v1, w0, w1)]
 
 
 def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> _Pair:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ Advance = Callable[[int], None]
 
 _EXACT = _LEAST_LOOSE = 1 << 20
 _MOST_VALUES = 200
+_JOINED_BYTES = 8 << 20
 _EXAMPLES = 3
 _SAMPLE, _SAMPLE_CHARACTERS = 2000, 1 << 22
 _URL = r"^\s*(https?://|www\.)\S+$"
@@ -287,10 +288,25 @@ def profile_columns(
         name: Profile(name, decimal=decimal, is_folder=name in understood.folders)
         for name in understood.columns
     }
-    for _, batch in read_all(understood.source, what, understood.columns, sample, advance):
+    batches = read_all(understood.source, what, understood.columns, sample, advance)
+    for rows in _joined(batch.columns for _, batch in batches):
         for name, profile in profiles.items():
-            profile.add(batch.columns.column(name), now)
+            profile.add(rows.column(name), now)
     return profiles
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields batches with the small ones of equal columns joined, as those of small files."""
+    parts: list[pa.RecordBatch] = []
+    n_bytes = 0
+    for batch in batches:
+        n_bytes += batch.nbytes
+        if parts and (n_bytes > _JOINED_BYTES or batch.schema != parts[0].schema):
+            yield from pa.Table.from_batches(parts).combine_chunks().to_batches()
+            parts, n_bytes = [], batch.nbytes
+        parts.append(batch)
+    if parts:
+        yield from pa.Table.from_batches(parts).combine_chunks().to_batches()
 
 
 def has_words(profile: Profile) -> bool:

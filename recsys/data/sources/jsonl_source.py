@@ -22,6 +22,7 @@ from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.nested import find_path, pick_name, pick_type
 from recsys.data.sources.source import Piece, RawBatch, as_json, missing_column
 from recsys.data.sources.source_files import is_text
+from recsys.data.sources.streams import LINE_LIMIT_BYTES, long_line
 from recsys.data.sources.text_source import Rows, TextSource, is_valid_utf8, sort_out
 from recsys.errors import RecsysError
 from recsys.registry import register_source
@@ -89,12 +90,17 @@ class JsonLinesSource(TextSource):
         raise missing_column(file.file, missing, list(names), file.columns)
 
     def _first_objects(self, file: Piece) -> Iterator[dict[str, Any]]:
-        text = self.open(file).read(_LOOK_BYTES)
+        stream = self.open(file)
+        text = stream.read(_LOOK_BYTES)
+        if _is_array(text):
+            raise json_over_lines(file.file, text)
+        if len(text) == _LOOK_BYTES and b"\n" not in text:
+            text += stream.readline(LINE_LIMIT_BYTES - _LOOK_BYTES + 1)
+            if len(text) > LINE_LIMIT_BYTES:
+                raise long_line(file.file, 1, LINE_LIMIT_BYTES, text)
         lines = text.split(b"\n")
         lines = lines[:-1] if len(text) == _LOOK_BYTES and len(lines) > 1 else lines
         has_object = False
-        if _is_array(text):
-            raise json_over_lines(file.file, text)
         for row in map(_object, lines):
             if isinstance(row, dict):
                 has_object = True

@@ -66,6 +66,15 @@ def plan_pieces(
             or lacks a column; or no file has rows.
         UsageError: The config describes no format or no span.
     """
+    files = _look_at_files(source, what, columns)
+    pieces = [piece for file in list(files) for piece in file.source.split(file, piece_bytes)]
+    if not pieces:
+        raise _no_rows(source, what)
+    return pieces
+
+
+def _look_at_files(source: SourceConfig, what: str, columns: Sequence[str]) -> Iterator[Piece]:
+    """Yields each file whole, after a look at its start."""
     _check_dialect(source.csv_format, what)
 
     @functools.cache
@@ -73,16 +82,14 @@ def plan_pieces(
         whole = take_folder_columns(open_source(file, source, columns))
         return whole.source.check(whole)
 
-    files = [look(file) for file in match_files(source, what)]
-    pieces = [
-        dataclasses.replace(piece, file_index=at)
-        for at, file in enumerate(files)
-        for piece in file.source.split(file, piece_bytes)
-    ]
-    if not pieces:
-        rule = f"{files[0].file!r}, or another file of its source, must hold rows below its header."
-        raise _empty(rule, "a header alone")
-    return pieces
+    for at, file in enumerate(match_files(source, what)):
+        yield dataclasses.replace(look(file), file_index=at)
+
+
+def _no_rows(source: SourceConfig, what: str) -> RecsysError:
+    path = match_files(source, what)[0].path
+    rule = f"{path!r}, or another file of its source, must hold rows below its header."
+    return _empty(rule, "a header alone")
 
 
 def read_piece(piece: Piece) -> Iterator[RawBatch]:
@@ -117,16 +124,20 @@ def read_all(
         sample: Rows to read, about; None: all.
         advance: Called with the bytes of each batch.
     """
-    n_read = 0
-    # A file that is cut into pieces is read to its end for that.
-    for piece in plan_pieces(source, what, columns, WHOLE_FILES):
-        for batch in read_piece(piece):
-            yield piece.file_index, batch
-            n_read += batch.n_read
-            if sample is not None and n_read >= sample:
-                return
-            if advance is not None:
-                advance(batch.columns.nbytes)
+    n_read, has_rows = 0, False
+    for file in _look_at_files(source, what, columns):
+        # A file that is cut into pieces is read to its end for that.
+        for piece in file.source.split(file, WHOLE_FILES):
+            has_rows = True
+            for batch in read_piece(piece):
+                yield piece.file_index, batch
+                n_read += batch.n_read
+                if sample is not None and n_read >= sample:
+                    return
+                if advance is not None:
+                    advance(batch.columns.nbytes)
+    if not has_rows:
+        raise _no_rows(source, what)
 
 
 def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] = ()) -> Piece:

@@ -321,14 +321,26 @@ def row_blocks(
         read = stream.read(block_bytes)
         block = rest + read
         end = block.rfind(b"\n") + 1 if read else len(block)
+        _check_lines(block, line, file)
         if end == 0:
-            if len(block) > LINE_LIMIT_BYTES:
-                raise long_line(file, line, LINE_LIMIT_BYTES, block)
             block_bytes *= 2  # So that the work doesn't grow with the square of a long row.
         rows, n_lines = _split_rows(block[:end], line, width, dialect, is_last=not read)
         rest, line = block[min(len(rows.block), len(block)) :], line + n_lines
         if rows.block:
             yield rows
+
+
+def _check_lines(block: bytes, first_line: int, file: str) -> None:
+    """Raises an error if a line of a block is too long."""
+    if len(block) <= LINE_LIMIT_BYTES:
+        return
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+    bounds = np.concatenate([[-1], ends, [len(block)]])
+    sizes = np.diff(bounds) - 1
+    longest = int(np.argmax(sizes))
+    if sizes[longest] > LINE_LIMIT_BYTES:
+        start = block[int(bounds[longest]) + 1 :][:100]
+        raise long_line(file, first_line + longest, LINE_LIMIT_BYTES, start)
 
 
 def _split_rows(
