@@ -30,6 +30,7 @@ sys.path.extend(
         "shapes",
         "splits",
         "hostile",
+        "fuzz",
         "runs",
     )
 )

@@ -3,6 +3,7 @@
 #include "call.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -45,6 +46,60 @@ XLA_FFI_Error *recsys_check(XLA_FFI_CallFrame *frame, int64_t n_args, int64_t n_
   }
   if (frame->args.size != n_args || frame->rets.size != n_rets) {
     return recsys_fail(frame, "recsys: a kernel got another number of arrays than it has");
+  }
+  int are_arrays = 1;
+  for (int64_t i = 0; i < n_args; i++) are_arrays &= frame->args.types[i] == XLA_FFI_ArgType_BUFFER;
+  for (int64_t i = 0; i < n_rets; i++) are_arrays &= frame->rets.types[i] == XLA_FFI_RetType_BUFFER;
+  return are_arrays ? NULL : recsys_fail(frame, "recsys: a kernel got something that is no array");
+}
+
+static const char *type_name(XLA_FFI_DataType dtype) {
+  switch (dtype) {
+    case XLA_FFI_DataType_F32: return "float32";
+    case XLA_FFI_DataType_BF16: return "bfloat16";
+    case XLA_FFI_DataType_S32: return "int32";
+    default: return "another type";
+  }
+}
+
+/* Appends the shape to `text` [size]; "?" for a size that may be any. */
+static void print_shape(char *text, size_t size, int64_t rank, const int64_t *dims) {
+  size_t at = strlen(text);
+  snprintf(text + at, size - at, "[");
+  for (int64_t i = 0; i < rank && i < 4; i++) {
+    at = strlen(text);
+    const char *comma = i > 0 ? ", " : "";
+    if (dims[i] < 0) {
+      snprintf(text + at, size - at, "%s?", comma);
+    } else {
+      snprintf(text + at, size - at, "%s%lld", comma, (long long)dims[i]);
+    }
+  }
+  at = strlen(text);
+  snprintf(text + at, size - at, rank > 4 ? ", ...]" : "]");
+}
+
+static int fits(const RecsysArray *a) {
+  if (a->buffer->dtype != a->dtype || a->buffer->rank != a->rank) return 0;
+  for (int64_t i = 0; i < a->rank; i++) {
+    /* Numbers of rows and entries are counted in 32 bits. */
+    if (a->buffer->dims[i] > INT32_MAX) return 0;
+    if (a->dims[i] != RECSYS_ANY && a->buffer->dims[i] != a->dims[i]) return 0;
+  }
+  return 1;
+}
+
+XLA_FFI_Error *recsys_expect(XLA_FFI_CallFrame *frame, const RecsysArray *arrays, int n) {
+  for (int k = 0; k < n; k++) {
+    const RecsysArray *a = &arrays[k];
+    if (fits(a)) continue;
+    char text[256];
+    snprintf(text, sizeof text, "recsys: %s must be %s", a->name, type_name(a->dtype));
+    print_shape(text, sizeof text, a->rank, a->dims);
+    size_t at = strlen(text);
+    snprintf(text + at, sizeof text - at, "; received %s", type_name(a->buffer->dtype));
+    print_shape(text, sizeof text, a->buffer->rank, a->buffer->dims);
+    return recsys_fail(frame, text);
   }
   return NULL;
 }

@@ -44,9 +44,10 @@
 int recsys_is_query(const XLA_FFI_CallFrame *frame);
 XLA_FFI_Error *recsys_answer_query(XLA_FFI_CallFrame *frame);
 
-/* Arguments, results and attributes. The Python side fixes their number, types and
-   shapes; recsys_check verifies the numbers once more. */
 XLA_FFI_Error *recsys_fail(XLA_FFI_CallFrame *frame, const char *message);
+
+/* Arguments and results. No caller is trusted: a kernel reads an array only after
+   recsys_check found the numbers of arrays, and recsys_expect the array's type and sizes. */
 XLA_FFI_Error *recsys_check(XLA_FFI_CallFrame *frame, int64_t n_args, int64_t n_rets);
 
 RECSYS_INLINE const XLA_FFI_Buffer *recsys_arg(const XLA_FFI_CallFrame *frame, int64_t i) {
@@ -57,9 +58,27 @@ RECSYS_INLINE const XLA_FFI_Buffer *recsys_ret(const XLA_FFI_CallFrame *frame, i
   return (const XLA_FFI_Buffer *)frame->rets.rets[i];
 }
 
-/* Returns dimension `axis` of `buffer`. */
+/* What an array must be: its type, its rank, and its sizes, of which RECSYS_ANY may be any. */
+enum { RECSYS_ANY = -1 };
+typedef struct {
+  const char *name;
+  const XLA_FFI_Buffer *buffer;
+  XLA_FFI_DataType dtype;
+  int64_t rank;
+  int64_t dims[2];
+} RecsysArray;
+
+/* Returns the error that names the first of `n` arrays that isn't as it must be; NULL if all are. */
+XLA_FFI_Error *recsys_expect(XLA_FFI_CallFrame *frame, const RecsysArray *arrays, int n);
+
+/* Returns dimension `axis` of `buffer`; -2, which no array has, if its rank is lower. */
 RECSYS_INLINE int64_t recsys_dim(const XLA_FFI_Buffer *buffer, int64_t axis) {
-  return buffer->dims[axis];
+  return axis < buffer->rank ? buffer->dims[axis] : -2;
+}
+
+/* A table is of float32 or bfloat16. */
+RECSYS_INLINE XLA_FFI_DataType recsys_table_type(const XLA_FFI_Buffer *table) {
+  return table->dtype == XLA_FFI_DataType_BF16 ? XLA_FFI_DataType_BF16 : XLA_FFI_DataType_F32;
 }
 
 /* Returns the scalar attribute `name` (any number type) or `otherwise`. */

@@ -34,6 +34,24 @@ RECSYS_INLINE Lookups lookups_of(const XLA_FFI_CallFrame *frame, int64_t first, 
   };
 }
 
+/* Returns what is wrong with such a list of `n_bags` bags; NULL if nothing is. */
+RECSYS_INLINE XLA_FFI_Error *lookups_expect(XLA_FFI_CallFrame *frame, int64_t first,
+                                            int64_t n_bags) {
+  const XLA_FFI_Buffer *rows = recsys_arg(frame, first), *bag = recsys_arg(frame, first + 1),
+                       *weight = recsys_arg(frame, first + 2);
+  int64_t n = recsys_dim(rows, 0);
+  int64_t n_bag = recsys_dim(bag, 0) == 0 ? 0 : n, n_weight = recsys_dim(weight, 0) == 0 ? 0 : n;
+  const RecsysArray arrays[] = {{"rows", rows, XLA_FFI_DataType_S32, 1, {RECSYS_ANY}},
+                                {"bag", bag, XLA_FFI_DataType_S32, 1, {n_bag}},
+                                {"weight", weight, XLA_FFI_DataType_F32, 1, {n_weight}}};
+  XLA_FFI_Error *error = recsys_expect(frame, arrays, 3);
+  if (error != NULL) return error;
+  if (n_bag == 0 && n_bags > 0 && n % n_bags != 0) {
+    return recsys_fail(frame, "recsys: bags without numbers must be of equal length");
+  }
+  return NULL;
+}
+
 RECSYS_INLINE int has_row(const Lookups *l, int64_t i) {
   return (uint32_t)l->rows[i] < (uint32_t)l->n_rows;
 }

@@ -155,8 +155,15 @@ static Reading reading_of(XLA_FFI_CallFrame *frame, int64_t n_bags) {
 RECSYS_HANDLER(pool) {
   XLA_FFI_Error *error = recsys_check(frame, 4, 1);
   if (error != NULL) return error;
-  Reading r = reading_of(frame, recsys_dim(recsys_ret(frame, 0), 0));
-  int is_half = recsys_arg(frame, 0)->dtype == XLA_FFI_DataType_BF16;
+  const XLA_FFI_Buffer *table = recsys_arg(frame, 0), *out = recsys_ret(frame, 0);
+  const RecsysArray arrays[] = {
+      {"the table", table, recsys_table_type(table), 2, {RECSYS_ANY, RECSYS_ANY}},
+      {"the result", out, XLA_FFI_DataType_F32, 2, {RECSYS_ANY, recsys_dim(table, 1)}}};
+  error = recsys_expect(frame, arrays, 2);
+  if (error == NULL) error = lookups_expect(frame, 1, recsys_dim(out, 0));
+  if (error != NULL) return error;
+  Reading r = reading_of(frame, recsys_dim(out, 0));
+  int is_half = table->dtype == XLA_FFI_DataType_BF16;
   recsys_ask_for_huge_pages(r.table, r.lookups.n_rows * r.row_bytes);
   if (!is_ordered(&r.lookups)) {
     pool_unordered(&r, is_half);
@@ -196,11 +203,19 @@ static void weight_grads_of_halves(void *context, int64_t task, int worker) {
 RECSYS_HANDLER(weight_grad) {
   XLA_FFI_Error *error = recsys_check(frame, 5, 1);
   if (error != NULL) return error;
-  const XLA_FFI_Buffer *grads = recsys_arg(frame, 4), *out = recsys_ret(frame, 0);
+  const XLA_FFI_Buffer *table = recsys_arg(frame, 0), *rows = recsys_arg(frame, 1),
+                       *grads = recsys_arg(frame, 4), *out = recsys_ret(frame, 0);
+  const RecsysArray arrays[] = {
+      {"the table", table, recsys_table_type(table), 2, {RECSYS_ANY, RECSYS_ANY}},
+      {"gradients", grads, XLA_FFI_DataType_F32, 2, {RECSYS_ANY, recsys_dim(table, 1)}},
+      {"the result", out, XLA_FFI_DataType_F32, 1, {recsys_dim(rows, 0)}}};
+  error = recsys_expect(frame, arrays, 3);
+  if (error == NULL) error = lookups_expect(frame, 1, recsys_dim(grads, 0));
+  if (error != NULL) return error;
   Reading r = reading_of(frame, recsys_dim(grads, 0));
   r.grads = grads->data;
   if (r.lookups.n_bags == 0) memset(r.out, 0, (size_t)recsys_dim(out, 0) * sizeof(float));
-  int is_half = recsys_arg(frame, 0)->dtype == XLA_FFI_DataType_BF16;
+  int is_half = table->dtype == XLA_FFI_DataType_BF16;
   int64_t n_tasks = (r.lookups.n + ENTRIES_PER_TASK - 1) / ENTRIES_PER_TASK;
   RecsysPhase phase = {n_tasks, is_half ? weight_grads_of_halves : weight_grads_of_floats};
   recsys_run(frame, workers_for(frame, &r), &phase, 1, &r);

@@ -521,6 +521,32 @@ static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
 
 enum { MAX_DIM = 1024, MAX_CANDIDATES = 1 << 28 };
 
+/* Returns what is wrong with the arrays of a call; NULL if nothing is. */
+static XLA_FFI_Error *expect(XLA_FFI_CallFrame *frame, int with_gradients) {
+  const XLA_FFI_DataType number = XLA_FFI_DataType_F32, integer = XLA_FFI_DataType_S32;
+  const int64_t b = recsys_dim(recsys_arg(frame, 0), 0), dim = recsys_dim(recsys_arg(frame, 0), 1);
+  const int64_t n = recsys_dim(recsys_arg(frame, 1), 0);
+  const RecsysArray arrays[] = {
+      {"query", recsys_arg(frame, 0), number, 2, {RECSYS_ANY, RECSYS_ANY}},
+      {"candidate", recsys_arg(frame, 1), number, 2, {RECSYS_ANY, dim}},
+      {"item_row", recsys_arg(frame, 2), integer, 1, {n}},
+      {"log_q", recsys_arg(frame, 3), number, 1, {n}},
+      {"weight", recsys_arg(frame, 4), number, 1, {b}},
+      {"known", recsys_arg(frame, 5), integer, 2, {b, RECSYS_ANY}},
+      {"scale", recsys_arg(frame, 6), number, 1, {1}},
+      {"first", recsys_arg(frame, 7), integer, 1, {1}},
+      {"pull", recsys_arg(frame, 8), number, 1, {1}},
+      {"loss", recsys_ret(frame, 0), number, 1, {b}}};
+  XLA_FFI_Error *error = recsys_expect(frame, arrays, 10);
+  if (error != NULL || !with_gradients) return error;
+  const XLA_FFI_Buffer *d_log_q = recsys_ret(frame, 3);
+  const RecsysArray gradients[] = {
+      {"d_query", recsys_ret(frame, 1), number, 2, {b, dim}},
+      {"d_candidate", recsys_ret(frame, 2), number, 2, {n, dim}},
+      {"d_log_q", d_log_q, number, 1, {recsys_dim(d_log_q, 0) == 0 ? 0 : n}}};
+  return recsys_expect(frame, gradients, 3);
+}
+
 /* Arguments: query [b, D], candidate [N, D], item_row [N] int32, log_q [N], weight [b],
    known [b, P] int32, scale [1] (1 / temperature), first [1] int32, pull [1]. Results: loss
    [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]: not wanted).
@@ -528,6 +554,7 @@ enum { MAX_DIM = 1024, MAX_CANDIDATES = 1 << 28 };
 RECSYS_HANDLER(candidate_loss) {
   const int with_gradients = frame->rets.size == 4;
   XLA_FFI_Error *error = recsys_check(frame, 9, with_gradients ? 4 : 1);
+  if (error == NULL) error = expect(frame, with_gradients);
   if (error != NULL) return error;
   Sweep s = {
       .n_queries = recsys_dim(recsys_arg(frame, 0), 0),

@@ -198,13 +198,36 @@ static void copy_if_apart(const XLA_FFI_Buffer *from, const XLA_FFI_Buffer *to, 
   }
 }
 
+/* Returns what is wrong with the arrays of an update; NULL if nothing is. */
+static XLA_FFI_Error *expect_update(XLA_FFI_CallFrame *frame, Optimizer optimizer) {
+  int n_slots = n_slots_of(optimizer), n = 0;
+  const XLA_FFI_Buffer *table = recsys_arg(frame, 0), *grads = recsys_arg(frame, n_slots + 4);
+  int64_t n_rows = recsys_dim(table, 0), dim = recsys_dim(table, 1);
+  int64_t slot_dim = optimizer == ROW_WISE_ADAGRAD ? 1 : dim;
+  const XLA_FFI_DataType type = recsys_table_type(table), number = XLA_FFI_DataType_F32;
+  RecsysArray arrays[9];
+  arrays[n++] = (RecsysArray){"the table", table, type, 2, {RECSYS_ANY, RECSYS_ANY}};
+  arrays[n++] = (RecsysArray){"the new table", recsys_ret(frame, 0), type, 2, {n_rows, dim}};
+  for (int s = 1; s <= n_slots; s++) {
+    arrays[n++] = (RecsysArray){"a slot", recsys_arg(frame, s), number, 2, {n_rows, slot_dim}};
+    arrays[n++] = (RecsysArray){"a new slot", recsys_ret(frame, s), number, 2, {n_rows, slot_dim}};
+  }
+  arrays[n++] = (RecsysArray){"gradients", grads, number, 2, {RECSYS_ANY, dim}};
+  arrays[n++] = (RecsysArray){"scalars", recsys_arg(frame, n_slots + 5), number, 1, {4}};
+  arrays[n++] =
+      (RecsysArray){"rounding", recsys_arg(frame, n_slots + 6), XLA_FFI_DataType_S32, 1, {2}};
+  XLA_FFI_Error *error = recsys_expect(frame, arrays, n);
+  return error != NULL ? error : lookups_expect(frame, 1 + n_slots, recsys_dim(grads, 0));
+}
+
 /* Arguments: table, slots…, rows, bag, weight, grads, scalars, rounding.
    Results: table, slots…, in place. */
 RECSYS_HANDLER(update) {
-  int kind = (int)recsys_attr(frame, "optimizer", -1);
-  if (kind < 0 || kind >= N_OPTIMIZERS) return recsys_fail(frame, "recsys: no such optimizer");
-  int n_slots = n_slots_of((Optimizer)kind);
+  double number = recsys_attr(frame, "optimizer", -1);
+  if (!(number >= 0 && number < N_OPTIMIZERS)) return recsys_fail(frame, "recsys: no such optimizer");
+  int kind = (int)number, n_slots = n_slots_of((Optimizer)kind);
   XLA_FFI_Error *error = recsys_check(frame, 7 + n_slots, 1 + n_slots);
+  if (error == NULL) error = expect_update(frame, (Optimizer)kind);
   if (error != NULL) return error;
   const XLA_FFI_Buffer *table = recsys_arg(frame, 0), *grads = recsys_arg(frame, n_slots + 4);
   int is_half = table->dtype == XLA_FFI_DataType_BF16;
@@ -267,7 +290,15 @@ RECSYS_HANDLER(sum_squares) {
   XLA_FFI_Error *error = recsys_check(frame, 4, 1);
   if (error != NULL) return error;
   const XLA_FFI_Buffer *grads = recsys_arg(frame, 3);
-  int64_t n_rows = (int64_t)recsys_attr(frame, "n_rows", 0);
+  const RecsysArray arrays[] = {
+      {"gradients", grads, XLA_FFI_DataType_F32, 2, {RECSYS_ANY, RECSYS_ANY}},
+      {"the result", recsys_ret(frame, 0), XLA_FFI_DataType_F32, 0, {0}}};
+  error = recsys_expect(frame, arrays, 2);
+  if (error == NULL) error = lookups_expect(frame, 0, recsys_dim(grads, 0));
+  if (error != NULL) return error;
+  double rows = recsys_attr(frame, "n_rows", 0);
+  if (!(rows >= 0 && rows <= INT32_MAX)) return recsys_fail(frame, "recsys: too many rows");
+  int64_t n_rows = (int64_t)rows;
   Update u = {
       .grads = grads->data, .dim = recsys_dim(grads, 1), .out = recsys_ret(frame, 0)->data};
   Lookups lookups = lookups_of(frame, 0, n_rows, recsys_dim(grads, 0));

@@ -35,7 +35,9 @@ from typing import Any
 
 import damaged_rows
 import hostile_files
+import jax
 import jsonschema_rs
+import kernel_calls
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -636,8 +638,62 @@ def _request(draw: st.DrawFn, path: str, body: Any) -> Example:
     return Example("body", content, {"head": head, "server": server})
 
 
+# --- Kernels: a call of wrong shapes or types is refused, and a right one is taken.
+
+
+class Kernels:
+    """Calls of the kernels through XLA, with arrays that may not fit each other."""
+
+    _n_taken = 0
+
+    def strategy(self) -> st.SearchStrategy[Example]:
+        """Returns calls, right ones and ones with some arrays changed."""
+        return _kernel_calls().map(
+            lambda call: Example("call.json", json.dumps(call, indent=1).encode())
+        )
+
+    def take(self, example: Example, path: Path) -> None:
+        """Calls a kernel, and compares with what is right."""
+        self._n_taken += 1
+        if self._n_taken % 100 == 0:
+            jax.clear_caches()  # Each shape is a program, which JAX keeps.
+        call = json.loads(example.content)
+        error = kernel_calls.error_of(call)
+        is_right = kernel_calls.is_right(call)
+        require(error is None or "recsys: " in error, f"another error: {error}")
+        if not any(math.prod(shape) for _, shape in call["results"]):
+            return  # XLA leaves out a call without results.
+        require((error is None) == is_right, f"right: {is_right}, but the kernel says {error}")
+
+
+@st.composite
+def _kernel_calls(draw: st.DrawFn) -> kernel_calls.Call:
+    size = st.sampled_from([0, 1, 2, 3, 7, 16, 33, 100])
+    sizes = {letter: draw(size) for letter in "RDBbNPn"}
+    sizes["N"] += sizes["b"]
+    for letter, whole in (("m", "n"), ("w", "n"), ("q", "N")):
+        sizes[letter] = sizes[whole] if draw(st.booleans()) else 0
+    table = draw(st.sampled_from(["float32", "bfloat16"]))
+    call = kernel_calls.right_call(draw(st.sampled_from(kernel_calls.VARIANTS)), sizes, table)
+    call["seed"] = draw(st.integers(0, 2**32))
+    for _ in range(draw(st.integers(0, 2))):
+        arrays = call[draw(st.sampled_from(["arguments", "arguments", "results"]))]
+        at = draw(st.integers(0, len(arrays) - 1))
+        kind = draw(st.sampled_from(["size", "size", "size", "type", "axes", "number"]))
+        shape = arrays[at][1]
+        if kind == "type":
+            arrays[at][0] = draw(st.sampled_from(kernel_calls.TYPES))
+        elif kind == "number" and len(arrays) > 1:
+            arrays[:] = draw(st.sampled_from([arrays[:-1], [*arrays, arrays[at]]]))
+        elif kind == "axes" or not shape:
+            arrays[at][1] = draw(st.sampled_from([[], shape[:-1], [*shape, 1], shape[::-1]]))
+        else:
+            shape[draw(st.integers(0, len(shape) - 1))] = draw(size | st.just(1025))
+    return call
+
+
 CASES: dict[str, Callable[[], Any]] = {
     format: functools.partial(Files, format) for format in FORMATS
 }
 CASES |= {"check": Checks, "config": Configs, "server": Server, "streams": Streams}
-CASES["planted"] = Planted
+CASES |= {"kernels": Kernels, "planted": Planted}
