@@ -46,6 +46,8 @@ HOMES = {
     "launcher": "recsys.system",
 }
 """Package with the built-in classes of each kind, searched recursively."""
+_NEEDED = {"metric": ("title", "meaning")}
+"""Class attributes without a default that a report needs."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _DECORATOR = re.compile(
@@ -79,7 +81,8 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
         The decorator; it returns the class unchanged.
 
     Raises:
-        UsageError: The kind is unknown, or another class has the name (R109).
+        UsageError: The kind is unknown, another class has the name, or a text for the report
+            is missing (R109).
     """
     if kind not in HOMES or not _NAME.fullmatch(name):
         raise UsageError(
@@ -98,6 +101,14 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
                 "R109",
                 f"The name {name!r} must be registered by only one {kind}.",
                 "Choose another name.",
+                _path(cls),
+            )
+        missing = [name for name in _NEEDED.get(kind, ()) if not getattr(cls, name, "")]
+        if missing:
+            raise UsageError(
+                "R109",
+                f"A {kind} must have a {' and a '.join(missing)}, which the report shows.",
+                f'Write, for example, {missing[0]}: ClassVar[str] = "…" in the class.',
                 _path(cls),
             )
         if config is not None:

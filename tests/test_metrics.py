@@ -1,6 +1,7 @@
 """The metrics of accuracy at literal numbers, and against scikit-learn."""
 
 import math
+from typing import ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
@@ -9,8 +10,11 @@ from hypothesis import given
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 from recsys.config import EvaluateConfig
+from recsys.errors import RecsysError, UsageError
 from recsys.metrics import metric as metrics
+from recsys.metrics.accuracy import Recall
 from recsys.metrics.metric import RankedLists, per_user
+from recsys.registry import register_metric
 
 ACCURACY = [metric for metric in EvaluateConfig().metrics if metric.decides]
 
@@ -93,3 +97,23 @@ def test_users_count_equally_however_many_queries_they_have():
     assert means[0] == 1.0
     assert math.isnan(means[1])
     assert means[2] == 0.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.ones(2), np.ones((3, 1)), np.array(["a", "b", "c"]), np.float64(1)],
+    ids=["too-few", "rank", "text", "scalar"],
+)
+def test_a_metric_that_is_no_number_for_each_query_is_refused(monkeypatch, values):
+    monkeypatch.setattr(Recall, "per_query", lambda self, lists, k: values)
+    lists = RankedLists(np.array([1, 2, 3]), np.arange(3), 3)
+    with pytest.raises(RecsysError, match=r"R334.*'recall'.*3 queries"):
+        metrics.per_query([Recall()], lists, [10])
+
+
+def test_a_metric_without_a_title_is_refused_when_it_is_registered():
+    class Nameless(metrics.Metric):
+        meaning: ClassVar[str] = "Nothing."
+
+    with pytest.raises(UsageError, match=r"R109.*title"):
+        register_metric("nameless")(Nameless)

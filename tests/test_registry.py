@@ -83,7 +83,7 @@ def test_a_name_stands_for_one_class():
 
 def test_a_cell_that_runs_twice_replaces_its_class():
     def cell():
-        @registry.register_metric("test_twice")
+        @registry.register_loss("test_twice")
         class Twice(Strict):
             """One cell of a notebook."""
 
@@ -91,7 +91,7 @@ def test_a_cell_that_runs_twice_replaces_its_class():
 
     first, second = cell(), cell()
     assert first is not second
-    assert registry.get("metric", "test_twice") is second
+    assert registry.get("loss", "test_twice") is second
 
 
 SOURCE = """

@@ -323,6 +323,18 @@ def test_training_and_tables_are_shown(run: Run) -> None:
     assert "The ring marks the best, 0.129 at step 1,530." in text
 
 
+def test_auxiliary_losses_and_own_metrics_have_a_curve_each(run: Run) -> None:
+    training = json.loads((run.model / "training.json").read_text())
+    training["curve"] = [
+        {"step": step, "loss": 2.0, "temperature": 0.1, "reconstruction": 9.0 / step, "mine": None}
+        for step in (1, 2, 3)
+    ]
+    run.write_json(run.model / "training.json", training)
+    part = section(run.report(), "training")
+    assert (part.count("<svg"), part.count("<polyline")) == (6, 6)
+    assert "reconstruction in training from 9.00 to 3.00" in text_of(part)
+
+
 def test_the_old_model_stands_beside_the_new(run: Run) -> None:
     page = run.report()
     text = text_of(page)

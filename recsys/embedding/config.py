@@ -112,6 +112,8 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
     _check(table, "placement", table.placement, PLACEMENTS)
     if table.placement == "sparsecore":
         raise _refused(table, "placement", "sparsecore", "another one: this is not a TPU")
+    if any("regularizer" in name and value is not None for name, value in vars(table).items()):
+        raise refused_regularizer(table.name)
     unknown = getattr(table, "unknown", "row0")
     dtype = getattr(table, "dtype", "float32")
     _check(table, "unknown", unknown, ("row0", "error"))
@@ -133,6 +135,17 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
         unknown=unknown,
         dtype=dtype,
         exchange=_exchange_options(table),
+    )
+
+
+def refused_regularizer(table: str) -> UsageError:
+    """Returns the error of a table that has a regularizer."""
+    return UsageError(
+        "R347",
+        f"Table {table!r} must have no regularizer: its gradient would have a number for every"
+        " weight of the table, in every step.",
+        "Set weight_decay of its row optimizer (train.table_weight_decay), which shrinks the rows"
+        " that a step updates, or train.table_regularisation.",
     )
 
 

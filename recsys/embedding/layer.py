@@ -13,6 +13,7 @@ from recsys.embedding.config import (
     TableConfig,
     by_name,
     check_shapes,
+    refused_regularizer,
     resolve,
     stacks,
 )
@@ -58,6 +59,8 @@ class ShardedEmbedding(keras.layers.Layer):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
+        if any(name.endswith("regularizer") and name[:8] != "activity" for name in kwargs):
+            raise refused_regularizer(str(kwargs.get("name", "of a ShardedEmbedding")))
         super().__init__(**kwargs)
         self.autocast = False
         self._convert_input_args = False

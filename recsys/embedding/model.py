@@ -258,11 +258,13 @@ class SparseModel(keras.Model):
         def proven(state: Any, data: Any) -> Any:
             nonlocal step, layouts
             if step is None:
+                variables = self._state_variables()
                 try:
                     state = self._with_buffers(_on_mesh(state, self._layouts()), data)
+                    variables = self._state_variables()
                     (step, _), layouts = self._proven_step(state, data), self._layouts()
                 except BaseException:
-                    restore(self, state)
+                    restore(variables, state)
                     raise
             return step(_on_mesh(state, layouts), data)
 
@@ -524,13 +526,13 @@ def _traffic(records: Iterable[Record]) -> tuple[TableTraffic, ...]:
     )
 
 
-def restore(model: SparseModel, state: Any) -> None:
-    """Puts the values of `state`, which its step was called with, back into the variables.
+def restore(variables: Any, state: Any) -> None:
+    """Puts the values of `state`, which a step was called with, back into its `variables`.
 
     `fit` of Keras on JAX takes the values out of all variables, hands them to the step,
     and puts back what the last good step returned. Where the first one fails while it is
     traced or checked there is none, and the model would be left without values.
     """
-    for part, values in zip(model._state_variables(), state, strict=True):
+    for part, values in zip(variables, state, strict=True):
         for variable, value in zip(part, values, strict=True):
             variable.assign(value)

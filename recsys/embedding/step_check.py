@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsys.collectives import over_gloo
+from recsys.embedding.config import refused_regularizer
 from recsys.embedding.table import Table, planned
 from recsys.embedding.traffic import Collective, leaving_of
 from recsys.errors import RecsysError
@@ -367,6 +368,7 @@ def check_step(
     Raises:
         RecsysError: It copies, gathers, makes or reads something of a table's size,
             doesn't change a table in place, or sums by what is wrong over gloo.
+        UsageError: A table has a regularizer (R347).
     """
     program = _Program(compiled.as_text())
     collectives = dict(program.collectives())
@@ -385,6 +387,8 @@ def check_step(
     per_row: dict[str, int] = {}
     dense = dense or {}
     for table in tables:
+        if table.embeddings.regularizer is not None:
+            raise refused_regularizer(table.name)
         here = table.n_physical // table.sharding.n_shards
         if table.optimizer is None or here <= most_ids:
             continue

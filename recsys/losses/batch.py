@@ -6,13 +6,16 @@ with the numbers of candidates and of items, not with their product.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
+from recsys.errors import RecsysError
+
 NO_ITEM = 0
 """The row that pads lists of known items."""
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 class Form(NamedTuple):
@@ -26,6 +29,97 @@ class Form(NamedTuple):
 
     is_decoupled: bool = False
     margin: float | None = None
+
+
+def check_vectors(vectors: Any, name: str, rows: int | None = None) -> None:
+    """Checks that something is vectors `[rows, width]` of a float type.
+
+    Args:
+        vectors: What is checked.
+        name: Its name in the error.
+        rows: How many there must be; None: any number.
+
+    Raises:
+        RecsysError: It is something else (R334).
+    """
+    shape = getattr(vectors, "shape", None)
+    kind = "" if shape is None else keras.backend.standardize_dtype(vectors.dtype)
+    is_right = kind in _FLOATS and len(shape or ()) == 2
+    if is_right and (rows is None or shape[0] in (rows, None)):  # type: ignore[index]
+        return
+    n = "rows" if rows is None else rows
+    raise RecsysError(
+        "R334",
+        f"{name} must be vectors [{n}, width] of type float32.",
+        "Return one vector for each row of the features: reshape what has more axes, cast what"
+        " has another type.",
+        described(vectors),
+    )
+
+
+def check_pair(query: Any, candidate: Any, of: str = "") -> None:
+    """Checks that queries and candidates are vectors of one width.
+
+    Args:
+        query: Query embeddings.
+        candidate: Candidate embeddings.
+        of: The class that they are of, for the error.
+
+    Raises:
+        RecsysError: They aren't (R334).
+    """
+    check_vectors(query, f"The result of {of}.query()" if of else "query")
+    check_vectors(candidate, f"The result of {of}.candidate()" if of else "candidate")
+    widths = {query.shape[1], candidate.shape[1]} - {None}  # TensorFlow may not know one yet.
+    if len(widths) > 1:
+        raise RecsysError(
+            "R334",
+            f"Queries and candidates{f' of {of}' if of else ''} must have the same width: their"
+            " score is a dot product.",
+            "End both with a layer of the same width, such as config.dim.",
+            f"query {described(query)}, candidate {described(candidate)}",
+        )
+
+
+def check_scalar(value: Any, name: str) -> None:
+    """Checks that something is a scalar of a float type.
+
+    Raises:
+        RecsysError: It is something else (R334).
+    """
+    shape = getattr(value, "shape", None)
+    kind = "" if shape is None else keras.backend.standardize_dtype(value.dtype)
+    if shape is None or len(shape) or kind not in _FLOATS:
+        raise RecsysError(
+            "R334",
+            f"{name} must be a scalar of type float32.",
+            "Return the mean over the batch, keras.ops.mean(…).",
+            described(value),
+        )
+
+
+def check_entries(n: int, of: str, **arrays: Any) -> None:
+    """Checks that arrays have one entry for each of `n` queries or candidates.
+
+    Raises:
+        RecsysError: One doesn't (R334).
+    """
+    for name, array in arrays.items():
+        axes = 2 if name == "known" else 1
+        if array is not None and (len(array.shape) != axes or array.shape[0] != n):
+            raise RecsysError(
+                "R334",
+                f"{name} must have one entry for each of the {n} {of}.",
+                "Give the loss the arrays of one batch, in the same order.",
+                described(array),
+            )
+
+
+def described(x: Any) -> str:
+    """Returns the type and shape of a tensor, or the class of anything else."""
+    if not hasattr(x, "shape"):
+        return type(x).__name__
+    return f"{keras.backend.standardize_dtype(x.dtype)}{list(x.shape)}"
 
 
 def first_positions(item_row: keras.KerasTensor, wanted: keras.KerasTensor) -> keras.KerasTensor:

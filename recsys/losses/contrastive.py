@@ -82,7 +82,7 @@ def cosine_contrastive(
 
     Raises:
         RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344).
+            the groups (R344); or arrays don't fit each other (R334).
     """
     from keras import ops
 

@@ -11,7 +11,15 @@ import keras
 from keras import ops
 
 from recsys.errors import RecsysError
-from recsys.losses.batch import Form, is_first, known_positions, mean_weights, nan_unless_finite
+from recsys.losses.batch import (
+    Form,
+    check_entries,
+    check_pair,
+    is_first,
+    known_positions,
+    mean_weights,
+    nan_unless_finite,
+)
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing
 
 
@@ -44,9 +52,10 @@ def mean_over_candidates(
         sharing: How candidates are shared.
 
     Raises:
-        RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344).
+        RecsysError: Arrays don't fit each other (R334); there are fewer candidates than
+            queries, or they don't divide into the groups (R344).
     """
+    check_pair(query, candidate)
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates < n_queries:
         raise RecsysError(
@@ -62,6 +71,8 @@ def mean_over_candidates(
             f"Give numbers of both that are multiples of {sharing.groups}, or fewer groups.",
             f"{n_queries} queries, {n_candidates} candidates",
         )
+    check_entries(n_candidates, "candidates", item_row=item_row, log_q=log_q)
+    check_entries(n_queries, "queries", sample_weight=sample_weight, known=known)
     weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
     if known is None:
         known = ops.zeros((n_queries, 0), dtype="int32")

@@ -58,12 +58,19 @@ def bpr(
         weights sum to 0; NaN if a number in `query` or `candidate` is infinite or NaN.
 
     Raises:
-        RecsysError: There is no negative (R344).
+        RecsysError: There is no negative (R344), or arrays don't fit each other (R334).
     """
     from keras import ops
 
-    from recsys.losses.batch import NO_ITEM, mean_weights, nan_unless_finite
+    from recsys.losses.batch import (
+        NO_ITEM,
+        check_entries,
+        check_pair,
+        mean_weights,
+        nan_unless_finite,
+    )
 
+    check_pair(query, candidate)
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates <= n_queries:
         raise RecsysError(
@@ -72,6 +79,8 @@ def bpr(
             "Draw negatives from the catalogue: train.uniform_negatives.",
             f"{n_queries} queries, {n_candidates} candidates",
         )
+    check_entries(n_candidates, "candidates", item_row=item_row)
+    check_entries(n_queries, "queries", sample_weight=sample_weight, known=known)
     position = n_queries + ops.arange(n_queries, dtype="int32") % (n_candidates - n_queries)
     query, candidate = (ops.cast(x, "float32") for x in (query, candidate))
     negative = ops.take(candidate, position, axis=0)

@@ -102,7 +102,7 @@ def sampled_softmax(
 
     Raises:
         RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344).
+            the groups (R344); or arrays don't fit each other (R334).
     """
     from recsys.losses.batch import Form
     from recsys.losses.over_candidates import mean_over_candidates

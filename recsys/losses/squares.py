@@ -83,12 +83,13 @@ def least_squares(
         weights sum to 0; NaN if a number in `query` or `candidate` is infinite or NaN.
 
     Raises:
-        RecsysError: Nothing was drawn (R344).
+        RecsysError: Nothing was drawn (R344), or arrays don't fit each other (R334).
     """
     from keras import ops
 
-    from recsys.losses.batch import mean_weights, nan_unless_finite
+    from recsys.losses.batch import check_entries, check_pair, mean_weights, nan_unless_finite
 
+    check_pair(query, candidate)
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates <= n_queries:
         raise RecsysError(
@@ -97,6 +98,7 @@ def least_squares(
             "Draw items from the catalogue: train.uniform_negatives.",
             f"{n_queries} queries, {n_candidates} candidates",
         )
+    check_entries(n_queries, "queries", sample_weight=sample_weight)
     query, candidate = (ops.cast(x, "float32") for x in (query, candidate))
     positive, drawn = candidate[:n_queries], candidate[n_queries:]
     gramian = ops.matmul(ops.transpose(drawn), drawn) / (n_candidates - n_queries)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from recsys import registry
+from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
 from recsys.strict import Strict
 
@@ -165,9 +166,24 @@ class Metric(Strict):
         return [f"{self.name}@{k}" for k in ks] if self.has_cut_off else [self.name]
 
     def values(self, lists: RankedLists, ks: Sequence[int]) -> dict[str, np.ndarray]:
-        """Returns the values of each query `[n_queries]` by key."""
-        cut_offs = list(ks) if self.has_cut_off else [0]
-        return dict(zip(self.keys(ks), self.at_cut_offs(lists, cut_offs), strict=True))
+        """Returns the values of each query `[n_queries]` by key.
+
+        Raises:
+            RecsysError: `per_query` returned something else (R334).
+        """
+        keys, cut_offs = self.keys(ks), list(ks) if self.has_cut_off else [0]
+        found = [np.asarray(values) for values in self.at_cut_offs(lists, cut_offs)]
+        wanted = [(lists.n_queries,)] * len(keys)
+        if [x.shape for x in found] != wanted or any(x.dtype.kind not in "fiub" for x in found):
+            raise RecsysError(
+                "R334",
+                f"per_query() of the metric {self.name!r} must return a number for each of the"
+                f" {lists.n_queries:,} queries.",
+                "Return an array [n_queries], NaN for a query without a value:"
+                " lists.sum_by_query(…) sums over positives.",
+                [f"{x.dtype}{list(x.shape)}" for x in found],
+            )
+        return dict(zip(keys, found, strict=True))
 
     def describe(self) -> dict[str, Any]:
         """Returns what the report says of it."""

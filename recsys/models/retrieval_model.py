@@ -6,8 +6,9 @@ Training, evaluation and the exported graph feed the same inputs, so a model is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import keras
@@ -21,9 +22,11 @@ from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
 from recsys.data.history_facts import ASKED_AT, UNKNOWN
 from recsys.data.kept_events import KeptEvents
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing, Loss
+from recsys.losses.batch import check_pair, check_scalar, check_vectors
 from recsys.losses.loss import SHARED_BY_ALL
+from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
 from recsys.models.bag_weights import BagWeights
 from recsys.models.inputs import ModelInputs
 from recsys.models.item_ages import ItemAges
@@ -35,6 +38,8 @@ from recsys.models.spec import ModelSpec, Side
 
 _READ_BY_ID = {"users": "user_row", "items": "id_row", "item_bias": "item_bias"}
 """Tables whose rows a user or a candidate reads one by one, and what `look_up` calls them."""
+_SMALL = 0.05
+"""What the features that a model is built by are full of: 0 has no direction."""
 
 
 class RetrievalModel(LookupModel):
@@ -107,6 +112,7 @@ class RetrievalModel(LookupModel):
         self.temperature: LogTemperature | None = None
         self.item_ages: ItemAges | None = None
         self.regularisation: dict[str, float] = {}
+        self._auxiliary = AuxiliaryLosses()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Has the layers that a subclass makes draw their seeds from that of the model."""
@@ -209,9 +215,15 @@ class RetrievalModel(LookupModel):
         raise NotImplementedError
 
     def build_layers(self) -> None:
-        """Creates the variables of the layers: by one query and one candidate of zeros."""
-        self.query(self._zeros("user"), training=False)
-        self.candidate(self._zeros("item"), training=False)
+        """Creates the variables of the layers: embeds one query and one candidate.
+
+        A model that creates them otherwise overrides it, and is not checked before it trains.
+        """
+        query = self._queries(self._examples("user"), training=False)
+        candidate = self._candidates(self._examples("item"), training=False)
+        check_pair(query, candidate, type(self).__name__)
+        for name, vectors in (("query", query), ("candidate", candidate)):
+            self._check_finite(name, vectors)
 
     # --- the Keras model
 
@@ -241,13 +253,31 @@ class RetrievalModel(LookupModel):
             self.item_ages = ItemAges(self.spec.item_rows, bins, name="item_ages")
             self.item_ages.build()
         name_attributes(self)
-        with keras_seeds(self.seed + 5000):
+        with keras_seeds(self.seed + 5000), self._auxiliary.collecting() as added:
             self.build_layers()
+        self._build_loss_parts([*added])
         if self.spec.config.learn_temperature:
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
             self.temperature.build()
             self.temperature_log = Latest(name="temperature")
         self.built = True
+
+    def _build_loss_parts(self, added: list[str]) -> None:
+        """Creates the metrics of what is added to the loss, by name."""
+        self._auxiliary.names = frozenset(added)
+        if self._losses_of_layers():
+            added.append(OF_LAYERS)
+        if any(weight.regularizer is not None for weight in self.trainable_weights):
+            added.append(REGULARIZATION)
+        self.loss_parts = {name: keras.metrics.Mean(name=name) for name in added}
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds what isn't built; Keras' own would take a batch of `fit` to do so."""
+        if not self.built:
+            self.build()
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        self._post_build()
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine.
@@ -268,23 +298,135 @@ class RetrievalModel(LookupModel):
         """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32.
 
         They are those of `embed_query` and `embed_candidate`, in training. There are also the
-        rows `[batch or candidates, width]` of tables that are regularised.
+        rows `[batch or candidates, width]` of tables that are regularised, and `added`, what
+        the model adds to the loss, by name.
         """
         names = [*self.names_of_side("user"), *self.names_of_side("item")]
         if not self.spec.config.trains_on_history:
             names = [name for name in names if name in inputs]
         features = self.look_up(inputs, names)
         own = {_READ_BY_ID[table]: features[_READ_BY_ID[table]] for table in self.regularisation}
-        return {
-            **own,
-            "query": self._query_vectors(inputs, features, training),
-            "candidate": self._candidate_vectors(inputs, features, training),
-        }
+        unbuilt = [layer for layer in self._flatten_layers() if not layer.built]
+        with self._auxiliary.collecting() as added:
+            query = self._query_vectors(inputs, features, training)
+            losses = self._losses_of_layers()
+            candidate = self._candidate_vectors(inputs, features, training)
+            losses += self._losses_of_layers()
+        check_pair(query, candidate, type(self).__name__)
+        self._check_not_built_late(unbuilt)
+        if losses:
+            total = sum(ops.sum(loss) for loss in losses)
+            added[OF_LAYERS] = Added(total, total)
+        outputs: Any = {**own, "query": query, "candidate": candidate}
+        return {**outputs, "added": added} if added else outputs
+
+    def add_auxiliary(self, name: str, value: keras.KerasTensor, weight: float = 1.0) -> None:
+        """Adds `weight * value` to the loss of a step; called in `query` or `candidate`.
+
+        Loss curve, TensorBoard, `training.json` and report show the mean of `value` under
+        `name`. Values of one name are summed. Where no step is computed it does nothing; it
+        must be called there too, since its metric is made when the model is built.
+
+            self.add_auxiliary("reconstruction", ops.mean(ops.square(x - y)), weight=0.1)
+
+        Args:
+            name: Letters, digits and `_`.
+            value: A scalar, such as a mean over the batch; float32.
+            weight: Weight of the value in the loss.
+
+        Raises:
+            RecsysError: The value is no scalar (R334).
+            UsageError: The name or the weight is none, or the model was built without (R347).
+        """
+        check_scalar(value, f"The auxiliary loss {name!r}")
+        self._auxiliary.add(name, value, weight)
+
+    def _check_not_built_late(self, unbuilt: list[keras.layers.Layer]) -> None:
+        """Checks that no layer made its variables in a step, which then never train.
+
+        Raises:
+            UsageError: One did (R334).
+        """
+        late = [layer.name for layer in unbuilt if layer.built]
+        if late:
+            raise UsageError(
+                "R334",
+                f"Each layer of {type(self).__name__} must be called, or built, when the model is"
+                " built: variables that a step makes are never trained.",
+                "Call it outside of `if training:` too, or build it in build_layers.",
+                ", ".join(late),
+            )
+
+    def _losses_of_layers(self) -> list[Any]:
+        """Returns what layers have added by `add_loss`, and forgets it.
+
+        Keras would forget it at the next call of the same layer, and the towers may share one.
+        """
+        losses = [loss for layer in self._flatten_layers() for loss in layer._get_own_losses()]
+        self._clear_losses()
+        return losses
+
+    def _queries(self, features: Tensors, training: bool) -> keras.KerasTensor:
+        """Returns what `query` returns, which is checked."""
+        with self._naming_missing(features, "query"):
+            vectors = self.query(features, training=training)
+        at = features.get("at")
+        read = features.get("history_rows", features.get("user_row"))
+        rows = None if read is None else read.shape[0]
+        check_vectors(
+            vectors, self._result_of("query"), rows if at is None else at.shape[0] * at.shape[1]
+        )
+        return vectors
+
+    def _candidates(self, features: Tensors, training: bool) -> keras.KerasTensor:
+        """Returns what `candidate` returns, which is checked."""
+        with self._naming_missing(features, "candidate"):
+            vectors = self.candidate(features, training=training)
+        check_vectors(vectors, self._result_of("candidate"), features["id_row"].shape[0])
+        return vectors
+
+    def _result_of(self, method: str) -> str:
+        return f"The result of {type(self).__name__}.{method}()"
+
+    @contextlib.contextmanager
+    def _naming_missing(self, features: Tensors, method: str) -> Iterator[None]:
+        """Names the features that there are if `method` asks for one that there isn't."""
+        there = sorted(features)
+        try:
+            yield
+        except KeyError as error:
+            if not _asks(error, features):
+                raise
+            raise UsageError(
+                "R339",
+                f"A feature that {type(self).__name__}.{method}() reads must be one of"
+                f" {', '.join(there)}.",
+                "Read one of these, or add a feature of this name to data.users.features or"
+                " data.items.features; user_row needs model.user_id.",
+                error.args[0],
+            ) from error
+
+    def _check_finite(self, method: str, vectors: keras.KerasTensor) -> None:
+        """Checks what `method` returned of small numbers and an empty history.
+
+        Raises:
+            RecsysError: A number of it isn't finite (R334).
+        """
+        if not _is_concrete(vectors) or bool(ops.all(ops.isfinite(vectors))):
+            return
+        raise RecsysError(
+            "R334",
+            f"{self._result_of(method)} must be finite. It is not before any training, for small"
+            " inputs and an empty history.",
+            "Look there for a division by 0, or a logarithm or root of 0 or less, such as the mean"
+            " of no items.",
+            "NaN or infinity",
+        )
 
     def _query_vectors(
         self, inputs: Tensors, features: Tensors, training: bool
     ) -> keras.KerasTensor:
-        parts = [self._compared(self.query(features, training=training))]
+        parts = [self._compared(self._queries(features, training))]
         if self.spec.config.item_bias:
             parts.append(ops.ones_like(parts[0][:, :1]))
         if self.item_ages is not None:
@@ -298,7 +440,7 @@ class RetrievalModel(LookupModel):
         if self.item_graph is not None:
             mean = features.pop("item_neighbours")
             features["id_row"] = self.item_graph.averaged(features["id_row"], mean)
-        parts = [self._compared(self.candidate(features, training=training))]
+        parts = [self._compared(self._candidates(features, training))]
         if bias is not None:
             parts.append(bias)
         if self.item_ages is not None:
@@ -334,7 +476,7 @@ class RetrievalModel(LookupModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> keras.KerasTensor:
-        """Returns the loss, a scalar.
+        """Returns the loss, a scalar, with auxiliary losses, `add_loss` and regularizers.
 
         `x` has `item_row` and `log_q` beside the inputs; `weight` `[batch]`, that of each
         example in the loss, where the events have one; and `known` where items that a
@@ -353,9 +495,19 @@ class RetrievalModel(LookupModel):
             known=x.get("known"),
             **({} if is_plain else {"sharing": self.sharing}),
         )
+        check_scalar(loss, f"The loss {type(self.training_loss).__name__}")
         for table, weight in self.regularisation.items():
             rows = y_pred[_READ_BY_ID[table]]
             loss = loss + weight * ops.sum(ops.square(rows)) / y_pred["query"].shape[0]
+        added: Any = {**y_pred.get("added", {})}
+        regularizers = self.losses  # What layers add is in `added`.
+        if regularizers:
+            total = sum(ops.sum(x) for x in regularizers)
+            added[REGULARIZATION] = Added(total, total)
+        for name, (value, weighted) in added.items():
+            loss = loss + weighted
+            if name in self.loss_parts:
+                self.loss_parts[name].update_state(value)
         return loss
 
     def _temperature(self) -> Any:
@@ -374,25 +526,43 @@ class RetrievalModel(LookupModel):
         squares = ops.sum(ops.square(vectors), axis=-1, keepdims=True)
         return vectors / ops.sqrt(squares + 1e-12)
 
-    def _zeros(self, side: Side) -> Tensors:
-        """Returns features of one query, or of one candidate, that are 0."""
+    def _examples(self, side: Side) -> Tensors:
+        """Returns features of one query without history, or of one candidate; small numbers."""
         config, features = self.spec.config, {}
         widths = {f.name: f.dim for f in self.spec.features}
         for name in self.names_of_side(side):
             if name == ASKED_AT:
                 continue
-            features[name] = ops.zeros((1, widths.get(name, config.dim)))
+            features[name] = ops.full((1, widths.get(name, config.dim)), _SMALL)
         if side == "user" and config.history_features:
             for feature in self.spec.of_side("item"):
                 shape = (1, config.history, feature.dim)
-                features[of_history(feature.name)] = ops.zeros(shape)
+                features[of_history(feature.name)] = ops.full(shape, _SMALL)
         if side == "user":
             if not self.averages_history:
-                features["history"] = ops.zeros((1, config.history, config.dim))
+                features["history"] = ops.full((1, config.history, config.dim), _SMALL)
             features["history_rows"] = ops.zeros((1, config.history), "int32")
             for name in config.history_facts:
                 features[name] = ops.full((1, config.history), UNKNOWN, "int32")
         return features
+
+
+def _asks(error: KeyError, features: Tensors) -> bool:
+    """Returns whether an error is that of `features[name]`, and of no other dict."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_there = trace is not None and any(x is features for x in trace.tb_frame.f_locals.values())
+    return is_there and error.args[0] not in features
+
+
+def _is_concrete(x: Any) -> bool:
+    """Returns whether a tensor has numbers that can be looked at."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax  # Not there where a model is exported.
+
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 def model_class(config: RetrievalConfig) -> type[RetrievalModel]:

@@ -178,6 +178,7 @@ def _distances(comparisons: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, A
 # --- the training
 
 _WIDE, _HALF, _NARROW = (990, 260), (480, 240), (330, 210)
+_MOST_CURVES = 20
 
 
 def read_training(artifacts: Artifacts) -> dict[str, Any]:
@@ -188,6 +189,7 @@ def read_training(artifacts: Artifacts) -> dict[str, Any]:
     pictures = [_loss(training, is_alone=not metric)]
     if metric:
         pictures.append(_validation_curve(looks, metric, training.get("best_step")))
+    pictures += _own_curves(training.get("curve") or [])
     devices = training.get("devices")
     n_devices = len(devices) if isinstance(devices, list) else devices
     return {**training, "n_devices": n_devices, "pictures": pictures}
@@ -226,6 +228,18 @@ def _loss(training: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
         caption += f" {losses} not finite and omitted."
     wide = _WIDE if is_alone else _HALF
     return _curve("Training loss", caption, points, wide)
+
+
+def _own_curves(recorded: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the curves of auxiliary losses and of the model's own metrics."""
+    names = dict.fromkeys(name for point in recorded for name in point)
+    pictures = []
+    for name in [name for name in names if name not in ("step", "loss", "temperature")]:
+        points = _points(recorded, name)
+        if points:
+            says = f"{name} in training from {figure(points[0][1])} to {figure(points[-1][1])}."
+            pictures.append(_curve(name, says, points, _HALF))
+    return pictures[:_MOST_CURVES]
 
 
 def _validation_curve(looks: Sequence[Mapping[str, Any]], metric: str, best: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ checkpoint ends with the same bits.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,15 @@ class TrainingRun(keras.callbacks.Callback):
                 "Run the same command again to resume.",
                 "SIGTERM or SIGINT",
             )
+        if not self._is_over():
+            raise RecsysError(
+                "R399",
+                f"A training must reach its last step, {self.total:,}, unless validation or a"
+                " callback ends it.",
+                "Run the same command again to resume; if it ends there again, look for what takes"
+                " batches or ends Keras' loop, such as a callback that iterates over the data.",
+                f"step {progress.step:,}",
+            )
 
     def _is_over(self) -> bool:
         """Returns whether there is no step left, or no reason for one."""
@@ -160,6 +170,8 @@ class TrainingRun(keras.callbacks.Callback):
         step = progress.step
         if batch == 0:
             release_freed()  # What compiling the step took.
+        if step == 1 and not math.isfinite(logs["loss"]):
+            raise not_a_number(progress, self.model, float(logs["loss"]))
         self._profile(step)
         if self._has_end:
             self._watch.pause()
@@ -273,7 +285,8 @@ class TrainingRun(keras.callbacks.Callback):
         with ending_after():
             is_finite = bool(all_finite([*arrays.values()]))
         if not is_finite:
-            raise not_a_number(self._progress.step, "a weight that is NaN or infinite")
+            received = "a weight that is NaN or infinite"
+            raise not_a_number(self._progress, self.model, received)
         return arrays
 
     def _restore_best(self, step: int) -> None:

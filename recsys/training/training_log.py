@@ -83,16 +83,15 @@ class TrainingLog:
         now = time.perf_counter()
         loss = values.pop("loss")
         if not np.isfinite(loss):
-            raise not_a_number(progress.step, loss)
+            raise not_a_number(progress, model, loss)
         seconds, waited = now - self._time, waited_s - self._waited_s
         progress.seconds += seconds
         progress.waited_s += waited
-        point = {"step": progress.step, "loss": round(loss, 6)}
-        if "temperature" in values:
-            point["temperature"] = round(values["temperature"], 6)
-        progress.curve.append(point)
         counted = {metric.name for metric in model.metrics if isinstance(metric, ExactCount)}
         means = {name: value for name, value in values.items() if name not in counted}
+        # A metric of the model's own may have no value yet, which JSON has no number for.
+        own = {name: round(x, 6) if np.isfinite(x) else None for name, x in means.items()}
+        progress.curve.append({"step": progress.step, "loss": round(loss, 6), **own})
         counts = {name: value for name, value in values.items() if name in counted}
         progress.add_steps(steps, {"loss": loss, **means}, counts)
         speed = steps * self._batch_size / seconds
@@ -142,15 +141,30 @@ class TrainingLog:
             self._bar.update(step, [("loss", loss)], finalize=step == total)
 
 
-def not_a_number(step: int, received: Any) -> RecsysError:
-    """Returns the error of a run whose loss or weights are not finite."""
-    return RecsysError(
-        "R322",
-        f"Loss and weights must be finite; they were not around step {step}.",
-        "Lower train.table_learning_rate and train.tower_learning_rate; earlier checkpoints"
-        " are intact.",
-        received,
+def not_a_number(progress: Progress, model: keras.Model, received: Any) -> RecsysError:
+    """Returns the error of a run whose loss or weights are not finite.
+
+    Learning rates are blamed if the loss had grown before, or if only code of ours computes it.
+    """
+    parts = [model, model.training_loss, getattr(model.config, "encoder", None)]
+    types = [type(part) for part in parts if part is not None]
+    plugins = [
+        f"{x.__module__}.{x.__name__}" for x in types if not x.__module__.startswith("recsys.")
+    ]
+    losses = [point["loss"] for point in progress.curve]
+    has_grown = bool(losses) and losses[-1] > losses[0] + abs(losses[0])
+    rule = f"Loss and weights must be finite; they were not around step {progress.step}."
+    cure = (
+        "Lower train.table_learning_rate and train.tower_learning_rate; earlier checkpoints are"
+        " intact."
     )
+    if plugins and not has_grown:
+        before = f"after a loss of {losses[-1]:.4g}" if losses else "before anything was learned"
+        cure = (
+            f"This came suddenly, {before}: look in {' and '.join(plugins)} for a division by 0, a"
+            " logarithm or root of 0 or less, or a root whose gradient is infinite at 0."
+        )
+    return RecsysError("R322", rule, cure, received)
 
 
 @jax.jit

@@ -31,7 +31,8 @@ class Progress:
         step: Steps done.
         seconds: Time spent in training, over all attempts.
         waited_s: Of it, the time that the loop waited for its input.
-        curve: The mean loss of every few steps, `{"step", "loss", …}`.
+        curve: The mean loss of every few steps, `{"step", "loss", …}`, with auxiliary losses
+            and the model's own metrics by name.
         looks: The validations, `{"step", metric: value, …}` each.
         best_step: Step of the best validation; None before the first.
         resumed_at: Steps that the run was resumed from.
@@ -48,7 +49,7 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
-    curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     looks: list[dict[str, float]] = dataclasses.field(default_factory=list)
     best_step: int | None = None
     resumed_at: list[int] = dataclasses.field(default_factory=list)
@@ -124,7 +125,7 @@ class TrainingResult:
         return {name: [epoch.get(name) for epoch in epochs] for name in names}
 
     @property
-    def curve(self) -> list[dict[str, float]]:
+    def curve(self) -> list[dict[str, Any]]:
         """The loss curve: `{"step", "loss", …}`, the mean of every few steps."""
         return self.progress.curve
 
@@ -191,7 +192,7 @@ class TrainingResult:
         return html_facts(self._lines()) + _curve_svg(self.curve)
 
 
-def _curve_svg(curve: list[dict[str, float]]) -> str:
+def _curve_svg(curve: list[dict[str, Any]]) -> str:
     """Returns the loss over the steps as SVG, readable on light and dark; "" for no curve."""
     if len(curve) < 2:
         return ""
