@@ -74,13 +74,8 @@ def check(
     written = None
     if not report.undecided:
         written = _write(path, config_text(report, name, path.resolve().parent))
-    mapped = [
-        f"{role}={decided.column}"
-        for role, decided in report.roles.decided.items()
-        if decided.reason == "as said by --map"
-    ]
     options = [word for what, file in sides.items() for word in (f"--{what}", file)]
-    mapping = ["--map", ",".join([*mapped, *report.options])]
+    mapping = ["--map", ",".join([*(maps or []), *report.options])]
     command = shlex.join(["recsys", "check", *files, *options, *mapping])
     if as_json:
         print(json.dumps(_as_json(report, written, command)))
@@ -90,9 +85,10 @@ def check(
 
 
 def _name(file: str) -> str:
-    """Returns a pipeline name derived from a file name."""
-    stem = Path(file).name.split(".")[0].lower()
-    name = re.sub(r"[^a-z0-9_-]+", "-", stem).strip("-_")[:60]
+    """Returns a pipeline name derived from the name of a file, or of the folder of a pattern."""
+    stems = [re.sub(r"\{[^}]*\}|[*?]", "-", part).split(".")[0] for part in Path(file).parts]
+    names = [re.sub(r"[^a-z0-9_]+", "-", stem.lower()).strip("-_")[:60] for stem in stems]
+    name = next((name for name in reversed(names) if name), "")
     return name if re.match(r"[a-z]", name) else f"data-{name}".strip("-")
 
 
@@ -106,7 +102,9 @@ def _write(path: Path, text: str) -> Path:
         try:
             load_config(temporary)
         except RecsysError as error:
-            told = {**error.to_json(), "rule": error.rule.replace(temporary.name, path.name)}
+            rule = error.rule.replace(temporary.name, path.name)
+            cure = "Map other columns, or write the config by hand: docs/config.md."
+            told = {**error.to_json(), "rule": rule, "cure": cure}
             raise RecsysError.from_json(told) from None
     return path
 
@@ -146,8 +144,9 @@ def _as_json(report: Inspection, written: Path | None, command: str) -> dict[str
         "order": config and config.ordered_by,
         **_findings_json(report.findings),
         **sides,
+        "remarks": report.remarks,
         "undecided": report.undecided,
-        "try": command if report.undecided else None,
+        "try": command if report.options else None,
         "config": str(written) if written else None,
     }
 
@@ -219,6 +218,8 @@ def _show(report: Inspection, written: Path | None, command: str, *, is_sample: 
             _show_rejected(console, side.findings)
     if report.split is not None and report.split.split != "time":
         console.write_line(f"Split: {report.split.split} ({report.split.reason}).", "yellow")
+    for sentence in report.remarks:
+        console.write_line(sentence, "yellow")
     if written is not None:
         console.write_line(f"Wrote {written}. Review it, then: recsys run {written}", "bold")
         return

@@ -199,6 +199,35 @@ def remark_on_ratings(config: InteractionsConfig) -> str | None:
     )
 
 
+_FEW_ROWS = 0.01
+
+
+def remark_on_positives(
+    config: InteractionsConfig, n_positive: int, n_rows: int, what: str = "good rows"
+) -> str | None:
+    """Returns a sentence where a rule makes nearly all rows positives, or nearly none; else None.
+
+    Args:
+        config: Has the rule.
+        n_positive: Positives.
+        n_rows: All rows that are neither rejected nor duplicates.
+        what: What those rows are called.
+    """
+    if config.positive_at_least is None and not config.positive_events:
+        return None
+    if not n_rows or _FEW_ROWS <= n_positive / n_rows <= 1 - _FEW_ROWS:
+        return None
+    rules = {
+        "positive_at_least": config.positive_at_least,
+        "positive_events": list(config.positive_events) or None,
+    }
+    named = " and ".join(f"{key}: {rule}" for key, rule in rules.items() if rule is not None)
+    return (
+        f"{n_positive:,} of {n_rows:,} {what} ({n_positive / n_rows:.2%}) are positives by"
+        f" data.interactions.{named}. See whether that separates what is liked."
+    )
+
+
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:
     """Returns the one unit in which nearly all times of a batch would be good.
 

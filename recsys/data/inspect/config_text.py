@@ -55,12 +55,15 @@ def _comments(report: Inspection, config: InteractionsConfig) -> dict[str, str]:
     """Returns the comments above keys of the interactions."""
     comments = {
         "explode": "A row holds a list of events.",
-        "weight_scale": "Counts: a few are so large that they would drown the others.",
+        "weight_scale": "A few are so large that they would drown the others.",
     }
     if config.positive_at_least is not None:
         rating = report.profiles[report.roles.decided["rating"].column]
         scale = f"{rating.lowest:g} to {rating.highest:g}"
-        comments["positive_at_least"] = f"Ratings go from {scale}: say what likes are."
+        share = rating.numbers.share_from(config.positive_at_least)
+        comments["positive_at_least"] = (
+            f"Ratings go from {scale}, {share:.1%} are at least so high: say what likes are."
+        )
     return comments
 
 

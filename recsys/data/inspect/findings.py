@@ -20,6 +20,7 @@ from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
 
 _MOST_KEYS = 1 << 25
+_TWO = 2
 
 
 @dataclasses.dataclass
@@ -36,6 +37,9 @@ class Findings:
         n_known: Rows, of those that aren't rejected, whose item or user the catalogue has,
             by the name of the catalogue.
         keys: The rows that aren't rejected; those with equal keys are duplicates.
+        pairs: The user and item of each positive.
+        users: Ids of positives; two at the most.
+        items: Likewise.
     """
 
     n_read: int = 0
@@ -46,6 +50,9 @@ class Findings:
     last: int | None = None
     n_known: dict[str, int] = dataclasses.field(default_factory=dict)
     keys: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
+    pairs: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
+    users: set[str] = dataclasses.field(default_factory=set)
+    items: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def n_rejected(self) -> int:
@@ -83,6 +90,12 @@ class Findings:
         has_labels = "label" in rows.schema.names
         labels = rows.column("label").to_numpy() == 1 if has_labels else None
         self.keys.add(_hashes(rows, keys), labels)
+        if labels is not None and labels.any():
+            positives = rows.filter(pa.array(labels))
+            self.pairs.add(_hashes(positives, ["user_id", "item_id"]))
+            for ids, name in ((self.users, "user_id"), (self.items, "item_id")):
+                if len(ids) < _TWO:
+                    ids.update(pc.unique(positives.column(name)).slice(0, _TWO).to_pylist())
         tally = letters_tally(letters)
         for reason, n_rows in tally["by_reason"].items():
             self.rejected[reason] = self.rejected.get(reason, 0) + n_rows

@@ -15,7 +15,11 @@ _WORDS = {
     "movieid articleid anime show post hotel restaurant place venue",
     "timestamp": "timestamp time ts dt ds date datetime day created at when unixtime unix moment",
     "rating": "rating ratings score stars star overall grade",
+    "label": "label labels target click clicks clicked like likes liked purchase purchased bought "
+    "buy converted conversion favorite favorited favourite favourited positive relevance relevant",
     "weight": "weight quantity qty plays playcount listens listencount count counts",
+    "duration": "hours minutes playtime playtimes playduration watchtime watchduration listentime "
+    "viewtime dwell dwelltime readtime timespent",
     "event": "event action behavior behaviour type interaction",
     "id": "id key code no number",
     "title": "title name label",

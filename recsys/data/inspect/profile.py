@@ -32,6 +32,7 @@ _MOST_VALUES = 200
 _JOINED_BYTES = 8 << 20
 _EXAMPLES = 3
 _SAMPLE, _SAMPLE_CHARACTERS = 2000, 1 << 22
+_MOST_NUMBERS = 1 << 14
 _URL = r"^\s*(https?://|www\.)\S+$"
 _ASIN = r"^(B0[0-9A-Z]{8}|[0-9]{9}[0-9X])$"
 
@@ -55,6 +56,7 @@ class Profile:
         n_runs: Runs of equal values that stand together.
         n_urls: Values that are web addresses.
         n_asins: Values that are Amazon's ids of products, or ISBNs.
+        numbers: Some of the numbers, as often as they occur.
         sample: Some of the different values.
         is_folder: Whether it is in the names of folders.
     """
@@ -76,6 +78,7 @@ class Profile:
     n_runs: int = 0
     n_urls: int = 0
     n_asins: int = 0
+    numbers: NumberSample = dataclasses.field(default_factory=lambda: NumberSample())
     sample: list[str] = dataclasses.field(default_factory=list)
     is_folder: bool = False
     _last: str | None = None
@@ -127,7 +130,9 @@ class Profile:
         if self.unit is not None or len(self.time_formats) == 1:
             self._widen(pc.min_max(self.times(column)))
         elif self.is_number:
-            self._widen(pc.min_max(to_numbers(column, self.decimal).cast(pa.float64())))
+            numbers = to_numbers(column, self.decimal).drop_null().cast(pa.float64())
+            self._widen(pc.min_max(numbers))
+            self.numbers.add(numbers.to_numpy())
 
     def times(self, column: pa.Array) -> pa.Array:
         """Returns the times of raw values, by the unit or the format that was found."""
@@ -206,6 +211,33 @@ def _are_lists(texts: pa.Array) -> bool:
 
 def _n_matching(values: pa.Array, pattern: str) -> int:
     return pc.sum(pc.match_substring_regex(values, pattern)).as_py() or 0
+
+
+class NumberSample:
+    """Every n-th of the numbers that were added, so that few thousands are kept."""
+
+    def __init__(self) -> None:
+        self._kept, self._step, self._n_added = np.zeros(0), 1, 0
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Adds numbers `[n]`."""
+        first = -self._n_added % self._step
+        self._n_added += len(numbers)
+        self._kept = np.concatenate([self._kept, numbers[first :: self._step]])
+        while len(self._kept) > _MOST_NUMBERS:
+            self._kept, self._step = self._kept[::2], 2 * self._step
+
+    def quantile(self, share: float) -> float:
+        """Returns the number that a share of the others is at most."""
+        return float(np.quantile(self._kept, share)) if len(self._kept) else 0.0
+
+    def share_from(self, least: float) -> float:
+        """Returns the share of numbers that are at least so large [0..1]."""
+        return float((self._kept >= least).mean()) if len(self._kept) else 0.0
+
+    def distinct(self) -> list[float]:
+        """Returns the different numbers, ascending, with six digits."""
+        return sorted({float(f"{number:g}") for number in np.unique(self._kept)})
 
 
 class HashCount:

@@ -1,41 +1,41 @@
-"""Inspects files: from the dialect to the proposed config, and ways to split the data."""
+"""Inspects files: from the dialect to the proposed config, with tried hints where it is open."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from recsys.config import InteractionColumns, InteractionsConfig, Split
-from recsys.data.farmhash import fingerprints
+from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
-from recsys.data.inspect.names import shown, words_of
+from recsys.data.inspect.names import shown
+from recsys.data.inspect.overlap import Overlap, find_overlap
 from recsys.data.inspect.profile import Advance, Profile, fits_format, profile_columns
+from recsys.data.inspect.remarks import remarks_on
 from recsys.data.inspect.roles import (
+    MOST_RATINGS,
     TIME_FORMAT,
-    Overlap,
     Role,
     Roles,
     find_events,
-    find_overlap,
     find_roles,
+    is_heavy_tailed,
+    is_nameless,
     parse_map,
+    yes_of,
 )
 from recsys.data.inspect.sides import ROLE, Side, find_side, with_findings
-from recsys.data.interactions import interaction_columns
-from recsys.data.sources.pieces import read_all
+from recsys.data.inspect.split_proposal import Proposal, propose, timed
 from recsys.data.sources.source_files import span_pattern
-from recsys.data.sources.values import to_ids, to_numbers
-from recsys.data.split import DAY_S
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 
 _SMALL_COUNT, _IDS_COMPARED = 20, 2_000_000
+_TRIED_ROWS, _MOST_TRIES = 20_000, 6
+_MOST_REJECTED, _LEAST_KNOWN = 0.1, 0.5
+"""Shares of rows between which a hint works: that are rejected, and whose ids a catalogue has."""
+_UPPER, _FEW = 0.7, 0.05
+"""Where positives begin on a scale; and the share of them from which on that is no scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Inspection:
         split: How the data can be split; `None` likewise.
         sides: The items and the users, where files of theirs were given.
         undecided: Undecided roles, a sentence each.
-        options: The `--map` options that would decide them.
+        options: `--map` options that decide them, which were tried; empty: none is known.
+        remarks: What is remarkable of the data, a sentence each.
     """
 
     understood: Understood
@@ -63,6 +64,7 @@ class Inspection:
     sides: dict[str, Side]
     undecided: list[str]
     options: list[str]
+    remarks: list[str]
 
 
 def inspect_files(
@@ -87,6 +89,42 @@ def inspect_files(
         RecsysError: Files can't be read or understood.
         UsageError: A map names what isn't there.
     """
+    report = _inspect(patterns, side_patterns, maps, now, sample, advance)
+    roles = report.roles
+    if not roles.undecided or roles.undecided.keys() - roles.options.keys():
+        return report
+    n_rows = min(sample or _TRIED_ROWS, _TRIED_ROWS)
+    for options in itertools.islice(itertools.product(*roles.options.values()), _MOST_TRIES):
+        try:
+            tried = _inspect(
+                patterns, side_patterns, [*maps, *options], now, n_rows, lambda n_bytes: None
+            )
+        except RecsysError:
+            continue
+        if _is_usable(tried):
+            return dataclasses.replace(report, options=list(options))
+    return report
+
+
+def _is_usable(report: Inspection) -> bool:
+    """Returns whether a run could use most rows, and a catalogue knows most of their ids."""
+    findings = report.findings
+    if report.undecided or findings is None:
+        return False
+    known = findings.n_known.values()
+    is_known = all(n >= _LEAST_KNOWN * findings.keys.n_added for n in known)
+    return is_known and findings.n_rejected <= _MOST_REJECTED * findings.n_read
+
+
+def _inspect(
+    patterns: Sequence[str],
+    side_patterns: Mapping[str, str],
+    maps: Sequence[str],
+    now: int,
+    sample: int | None,
+    advance: Advance,
+) -> Inspection:
+    """Inspects raw files once; its options are not tried."""
     understood, profiles, mapped = _look_at_events(patterns, maps, now, sample, advance)
     overlaps: dict[str, Overlap | None] = {}
     looked: dict[str, tuple[Understood, dict[str, Profile]]] = {}
@@ -107,22 +145,14 @@ def inspect_files(
     undecided = list(roles.undecided.values())
     for what, side_ in sides.items():
         if side_.id is None and ROLE[what] in roles.decided:
-            name = shown(roles.decided[ROLE[what]].column)
-            undecided.append(f"{what}: no column is clearly their id: rename it to {name}")
-    options = list(roles.options.values())
-    if options:  # What else was said, which isn't the column of a role.
-        said = {TIME_FORMAT: mapped.get(TIME_FORMAT), "timestamp": mapped.get("timestamp")}
-        options += [
-            f"{role}={word}"
-            for role, word in said.items()
-            if word and role not in (*roles.decided, *(o.partition("=")[0] for o in options))
-        ]
+            undecided.append(_no_id(what, side_, profiles[roles.decided[ROLE[what]].column]))
+    remarks: list[str] = []
     config = findings = split = None
     if not undecided:
         sides = {what: with_findings(what, side, sample) for what, side in sides.items()}
         known = {what: side.ids for what, side in sides.items() if side.ids is not None}
         config = interactions_config(understood, profiles, roles)
-        split = propose(config, profiles)
+        split = propose(config, profiles, [file.path for file in understood.files])
         config = config.model_copy(update=dict(split.changes))
         findings = check_rows(config, now, sample, advance, known)
         split = timed(split, findings.first, findings.last)
@@ -136,13 +166,27 @@ def inspect_files(
                 f"files with spans are split by time, and these can't be: {split.reason}; name"
                 f" them by a glob: {shown(globs[0], 100)}"
             ]
+        else:
+            remarks = remarks_on(config, profiles, roles, findings, split.part)
     return Inspection(
-        understood, profiles, roles, config, findings, split, sides, undecided, options
+        understood, profiles, roles, config, findings, split, sides, undecided, [], remarks
     )
 
 
 def _globs_of_spans(names: Sequence[str]) -> list[str]:
     return [spans.as_glob for name in names if (spans := span_pattern(name)) is not None]
+
+
+def _no_id(what: str, side: Side, theirs: Profile) -> str:
+    """Returns why a catalogue has no id, and what to do."""
+    name = f"{ROLE[what]}_id" if is_nameless(theirs) else shown(theirs.name)
+    cure = f"rename it to {name}"
+    if not side.understood.has_header:
+        cure = f"give the file a first line with names, {ROLE[what]}_id for the id"
+    return (
+        f"{what}: no column is clearly their id, with the values of {shown(theirs.name)} in the"
+        f" interactions: {cure}"
+    )
 
 
 def _look_at_events(
@@ -219,12 +263,14 @@ def interactions_config(
     """Returns the config that reads interactions with these roles."""
     columns = {role: decided.column for role, decided in roles.decided.items()}
     source = understood.source
-    rating, time, weight = (
+    rating, time, weight, event = (
         profiles[columns[role]] if role in columns else None
-        for role in ("rating", "timestamp", "weight")
+        for role in ("rating", "timestamp", "weight", "event")
     )
-    # Of counts the largest would dominate the others.
+    # The largest counts and durations would dominate the others.
     is_count = weight and weight.kind == "whole number" and (weight.highest or 0) > _SMALL_COUNT
+    is_log = is_count or (weight and weight.kind == "number" and is_heavy_tailed(weight))
+    yes = None if event is None else yes_of(event)
     return InteractionsConfig(
         files=source.files,
         format=source.format,
@@ -233,154 +279,27 @@ def interactions_config(
         columns=InteractionColumns(**columns),
         timestamp_unit=(time and time.unit) or "seconds",
         timestamp_format=time.time_formats[0] if time and time.time_formats else None,
-        weight_scale="log" if is_count else "linear",
+        weight_scale="log" if is_log else "linear",
+        positive_events=() if yes is None else (yes,),
         positive_at_least=None if rating is None else _threshold(rating),
     )
 
 
 def _threshold(rating: Profile) -> float | None:
-    """Returns the least rating in the upper third of the scale; `None` where all are one."""
+    """Returns the least rating of a positive; `None` where all ratings are one.
+
+    It is the least rating in the upper third of a scale. Of other numbers, of which an outlier
+    sets the range, it is the least of the largest third.
+    """
     low, high = rating.lowest, rating.highest
     if low is None or high is None or low == high:
         return None
-    least = low + 0.7 * (high - low)
-    values = pa.array(list(rating.values), pa.string())
-    values = to_numbers(values, rating.decimal).drop_null().to_pylist()
-    numbers = sorted(float(f"{number:g}") for number in values)  # As the config writes them.
-    return next((number for number in numbers if number >= least - 1e-9), round(least, 3))
-
-
-_TRAINED = {"train", "training", "learn"}
-_TRIED = {"valid", "validation", "val", "dev"}
-_HELD = {"test", "testing", "eval", "evaluation", "probe", "heldout", "holdout"}
-_PART_WORDS = {"part", "split", "set", "subset", "fold", "partition"}
-_ROWS = 200_000
-_LEAST_DESCENTS = 0.2
-"""Share of neighbours of one user whose second item comes before the first in the order of
-ids, from which on the rows are not sorted by item; half are in any order at random."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A way to split.
-
-    Attributes:
-        split: What `data.split` may be.
-        reason: Why.
-        changes: What it changes of the interactions' config.
-        part: The column that names the parts, if one does.
-    """
-
-    split: Split
-    reason: str
-    changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    part: str | None = None
-
-
-def propose(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal:
-    """Returns how interactions may be split, before rows are tried.
-
-    Args:
-        config: What reads them; without parts or an order.
-        profiles: Their columns.
-    """
-    if config.columns.timestamp is not None:
-        return Proposal("time", "there are times")
-    by_name = _named_parts(config, profiles) or _named_files(config)
-    if by_name is not None:
-        return by_name
-    if config.columns.rating is None and config.columns.weight is None and _stands_in_order(config):
-        return Proposal(
-            "last_out",
-            "no times; rows of a user stand together and are not sorted by item, so they seem to"
-            " stand in their order; if they don't: random, without order",
-            {"order": "file"},
-        )
-    return Proposal(
-        "random",
-        "no times and no sign of an order; if rows stand in the order of time: last_out, with"
-        " interactions.order file",
-    )
-
-
-def timed(proposal: Proposal, first: int | None, last: int | None) -> Proposal:
-    """Returns a split for times that all lie on one day, where no midnight splits them.
-
-    Args:
-        proposal: What was proposed.
-        first: Earliest good time [seconds since 1970, UTC]; None without times.
-        last: Latest good time.
-    """
-    is_short = first is not None and last is not None and first // DAY_S == last // DAY_S
-    if proposal.split != "time" or not is_short:
-        return proposal
-    if first == last:
-        return Proposal("random", "all times are one moment, so nothing comes before another")
-    return Proposal("last_out", "all times lie on one day, which no midnight splits")
-
-
-def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal | None:
-    """Returns the split by a column whose values are names of parts."""
-    for profile in profiles.values():
-        if not profile.has_all_values:
-            continue
-        values = {str(value): str(value).strip().lower() for value in profile.values or ()}
-        held = [value for value, word in values.items() if word in _HELD]
-        validated = [value for value, word in values.items() if word in _TRIED]
-        trained = [value for value, word in values.items() if word in _TRAINED]
-        is_part = set(words_of(profile.name)) & _PART_WORDS or len(values) > 1
-        known = [*held, *validated, *trained]
-        if not (is_part and trained and (held or validated) and len(known) == len(values)):
-            continue
-        columns = config.columns.model_copy(update={"part": profile.name})
-        parts = {"train_parts": tuple(trained), "eval_parts": tuple(held or validated)}
-        parts |= {"valid_parts": tuple(validated)} if held and validated else {}
-        return Proposal(
-            "given", "a column names the parts", {"columns": columns, **parts}, profile.name
-        )
-    return None
-
-
-def _named_files(config: InteractionsConfig) -> Proposal | None:
-    """Returns the split by files whose names contain their part."""
-    files = (config.files,) if isinstance(config.files, str) else config.files
-    held = [file for file in files if _says(file, _HELD)]
-    trained = [file for file in files if _says(file, _TRAINED)]
-    if not held or not trained or set(held) & set(trained):
-        return None
-    tried = [file for file in files if _says(file, _TRIED) and file not in (*held, *trained)]
-    rest = tuple(file for file in files if file not in (*held, *tried))
-    reason = "names of files say which are held out"
-    more = {"valid_files": tuple(tried)} if tried else {}
-    return Proposal("given", reason, {"files": rest, "eval_files": tuple(held), **more})
-
-
-def _says(file: str, words: set[str]) -> bool:
-    return bool(set(words_of(PurePath(file).stem)) & words)
-
-
-def _stands_in_order(config: InteractionsConfig) -> bool:
-    """Returns whether rows of a user stand together, and not in the order of the items."""
-    users, items = _first_ids(config)
-    user = fingerprints(users)
-    is_same = user[1:] == user[:-1]
-    n_runs = 1 + int((~is_same).sum())
-    if n_runs > 1.01 * len(np.unique(user)) or not is_same.any():
-        return False
-    # Ids may be sorted as texts, and as numbers where all are.
-    ranks = [pc.rank(items, tiebreaker="dense").to_numpy()]
-    with contextlib.suppress(pa.ArrowInvalid):
-        ranks.append(pc.cast(items, pa.float64()).to_numpy())
-    return min((rank[1:] < rank[:-1])[is_same].mean() for rank in ranks) >= _LEAST_DESCENTS
-
-
-def _first_ids(config: InteractionsConfig) -> tuple[pa.Array, pa.Array]:
-    """Returns users and items of the first rows."""
-    names = {"user": config.columns.user, "item": config.columns.item}
-    columns = interaction_columns(config)
-    batches = [
-        pa.record_batch({name: to_ids(batch.columns.column(raw)) for name, raw in names.items()})
-        for _, batch in read_all(config, "interactions", columns, _ROWS)
-    ]
-    table = pa.Table.from_batches(batches).drop_null().combine_chunks()
-    return table["user"].combine_chunks(), table["item"].combine_chunks()
+    least = low + _UPPER * (high - low)
+    distinct = rating.numbers.distinct()
+    gap = max((after - before for before, after in itertools.pairwise(distinct)), default=0.0)
+    is_scale = len(distinct) <= 2 or (len(distinct) <= MOST_RATINGS and gap <= 0.5 * (high - low))
+    if not is_scale and rating.numbers.share_from(least) < _FEW:
+        least = max(rating.numbers.quantile(_UPPER), next(iter(distinct[1:]), high))
+        return float(f"{least:.3g}")
+    few = distinct if rating.has_all_values else []  # As the config writes them.
+    return next((number for number in few if number >= least - 1e-9), round(least, 3))

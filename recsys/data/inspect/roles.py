@@ -10,11 +10,8 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa
-
 from recsys.config import ListOfEvents
 from recsys.config.time_format import time_pattern
-from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.names import name_score, role_words, shown
 from recsys.data.inspect.profile import Profile
 from recsys.errors import UsageError
@@ -24,10 +21,18 @@ OPTIONAL = ("rating", "weight", "event")
 TIME_FORMAT = "timestamp_format"
 """What `--map` names the format of the times by, where several fit."""
 NO_COLUMN = "none"
-"""What `--map timestamp=` names where there are no usable times."""
+"""What `--map` names for a role that no column has, as for times that can't be used."""
 _NEXT_ROLE = re.compile(f",(?=(?:{'|'.join((*NEEDED, *OPTIONAL, TIME_FORMAT))})=)")
-_MOST_RATINGS = 21
+MOST_RATINGS = 21
+_NEARLY_ALL = 0.9
 _MOST_KINDS = 50
+_MANY_COLUMNS = 20
+_HEAVY_TAIL = 5.0
+_IMPRESSION = re.compile(r"\S+-[01]")
+_ALSO = {"rating": ["label"], "event": ["label"], "weight": ["duration"]}
+"""Other words that name a column of a role."""
+_YES = {"true", "yes", "y", "t"}
+_NO = {"false", "no", "n", "f"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +55,12 @@ class Roles:
     Attributes:
         decided: The column of each role.
         undecided: A sentence for each required role without a column.
-        options: The `--map` options that would decide them.
+        options: The `--map` options that may decide each of them, the likeliest first.
     """
 
     decided: dict[str, Role]
     undecided: dict[str, str]
-    options: dict[str, str]
+    options: dict[str, list[str]]
 
 
 def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
@@ -72,7 +77,8 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     for word in [part for text in words for part in _NEXT_ROLE.split(text)]:
         role, _, column = word.partition("=")
         is_format = role == TIME_FORMAT and "%" in column
-        is_none = (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns
+        is_optional = role in (*OPTIONAL, "timestamp")
+        is_none = is_optional and column == NO_COLUMN and NO_COLUMN not in columns
         if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
             column = columns[int(column) - 1]
         is_role = role in (*NEEDED, *OPTIONAL) and column in columns
@@ -119,16 +125,22 @@ def find_roles(
         if role not in mapped and hint.column not in taken
     }
     undecided: dict[str, str] = {}
-    options: dict[str, str] = {}
+    options: dict[str, list[str]] = {}
     candidates: dict[str, Sequence[Profile]] = {}
+    if "item" not in decided and (no_item := _no_item(profiles)):
+        undecided["item"] = no_item
     for role in ("timestamp", "rating", "weight", "event", "item", "user"):
-        if role in decided or role in mapped:
+        if role in decided or role in mapped or role in undecided:
             continue
         taken = {role.column for role in decided.values()}
         free = [profile for profile in profiles.values() if profile.name not in taken]
         fitting = [profile for profile in free if _fits(profile, role)]
         if role == "timestamp":  # A time tells more than the day of a folder.
             fitting = [profile for profile in fitting if not profile.is_folder] or fitting
+        if role == "event" and "rating" in decided:  # Which says what the positives are.
+            fitting = [profile for profile in fitting if yes_of(profile) is None]
+        if role == "weight" and "rating" in decided:
+            fitting = [profile for profile in fitting if name_score(profile.name, "weight")]
         best = _best(fitting, role)
         blocks = _user_of_blocks(fitting) if role in ("item", "user") and not best else None
         if blocks is not None:
@@ -141,9 +153,13 @@ def find_roles(
             if role == "timestamp" and len(formats) > 1:
                 may_be = f"{shown(best[0].name)} may be {' or '.join(formats)}"
                 undecided[role] = f"timestamp: {may_be}: no value tells which"
-                options[role] = f"{TIME_FORMAT}={formats[0]}"
+                options[role] = [f"{TIME_FORMAT}={format_}" for format_ in formats]
         elif role == "timestamp" and not fitting and not _names_a_time(free):
             continue
+        elif len(best) > 1 and all(_is_label(profile) for profile in best):
+            names = " and ".join(shown(profile.name) for profile in best[:4])
+            undecided[role] = f"{role}: {names} are equally likely to say which rows are positives"
+            options[role] = [f"{role}={profile.name}" for profile in best]
         elif role in NEEDED and role not in decided:
             undecided[role] = _open(role, best, fitting)
             candidates[role] = best or fitting
@@ -152,8 +168,10 @@ def find_roles(
     return Roles(in_order, undecided, options)
 
 
-def _suggested(candidates: Mapping[str, Sequence[Profile]], taken: set[str]) -> dict[str, str]:
-    """Returns a `--map` option for each role that has no clear column.
+def _suggested(
+    candidates: Mapping[str, Sequence[Profile]], taken: set[str]
+) -> dict[str, list[str]]:
+    """Returns `--map` options for each role that has no clear column.
 
     Ids of users and items occur more than once and are many, unlike the numbers of rows and
     the few values of a scale. Of equals, users stand before items.
@@ -162,26 +180,48 @@ def _suggested(candidates: Mapping[str, Sequence[Profile]], taken: set[str]) -> 
     for role in sorted(candidates, key=["timestamp", "user", "item"].index):
         free = [profile for profile in candidates[role] if profile.name not in taken]
         likely = sorted(free, key=lambda profile: not _repeats_many(profile))
-        none = NO_COLUMN if role == "timestamp" else "COLUMN"
-        column = likely[0].name if likely else none
-        taken.add(column)
-        options[role] = f"{role}={column}"
+        columns = [profile.name for profile in likely]
+        columns += [NO_COLUMN] if role == "timestamp" else []
+        taken.update(columns[:1])
+        options[role] = [f"{role}={column}" for column in columns]
     return options
 
 
+def _no_item(profiles: Mapping[str, Profile]) -> str | None:
+    """Returns why no column can be the item, where it is known."""
+    for profile in profiles.values():
+        lists = [value.split() for value in profile.sample]
+        is_list = profile.kind == "text" and 2 * sum(len(one) > 1 for one in lists) > len(lists)
+        if is_list and all(_IMPRESSION.fullmatch(part) for parts in lists for part in parts):
+            return (
+                f"item: {shown(profile.name)} holds impressions, ITEM-1 for a click and ITEM-0 for"
+                " none, which can't be read: write a row of user, item, time and label for each"
+            )
+    numbers = [profile for profile in profiles.values() if profile.is_number]
+    is_wide = len(numbers) >= max(_MANY_COLUMNS, 0.8 * len(profiles))
+    if is_wide and not any(name_score(name, "item") >= 4 for name in profiles):
+        return (
+            f"item: {len(numbers)} of {len(profiles)} columns are numbers, which looks like a"
+            " matrix with a column for each item: write a row of user, item and value for each of"
+            " its cells, as pandas.melt does"
+        )
+    return None
+
+
 def _repeats_many(profile: Profile) -> bool:
-    return _MOST_SCALE < len(profile.distinct) < _NEARLY_ALL * profile.n_rows
+    return MOST_RATINGS < len(profile.distinct) < _NEARLY_ALL * profile.n_rows
 
 
 def _names_a_time(profiles: Sequence[Profile]) -> bool:
     """Returns whether a column is called a time, whatever it holds."""
     filled = [profile for profile in profiles if profile.kind != "empty"]
-    return any(name_score(profile.name, "timestamp") >= 2 for profile in filled)
+    names = [one.name for one in filled if not name_score(one.name, "duration")]
+    return any(name_score(name, "timestamp") >= 2 for name in names)
 
 
 def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
     """Returns the user of files without names that go through one user after the other."""
-    is_first = bool(fitting) and all(_is_nameless(profile) for profile in fitting)
+    is_first = bool(fitting) and all(is_nameless(profile) for profile in fitting)
     if is_first and [profile for profile in fitting if profile.is_grouped] == [fitting[0]]:
         return Role(fitting[0].name, "the first column; its equal values stand together")
     return None
@@ -191,18 +231,19 @@ def _fits(profile: Profile, role: str) -> bool:
     """Returns whether the values of a column may have a role."""
     if profile.kind in ("empty", "list"):
         return False
-    is_named, is_nameless = name_score(profile.name, role) > 0, _is_nameless(profile)
+    is_named, no_name = name_score(profile.name, role) > 0, is_nameless(profile)
     n_distinct = len(profile.distinct)
     if role == "timestamp":
         is_id = role_words(profile.name) & {"user", "item"}
         is_likely = is_named or (profile.is_recent and not is_id)
         return bool(profile.time_formats) or (profile.unit is not None and is_likely)
     if role == "rating":
-        return profile.is_number and (is_named or (is_nameless and _is_scale(profile)))
+        is_rating = is_named or _is_label(profile) or (no_name and _is_scale(profile))
+        return profile.is_number and is_rating
     if role == "weight":
-        return profile.is_number and not is_nameless and (profile.lowest or 0.0) >= 0.0
+        return profile.is_number and not no_name and (profile.lowest or 0.0) >= 0.0
     if role == "event":
-        return profile.kind == "text" and not is_nameless and 1 <= n_distinct <= _MOST_KINDS
+        return profile.kind == "text" and not no_name and 1 <= n_distinct <= _MOST_KINDS
     is_called_time = name_score(profile.name, "timestamp") > 0
     is_time = profile.kind == "time" or (profile.unit is not None and is_called_time)
     return profile.kind != "number" and not is_time and (n_distinct >= 2 or is_named)
@@ -210,33 +251,79 @@ def _fits(profile: Profile, role: str) -> bool:
 
 def _is_scale(profile: Profile) -> bool:
     low, high = profile.lowest, profile.highest
-    is_few = len(profile.distinct) <= _MOST_RATINGS
+    is_few = len(profile.distinct) <= MOST_RATINGS
     return is_few and low is not None and high is not None and 0.0 <= low <= high <= 10.0
 
 
-def _is_nameless(profile: Profile) -> bool:
+def _is_label(profile: Profile) -> bool:
+    """Returns whether a column is called a label, and has few small numbers, or yes and no."""
+    is_few = has_few_numbers(profile) or yes_of(profile) is not None
+    return name_score(profile.name, "label") >= 2 and is_few
+
+
+def has_few_numbers(profile: Profile) -> bool:
+    """Returns whether the values are a few small whole numbers, as 0 and 1."""
+    low, high = profile.lowest, profile.highest
+    is_small = low is not None and high is not None and -1.0 <= low < high <= 10.0
+    is_few = len(profile.distinct) <= MOST_RATINGS
+    return profile.kind == "whole number" and profile.unit is None and is_few and is_small
+
+
+def yes_of(profile: Profile) -> str | None:
+    """Returns which of two values means yes, as `True` of `True` and `False`; else None."""
+    values = {value.strip().lower(): value for value in profile.values}
+    is_both = len(values) == 2 and values.keys() & _YES and values.keys() & _NO
+    return next(values[word] for word in values if word in _YES) if is_both else None
+
+
+def is_heavy_tailed(profile: Profile) -> bool:
+    """Returns whether a few numbers, none below 0, are many times the median."""
+    is_positive = profile.is_number and (profile.lowest or 0.0) >= 0.0
+    middle, high = (profile.numbers.quantile(share) for share in (0.5, 0.99))
+    return is_positive and len(profile.distinct) > MOST_RATINGS and high > _HEAVY_TAIL * middle
+
+
+def is_nameless(profile: Profile) -> bool:
+    """Returns whether a column got its name because its file has no header."""
     return profile.name[:1] == "c" and profile.name[1:].isdecimal()
 
 
 def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
     """Returns the columns that speak most for a role; one alone is it."""
-    if len(fitting) == 1 and (role in ("timestamp", "rating") or _is_nameless(fitting[0])):
+    if len(fitting) == 1 and (role in ("timestamp", "rating") or is_nameless(fitting[0])):
         return list(fitting)
-    products = [profile for profile in fitting if _is_nameless(profile) and profile.is_asin]
+    products = [profile for profile in fitting if is_nameless(profile) and profile.is_asin]
     if role == "item" and len(products) == 1:
         return products
-    scores = [name_score(profile.name, role) for profile in fitting]
+    scores = [_score(profile, role) for profile in fitting]
     top = max(scores, default=0)
     if top < (1 if role in ("timestamp", "rating") else 2):
         return []
-    return [profile for profile, score in zip(fitting, scores, strict=True) if score == top]
+    best = [profile for profile, score in zip(fitting, scores, strict=True) if score == top]
+    # A number of seconds is one moment; a text without an offset may be of any time zone.
+    epochs = [profile for profile in best if profile.is_number]
+    return epochs if role == "timestamp" and len(epochs) == 1 else best
+
+
+def _score(profile: Profile, role: str) -> int:
+    """Returns how strongly a column speaks for a role, by its name and for some its values."""
+    named = name_score(profile.name, role)
+    if role == "rating" and named:
+        return named + 4  # Above all labels.
+    if role in ("rating", "event") and named < 2 and _is_label(profile):
+        return 2 if role == "event" else name_score(profile.name, "label")
+    if role == "weight" and named < 2 and name_score(profile.name, "duration"):
+        return 2 if is_heavy_tailed(profile) else 0
+    return named
 
 
 def _reason(profile: Profile, role: str) -> str:
-    named = (
-        f"its name says {role}" if name_score(profile.name, role) else "the only column that fits"
-    )
-    if role == "item" and _is_nameless(profile) and profile.is_asin:
+    named = "the only column that fits"
+    for word in (role, *_ALSO.get(role, ())):
+        if name_score(profile.name, word):
+            named = f"its name says {word}"
+            break
+    if role == "item" and is_nameless(profile) and profile.is_asin:
         return "its values are ASINs or ISBNs"
     if role == "timestamp":
         what = "times" if profile.kind == "time" else f"times in {profile.unit}"
@@ -259,10 +346,10 @@ def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str
         return f"{role}: no name tells; it may be {names}"
     if role != "timestamp":
         return f"{role}: there is no column"
-    why = "no column holds times from 1971 to now, though one is called so"
     return (
-        f"timestamp: {why}; --map {TIME_FORMAT}=… tells how they are written, as %d/%m/%Y %H:%M"
-        f" or %Y-%m-%d %H:%M:%S %Z; --map timestamp={NO_COLUMN} goes without"
+        "timestamp: no column holds times from 1971 to now, though one is called so; if it does,"
+        f" --map {TIME_FORMAT}=… tells how they are written, as %d/%m/%Y %H:%M or"
+        " %Y-%m-%d %H:%M:%S %Z"
     )
 
 
@@ -329,87 +416,3 @@ def _whole(name: str, profiles: Mapping[str, Profile]) -> str:
     whole = name.rpartition(".")[0]
     fields = [profile for profile in profiles.values() if profile.name.startswith(f"{whole}.")]
     return whole if whole and all(profile.kind == "list" for profile in fields) else name
-
-
-_NEARLY_ALL = 0.9
-_MOST_SCALE = 21
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """A column of the interactions whose values are ids of a catalogue.
-
-    Attributes:
-        column: The column of the interactions.
-        id: The column of the catalogue.
-        share: Share of the column's values that the catalogue has [0..1].
-        coverage: Share of the catalogue's ids that the column may have [0..1].
-    """
-
-    column: str
-    id: str
-    share: float
-    coverage: float
-
-
-def find_overlap(
-    role: str,
-    profiles: Mapping[str, Profile],
-    side: Mapping[str, Profile],
-    taken: Mapping[str, str],
-) -> Overlap | None:
-    """Returns the columns that hold the same ids; `None` if none do, or it is not clear which.
-
-    The column that the catalogue has most of wins, then the one whose name says the role,
-    then the one that covers more of the catalogue: counts from 1 to 300 are all ids of a
-    catalogue of whole numbers too, but they don't cover it.
-
-    Args:
-        role: `item` or `user`.
-        profiles: The columns of the interactions.
-        side: The columns of the catalogue.
-        taken: Columns that are decided, by role.
-    """
-    if role in taken:
-        columns = [profiles[taken[role]]] if taken[role] in profiles else []
-    else:
-        free = [profile for profile in profiles.values() if profile.name not in taken.values()]
-        columns = [profile for profile in free if _may_be_id(profile)]
-    overlaps = [
-        _overlap(profile, side[name]) for profile in columns for name in unique_columns(side)
-    ]
-    return _clear([overlap for overlap in overlaps if overlap.share >= _NEARLY_ALL], role)
-
-
-def unique_columns(profiles: Mapping[str, Profile]) -> list[str]:
-    """Returns the columns that have another value in nearly every row."""
-    return [
-        profile.name
-        for profile in profiles.values()
-        if profile.kind in ("whole number", "text")
-        and not profile.is_url
-        and len(profile.distinct) >= _NEARLY_ALL * max(2, profile.n_rows)
-    ]
-
-
-def _may_be_id(profile: Profile) -> bool:
-    is_id = profile.kind in ("whole number", "text") and not profile.is_url
-    is_time = profile.unit is not None and name_score(profile.name, "timestamp") > 0
-    return is_id and not is_time and len(profile.distinct) > _MOST_SCALE
-
-
-def _overlap(profile: Profile, ids: Profile) -> Overlap:
-    share = ids.distinct.share_of(fingerprints(pa.array(profile.sample, pa.string())))
-    coverage = min(1.0, share * len(profile.distinct) / max(1, len(ids.distinct)))
-    return Overlap(profile.name, ids.name, share, coverage)
-
-
-def _clear(overlaps: Sequence[Overlap], role: str) -> Overlap | None:
-    """Returns the one overlap that is clearly the best; `None` if there is none."""
-    most = max((overlap.share for overlap in overlaps), default=0.0)
-    best = [overlap for overlap in overlaps if overlap.share >= most - 0.01]
-    named = [overlap for overlap in best if name_score(overlap.column, role) >= 2]
-    best = sorted(named or best, key=lambda overlap: -overlap.coverage)
-    if len(best) > 1 and best[0].coverage < 1.5 * best[1].coverage:
-        return None
-    return best[0] if best else None

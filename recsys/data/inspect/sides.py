@@ -22,8 +22,9 @@ from recsys.data.features import Feature
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.findings import Findings, check_entities
 from recsys.data.inspect.names import name_score, words_of
+from recsys.data.inspect.overlap import Overlap, unique_columns
 from recsys.data.inspect.profile import Profile, has_words
-from recsys.data.inspect.roles import Overlap, Role, Roles, unique_columns
+from recsys.data.inspect.roles import Role, Roles
 from recsys.data.sources.written_lists import is_nested
 
 ROLE = {"items": "item", "users": "user"}

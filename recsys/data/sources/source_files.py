@@ -98,7 +98,7 @@ def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, i
         RecsysError: A pattern matches no file.
         UsageError: A pattern's spans are wrong.
     """
-    n_spans = source.spans if isinstance(source, InteractionsConfig) else 1
+    n_spans = getattr(source, "spans", None) if what == "interactions" else 1
     matched: list[tuple[str, tuple[int, int] | None]] = []
     spanned: list[tuple[str, tuple[int, int]]] = []
     for pattern in patterns(source.files):

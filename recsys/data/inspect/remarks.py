@@ -1,0 +1,92 @@
+"""What is remarkable of interactions: sentences that `recsys check` adds to its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from recsys.config import InteractionsConfig
+from recsys.data.inspect.findings import Findings
+from recsys.data.inspect.names import shown
+from recsys.data.inspect.profile import Profile
+from recsys.data.inspect.roles import Roles, has_few_numbers
+from recsys.data.interactions import remark_on_positives
+
+_MANY_REPEATS = 0.01
+_FEWEST = 2
+
+
+def remarks_on(
+    config: InteractionsConfig,
+    profiles: Mapping[str, Profile],
+    roles: Roles,
+    findings: Findings,
+    part: str | None,
+) -> list[str]:
+    """Returns what is remarkable, a sentence each.
+
+    Args:
+        config: What reads the interactions.
+        profiles: Their columns.
+        roles: Which column is what.
+        findings: What a run would do with the rows; some are positives.
+        part: The column that names the parts, if one does.
+    """
+    return [
+        *_too_few(findings),
+        *filter(None, [remark_on_positives(config, findings.n_positive, findings.n_good)]),
+        *_histories(config, findings),
+        *_repeats(findings),
+        *_without_role(profiles, {*(role.column for role in roles.decided.values()), part}),
+    ]
+
+
+def _too_few(findings: Findings) -> Iterator[str]:
+    for what, ids in (("user", findings.users), ("item", findings.items)):
+        if len(ids) < _FEWEST:
+            yield (
+                f"All positives are of one {what}, {shown(min(ids))}: a run would stop (R324)."
+                " Training needs two users and two items at least."
+            )
+
+
+def _histories(config: InteractionsConfig, findings: Findings) -> Iterator[str]:
+    n_left_out = findings.n_good - findings.n_positive
+    if n_left_out:
+        yield (
+            f"{n_left_out:,} good rows are no positives. They also vanish from histories: of what"
+            " a user did, a model reads only the positives."
+        )
+    elif config.columns.event is not None and not config.positive_events:
+        yield (
+            "All kinds of event are positives. If positive_events names some of them, the others"
+            " also vanish from histories: a model reads only the positives of a user."
+        )
+
+
+def _repeats(findings: Findings) -> Iterator[str]:
+    n_repeats = findings.n_positive - len(findings.pairs)
+    if findings.first is not None and n_repeats > _MANY_REPEATS * findings.n_positive:
+        yield (
+            f"{n_repeats:,} positives are of an item that the user had before. Lists leave such"
+            " items out, unless the config has repeats: include (docs/evaluation.md, Repeats)."
+        )
+
+
+def _without_role(profiles: Mapping[str, Profile], used: set[str | None]) -> Iterator[str]:
+    few = [
+        profile
+        for profile in profiles.values()
+        if profile.name not in used
+        and profile.kind != "list"
+        and (len(profile.distinct) == 2 or has_few_numbers(profile))
+    ]
+    if few:
+        named = "; ".join(
+            f"{shown(profile.name)} ({', '.join(shown(value, 16) for value in profile.examples)})"
+            for profile in few[:10]
+        )
+        more = f"; {len(few) - 10} more" if len(few) > 10 else ""
+        yield (
+            f"Columns of few values that have no role, so that a run ignores them: {named}{more}."
+            " If one says what a positive is, give it a role with --map."
+        )
