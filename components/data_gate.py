@@ -15,6 +15,7 @@ from recsys.config import GateConfig
 from recsys.data.dead_letters import check_rejected
 from recsys.errors import RecsysError
 from recsys.formats import figure
+from recsys.system.events import emit
 
 _EARLIER = {
     "drift": ("R244", "the data accepted before", "max_drift"),
@@ -58,7 +59,8 @@ def DataGate(
     validations = _by_kind(interaction_validation, item_validation, user_validation)
     letters = _by_kind(interaction_letters, item_letters, user_letters)
     for what, folder in letters.items():
-        check_rejected(what, Path(folder.uri), gate.max_rejected_share)
+        for remark in check_rejected(what, Path(folder.uri), gate.max_rejected_share):
+            emit("note", step="DataGate", text=remark)
     contents = {}
     for what, artifact in validations.items():
         contents[what] = json.loads((Path(artifact.uri) / "validation.json").read_text())

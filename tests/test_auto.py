@@ -21,6 +21,7 @@ from recsys.config.architecture import (
     TwoTowerConfig,
 )
 from recsys.config.load import load_stage
+from recsys.data.sequences import packing
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape, described, outgrown
@@ -170,8 +171,19 @@ def test_any_shape_gets_a_whole_config(events, users, items, order, has_features
     chosen = for_data(TrainStage(), shape)
     assert TrainStage.model_validate_json(chosen.model_dump_json()) == chosen
     assert chosen.train.epochs >= 2
-    assert chosen.train.batch_size <= max(32, events)
+    assert chosen.train.batch_size <= max(1, events)
     assert chosen.train.batch_size & (chosen.train.batch_size - 1) == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("events", [2, 3, 4, 9, 20, 63, 64, 74, 75, 150, 199, 200, 1000])
+def test_few_events_get_batches_that_they_fill(events, order):
+    shape = DataShape(events, max(1, events // 3), events, order, has_features=False)
+    chosen = for_data(TrainStage(), shape)
+    assert chosen.train.batch_size <= events
+    if chosen.model.over_positions:
+        rows, new = packing(chosen.model, chosen.train)
+        assert rows * new <= events - new + 1  # Where its first row may begin.
 
 
 def test_a_whole_config_gets_one_too():

@@ -11,6 +11,7 @@ from components.data_gate import DataGate, check_validation
 from recsys.config import GateConfig, canonical_json
 from recsys.data.dead_letters import check_rejected
 from recsys.errors import RecsysError
+from recsys.system.events import shown_events
 
 pytestmark = pytest.mark.pipeline
 
@@ -111,7 +112,7 @@ class Gate:
         self.folder = folder
         self.inputs = {}
 
-    def add(self, side, what, rejected=0, statistics_id=7, **findings):
+    def add(self, side, what, rejected=0, statistics_id=7, remarks=(), **findings):
         """Adds one kind of data."""
         validation = self._artifact(Validation, f"{what}-validation")
         validation.set_int_custom_property(f"{what}_statistics_id", statistics_id)
@@ -120,6 +121,7 @@ class Gate:
         (self.folder / f"{what}-validation" / f"statistics-{what}-train.html").touch()
         letters = self._artifact(DeadLetters, f"{what}-letters")
         counts = {"read": 10, "rejected": rejected, "by_reason": {"bad": rejected}}
+        counts["gate_remarks"] = list(remarks)
         (self.folder / f"{what}-letters" / "summary.json").write_text(json.dumps(counts))
         self.inputs |= {f"{side}_validation": [validation], f"{side}_letters": [letters]}
 
@@ -153,6 +155,17 @@ def test_the_verdict_has_all_sides_their_pages_and_whose_statistics_were_accepte
     assert verdict.get_int_custom_property("interactions_statistics_id") == 7
     assert verdict.get_int_custom_property("users_statistics_id") == 9
     assert verdict.get_int_custom_property("items_statistics_id") == 0
+
+
+def test_the_gate_says_what_is_remarkable(tmp_path):
+    gate = Gate(tmp_path)
+    gate.add("interaction", "interactions", remarks=["2 of 300 good rows are positives"])
+    seen = []
+    with shown_events(seen.append):
+        gate.judge()
+    assert [(event["kind"], event["step"], event["text"]) for event in seen] == [
+        ("note", "DataGate", "2 of 300 good rows are positives")
+    ]
 
 
 @pytest.mark.parametrize(

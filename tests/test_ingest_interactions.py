@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
+from recsys.data.dead_letters import check_rejected
 from recsys.data.example_files import read_split
 from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
@@ -106,6 +107,25 @@ def test_ratings_without_a_threshold_are_remarked(tmp_path, threshold):
     said = [remark for remark in summary.get("remarks", []) if "positive_at_least" in remark]
     assert said == [e["text"] for e in seen if "positive_at_least" in e["text"]]
     assert len(said) == (threshold is None)
+
+
+@pytest.mark.parametrize(("n_high", "is_remarkable"), [(2, True), (3, False), (297, False)])
+def test_a_threshold_that_few_rows_reach_is_left_to_the_gate_to_say(
+    tmp_path, n_high, is_remarkable
+):
+    rows = [f"u{n % 9},i{n},{START + n * DAY},{int(n < n_high)}" for n in range(300)]
+    write(tmp_path / "in", "a.csv", rows, "user,item,time,label")
+    rated = {"columns": COLUMNS.model_copy(update={"rating": "label"}), "positive_at_least": 1.0}
+    config = source(tmp_path / "in" / "a.csv")
+    config = config.model_copy(
+        update={"interactions": config.interactions.model_copy(update=rated)}
+    )
+    summary = run(config, tmp_path)
+    said = summary.get("gate_remarks", [])
+    assert said == summary.get("remarks", [])
+    assert bool(said) == is_remarkable
+    assert not said or said[0].startswith("2 of 300 good rows (0.67%) are positives by")
+    assert check_rejected("interactions", tmp_path / "letters", 0.01) == said
 
 
 def test_positives_of_one_day_are_refused(tmp_path):

@@ -275,6 +275,12 @@ def test_fewer_events_than_a_batch_are_refused():
         make(*some_events(20), history=6, batch_size=64)
 
 
+def test_a_history_that_no_batch_can_fill_names_one_that_fits():
+    with pytest.raises(RecsysError, match=r"R320.*Lower model\.history to at most 10\."):
+        make(*some_events(20), history=50, batch_size=8)
+    assert make(*some_events(20), history=10, batch_size=8).steps_per_epoch >= 1
+
+
 # --- times
 
 TIMED = HstuConfig(relative_time=True)

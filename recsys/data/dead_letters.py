@@ -144,13 +144,16 @@ def _encoding_cure(what: str, summary: Tally) -> str:
     return f"If it is CSV in another encoding, set {key}, such as latin-1 or cp1252."
 
 
-def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
-    """Raises an error if too large a share of the rows was rejected.
+def check_rejected(what: str, folder: Path, max_rejected_share: float) -> list[str]:
+    """Checks that few enough of the rows were rejected.
 
     Args:
         what: `interactions`, `items` or `users`.
         folder: Dead letters, with their `summary.json`.
         max_rejected_share: Highest share that may be rejected [0..1].
+
+    Returns:
+        Sentences on what is remarkable of the other rows, and no error.
 
     Raises:
         RecsysError: The share is higher.
@@ -158,7 +161,7 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     share = summary["rejected"] / max(summary["read"], 1)
     if share <= max_rejected_share:
-        return
+        return list(summary.get("gate_remarks", []))
     reason = max(summary["by_reason"].items(), key=lambda item: item[1])[0]
     raise RecsysError(
         "R241",

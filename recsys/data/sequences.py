@@ -79,7 +79,15 @@ class SequenceSource(BatchSource):
                 {"model.history_of": "others"},
             )
         if self.steps_per_epoch < 1:
-            raise self._too_few()
+            raise self._too_few() if self._n_rows else self._too_long()
+
+    def _too_long(self) -> RecsysError:
+        return RecsysError(
+            "R320",
+            "A history must not hold more examples than there are training positives in two.",
+            f"Lower model.history to at most {max(1, (len(self.events) + 1) // 2)}.",
+            {"model.history": self.model.history, "training positives": len(self.events)},
+        )
 
     @property
     def new(self) -> int:

@@ -166,7 +166,7 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "dim": 128,
         "feature_dim": 256,
         "user_id": False,
-        "history": 50,
+        "history": min(50, max(1, shape.events // _EVENTS_PER_PLACE)),
         "pooling": SasRecConfig(dropout=0.5),
         "history_tower": True,
         "widths": (),
@@ -242,13 +242,19 @@ _FEW_NEW = 0.01
 _MOST_WITH_NEIGHBOURS = 1_000_000
 """Items, at the most, that are averaged with others: each device holds the neighbours of all,
 8 bytes each."""
+_EVENTS_PER_PLACE = 4
+"""Least events for each place of a history: a batch has one history at least."""
 _ENOUGH = 12_000_000
 """Examples of a training, where two epochs have no more."""
 
 
 def _batch(shape: DataShape, most: int) -> int:
-    """Returns the size of a batch, a power of two: smaller where the data are small."""
-    return min(most, max(32, 1 << (max(shape.events, 1) // 64).bit_length()))
+    """Returns the size of a batch, a power of two: smaller where the data are small.
+
+    Of very few events half fill it, as validation may hold some back.
+    """
+    half = 1 << max(0, (shape.events // 2).bit_length() - 1)
+    return min(most, half, max(32, 1 << (shape.events // 64).bit_length()))
 
 
 def _epochs(shape: DataShape, most: int) -> int:

@@ -53,6 +53,7 @@ from recsys.data.interactions import (
     OUT_OF_TIME,
     parse_interactions,
     raw_times,
+    remark_on_positives,
     remark_on_ratings,
     suggest_unit,
 )
@@ -213,6 +214,9 @@ class _Ingestion:
         segments, cut = self._segments(good)
         cached = [*(span.name for span in good), *(made.folder.path.name for made in segments)]
         facts = self._link_segments(segments, cut, examples, cached)
+        if remark := remark_on_positives(self._config, facts["positives"], facts["good"]):
+            self._remarks.append(remark)
+            facts["gate_remarks"] = [remark]
         _link_letters(letters, spans)
         dropped = _dropped(good, segments)
         facts |= {"remarks": self._remarks} if self._remarks else {}

@@ -201,7 +201,8 @@ class _FolderIngestion:
     def _check(self, what: str, letters: Path, counts: Tally) -> None:
         """Keeps the counts; raises an error if too many rows were rejected."""
         self._facts[what] = counts
-        check_rejected(what, letters, self._data.gate.max_rejected_share)
+        for remark in check_rejected(what, letters, self._data.gate.max_rejected_share):
+            emit("note", step=what.capitalize(), text=remark)
 
 
 @contextmanager

@@ -4,8 +4,11 @@ names        roles suggested by column names
 dialect      format, encoding, delimiter and header of files
 profile      statistics of each column, and units or formats of times
 roles        which column is the user, the item, the time …, and why
+overlap      columns that hold the ids of a catalogue
 sides        files of items and users, and the features that their columns make
 findings     what a run would reject, and duplicates
-proposal     all of it together: `look`; and how the data can be split
+split_proposal  how the data can be split
+remarks      sentences on what is remarkable
+proposal     all of it together, with hints that were tried: `inspect_files`
 config_text  the config, with its reasons as comments
 """

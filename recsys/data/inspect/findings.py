@@ -20,7 +20,8 @@ from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
 
 _MOST_KEYS = 1 << 25
-_TWO = 2
+ENOUGH_IDS = 10
+"""Users, and items, of positives from which on figures can be had of them."""
 
 
 @dataclasses.dataclass
@@ -38,7 +39,7 @@ class Findings:
             by the name of the catalogue.
         keys: The rows that aren't rejected; those with equal keys are duplicates.
         pairs: The user and item of each positive.
-        users: Ids of positives; two at the most.
+        users: Ids of positives, not many more than `ENOUGH_IDS`.
         items: Likewise.
     """
 
@@ -94,8 +95,8 @@ class Findings:
             positives = rows.filter(pa.array(labels))
             self.pairs.add(_hashes(positives, ["user_id", "item_id"]))
             for ids, name in ((self.users, "user_id"), (self.items, "item_id")):
-                if len(ids) < _TWO:
-                    ids.update(pc.unique(positives.column(name)).slice(0, _TWO).to_pylist())
+                if len(ids) < ENOUGH_IDS:
+                    ids.update(pc.unique(positives.column(name)).slice(0, ENOUGH_IDS).to_pylist())
         tally = letters_tally(letters)
         for reason, n_rows in tally["by_reason"].items():
             self.rejected[reason] = self.rejected.get(reason, 0) + n_rows

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from recsys.config import InteractionsConfig
-from recsys.data.inspect.findings import Findings
+from recsys.data.inspect.findings import ENOUGH_IDS, Findings
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.roles import Roles, has_few_numbers
 from recsys.data.interactions import remark_on_positives
+from recsys.formats import counted
 
 _MANY_REPEATS = 0.01
 _FEWEST = 2
@@ -41,12 +42,23 @@ def remarks_on(
 
 
 def _too_few(findings: Findings) -> Iterator[str]:
-    for what, ids in (("user", findings.users), ("item", findings.items)):
-        if len(ids) < _FEWEST:
-            yield (
-                f"All positives are of one {what}, {shown(min(ids))}: a run would stop (R324)."
-                " Training needs two users and two items at least."
-            )
+    ids = {"user": findings.users, "item": findings.items}
+    few = [
+        counted(len(known), what, f"{what}s")
+        for what, known in ids.items()
+        if len(known) < ENOUGH_IDS
+    ]
+    if min(map(len, ids.values())) < _FEWEST:
+        yield (
+            f"All positives are of {' and '.join(few)}: a run would stop (R324). Training needs"
+            " two users and two items at least."
+        )
+    elif few:
+        yield (
+            f"All positives are of {' and '.join(few)}: a run would train, but may stop in the"
+            " evaluation (R408), which needs items that a user has not had, and ten users for a"
+            " verdict."
+        )
 
 
 def _histories(config: InteractionsConfig, findings: Findings) -> Iterator[str]:

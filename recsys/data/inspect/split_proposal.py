@@ -184,13 +184,10 @@ def _sorts_items(items: pa.Array, is_same: np.ndarray) -> bool:
 
 def _sorts(values: pa.Array, is_same: np.ndarray) -> bool:
     """Returns whether a column is monotone within users; numbers of rows in a file don't count."""
-    for rank in _ranks(values):
-        steps = np.diff(rank)
-        changes = np.sort([(steps[is_same] < 0).mean(), (steps[is_same] > 0).mean()])
-        is_monotone = changes[0] <= _MOST_REVERSALS and changes[1] >= _LEAST_CHANGES
-        if is_monotone and (steps == 1).mean() < 1 - _MOST_REVERSALS:
-            return True
-    return False
+    steps = np.diff(next(_ranks(values)))
+    fewer, more = sorted([(steps[is_same] < 0).mean(), (steps[is_same] > 0).mean()])
+    is_place = (steps == 1).mean() >= 1 - _MOST_REVERSALS
+    return bool(fewer <= _MOST_REVERSALS and more >= _LEAST_CHANGES and not is_place)
 
 
 def _ranks(values: pa.Array) -> Iterator[np.ndarray]:

@@ -1,0 +1,300 @@
+"""`recsys check`: labels, weights, thresholds and orders that values speak for or against."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from commands import run_main
+
+from recsys.config.load import load_config
+
+START = 1_600_000_000
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(capsys, *arguments):
+    """Returns what the command says as JSON."""
+    run_main("check", *arguments, "--out", "out.yaml", "--force", "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def columns(result):
+    return {role: found["column"] for role, found in result["roles"].items()}
+
+
+def written():
+    return load_config("out.yaml").data
+
+
+def write(name, header, rows):
+    lines = [header, *(",".join(map(str, row)) for row in rows)]
+    Path(name).write_text("\n".join(lines) + "\n")
+
+
+def events(n=600):
+    """Returns user, item and time of events of many days."""
+    return [(n_ % 37, n_ * 7 % 53, START + 5000 * n_) for n_ in range(n)]
+
+
+def write_with(name, column, values):
+    rows = [(*event, value) for event, value in zip(events(len(values)), values, strict=True)]
+    write(name, f"user_id,item_id,timestamp,{column}", rows)
+
+
+# --- labels
+
+
+@pytest.mark.parametrize("name", ["label", "click", "is_click", "liked", "target", "isPurchased"])
+def test_a_column_of_zeros_and_ones_says_what_a_positive_is(capsys, name):
+    write_with("f.csv", name, [int(n % 3 == 0) for n in range(600)])
+    result = found(capsys, "f.csv")
+    assert columns(result)["rating"] == name
+    assert (result["good"], result["positives"]) == (600, 200)
+    assert written().interactions.positive_at_least == 1.0
+
+
+def test_labels_of_minus_one_and_few_grades_have_a_threshold(capsys):
+    write_with("f.csv", "label", [(-1, 1)[n % 2] for n in range(600)])
+    assert found(capsys, "f.csv")["positives"] == 300
+    write_with("f.csv", "relevance", [n % 5 for n in range(600)])
+    assert found(capsys, "f.csv")["positives"] == 240
+    assert written().interactions.positive_at_least == 3.0
+
+
+@pytest.mark.parametrize(("yes", "no"), [("True", "False"), ("yes", "no"), ("Y", "N")])
+def test_labels_that_are_words_are_kinds_of_which_one_is_positive(capsys, yes, no):
+    write_with("f.csv", "clicked", [(yes, no, no)[n % 3] for n in range(600)])
+    result = found(capsys, "f.csv")
+    assert (columns(result)["event"], result["positives"]) == ("clicked", 200)
+    assert written().interactions.positive_events == (yes,)
+
+
+def test_booleans_of_parquet_are_labels(here, capsys):
+    user, item, time = zip(*events(), strict=True)
+    is_liked = [n % 4 == 0 for n in range(600)]
+    table = {"user": user, "item": item, "ts": time, "liked": is_liked}
+    pq.write_table(pa.table(table), "f.parquet")
+    result = found(capsys, "f.parquet")
+    assert (columns(result)["rating"], result["positives"]) == ("liked", 150)
+
+
+def test_of_two_labels_none_is_chosen_in_silence(capsys):
+    rows = [(*event, n % 2, n % 3 // 2) for n, event in enumerate(events())]
+    write("f.csv", "user_id,item_id,timestamp,click,purchase", rows)
+    result = found(capsys, "f.csv")
+    assert result["config"] is None
+    assert "click and purchase" in result["undecided"][0]
+    assert result["try"] == "recsys check f.csv --map rating=click"
+    assert found(capsys, "f.csv", "--map", "rating=purchase")["positives"] == 200
+    result = found(capsys, "f.csv", "--map", "rating=none")
+    assert (result["positives"], "rating" in result["roles"]) == (600, False)
+
+
+def test_stars_win_over_labels_which_are_named(capsys):
+    rows = [(*event, n % 5 + 1, n % 2, "MF"[n % 2]) for n, event in enumerate(events())]
+    write("f.csv", "user_id,item_id,timestamp,stars,helpful,gender", rows)
+    result = found(capsys, "f.csv")
+    assert columns(result)["rating"] == "stars"
+    (sentence,) = [one for one in result["remarks"] if "no role" in one]
+    assert "helpful (0, 1)" in sentence
+    assert "gender (M, F)" in sentence
+
+
+# --- weights
+
+
+def heavy(n, seed=0):
+    return np.random.default_rng(seed).lognormal(1.0, 1.5, n).round(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "scale"),
+    [
+        ("Hours", heavy(600), "log"),
+        ("playtime_forever", heavy(600), "log"),
+        ("watch_time", heavy(600), "log"),
+        ("plays", np.arange(600) % 90 + 1, "log"),
+        ("quantity", np.arange(600) % 3 + 1, "linear"),
+        ("price", heavy(600), None),
+        ("hours", np.arange(600) % 12 / 2, None),
+        ("watch_ratio", heavy(600), None),
+    ],
+)
+def test_counts_and_durations_are_weights(capsys, name, values, scale):
+    write_with("f.csv", name, values)
+    result = found(capsys, "f.csv")
+    assert columns(result).get("weight") == (name if scale else None)
+    assert written().interactions.weight_scale == (scale or "linear")
+
+
+# --- thresholds
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "n_positive"),
+    [
+        # One outlier: of the rest the largest third.
+        ([*range(1, 600), 50_000], 420.0, 181),
+        ([1] * 500 + [*range(2, 101), 50_000], 2.0, 100),
+        # Scales, as they are used: even where high values are rare.
+        ([n % 5 + 1 for n in range(600)], 4.0, 240),
+        ([0] * 594 + [1] * 6, 1.0, 6),
+        ([1, 2, 3] * 199 + [4, 5, 5], 4.0, 3),
+        ([n / 60 for n in range(600)], 6.988, 180),
+        ([*[1, 2, 3, 4, 5] * 119, 1, 1, 1, 1, 1000], 4.0, 239),
+    ],
+    ids=["outlier", "mostly-ones", "stars", "rare-label", "rare-stars", "uniform", "few-outlier"],
+)
+def test_the_threshold_of_ratings_follows_their_scale_or_their_quantile(
+    capsys, values, least, n_positive
+):
+    write_with("f.csv", "score", values)
+    result = found(capsys, "f.csv")
+    assert written().interactions.positive_at_least == least
+    assert result["positives"] == n_positive
+
+
+@pytest.mark.parametrize(
+    ("n_ones", "is_said"), [(0, False), (5, True), (6, False), (594, False), (595, True)]
+)
+def test_positives_of_nearly_no_or_nearly_all_rows_are_said(capsys, n_ones, is_said):
+    write_with("f.csv", "label", [int(n < n_ones) for n in range(600)])
+    result = found(capsys, "f.csv")
+    said = [one for one in result["remarks"] if "are positives by" in one]
+    assert bool(said) == is_said
+    if is_said:
+        assert f"{n_ones} of 600" in said[0]
+        assert "positive_at_least: 1.0" in said[0]
+
+
+def test_rows_that_leave_the_histories_are_said(capsys):
+    write_with("f.csv", "event", [("view", "view", "buy")[n % 3] for n in range(600)])
+    (sentence,) = [one for one in found(capsys, "f.csv")["remarks"] if "histories" in one]
+    assert sentence.startswith("All kinds of event are positives.")
+    write_with("f.csv", "label", [int(n % 3 == 0) for n in range(600)])
+    (sentence,) = [one for one in found(capsys, "f.csv")["remarks"] if "histories" in one]
+    assert sentence.startswith("400 good rows are no positives.")
+
+
+def test_positives_that_repeat_an_item_are_counted(capsys):
+    rows = [("u", f"i{n % 20}", START + 9000 * n) for n in range(30)]
+    write("f.csv", "user,item,time", [*rows, *rows[:5], ("v", "i1", START), ("v", "i2", START)])
+    (sentence,) = [one for one in found(capsys, "f.csv")["remarks"] if "before" in one]
+    assert sentence.startswith("10 positives are of an item that the user had before.")
+
+
+# --- splits
+
+
+def grouped(n_users=60, n_each=9):
+    """Returns users and items: the rows of a user together, items in no order."""
+    items = np.random.default_rng(0).integers(0, 200, (n_users, n_each))
+    return [(f"u{user}", f"i{item}") for user, row in enumerate(items) for item in row]
+
+
+@pytest.mark.parametrize(
+    ("column", "split"),
+    [
+        (lambda n, values: -np.sort(-values), "random"),
+        (lambda n, values: np.sort(values), "random"),
+        (lambda n, values: [f"{value:08.1f}" for value in np.sort(values)], "random"),
+        (lambda n, values: values, "last_out"),
+        (lambda n, values: [n % 2] * len(values), "last_out"),
+        (lambda n, values: np.arange(len(values)) + n * len(values), "last_out"),
+    ],
+    ids=["falling", "rising", "text", "mixed", "of-the-user", "row-number"],
+)
+def test_an_order_is_assumed_only_where_no_column_explains_it(capsys, column, split):
+    rows = grouped()
+    values = np.concatenate([column(n, heavy(9, n)) for n in range(60)])
+    write("f.csv", "user,item,x", [(*row, value) for row, value in zip(rows, values, strict=True)])
+    result = found(capsys, "f.csv")
+    assert result["split"] == split
+    assert ("sorted by x" in result["split_reason"]) == (split == "random")
+
+
+def test_hours_that_users_are_sorted_by_are_weights_and_no_order(capsys):
+    hours = np.concatenate([-np.sort(-heavy(9, n)) for n in range(60)])
+    rows = [(*row, value) for row, value in zip(grouped(), hours, strict=True)]
+    write("games.csv", "User_ID,Game_ID,Hours", rows)
+    result = found(capsys, "games.csv")
+    assert (result["split"], result["order"]) == ("random", "none")
+    assert (columns(result)["weight"], written().interactions.weight_scale) == ("Hours", "log")
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments"),
+    [
+        (["train.csv", "test.csv"], ["train.csv", "test.csv"]),
+        (["d/train-1.csv", "d/train-2.csv", "d/test-1.csv"], ["d/*.csv"]),
+        (["train/a.csv", "test/a.csv"], ["train/*.csv", "test/*.csv"]),
+    ],
+)
+def test_files_with_times_that_are_named_after_parts_are_a_given_split(
+    here, capsys, files, arguments
+):
+    for folder in ("d", "train", "test"):
+        (here / folder).mkdir()
+    for name in files:
+        write(name, "user_id,item_id,timestamp", events())
+    result = found(capsys, *arguments)
+    assert (result["split"], result["order"]) == ("given", "time")
+    assert "split: time" in result["split_reason"]
+    config = written().interactions
+    held = [config.eval_files] if isinstance(config.eval_files, str) else config.eval_files
+    assert all("test" in name for name in held)
+    assert "test" not in str(config.files).replace(str(here), "")
+
+
+def test_the_proposed_split_in_time_is_a_config_that_works(here, capsys):
+    for name in ("train.csv", "test.csv"):
+        write(name, "user_id,item_id,timestamp", events())
+    found(capsys, "train.csv", "test.csv")
+    lines = (here / "out.yaml").read_text().splitlines()
+    kept = [line for line in lines if not line.strip().startswith("eval_files")]
+    text = "\n".join(kept).replace("split: given", "split: time")
+    (here / "time.yaml").write_text(text.replace('"train.csv"', '["train.csv", "test.csv"]'))
+    config = load_config("time.yaml").data
+    assert (config.split, len(config.interactions.files)) == ("time", 2)
+
+
+# --- spans
+
+
+def test_columns_and_counts_are_those_of_all_spans(capsys):
+    for day in range(1, 4):
+        rows = [(f"u{n % 7}", f"i{n % 11}", START + 86_400 * day + n, n) for n in range(50 * day)]
+        write(f"events-2020-09-0{day}.csv", "user,item,ts,n", rows)
+    result = found(capsys, "events-{YYYY}-{MM}-{DD}.csv")
+    assert len(result["files"]) == 3
+    assert [column["rows"] for column in result["columns"]] == [300] * 4
+    assert (result["rows"], result["good"]) == (300, 300)
+    assert load_config("out.yaml").name == "events"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("logs/{YYYY}-{MM}-{DD}/*.csv", "logs"),
+        ("logs/day={SPAN}/{VERSION}.csv", "day"),
+        ("logs/**/*.csv", "logs"),
+        ("logs/2020/part-0.csv", "part-0"),
+    ],
+)
+def test_a_pattern_names_the_run_after_what_is_fixed(here, capsys, pattern, name):
+    path = pattern.translate(str.maketrans({"*": "x"}))
+    parts = {"YYYY": "2020", "MM": "09", "DD": "13", "SPAN": "18518", "VERSION": "1"}
+    for part, digits in parts.items():
+        path = path.replace(f"{{{part}}}", digits)
+    (here / path).parent.mkdir(parents=True)
+    write(path, "user,item,ts", events())
+    found(capsys, pattern)
+    assert load_config("out.yaml").name == name
