@@ -146,8 +146,8 @@ def test_spans_without_times_name_the_pattern_and_no_temporary_file(capsys):
         write(f"e-2020-09-0{day}.csv", rows, "user,item,n")
     result = found(capsys, "e-{YYYY}-{MM}-{DD}.csv")
     (sentence,) = result["undecided"]
-    assert "e-{YYYY}-{MM}-{DD}.csv" in sentence
-    assert found(capsys, "e-*.csv")["config"] == "out.yaml"
+    assert sentence.endswith(" by a glob: e-*-*-*.csv")
+    assert found(capsys, "e-*-*-*.csv")["config"] == "out.yaml"
 
 
 def test_an_invalid_proposal_is_told_with_the_name_of_its_config(here, capsys, monkeypatch):
