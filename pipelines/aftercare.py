@@ -43,7 +43,7 @@ def after_run(
         The summary of the run, with `cleaned` and `webhook`; None if it can't be made.
     """
     try:
-        result = _record(Path(config.root), run_id) or {"name": config.name}
+        result = _record(config.root_folder, run_id) or {"name": config.name}
         if state == "killed":
             result.setdefault("state", state)
         if error is not None:
@@ -51,7 +51,7 @@ def after_run(
         notify = config.notify
         if state == "stopped":
             notify = notify.model_copy(update={"total_s": min(notify.total_s, _STOPPED_S)})
-        summary = run_summary(run_id, result, Path(config.root))
+        summary = run_summary(run_id, result, config.root_folder)
         summary["cleaned"] = _clean(config) if error is None and state != "killed" else None
         webhook = send_summary(summary, notify)
         if webhook is not None:

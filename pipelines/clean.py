@@ -56,7 +56,7 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
         RecsysError: A run holds the root (R601), its folder of what is removed is a link
             (R605), or it can't be written.
     """
-    root = Path(config.root)
+    root = config.root_folder
     if not root.is_dir():
         return {**plan_json([]), "applied": False, "failed": []}
     with run_lock(root):
@@ -92,7 +92,7 @@ def clean_after_run(config: Config) -> dict[str, Any] | None:
 
 
 def _plan(config: Config, store: mlmd.MetadataStore | None) -> list[Thing]:
-    root, keep = Path(config.root), config.keep
+    root, keep = config.root_folder, config.keep
     pipeline = store and store.get_context_by_type_and_name("pipeline", config.name)
     if store is None or pipeline is None:
         return list(plan_files(root, config.name, [], keep, []))
@@ -154,7 +154,7 @@ def _reasons(config: Config, artifacts: Sequence[Artifact], since: float) -> dic
     for blessed in (good_models(blessings, pushes), blessed_models(blessings)):
         for model in sorted(models & blessed)[-_NEWEST:]:
             reasons[model] = "it is one of the last blessed models"
-    serving = Path(config.root) / "serving" / config.name
+    serving = config.root_folder / "serving" / config.name
     served = {str(serving / str(number)): number for number in served_versions(serving)}
     for push in pushes:
         version = served.get(push.custom_properties[DESTINATION].string_value)
@@ -191,7 +191,7 @@ def _thing(root: Path, artifact: Artifact, reasons: Mapping[int, str]) -> Thing:
 
 def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
     """Marks, removes, and writes the page of all runs anew; returns what failed, and why."""
-    root = Path(config.root)
+    root = config.root_folder
     marked = [thing.artifact for thing in goes if thing.artifact is not None]
     if marked:
         _mark(mlmd.MetadataStore(with_password(config)), marked)

@@ -82,7 +82,7 @@ def _run(path: Path, overrides: list[str]) -> None:
         from pipelines.retrieval_pipeline import create_pipeline
         from pipelines.runner import Runner
 
-        root = Path(config.root)
+        root = config.root_folder
         serving, database = root / "serving" / config.name, with_password(config)
         runner = Runner(root, serving, database, partial(report_killed, config))
         with launching_by(config.launcher, root):

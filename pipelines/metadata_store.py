@@ -30,7 +30,7 @@ def connection_config(config: Config) -> proto.ConnectionConfig:
     connection = proto.ConnectionConfig()
     mysql = config.metadata.mysql
     if mysql is None:
-        connection.sqlite.filename_uri = str(Path(config.root) / DATABASE_NAME)
+        connection.sqlite.filename_uri = str(config.root_folder / DATABASE_NAME)
         connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READWRITE_OPENCREATE
         return connection
     server = connection.mysql
@@ -102,7 +102,7 @@ def open_store(config: Config) -> mlmd.MetadataStore | None:
     if config.metadata.mysql is not None:
         check_metadata(config)
         return mlmd.MetadataStore(with_password(config))
-    return open_sqlite(Path(config.root))
+    return open_sqlite(config.root_folder)
 
 
 def open_sqlite(root: Path) -> mlmd.MetadataStore | None:

@@ -69,7 +69,7 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
 def _interactions(config: Config, platform: Platform) -> BaseNode:
     data = config.data
     source = InteractionSource.of(data)
-    segments = Path(config.root) / "segments"
+    segments = config.root_folder / "segments"
     return InteractionGen(
         config=canonical_json(source),
         files_digest=platform.digest(lambda: _interactions_digest(data.interactions, segments)),
@@ -138,7 +138,7 @@ def validate(
         # A shape would be read as a promise: equally many categories in each row, for ever.
         schema_gen = SchemaGen(statistics=statistics, infer_feature_shape=False)
     else:
-        file = platform.schema_file(Path(gate.schema_dir) / f"{what}.pbtxt", Path(config.root))
+        file = platform.schema_file(Path(gate.schema_dir) / f"{what}.pbtxt", config.root_folder)
         schema_gen = ImportSchemaGen(schema_file=str(file))
     schema_gen = schema_gen.with_id(f"{type(schema_gen).__name__}.{suffix}")
     schema = schema_gen.outputs["schema"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tfx.components.statistics_gen.component import StatisticsGen
@@ -47,7 +46,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     Raises:
         RecsysError: A raw file or a schema that the config names is missing.
     """
-    root, data = Path(config.root), config.data
+    root, data = config.root_folder, config.data
     raw = raw_sources(config, platform)
     examples = {what: source.gen.outputs["examples"] for what, source in raw.items()}
     letters = {what: source.gen.outputs["dead_letters"] for what, source in raw.items()}
@@ -164,7 +163,7 @@ def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipe
                 step.with_beam_pipeline_args(_beam_args(config.beam.tfx_args))
     return Pipeline(
         pipeline_name=config.name,
-        pipeline_root=platform.artifact_root(Path(config.root) / "artifacts"),
+        pipeline_root=platform.artifact_root(config.root_folder / "artifacts"),
         components=steps,
         enable_cache=platform.is_cached,
         metadata_connection_config=connection_config(config),

@@ -117,6 +117,29 @@ def test_an_error_of_ours_is_one_line_without_a_traceback(capsys):
     assert "'train.epochs'" in line
 
 
+@pytest.mark.parametrize("url", ["gs://bucket/a", "s3://bucket", "hdfs://host/a", "file:///tmp/a"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "CONFIG", "--set", "root={}"),
+        ("clean", "CONFIG", "--set", "root={}"),
+        ("tune", "CONFIG", "--data", "none", "--set", "root={}"),
+        ("runs", "--root", "{}"),
+        ("rollback", "--root", "{}"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_root_that_is_a_url_is_refused_and_no_folder_is_made(
+    command, url, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    config = str(ROOT / "configs" / "movielens_small.yaml")
+    assert run_main(*(word.replace("CONFIG", config).format(url) for word in command)) == 2
+    assert "[R112]" in (told := capsys.readouterr().err)
+    assert url in told
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_failure_that_is_not_the_users_exits_with_1(capsys, tmp_path):
     assert run_main("recommend", "--user", "1", "--config", str(small_config(tmp_path))) == 1
     assert capsys.readouterr().err.startswith("[R510] ")

@@ -176,7 +176,10 @@ def check_config(path: Path | None) -> Iterator[Check]:
         yield Check("data", "ok", ", ".join(counts))
     except RecsysError as error:
         yield Check("data", "fail", str(error), "Correct the paths.")
-    yield check_root(Path(config.root))
+    try:
+        yield check_root(config.root_folder)
+    except RecsysError as error:
+        yield Check("root", "fail", error.rule, error.cure)
 
 
 def check_root(root: Path) -> Check:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from recsys.system.files import local_folder
+
 _CONFIG_HELP = "Config file. Default: ./recsys.yaml, else ./configs/movielens_small.yaml."
 ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 ConfigOption = Annotated[Path | None, Option("--config", help=_CONFIG_HELP)]
@@ -17,7 +19,14 @@ Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B=VALUE", help="Override a key of the config; repeatable."),
 ]
-Root = Annotated[Path | None, Option(help="Folder of the runs. Default: `root` in the config.")]
+Root = Annotated[
+    Path | None,
+    Option(
+        parser=local_folder,
+        metavar="PATH",
+        help="Folder of the runs. Default: `root` in the config.",
+    ),
+]
 Json = Annotated[bool, Option("--json", help="Print JSON on stdout.")]
 AlwaysJson = Annotated[bool, Option("--json", hidden=True, help="JSON is always printed.")]
 JsonForPrograms = Annotated[

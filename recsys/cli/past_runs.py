@@ -59,7 +59,7 @@ def runs(
     from recsys.runs.summary import read_summaries
     from recsys.tuning.study_records import read_records
 
-    folder = root or Path(load_config(config).root)
+    folder = root or load_config(config).root_folder
     nights, damaged = read_summaries(folder, most)
     studies = read_records(folder)
     if as_json:
@@ -164,9 +164,10 @@ def clean(
     from recsys.config.load import load_config
 
     loaded = load_config(config, sets or [])
+    root = str(loaded.root_folder)  # Before TFX is imported.
     done = call_pipeline("clean", ["--apply"] if apply else [], loaded)
     if as_json:
-        print(json.dumps({"root": loaded.root, **done}))
+        print(json.dumps({"root": root, **done}))
     else:
         _show_cleaning(loaded, done)
     raise Exit(1 if done["failed"] else 0)
@@ -174,7 +175,7 @@ def clean(
 
 def _show_cleaning(config: Config, done: Mapping[str, Any]) -> None:
     """Prints which files are removed and which are kept, with the reasons."""
-    console, root = fitted_console(_WIDTH), Path(config.root)
+    console, root = fitted_console(_WIDTH), config.root_folder
     if done["stays"]:
         console.print(_files_table(f"Kept in {root}", root, _grouped(done["stays"])))
     if done["goes"]:

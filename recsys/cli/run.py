@@ -38,7 +38,7 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
     started = time.monotonic()
     path, overrides = config or default_config_path(), sets or []
     loaded = load_config(path, overrides)
-    root = Path(loaded.root)
+    root = loaded.root_folder
     require_pipeline()
     refuse_if_held(root)
     log = new_log(root)

@@ -35,7 +35,7 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
 
     if root is None or config_path is not None:
         config = load_config(config_path)
-        return (root or Path(config.root)) / "serving" / config.name
+        return (root or config.root_folder) / "serving" / config.name
     names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
     if len(names) != 1:
         rule = f"The folder {str(root)!r} must have exactly one model under serving/."
@@ -95,7 +95,7 @@ def _folder(
 
     if model_dir is None:
         if name is not None:
-            base = root or Path(load_config(config).root)
+            base = root or load_config(config).root_folder
             if Path(name).name != name:
                 raise UsageError("R565", "--name must not contain '/'.", "Remove it.", name)
             return base / "serving" / name

@@ -105,7 +105,7 @@ class Simulation:
 
     def write_page(self) -> Path:
         """Writes the page of the finished nights and returns its path."""
-        index = Path(self.config.root) / INDEX
+        index = self.config.root_folder / INDEX
         metric = self.config.bless.metric
         return write_page(self._out, self.config.name, metric, self.journal.nights, index)
 
@@ -132,7 +132,7 @@ class Simulation:
         """Runs the pipeline and the other arms; a failed run is a result of the night."""
         config = self._out / "config.yaml"
         config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
-        view, log = RunView(Console(quiet=True)), new_log(Path(self.config.root))
+        view, log = RunView(Console(quiet=True)), new_log(self.config.root_folder)
         try:
             summary = follow([pipeline_module("run"), str(config)], log, view)
         except RecsysError as error:

@@ -69,7 +69,7 @@ def tune(
     except ImportError as error:
         rule = "`recsys tune` requires Optuna, from the extra `tune`."
         raise UsageError("R922", rule, install_extra("tune"), error.name) from None
-    folder = Path(load_config(config, sets or []).root) / FOLDER / study
+    folder = load_config(config, sets or []).root_folder / FOLDER / study
     options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
     console = Console(stderr=True)
     with run_lock(folder), log_of_failure("recsys-tune") as log:

@@ -6,6 +6,7 @@ module.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
 from pydantic import model_validator
@@ -22,6 +23,7 @@ from recsys.config.operation import (
 from recsys.config.serving import ExportStage
 from recsys.config.training import TrainStage, parse_mesh
 from recsys.registry import Choice, plugins_of
+from recsys.system.files import local_folder
 from recsys.system.launchers import Launcher, LocalLauncher
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
@@ -47,6 +49,11 @@ class Config(TrainStage, EvaluateStage, ExportStage):
     """Retention of earlier runs."""
     notify: NotifyConfig = NotifyConfig()
     """A webhook that is called at the end of each run."""
+
+    @property
+    def root_folder(self) -> Path:
+        """`root` as a folder of this machine; a UsageError if it is a URL (R112)."""
+        return local_folder(self.root)
 
     @model_validator(mode="after")
     def _parts_fit_the_data(self) -> Self:

@@ -158,7 +158,7 @@ def _filled(counts: pa.ChunkedArray) -> np.ndarray:
 
 def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
     """Returns what the newest data folder says that has the features of the config."""
-    folders = Path(config.root).glob("artifacts/InteractionEncoder/data/*")
+    folders = config.root_folder.glob("artifacts/InteractionEncoder/data/*")
     numbered = [folder for folder in folders if folder.name.isdecimal()]
     for folder in sorted(numbered, key=lambda folder: int(folder.name), reverse=True):
         try:

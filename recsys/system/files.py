@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -17,11 +18,29 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What reading a file of fields, and taking fields that it should have, may raise."""
 _LONGEST_JSON = 256 << 20
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def local_folder(root: str | Path) -> Path:
+    """Returns the root of a run as a folder of this machine.
+
+    Raises:
+        UsageError: It is a URL (R112).
+    """
+    if _URL.match(str(root)):
+        raise UsageError(
+            "R112",
+            "The root of a run must be a folder of this machine, not a URL.",
+            "Use a local or a mounted folder: --set root=DIR. Only the pipeline for Kubeflow takes"
+            " gs://BUCKET/FOLDER.",
+            str(root),
+        )
+    return Path(root)
 
 
 def open_regular(path: str | Path, flags: int = 0) -> BufferedReader:
