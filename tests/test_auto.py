@@ -171,7 +171,7 @@ def test_any_shape_gets_a_whole_config(events, users, items, order, has_features
     chosen = for_data(TrainStage(), shape)
     assert TrainStage.model_validate_json(chosen.model_dump_json()) == chosen
     assert chosen.train.epochs >= 2
-    assert chosen.train.batch_size <= max(1, events)
+    assert chosen.train.batch_size <= (events or 32)
     assert chosen.train.batch_size & (chosen.train.batch_size - 1) == 0
 
 
@@ -184,6 +184,11 @@ def test_few_events_get_batches_that_they_fill(events, order):
     if chosen.model.over_positions:
         rows, new = packing(chosen.model, chosen.train)
         assert rows * new <= events - new + 1  # Where its first row may begin.
+
+
+def test_a_plan_without_a_number_of_events_has_batches_of_more_than_a_few():
+    chosen = for_data(TrainStage(), DataShape(0, 10**6, 10**5, "time", has_features=False))
+    assert (chosen.train.batch_size, chosen.model.history) == (32, 50)
 
 
 def test_a_whole_config_gets_one_too():

@@ -50,7 +50,7 @@ class DataShape:
     """What the choice of a model depends on.
 
     Attributes:
-        events: Training events.
+        events: Training events; 0 if they aren't known.
         users: Users with one.
         items: Rows of the items.
         order: What orders the events of a user; `none` too where users are asked for events
@@ -166,7 +166,7 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "dim": 128,
         "feature_dim": 256,
         "user_id": False,
-        "history": min(50, max(1, shape.events // _EVENTS_PER_PLACE)),
+        "history": min(50, max(1, shape.events // _EVENTS_PER_PLACE)) if shape.events else 50,
         "pooling": SasRecConfig(dropout=0.5),
         "history_tower": True,
         "widths": (),
@@ -253,7 +253,7 @@ def _batch(shape: DataShape, most: int) -> int:
 
     Of very few events half fill it, as validation may hold some back.
     """
-    half = 1 << max(0, (shape.events // 2).bit_length() - 1)
+    half = 1 << max(0, (shape.events // 2).bit_length() - 1) if shape.events else most
     return min(most, half, max(32, 1 << (shape.events // 64).bit_length()))
 
 

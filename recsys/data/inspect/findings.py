@@ -90,13 +90,14 @@ class Findings:
         self.n_empty += batch.n_empty
         has_labels = "label" in rows.schema.names
         labels = rows.column("label").to_numpy() == 1 if has_labels else None
-        self.keys.add(_hashes(rows, keys), labels)
+        pairs = _hashes(rows, keys[:2])
+        self.keys.add(_hashes(rows, keys[2:], pairs), labels)
         if labels is not None and labels.any():
-            positives = rows.filter(pa.array(labels))
-            self.pairs.add(_hashes(positives, ["user_id", "item_id"]))
+            self.pairs.add(pairs[labels])
             for ids, name in ((self.users, "user_id"), (self.items, "item_id")):
                 if len(ids) < ENOUGH_IDS:
-                    ids.update(pc.unique(positives.column(name)).slice(0, ENOUGH_IDS).to_pylist())
+                    new = pc.unique(rows.column(name).filter(pa.array(labels)))
+                    ids.update(new.slice(0, ENOUGH_IDS).to_pylist())
         tally = letters_tally(letters)
         for reason, n_rows in tally["by_reason"].items():
             self.rejected[reason] = self.rejected.get(reason, 0) + n_rows
@@ -108,9 +109,9 @@ class Findings:
             self.last = max(ends["max"], ends["max"] if self.last is None else self.last)
 
 
-def _hashes(rows: pa.RecordBatch, keys: list[str]) -> np.ndarray:
-    """Returns a hash of some columns of each row `[n]` uint64."""
-    hashes = np.zeros(rows.num_rows, np.uint64)
+def _hashes(rows: pa.RecordBatch, keys: list[str], first: np.ndarray | None = None) -> np.ndarray:
+    """Returns a hash of some columns of each row `[n]` uint64, and of a hash of others."""
+    hashes = np.zeros(rows.num_rows, np.uint64) if first is None else first
     for name in keys:
         column = rows.column(name)
         is_text = pa.types.is_string(column.type)

@@ -15,7 +15,7 @@ _WORDS = {
     "movieid articleid anime show post hotel restaurant place venue",
     "timestamp": "timestamp time ts dt ds date datetime day created at when unixtime unix moment",
     "rating": "rating ratings score stars star overall grade",
-    "label": "label labels target click clicks clicked like likes liked purchase purchased bought "
+    "label": "label labels target click clicked like liked purchase purchased bought "
     "buy converted conversion favorite favorited favourite favourited positive relevance relevant",
     "weight": "weight quantity qty plays playcount listens listencount count counts",
     "duration": "hours minutes playtime playtimes playduration watchtime watchduration listentime "

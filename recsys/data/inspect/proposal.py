@@ -31,7 +31,7 @@ from recsys.data.sources.source_files import span_pattern
 from recsys.errors import RecsysError, UsageError
 
 _SMALL_COUNT, _IDS_COMPARED = 20, 2_000_000
-_TRIED_ROWS, _MOST_TRIES = 20_000, 6
+_TRIED_ROWS, _TRIED_FILES, _MOST_TRIES = 20_000, 8, 6
 _MOST_REJECTED, _LEAST_KNOWN = 0.1, 0.5
 """Shares of rows between which a hint works: that are rejected, and whose ids a catalogue has."""
 _UPPER, _FEW = 0.7, 0.05
@@ -94,6 +94,9 @@ def inspect_files(
     if not roles.undecided or roles.undecided.keys() - roles.options.keys():
         return report
     n_rows = min(sample or _TRIED_ROWS, _TRIED_ROWS)
+    files = [file.path for file in report.understood.files]
+    if len(files) > _TRIED_FILES and not _globs_of_spans(patterns):
+        patterns = files[:_TRIED_FILES]
     for options in itertools.islice(itertools.product(*roles.options.values()), _MOST_TRIES):
         try:
             tried = _inspect(
