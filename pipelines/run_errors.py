@@ -11,6 +11,7 @@ from pathlib import Path
 from recsys.errors import RecsysError
 from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.signals import StoppedError
+from recsys.system.unexpected import plugin_error
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
@@ -40,6 +41,9 @@ def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
             return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where))
     if full_disk := full_disk_error(root):
         return full_disk
+    for cause in reversed(causes):
+        if told := plugin_error(cause, "R600"):
+            return told
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     rule = f"The step {step} failed."
     cure = "See the log of the run; if the data are correct, report this as a bug."

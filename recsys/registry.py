@@ -371,6 +371,12 @@ def registered_in(module: str) -> list[type]:
     return [cls for cls in _registered.values() if cls.__module__ == module]
 
 
+def plugin_packages() -> set[str]:
+    """Returns the top-level packages of the classes that plugins registered."""
+    ours = __name__.split(".")[0]
+    return {cls.__module__.split(".")[0] for cls in _registered.values()} - {ours}
+
+
 def choice_of(field: FieldInfo) -> Choice | None:
     """Returns the `Choice` of a config field, or of the elements of a tuple field."""
     parts = getattr(field.annotation, "__args__", ())

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from recsys.data.history_facts import Facts
 from recsys.errors import RecsysError
 from recsys.system.parent import as_parent, child_command
-from recsys.system.process import last_json_line, stage_environment
+from recsys.system.process import last_json_line, silent_end, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
 """What `recsys.serving.embed` reads: `user_id` of each query, and item rows of the bundle
@@ -82,9 +82,7 @@ class BundleProcess:
     def _ask(self, folder: Path) -> None:
         answer = self._exchange(f"{folder}\n")
         if answer is None:
-            rule = f"The process of {_MODULE} must respond."
-            cure = "See the end of the log; exit code -9 usually means out of memory."
-            raise RecsysError("R610", rule, cure, f"exit code {self._process.wait()}")
+            raise silent_end(f"The process of {_MODULE} must respond.", self._process.wait())
         if "error" in answer:
             raise RecsysError.from_json(answer["error"])
 

@@ -7,7 +7,6 @@ is closed. The SavedModel gets raw ids, as from a client.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from recsys.evaluation.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
 from recsys.ragged import slices
 from recsys.serving.saved_model import SavedModelGraph
 from recsys.system.events import emit
-from recsys.system.process import stage_main
+from recsys.system.process import answer, stage_main
 
 _STEP, _SIGNATURE, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
 
@@ -79,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     n_queries = 0
     for line in sys.stdin:
         n_queries += embed(graph, items, Path(line.rstrip("\n")), kinds)
-        sys.stdout.write(json.dumps({"queries": n_queries}) + "\n")
-        sys.stdout.flush()
+        answer({"queries": n_queries})
     return {"queries": n_queries}
 
 

@@ -2,11 +2,12 @@
 
 Training needs Keras on JAX, export needs Keras on TensorFlow, and TFX selects TensorFlow when it
 is imported. So each stage is a process with an environment set by its parent. A stage prints its
-result, or its error, as the last line of stdout.
+result, or its error, as the last line of stdout; whatever else is printed goes to the log.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -19,12 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TextIO
 
 from recsys.errors import RecsysError
 from recsys.system.disk import storage_error
 from recsys.system.parent import as_parent, child_command
 from recsys.system.signals import StoppedError, is_raised, signals_to
+from recsys.system.unexpected import unexpected_error
 
 # A training step takes and frees arrays of many megabytes. By default glibc gives each
 # back to the kernel and faults it in again: half of a step's time on a CPU.
@@ -131,9 +133,17 @@ def stage_result(
         rule = f"The process of {module} was stopped before it had anything to save."
         cure = "Run the same command again; training resumes from its last checkpoint."
         raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
-    rule = f"The process of {module} must end with a result."
-    cure = "See the end of the log; exit code -9 usually means out of memory."
-    raise RecsysError("R610", rule, cure, f"exit code {code}")
+    raise silent_end(f"The process of {module} must end with a result.", code)
+
+
+def silent_end(rule: str, code: int) -> RecsysError:
+    """Returns the error of a process that ended without a word (R610)."""
+    cure = "See the end of the log."
+    if code == -signal.SIGKILL:
+        cure += " The system kills a process usually because memory ran out."
+    elif code < 0:
+        cure += f" Native code crashed: {signal.Signals(-code).name}."
+    return RecsysError("R610", rule, cure, f"exit code {code}")
 
 
 @contextmanager
@@ -169,15 +179,42 @@ def signals_passed_to(terminate: Callable[[], object]) -> Iterator[list[int]]:
 
 
 def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
-    """Runs `stage`, prints its result or its error as JSON, and exits."""
+    """Runs `stage`, answers with its result or its error, and exits."""
+    _print_to_log()
     try:
         result = stage()
-    except (RecsysError, OSError) as failure:
-        error = failure if isinstance(failure, RecsysError) else storage_error(failure)
+    except Exception as failure:  # noqa: BLE001 the parent tells the user
+        error = as_told(failure)
         log_traceback()
-        print(json.dumps({"error": error.to_json()}), flush=True)
+        answer({"error": error.to_json()})
         sys.exit(error.exit_code)
-    print(json.dumps(result), flush=True)
+    answer(result)
+
+
+def as_told(failure: Exception) -> RecsysError:
+    """Returns the error that a stage answers with for what it raised."""
+    if isinstance(failure, RecsysError):
+        return failure
+    return storage_error(failure) if isinstance(failure, OSError) else unexpected_error(failure)
+
+
+_to_parent: TextIO | None = None
+"""What was stdout when the stage began; None outside of a stage."""
+
+
+def _print_to_log() -> None:
+    """Sends what is printed from now on, by plugins and libraries too, to stderr."""
+    global _to_parent
+    sys.stdout.flush()
+    _to_parent = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # In order with what stderr says.
+
+
+def answer(result: Mapping[str, Any]) -> None:
+    """Sends a result, or an error, to the parent: a line of JSON on the stage's own stdout."""
+    print(json.dumps(result), file=_to_parent or sys.stdout, flush=True)
 
 
 def log_traceback() -> None:

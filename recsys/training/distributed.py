@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import jax
 import numpy as np
@@ -28,8 +28,9 @@ from jax.extend.backend import register_backend_factory
 from recsys.errors import RecsysError
 from recsys.system.disk import storage_error
 from recsys.system.host_connections import loopback_in
-from recsys.system.process import log_traceback
+from recsys.system.process import answer, as_told, log_traceback
 from recsys.system.signals import signals_to
+from recsys.system.unexpected import plugin_place
 from recsys.training.processes import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
 
 # The parents of the processes notice the loss of a host sooner: these are for what they
@@ -350,13 +351,21 @@ def _too_late(limit_s: float, busy: list[int]) -> RecsysError:
 
 def _end(error: BaseException) -> NoReturn:
     """Ends this process with an error message, without waiting for the others."""
-    if isinstance(error, OSError):
-        error = storage_error(error)
+    # What else JAX or a broken connection raises is no reason: all start again.
+    if isinstance(error, OSError) or _is_of_plugin(error):
+        error = as_told(error)
     with suppress(OSError):  # They may be files on a full disk.
         if isinstance(error, RecsysError):
-            print(json.dumps({"error": error.to_json()}), flush=True)  # noqa: T201 as a stage says it
+            answer({"error": error.to_json()})
+        sys.stdout.flush()
         sys.stderr.flush()
     os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
+
+
+def _is_of_plugin(error: BaseException) -> TypeGuard[Exception]:
+    """Returns whether a plugin raised an error by itself, the same in every process."""
+    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return isinstance(error, Exception) and not is_jax and plugin_place(error) is not None
 
 
 @contextmanager
