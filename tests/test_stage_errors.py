@@ -1,6 +1,7 @@
 """What a stage's parent is told of an exception that nobody foresaw, and where prints go."""
 
 import os
+import runpy
 import sys
 
 import pytest
@@ -107,14 +108,13 @@ def test_other_exceptions_are_told_too(run, words, said):
 
 
 def test_a_step_of_the_pipeline_names_the_plugin_too(tmp_path):
-    plugin = {"__name__": "plugin_of_a_step"}
-    source = PLUGIN.replace("of_a_plugin", "of_a_step")
-    exec(compile(source, "plugin_of_a_step.py", "exec"), plugin)
-    with pytest.raises(RuntimeError) as raised:
-        try:
-            plugin["fails"]("no such column")
-        except ValueError as error:
-            raise RuntimeError("while running a step") from error
-    error = as_recsys_error(raised.value, "InteractionGen", tmp_path)
+    (tmp_path / "of_a_step.py").write_text(PLUGIN.replace("of_a_plugin", "of_a_step"))
+    plugin = runpy.run_path(str(tmp_path / "of_a_step.py"), run_name="plugin_of_a_step")
+    with pytest.raises(ValueError, match="column") as raised:
+        plugin["fails"]("no such column")
+    wrapped = RuntimeError("while running a step")
+    wrapped.__cause__ = raised.value
+    error = as_recsys_error(wrapped, "InteractionGen", tmp_path)
     assert error.code == "R600"
-    assert "raised ValueError: no such column, in fails, plugin_of_a_step.py:15" in str(error)
+    assert "raised ValueError: no such column, in fails" in str(error)
+    assert "of_a_step.py:15" in str(error)
