@@ -21,6 +21,8 @@ class EntitySource(Strict):
     """The catalogue."""
     users: UsersConfig | None = None
     """What is known of the users."""
+    forget: str | None = None
+    """File of the users to leave out, see `recsys.data.forgotten`."""
 
 
 @component(use_beam=True)
@@ -47,5 +49,6 @@ def EntityGen(
     source = EntitySource.model_validate_json(config)
     for what, entities in (("items", source.items), ("users", source.users)):
         if entities is not None:
-            ingest_entities(what, entities, examples.uri, dead_letters.uri, beam_pipeline)
+            folders = examples.uri, dead_letters.uri
+            ingest_entities(what, entities, *folders, beam_pipeline, source.forget)
     set_parquet_splits(examples, [SPLIT])

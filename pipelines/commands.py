@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,12 +174,13 @@ def _context(store: mlmd.MetadataStore, execution: int, kind: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the command that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.commands")
-    parser.add_argument("command", choices=("clean", "freeze-schema", "lineage"))
+    parser.add_argument("command", choices=("clean", "forget", "freeze-schema", "lineage"))
     parser.add_argument("--config", type=Path, help="config file (YAML)")
     parser.add_argument("--apply", action="store_true", help="clean: remove what the plan says")
     parser.add_argument("--out", type=Path, help="freeze-schema: folder to write")
     parser.add_argument("--force", action="store_true", help="freeze-schema: overwrite files")
     parser.add_argument("--bundle", type=Path, help="lineage: the bundle")
+    parser.add_argument("--users", type=Path, help="forget: user ids, a JSON list")
     parser.add_argument("--root", type=Path, help="lineage: folder of the run, if no --config")
     options = parser.parse_args(arguments)
     config = None if options.config is None else load_config(options.config)
@@ -189,6 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         parser.error("--config is required")
     if options.command == "clean":
         return clean(config, apply=options.apply)
+    if options.command == "forget":
+        from pipelines.forget import forget
+
+        return forget(config, json.loads(options.users.read_text("utf-8")))
     files = freeze_schemas(config, options.out, force=options.force)
     return {"files": [str(file) for file in files]}
 

@@ -145,6 +145,7 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
     for key, value, why in (
         ("data.gate.max_drift", gate.max_drift, earlier),
         ("data.gate.max_skew", gate.max_skew, earlier),
+        ("data.forget", config.data.forget, "null: recsys forget reaches no bucket"),
         ("metadata.mysql", mysql and mysql.host, "null: the platform keeps its own metadata"),
         ("notify.webhook_env", webhook, "null: our runner, which sends it, isn't there"),
     ):

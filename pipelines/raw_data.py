@@ -23,6 +23,8 @@ from pipelines.platforms import LOCAL, Platform
 from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, feature_settings, id_column
 from recsys.data.event_times import PLACE, TIME
+from recsys.data.forgotten import digest_of
+from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
 from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.transform import PREPROCESSING_FN
@@ -72,7 +74,9 @@ def _interactions(config: Config, platform: Platform) -> BaseNode:
     segments = config.root_folder / "segments"
     return InteractionGen(
         config=canonical_json(source),
-        files_digest=platform.digest(lambda: _interactions_digest(data.interactions, segments)),
+        files_digest=platform.digest(
+            lambda: _without(_interactions_digest(data.interactions, segments), data.forget)
+        ),
         segments=str(segments),
         code=code_fingerprint("components.interaction_gen", config=[source]),
     )
@@ -87,10 +91,18 @@ def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
     return files_digest(match_files(source, "interactions"))
 
 
+def _without(digest: str, forget: str | None) -> str:
+    """Returns a digest of files of which the users of `data.forget` are left out."""
+    return digest if forget is None else key_of(digest, *digest_of(forget))
+
+
 def _entities(what: str, source: EntityConfig, config: Config, platform: Platform) -> RawSource:
+    forget = config.data.forget if what == "users" else None
     gen = EntityGen(
-        config=canonical_json(EntitySource.model_validate({what: source})),
-        files_digest=platform.digest(lambda: files_digest(match_files(source, what))),
+        config=canonical_json(EntitySource.model_validate({what: source, "forget": forget})),
+        files_digest=platform.digest(
+            lambda: _without(files_digest(match_files(source, what)), forget)
+        ),
         code=code_fingerprint("components.entity_gen", config=[source]),
     ).with_id(STEPS[what])
     examples, ids = gen.outputs["examples"], (id_column(source), "title")

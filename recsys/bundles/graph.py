@@ -124,6 +124,8 @@ class Retrieval(tf.Module):
         bags = self._towers.item_bag_tables
         self._filters = GraphFilters(saved.catalogue.features, bags)
         self._users = StoredUsers(saved, histories)
+        # By this name `recsys forget` finds them in any copy of a bundle.
+        self._of_user_rows = self._towers.of_user_rows
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to save, by the name of their signature."""
@@ -403,6 +405,22 @@ class RowEmbedder:
         read_tables = [table for table in tables if isinstance(table, tf.Variable)]
         bags = [*self._user_bags.values(), *self.item_bag_tables.values()]
         return [*weights, *read_tables, self._user_is_trained, self._item_is_trained, *bags]
+
+    @property
+    def of_user_rows(self) -> list[tf.Variable]:
+        """The variables with a row for each user row: tables of users, and what is stored of them.
+
+        Tables of features have a row for each token, which no user has alone.
+        """
+        spec = self._model.spec
+        others = {"items", "item_bias", *(feature.name for feature in spec.features)}
+        tables = [
+            table.embeddings
+            for table in self._model.embedding.tables
+            if table.rows == spec.user_rows and table.name not in others
+        ]
+        read = [table for table in tables if isinstance(table, tf.Variable)]
+        return [*read, self._user_is_trained, *self._user_bags.values()]
 
     def query(self, user_row: tf.Tensor, history: tf.Tensor, bags: Bags, facts: _Tensors) -> Query:
         """Embeds queries.

@@ -91,6 +91,24 @@ def _hashed(ids: pa.Array | Sequence[str], buckets: int, key: tuple[int, int]) -
     return hashes
 
 
+def places_of(ids: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the place `[n]` int64 of each of `ids` `[n]` in a saved table; -1 for none.
+
+    Args:
+        ids: Ids, text.
+        first: First fingerprints of the table, in order, under whatever key it has.
+        second: Second fingerprints.
+    """
+    places = np.full(len(ids), -1, np.int64)
+    again = _hashed(ids, _SECOND_BUCKETS, _SECOND_KEY)
+    for number in range(_TRIES):
+        hashes = _hashed(ids, _FIRST_BUCKETS, (number, 0))
+        found = np.minimum(np.searchsorted(first, hashes), len(first) - 1)
+        is_same = (first[found] == hashes) & (second[found] == again)
+        places[is_same] = found[is_same]
+    return places
+
+
 def hash_rows(ids: tf.Tensor, n_hash_rows: int) -> tf.Tensor:
     """Returns the row that each of `ids` has without one of its own, as `Vocabulary.rows`.
 

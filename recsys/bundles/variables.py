@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -118,11 +118,7 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Report) -> None
             done += n_bytes
             report(done, total)
     del reader
-    for path in [prefix.with_suffix(".index"), *prefix.parent.glob(f"{prefix.name}.data-*")]:
-        path.unlink()
-    tf.raw_ops.MergeV2Checkpoints(
-        checkpoint_prefixes=written, destination_prefix=str(prefix), delete_old_dirs=False
-    )
+    _merge(prefix, written)
 
 
 def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str, int]]:
@@ -136,6 +132,60 @@ def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str
         described = f"{shape} {start},{len(rows)}{rest}"
         own = _saved(f"{prefix}-{number}", key, described, tf.cast(rows, variable.dtype))
         yield own, rows.size * variable.dtype.size
+
+
+def overwrite(bundle: Path, changes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Writes the variables of a SavedModel anew, with other values in some rows.
+
+    Args:
+        bundle: The SavedModel.
+        changes: New values by the key of a variable in the checkpoint, and by row.
+
+    Raises:
+        RecsysError: It can't be written, as on a full disk (R526).
+    """
+    prefix = bundle / "variables" / "variables"
+    with written_whole(bundle):
+        reader = tf.train.load_checkpoint(str(prefix))
+        shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        written: list[str] = []
+        for number, (key, shape) in enumerate(sorted(shapes.items())):
+            own, dtype = f"{prefix}-{number}", types[key]
+            if not shape or not shape[0] or dtype == tf.string:
+                written.append(_saved(f"{own}-0", key, "", reader.get_tensor(key)))
+                continue
+            row_bytes = dtype.size * int(np.prod(shape[1:]))
+            for start, stop in slice_bounds(shape[0], row_bytes):
+                described, rows = _read_slice(prefix, key, shape, dtype, start, stop)
+                values = rows.numpy()
+                for row, value in changes.get(key, {}).items():
+                    if start <= row < stop:
+                        values[row - start] = value
+                rows = tf.constant(values, dtype)
+                written.append(_saved(f"{own}-{start}", key, described, rows))
+        del reader
+        _merge(prefix, written)
+
+
+def _merge(prefix: Path, written: list[str]) -> None:
+    """Makes one checkpoint of files of slices; it replaces the one that is there."""
+    for path in [prefix.with_suffix(".index"), *prefix.parent.glob(f"{prefix.name}.data-*")]:
+        path.unlink()
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=written, destination_prefix=str(prefix), delete_old_dirs=False
+    )
+
+
+def _read_slice(
+    prefix: Path, key: str, shape: list[int], dtype: tf.DType, start: int, stop: int
+) -> tuple[str, tf.Tensor]:
+    """Returns rows of a variable in a checkpoint, and the description of that slice."""
+    whole, rest = " ".join(map(str, shape)), "".join(f":0,{size}" for size in shape[1:])
+    described = f"{whole} {start},{stop - start}{rest}"
+    (rows,) = tf.raw_ops.RestoreV2(
+        prefix=str(prefix), tensor_names=[key], shape_and_slices=[described], dtypes=[dtype]
+    )
+    return described, rows
 
 
 def _saved(prefix: str, key: str, described: str, rows: tf.Tensor) -> str:
@@ -220,17 +270,10 @@ def _mapped(path: Path, prefix: Path, key: str, shape: list[int], dtype: tf.DTyp
     """Returns a variable of a checkpoint, in a file that it is copied to."""
     if not shape[0]:
         return tf.zeros(shape, dtype)
-    whole, rest = " ".join(map(str, shape)), "".join(f":0,{size}" for size in shape[1:])
     row_bytes = dtype.size * int(np.prod(shape[1:]))
     with path.open("wb") as file:
         for start, stop in slice_bounds(shape[0], row_bytes):
-            (rows,) = tf.raw_ops.RestoreV2(
-                prefix=str(prefix),
-                tensor_names=[key],
-                shape_and_slices=[f"{whole} {start},{stop - start}{rest}"],
-                dtypes=[dtype],
-            )
-            file.write(rows.numpy().tobytes())
+            file.write(_read_slice(prefix, key, shape, dtype, start, stop)[1].numpy().tobytes())
     # Private, since TensorFlow takes no memory that can't be written; nothing writes it.
     is_known = dtype != tf.bfloat16  # To NumPy, which lends no others.
     lent = dtype.as_numpy_dtype if is_known else np.uint16

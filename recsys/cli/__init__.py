@@ -3,6 +3,7 @@
 command_line  all commands; each is a function, most in the module of its name
 options       options of several commands
 files         `init`, `synth`, `freeze-schema` and `schema`
+forget        `forget`
 past_runs     `runs`, `lineage` and `clean`
 stages        `train` and `export`, and subprocesses of stages
 evaluate      `evaluate` and `compare`

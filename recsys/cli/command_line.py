@@ -18,6 +18,7 @@ from recsys.cli.doctor import doctor
 from recsys.cli.evaluate import compare, evaluate
 from recsys.cli.failure import one_sentence
 from recsys.cli.files import freeze_schema, init, schema, synth
+from recsys.cli.forget import forget
 from recsys.cli.past_runs import clean, lineage, runs
 from recsys.cli.plan import plan
 from recsys.cli.publish_vectors import publish_vectors
@@ -45,7 +46,7 @@ app = Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
-    *(run, runs, lineage, clean, check, recommend, rollback, serve, train, tune, evaluate),
+    *(run, runs, lineage, clean, forget, check, recommend, rollback, serve, train, tune, evaluate),
     *(compare, export, publish_vectors, doctor, plan, init, synth, simulate_nights),
     *(freeze_schema, schema),
 ):

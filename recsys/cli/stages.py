@@ -182,7 +182,7 @@ def call_pipeline(command: str, words: Sequence[str], config: Config | None = No
     """Runs a command of the pipeline in a subprocess and returns its result.
 
     Args:
-        command: `clean`, `freeze-schema` or `lineage`.
+        command: `clean`, `forget`, `freeze-schema` or `lineage`.
         words: Further arguments.
         config: Config to pass as a file, `--config FILE`; None: no file.
 

@@ -380,6 +380,9 @@ class DataConfig(Strict):
     """Share of the positives that `time` and `random` hold out [0..1]."""
     gate: GateConfig = GateConfig()
     """Thresholds above which rejected or drifted data stop the run."""
+    forget: str | None = None
+    """File of salted hashes of the users whose rows are left out, which `recsys forget` writes;
+    `null`: none."""
 
     @property
     def sides(self) -> dict[str, ItemsConfig | UsersConfig]:

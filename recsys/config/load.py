@@ -39,6 +39,7 @@ _PATH_KEYS = (
     ("data", "items", "files"),
     ("data", "users", "files"),
     ("data", "gate", "schema_dir"),
+    ("data", "forget"),
     ("metadata", "mysql", "ssl", "ca"),
     ("metadata", "mysql", "ssl", "cert"),
     ("metadata", "mysql", "ssl", "key"),

@@ -21,6 +21,7 @@ from recsys.data.catalogue import write_features, write_titles
 from recsys.data.dead_letters import Tally, refuse_empty, write_summary
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
 from recsys.data.example_files import read_split, write_examples
+from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.read_rows import ReadPlan, read_sources
 from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.pieces import plan_pieces, remark_on_skipped
@@ -41,6 +42,7 @@ def ingest_entities(
     examples: str | Path,
     letters: str | Path,
     beam_pipeline: beam.Pipeline,
+    forget: str | None = None,
 ) -> Tally:
     """Writes the examples and the dead letters of items or users.
 
@@ -50,6 +52,7 @@ def ingest_entities(
         examples: Folder of the split.
         letters: Folder of the dead letters.
         beam_pipeline: Runs the work, with its runner and options.
+        forget: File of the users to leave out, see `recsys.data.forgotten`; None: none.
 
     Returns:
         What was counted: the summary of the dead letters.
@@ -66,9 +69,12 @@ def ingest_entities(
     plan = ReadPlan(folder, letters / "dead_letters", plan_pieces(config, what, config_columns))
     parse = functools.partial(_parse, config)
     write = functools.partial(_write_bucket, id_column(config), plan.n_buckets)
+    leave_out = None
+    if forget is not None and isinstance(config, UsersConfig):
+        leave_out = functools.partial(Forgotten.load(forget).leave_out, config.columns.user)
     try:
         (facts,) = read_sources(
-            beam_pipeline, [plan], parse, id_column(config), write, work, STEPS[what]
+            beam_pipeline, [plan], parse, id_column(config), write, work, STEPS[what], leave_out
         )
     finally:
         shutil.rmtree(work, ignore_errors=True)

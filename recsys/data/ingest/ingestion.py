@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from recsys.config import DataConfig, InteractionsConfig, Share, Split, Strict
 from recsys.data.dead_letters import Tally, dead_letters, refuse_empty, summarize, write_summary
+from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of, link, sweep
 from recsys.data.ingest.read_rows import ReadPlan, read_sources
 from recsys.data.ingest.segments import (
@@ -88,11 +89,18 @@ class InteractionSource(Strict):
     """Which positives are held out."""
     max_rejected_share: Share = 1.0
     """Highest share of rejected rows of one span that isn't broken [0..1]."""
+    forget: str | None = None
+    """File of the users to leave out, see `recsys.data.forgotten`."""
 
     @classmethod
     def of(cls, data: DataConfig) -> InteractionSource:
         """Returns the part of a config; only spans have a limit of rejected rows of their own."""
-        source = cls(interactions=data.interactions, eval_share=data.eval_share, split=data.split)
+        source = cls(
+            interactions=data.interactions,
+            eval_share=data.eval_share,
+            split=data.split,
+            forget=data.forget,
+        )
         limit = {"max_rejected_share": data.gate.max_rejected_share}
         return source.model_copy(update=limit) if has_spans(data.interactions) else source
 
@@ -199,7 +207,10 @@ class _Ingestion:
         self._source, self._config = source, source.interactions
         self._work, self._beam, self._cache = work, beam_pipeline, cache
         self._is_window = has_spans(self._config)
-        self._settings = [*settings_of(self._config, code), *([] if with_examples else ["bare"])]
+        self._forgotten = None if source.forget is None else Forgotten.load(source.forget)
+        forgotten = [] if self._forgotten is None else [self._forgotten.digest()]
+        bare = [] if with_examples else ["bare"]
+        self._settings = [*settings_of(self._config, code), *bare, *forgotten]
         self._with_examples = with_examples
         self._now = int(time.time())
         self._remarks: list[str] = []
@@ -268,7 +279,9 @@ class _Ingestion:
         parts = parts_of_files(self._config, "interactions")
         parse = functools.partial(_parse, self._config, self._now, parts)
         write = functools.partial(write_span_rows, by_time=self._is_window)
-        read = read_sources(self._beam, plans, parse, "user_id", write, self._work, STEP)
+        forgotten, user = self._forgotten, self._config.columns.user
+        leave_out = None if forgotten is None else functools.partial(forgotten.leave_out, user)
+        read = read_sources(self._beam, plans, parse, "user_id", write, self._work, STEP, leave_out)
         for span, folder, facts in zip(unread, folders, read, strict=True):
             if "failure" in facts:
                 failure = facts["failure"]

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from recsys.data import dead_letters
 from recsys.data.dead_letters import Tally, add_up, letters_tally
 from recsys.data.farmhash import hash_buckets
+from recsys.data.forgotten import LeaveOut
 from recsys.data.sources.pieces import Piece, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import unreadable
@@ -112,6 +113,7 @@ def read_sources(
     write: WriteBucket,
     work: Path,
     step: str,
+    leave_out: LeaveOut | None = None,
 ) -> list[dict[str, Any]]:
     """Reads sources into their folders.
 
@@ -123,6 +125,7 @@ def read_sources(
         write: Writes the rows of a bucket.
         work: Folder of temporary files.
         step: Name of the step, for its progress.
+        leave_out: Which rows are left out and counted as `forgotten`; None: none.
 
     Returns:
         Of each source `tally`, `future` and `buckets`, the facts of each bucket (empty for
@@ -136,7 +139,7 @@ def read_sources(
     results = run_tasks(
         like,
         [(number, source, piece) for number, (source, piece) in enumerate(tasks)],
-        functools.partial(_read_piece, targets, parse, key, work / "rows", progress),
+        functools.partial(_read_piece, targets, parse, key, work / "rows", progress, leave_out),
         work,
         functools.partial(_write_bucket, folders, write, progress),
     )
@@ -155,6 +158,7 @@ def _read_piece(
     key: str,
     spills: Path,
     progress: StepProgress,
+    leave_out: LeaveOut | None,
     task: tuple[int, int, Piece],
 ) -> Iterator[tuple[tuple[int, int], Any]]:
     """Reads a piece into rows by (source, bucket), counts and dead letters."""
@@ -169,8 +173,10 @@ def _read_piece(
     future: list[int] = []
     try:
         for batch in _batches(piece):
-            rows, bad, to_come = parse(batch, piece.file_index)
             tallies.append({"read": batch.n_read, "read_by_file": {piece.file: batch.n_read}})
+            kept, n_left_out = (batch, 0) if leave_out is None else leave_out(batch)
+            tallies += [{"forgotten": n_left_out}] if n_left_out else []
+            rows, bad, to_come = parse(kept, piece.file_index)
             tallies += [{"empty_lists": batch.n_empty}] if batch.n_empty else []
             rejected.add(bad)
             future += [] if to_come is None else [to_come]

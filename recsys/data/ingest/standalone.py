@@ -172,7 +172,8 @@ class _FolderIngestion:
     def _entities(self, what: str, config: EntityConfig) -> Path:
         letters, examples = self._letters(what), self._work / what
         pipeline = beam.Pipeline(options=self._options)
-        self._check(what, letters, ingest_entities(what, config, examples, letters, pipeline))
+        counts = ingest_entities(what, config, examples, letters, pipeline, self._data.forget)
+        self._check(what, letters, counts)
         return examples
 
     def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:

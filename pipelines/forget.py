@@ -1,0 +1,225 @@
+"""`recsys forget`: removes users from everything under a root, and from ML Metadata.
+
+Every step finds what is left to do by itself, so a call that was killed is completed by the same
+call. The hashes are written first: whatever happens then, no ingest reads these users again.
+"""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import ml_metadata as mlmd
+from ml_metadata.proto.metadata_store_pb2 import Artifact
+
+from components.metadata import DESTINATION
+from pipelines.metadata_store import DATABASE_NAME, open_store, with_password
+from pipelines.recovery import sweep_empty
+from recsys.config import Config
+from recsys.data.forgotten import Forgotten
+from recsys.errors import RecsysError, UsageError
+from recsys.forget import files
+from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
+from recsys.forget.names import USER_COLUMN, Names, is_distinctive
+from recsys.forget.records import finish_record, start_record
+from recsys.forget.replacement import fresh, recover, replacing
+from recsys.report.index import write_index
+from recsys.runs.lock import run_lock
+from recsys.runs.retention import GONE, Thing, remove
+from recsys.system.events import emit
+from recsys.system.held_folder import link_on_the_way
+
+_STATISTICS = "FeatureStats.pb"
+
+
+def forget(config: Config, ids: Sequence[str]) -> dict[str, Any]:
+    """Removes users, while no run holds the root.
+
+    Args:
+        config: The config of the runs.
+        ids: The users, as the vocabularies have them.
+
+    Returns:
+        What was removed, and `failed`: path and reason of what could not be.
+
+    Raises:
+        UsageError: `data.forget` isn't set (R930).
+        RecsysError: Its file is damaged (R931), a run holds the root (R601), or a bundle can't be
+            changed (R932, R933), or answers others than before.
+    """
+    if config.data.forget is None:
+        rule = "data.forget must name the file of the users that every run leaves out."
+        cure = "Add `forget: forgotten.txt` to `data` in the config; recsys forget writes the file."
+        raise UsageError("R930", rule, cure)
+    path, names = Path(config.data.forget), Names(ids)
+    known = Forgotten.load(path) if path.exists() else Forgotten.new()
+    known.with_users(names.ids).save(path)
+    root = Path(config.root)
+    if not root.is_dir():
+        return {"users": len(names.ids), "found": False, "version": None, "failed": []}
+    with run_lock(root):
+        _refuse_links(root)
+        start_record(root, len(names.ids))
+        done = _forget(config, root, names)
+        finish_record(root, {name: n for name, n in done.items() if isinstance(n, int)})
+    return done
+
+
+def _refuse_links(root: Path) -> None:
+    for name in (GONE, "artifacts", "segments", "serving", "checkpoints", "logs", "runs"):
+        if link := link_on_the_way(root, root / name):
+            rule = (
+                f"The folder {name!r} of a root must not be a link, since files are changed in it."
+            )
+            raise RecsysError("R605", rule, "Check its target, and remove the link.", str(link))
+
+
+def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
+    # TensorFlow, which takes seconds to start.
+    from recsys.forget.served import forget_in_versions
+
+    store = None if open_store(config) is None else mlmd.MetadataStore(with_password(config))
+    move = functools.partial(_move_pushes, store)
+    done: dict[str, Any] = {"users": len(names.ids), "versions": 0, "version": None}
+    for serving in sorted((root / "serving").glob("*")):
+        _tell(f"bundles in {serving}")
+        changed = forget_in_versions(serving, names, config.push.keep, move)
+        done["versions"] += changed.changed
+        done["version"] = str(changed.published) if changed.published else done["version"]
+    _tell("models and vocabularies")
+    artifacts = root / "artifacts"
+    for folder in filter(Path.is_dir, artifacts.glob("*/*")):
+        recover(folder)
+    models = [forget_in_model(path, names) for path in artifacts.glob("Trainer/model/*")]
+    outputs = artifacts.glob("VocabularyGen/vocabularies/*")
+    vocabularies = [forget_in_vocabularies(path, names) for path in outputs]
+    done |= {"models": sum(map(bool, models)), "vocabularies": sum(map(bool, vocabularies))}
+    things = list(files.rebuilt(root))
+    data = sorted(artifacts.glob("InteractionEncoder/data/*"), key=lambda path: path.name)
+    events = [files.events_of(folder / "store", names) for folder in data]
+    done["events"] = max(events, default=0)
+    traces = any(files.has_trace(artifacts / step, names) for step in ("InteractionGen", "UserGen"))
+    done["statistics"] = sum(_forget_in_statistics(path, names) for path in _statistics(artifacts))
+    failed = _remove(root, things, store)
+    done["removed"] = len(things) - len(failed)
+    done["texts"] = files.forget_in_texts(root, names)
+    done["metadata"] = 0 if store is None else _forget_in_metadata(store, names)
+    _compact(root / DATABASE_NAME)
+    if (root / "runs").is_dir():
+        write_index(root)
+    counted = ("versions", "models", "vocabularies", "statistics", "texts", "metadata")
+    found = traces or any(done[name] for name in counted)
+    return {**done, "found": found, "failed": failed}
+
+
+def _tell(text: str) -> None:
+    emit("note", step="forget", text=text)
+
+
+def _remove(root: Path, things: Sequence[Thing], store: mlmd.MetadataStore | None) -> list[Any]:
+    """Removes folders; artifacts are marked before, so that no cache names them."""
+    if store is not None:
+        where = {str(thing.path.resolve()) for thing in things}
+        marked = [
+            artifact
+            for artifact in store.get_artifacts()
+            if artifact.state != Artifact.DELETED and str(Path(artifact.uri).resolve()) in where
+        ]
+        for artifact in marked:
+            artifact.state = Artifact.DELETED
+        store.put_artifacts(marked)
+    rests = [Thing("rest", path, "", goes=True) for path in (root / GONE).glob("*")]
+    failed = remove(root, [*rests, *things], lambda _: None)
+    sweep_empty(root)
+    return failed
+
+
+# --- ML Metadata
+
+
+def _move_pushes(store: mlmd.MetadataStore | None, old: Path, new: Path) -> None:
+    """Lets the record of a push name the version that took the place of the pushed one."""
+    if store is None:
+        return
+    pushes = [
+        push
+        for push in store.get_artifacts_by_type("PushedModel")
+        if push.custom_properties[DESTINATION].string_value == str(old)
+    ]
+    for push in pushes:
+        push.custom_properties[DESTINATION].string_value = str(new)
+    store.put_artifacts(pushes)
+
+
+def _forget_in_metadata(store: mlmd.MetadataStore, names: Names) -> int:
+    """Removes the ids from all texts in ML Metadata; returns in how many records they were."""
+    artifacts = _changed(store.get_artifacts(), names)
+    executions = _changed(store.get_executions(), names)
+    contexts = _changed(store.get_contexts(), names)
+    store.put_artifacts(artifacts)
+    store.put_executions(executions)
+    store.put_contexts(contexts)
+    return len(artifacts) + len(executions) + len(contexts)
+
+
+def _changed(records: Iterable[Any], names: Names) -> list[Any]:
+    changed = []
+    for record in records:
+        before = record.SerializeToString(deterministic=True)
+        for properties in (record.properties, record.custom_properties):
+            for value in properties.values():
+                if value.WhichOneof("value") == "string_value":
+                    value.string_value = names.without_words(value.string_value)
+        if record.SerializeToString(deterministic=True) != before:
+            changed.append(record)
+    return changed
+
+
+def _compact(database: Path) -> None:
+    """Writes SQLite anew: pages of deleted records keep their content until then."""
+    if database.is_file():
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("VACUUM")
+
+
+# --- TFDV's statistics, with which the next data are compared
+
+
+def _statistics(artifacts: Path) -> list[Path]:
+    folders = (artifacts / f"StatisticsGen.{what}" for what in ("Interactions", "Users"))
+    return [path for folder in folders for path in sorted(folder.glob("statistics/*"))]
+
+
+def _forget_in_statistics(folder: Path, names: Names) -> bool:
+    """Removes ids from the frequent values of the columns; returns whether there were any."""
+    changed = {path: new for path in folder.rglob(_STATISTICS) if (new := _without(path, names))}
+    if changed:
+        with replacing(folder) as copy:
+            for path, content in changed.items():
+                fresh(copy / path.relative_to(folder)).write_bytes(content)
+    return bool(changed)
+
+
+def _without(path: Path, names: Names) -> bytes | None:
+    from tensorflow_metadata.proto.v0 import statistics_pb2
+
+    listed = statistics_pb2.DatasetFeatureStatisticsList.FromString(path.read_bytes())
+    before = listed.SerializeToString(deterministic=True)
+    for column in (column for dataset in listed.datasets for column in dataset.features):
+        is_user = USER_COLUMN in (column.name, *column.path.step)
+        gone = {id_ for id_ in names.ids if is_user or is_distinctive(id_)}
+        strings = column.string_stats
+        for values in (strings.top_values, strings.rank_histogram.buckets):
+            kept = [
+                v
+                for v in values
+                if (getattr(v, "value", None) or getattr(v, "label", "")) not in gone
+            ]
+            del values[:]
+            values.extend(kept)
+    after = listed.SerializeToString(deterministic=True)
+    return None if after == before else after

@@ -1,0 +1,130 @@
+"""The file of `data.forget`: salted hashes of the users whom every ingest leaves out.
+
+    recsys forget 1 <salt>      a random salt, in hexadecimal
+    <hash>                      keyed BLAKE2b of a user id in UTF-8, one a line, sorted
+
+The file names nobody, but whoever has it can test whether an id is in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.sources.source import RawBatch
+from recsys.data.sources.values import to_ids
+from recsys.errors import RecsysError
+from recsys.system.commit import commit_text
+from recsys.system.files import read_plain
+
+LeaveOut = Callable[[RawBatch], tuple[RawBatch, int]]
+"""Returns a batch without the rows to leave out, and how many they are."""
+
+_HEADER = re.compile("recsys forget 1 ([0-9a-f]{32})")
+_HASH = re.compile("[0-9a-f]{32}")
+_LIMIT_BYTES = 1 << 30
+_WORDS = (re.compile(r"""[^\s,;|"'{}\[\]():=]+"""), re.compile(r"[^,;|\t]+"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgotten:
+    """Users to leave out, by their hashes.
+
+    Attributes:
+        salt: Salt of the hashes, in hexadecimal.
+        hashes: The hashes, in hexadecimal.
+    """
+
+    salt: str
+    hashes: frozenset[str]
+
+    @classmethod
+    def new(cls) -> Self:
+        """Returns an empty list with a salt of its own."""
+        return cls(secrets.token_hex(16), frozenset())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads what `save` wrote.
+
+        Raises:
+            RecsysError: The file is missing or damaged (R931).
+        """
+        try:
+            header, *lines = read_plain(Path(path), _LIMIT_BYTES).decode("ascii").splitlines()
+            match, bad = _HEADER.fullmatch(header), [x for x in lines if not _HASH.fullmatch(x)]
+            received = "another first line" if match is None else f"the line {bad[:1]}"
+            if match is not None and not bad:
+                return cls(match[1], frozenset(lines))
+        except (OSError, ValueError) as error:
+            received = getattr(error, "strerror", None) or str(error)
+        raise RecsysError(
+            "R931",
+            f"{str(path)!r}, which data.forget names, must be a whole file of forgotten users.",
+            "Restore it: without it the people in it would be read again. If there are none yet,"
+            " recsys forget writes it.",
+            received,
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the list in one step; it is on the disk on return."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        commit_text("\n".join([f"recsys forget 1 {self.salt}", *sorted(self.hashes)]) + "\n", path)
+
+    def with_users(self, ids: Iterable[str]) -> Self:
+        """Returns the list with more users."""
+        return dataclasses.replace(self, hashes=self.hashes | {self.hash_of(id_) for id_ in ids})
+
+    def hash_of(self, id_: str) -> str:
+        """Returns the hash of a user id."""
+        key = bytes.fromhex(self.salt)
+        return hashlib.blake2b(id_.encode(), key=key, digest_size=16).hexdigest()
+
+    def digest(self) -> str:
+        """Returns a digest of the list, for cache keys."""
+        content = "\n".join([self.salt, *sorted(self.hashes)])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def contains(self, ids: pa.Array) -> np.ndarray:
+        """Returns which of `ids` `[n]` are in the list `[n]` bool."""
+        coded = ids.dictionary_encode()
+        known = [self.hash_of(id_) in self.hashes for id_ in coded.dictionary.to_pylist()]
+        codes = pc.fill_null(coded.indices, len(known)).to_numpy(zero_copy_only=False)
+        return np.array([*known, False])[codes]
+
+    def leave_out(self, column: str, batch: RawBatch) -> tuple[RawBatch, int]:
+        """Returns a batch without the rows of these users, and how many they are.
+
+        Rows that are damaged have no user: they are left out if a word of theirs is in the list.
+
+        Args:
+            column: Raw column of the user id.
+            batch: The rows.
+        """
+        is_left_out = self.contains(to_ids(batch.columns.column(column)))
+        texts = batch.rejected.column("row").to_pylist()
+        is_named = np.array([self.is_named_in(text) for text in texts], bool)
+        if not is_left_out.any() and not is_named.any():
+            return batch, 0
+        rejected = batch.rejected.filter(pa.array(~is_named))
+        kept = dataclasses.replace(batch.only(~is_left_out), rejected=rejected)
+        return kept, int(is_left_out.sum() + is_named.sum())
+
+    def is_named_in(self, text: str) -> bool:
+        """Returns whether a word of a text is in the list."""
+        words = {word.strip(" \"'") for pattern in _WORDS for word in pattern.findall(text)}
+        return any(self.hash_of(word) in self.hashes for word in words)
+
+
+def digest_of(path: str | None) -> list[str]:
+    """Returns what the file of `data.forget` adds to a cache key; nothing without one."""
+    return [] if path is None else [Forgotten.load(path).digest()]

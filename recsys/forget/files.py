@@ -1,0 +1,133 @@
+"""Removes users from the other files of a root: reports, records, logs, and what is made anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.forget.names import Names
+from recsys.runs.retention import Thing
+from recsys.system.commit import commit_text
+from recsys.system.files import is_real_folder
+
+REBUILT = (
+    *("InteractionGen", "UserGen", "Transform.Users", "InteractionEncoder", "Exporter"),
+    *(
+        f"{step}.{what}"
+        for step in ("SchemaGen", "ExampleValidator", "DriftValidator")
+        for what in ("Interactions", "Users")
+    ),
+)
+"""Steps whose outputs are removed: the next run makes them anew, since `data.forget` is part of
+their cache keys, or of those of the steps before."""
+
+_TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".pbtxt", ".csv")
+_OWN = ("segments", "serving", "checkpoints")
+_OWN_STEPS = ("Trainer", "VocabularyGen", *REBUILT)
+_EVENTS = "events.out.tfevents"
+
+
+def rebuilt(root: Path) -> Iterator[Thing]:
+    """Yields what is removed as a whole: it holds users by the thousand, and is made anew."""
+    for step in REBUILT:
+        for folder in sorted((root / "artifacts" / step).glob("*/*")):
+            if is_real_folder(folder) and folder.parent.name != ".system":
+                yield Thing(step, folder, "it is made anew", goes=True)
+    for name, kind in (("segments", "segment"), ("checkpoints", "checkpoints")):
+        folders = [path for path in (root / name).glob("*") if is_real_folder(path)]
+        yield from (Thing(kind, path, "it is made anew", goes=True) for path in sorted(folders))
+    for trial in sorted(root.glob("tuning/*/trials/*")):
+        yield Thing("trial", trial, "its checkpoints hold users", goes=True)
+
+
+def events_of(store: Path, names: Names) -> int:
+    """Returns how many events of the users an interaction store has."""
+    found = 0
+    for shard in (path.parent for path in store.glob("*/*/offsets.npy")):
+        ids = pq.read_table(shard / "users.parquet", columns=["id"])["id"].combine_chunks()
+        counts = np.diff(np.load(shard / "offsets.npy", allow_pickle=False))
+        found += int(counts[np.isin(ids.to_numpy(zero_copy_only=False), list(names.ids))].sum())
+    return found
+
+
+def has_trace(folder: Path, names: Names) -> bool:
+    """Returns whether Parquet files of InteractionGen or UserGen name one of the users."""
+    ids = pa.array(sorted(names.ids), pa.large_string())
+    for path in folder.rglob("*.parquet"):
+        with pq.ParquetFile(path) as file:
+            known = {"user_id", "row"} | ({"id"} if path.name == "users.parquet" else set())
+            columns = [name for name in file.schema_arrow.names if name in known]
+            for batch in file.iter_batches(columns=columns):
+                for name, column in zip(columns, batch.columns, strict=True):
+                    if name == "row":
+                        found = any(map(names.in_row, column.to_pylist()))
+                    else:
+                        found = pc.any(
+                            pc.is_in(column.cast(pa.large_string()), value_set=ids)
+                        ).as_py()
+                    if found:
+                        return True
+    return False
+
+
+def forget_in_texts(root: Path, names: Names) -> int:
+    """Removes users from reports, records, logs and JSON below a root; returns how many changed."""
+    changed = 0
+    for path in _files(root, root):
+        if path.name.startswith(_EVENTS):
+            content = path.read_bytes().decode("latin-1")
+            if names.without_words(content) != content:
+                path.unlink()
+                changed += 1
+        elif path.suffix in _TEXTS:
+            text = path.read_text("utf-8", "surrogateescape")
+            new = _without(text, path.suffix, names)
+            if new != text:
+                _replace(path, new)
+                changed += 1
+    return changed
+
+
+def _files(folder: Path, root: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        is_own = folder == root and path.name in _OWN
+        if is_own or (folder == root / "artifacts" and path.name in _OWN_STEPS):
+            continue
+        if is_real_folder(path):
+            yield from _files(path, root)
+        elif path.is_file() and not path.is_symlink():
+            yield path
+
+
+def _without(text: str, suffix: str, names: Names) -> str:
+    if suffix == ".html":
+        return names.without_html(text)
+    if suffix == ".json":
+        return _without_json(text, names, indent=1)
+    if suffix == ".jsonl":
+        return "".join(_without_json(line, names) for line in text.splitlines(keepends=True))
+    return names.without_words(text)
+
+
+def _without_json(text: str, names: Names, indent: int | None = None) -> str:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return names.without_words(text)
+    new = names.without_json(content)
+    if new == content:
+        return text
+    return json.dumps(new, indent=indent, ensure_ascii=False) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        commit_text(text, path)
+    except UnicodeEncodeError:  # Bytes that are no UTF-8.
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -1,0 +1,171 @@
+"""Frees the rows of users in vocabularies and model folders, and overwrites what they held."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.data.input_files import seal_inputs
+from recsys.data.vocabulary import Vocabulary, as_texts
+from recsys.forget.names import Names
+from recsys.forget.replacement import fresh, replacing
+from recsys.system import manifest as manifests
+from recsys.system.files import read_json
+
+USERS = "users.parquet"
+_DIFF = "diff.json"
+_STATE = "training_state"
+_OF_ITEMS = ("items", "item_bias")
+
+
+def rows_of(vocabulary: Vocabulary, ids: Iterable[str]) -> np.ndarray:
+    """Returns the rows of their own that `ids` have `[n]`, ascending."""
+    places = vocabulary.index.find(as_texts(sorted(ids)))
+    return np.sort(places[places >= 0]) + vocabulary.first_own_row
+
+
+def free_rows(folder: Path, names: Names) -> np.ndarray:
+    """Frees the rows of users in a folder of vocabularies, which is a copy of `replacing`.
+
+    No other row moves. The next vocabulary gives the free rows to new users, and a training
+    then starts these rows anew.
+
+    Returns:
+        The rows `[n]`, ascending.
+    """
+    vocabulary = Vocabulary.load(folder / USERS)
+    rows = rows_of(vocabulary, names.ids)
+    if len(rows):
+        places = rows - vocabulary.first_own_row
+        own = np.arange(len(vocabulary.own_ids))
+        vocabulary.own_ids = vocabulary.own_ids.take(pa.array(own, mask=np.isin(own, places)))
+        vocabulary.row_counts[rows], vocabulary.last_seen[places] = 0, 0
+        vocabulary.save(fresh(folder / USERS))
+    if (folder / _DIFF).is_file():
+        text = json.dumps(names.without_json(read_json(folder / _DIFF)), indent=1)
+        fresh(folder / _DIFF).write_text(text + "\n")
+    return rows
+
+
+def forget_in_vocabularies(folder: Path, names: Names) -> int:
+    """Frees the rows of users in the folder of vocabularies; returns how many had one."""
+    if not (folder / USERS).is_file() or not _has_trace(folder, names):
+        return 0
+    with replacing(folder) as copy:
+        return len(free_rows(copy, names))
+
+
+def _has_trace(folder: Path, names: Names) -> bool:
+    if len(rows_of(Vocabulary.load(folder / USERS), names.ids)):
+        return True
+    differences = read_json(folder / _DIFF) if (folder / _DIFF).is_file() else {}
+    return bool(names.without_json(differences) != differences)
+
+
+def forget_in_model(folder: Path, names: Names) -> int:
+    """Overwrites the rows of users in a model folder with zeros; returns how many had one.
+
+    Their features, weights and slots go, and the probes, which hold histories, of these users
+    and of all whose user can't be told. Checksums follow.
+
+    Args:
+        folder: The model folder.
+        names: The users.
+    """
+    if not (folder / "model.json").is_file():
+        return 0
+    if not _has_trace(folder / "vocabulary", names) and not _has_unknown_probes(folder):
+        return 0
+    with replacing(folder) as copy:
+        rows = free_rows(copy / "vocabulary", names)
+        for bags in sorted((copy / "user_features").glob("*.npy")):
+            _overwrite(bags, rows)
+        summary = read_json(copy / "model.json")
+        spec = summary["spec"]
+        other = {*_OF_ITEMS, *(feature["name"] for feature in spec["features"])}
+        for part, file in (("weights", "model.json"), (_STATE, f"{_STATE}/state.json")):
+            if (copy / file).is_file():
+                described = read_json(copy / file)
+                for number, entry in enumerate(described["variables"]):
+                    is_of_users = entry["path"].split("/")[-2] not in other
+                    if is_of_users and entry["shape"][:1] == [spec["user_rows"]]:
+                        _overwrite_variable(copy / part, number, entry, rows)
+                fresh(copy / file).write_text(json.dumps(described) + "\n")
+        _drop_probes(copy)
+        _seal(copy)
+    return len(rows)
+
+
+def _overwrite(path: Path, rows: np.ndarray) -> None:
+    """Writes a `.npy` anew, with zeros in some of its rows."""
+    before = np.load(path, mmap_mode="r", allow_pickle=False)
+    new = np.lib.format.open_memmap(
+        path.with_name(f".{path.name}"), "w+", before.dtype, before.shape
+    )
+    step = max(1, (1 << 24) // max(1, before.dtype.itemsize * math.prod(before.shape[1:])))
+    for start in range(0, len(before), step):
+        new[start : start + step] = before[start : start + step]
+    new[rows] = 0
+    new.flush()
+    path.with_name(f".{path.name}").replace(path)
+
+
+def _overwrite_variable(folder: Path, number: int, entry: dict[str, Any], rows: np.ndarray) -> None:
+    """Overwrites rows of a variable, in one file or in parts, and describes the files anew."""
+    first = 0
+    for kind in ("whole", "parts"):
+        for name in sorted(entry.get(kind, {}), key=_part):
+            length = len(np.load(folder / name, mmap_mode="r", allow_pickle=False))
+            inside = rows[(rows >= first) & (rows < first + length)] - first
+            if len(inside):
+                _overwrite(folder / name, inside)
+                entry[kind] |= manifests.checksums(folder, [name], "crc32")
+            first += length
+
+
+def _part(name: str) -> int:
+    """Returns which part `3/shard-0-of-8.npy` is."""
+    return int(name.rpartition("shard-")[2].partition("-")[0]) if "shard-" in name else 0
+
+
+def _read_probes(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the arrays of the probes, and which probes are of a known user `[n]` bool.
+
+    The histories of the others are of users whom nothing in the folder names.
+    """
+    if not (folder / "probe.npz").is_file():
+        return {}, np.zeros(0, bool)
+    users = Vocabulary.load(folder / "vocabulary" / USERS)
+    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
+        arrays = {name: probe[name] for name in probe.files}
+    row = arrays["user_row"]
+    return arrays, (row >= users.first_own_row) & (users.row_counts[row] > 0)
+
+
+def _has_unknown_probes(folder: Path) -> bool:
+    return not _read_probes(folder)[1].all()
+
+
+def _drop_probes(folder: Path) -> None:
+    """Keeps the probes of known users; a freed row has none."""
+    arrays, is_known = _read_probes(folder)
+    if arrays and not is_known.all():
+        with fresh(folder / "probe.npz").open("wb") as file:
+            kept: dict[str, Any] = {name: values[is_known] for name, values in arrays.items()}
+            np.savez(file, **kept)
+
+
+def _seal(folder: Path) -> None:
+    """Writes the checksums of a model folder anew."""
+    if (folder / "inputs.json").is_file():
+        seal_inputs(folder)
+    path = folder / _STATE / "manifest.json"
+    if path.is_file():
+        files = manifests.read_manifest(path)["files"]
+        manifests.write_manifest(path, {}, manifests.checksums(folder, files, "crc32"))

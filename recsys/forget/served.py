@@ -1,0 +1,84 @@
+"""Takes users out of the versions of a serving folder: the served one first.
+
+A version without them is published in the place of the served one, as the Pusher publishes: whole,
+under the next number. Earlier versions and those that were rolled back keep their numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from recsys.bundles.bundle import manifest_digest, read_manifest
+from recsys.bundles.publishing import only_publisher, publish
+from recsys.bundles.versions import HIDDEN, VersionRegistry, versions, withdrawn_folders
+from recsys.bundles.without_users import INSTEAD_OF, knows, take_out
+from recsys.forget.model_folder import free_rows
+from recsys.forget.names import Names
+from recsys.forget.replacement import linked_copy, recover, replacing
+
+
+@dataclasses.dataclass
+class Versions:
+    """What was changed in a serving folder.
+
+    Attributes:
+        published: The new version; None if the served one knew none of the users.
+        changed: How many versions were changed, that one included.
+        events: Events of the users' histories that were removed from the served version.
+    """
+
+    published: Path | None = None
+    changed: int = 0
+    events: int = 0
+
+
+def forget_in_versions(
+    serving_root: Path, names: Names, keep: int, replaced: Callable[[Path, Path], None]
+) -> Versions:
+    """Takes users out of all versions of a serving folder.
+
+    Args:
+        serving_root: Folder of the versions.
+        names: The users.
+        keep: Newest versions that stay, as `push.keep` says.
+        replaced: Called with a version that is about to be removed, and the one that replaces it.
+
+    Raises:
+        RecsysError: A version is damaged, answers others than before, or can't be written.
+    """
+    done, ids = Versions(), sorted(names.ids)
+    if not serving_root.is_dir():
+        return done
+    recover(serving_root)
+    free = functools.partial(free_rows, names=names)
+    for served in versions(serving_root)[-1:]:
+        if knows(served, ids):
+            with linked_copy(served) as copy:
+                done.events = take_out(copy, ids, free, served)["events"]
+                done.published = publish(copy, serving_root, keep + 1)
+            done.changed += 1
+    *earlier, served = versions(serving_root) or [serving_root]
+    for folder in [*earlier, *withdrawn_folders(serving_root).values()]:
+        if not knows(folder, ids):
+            continue
+        was_served = manifest_digest(folder) == read_manifest(served).get(INSTEAD_OF)
+        if was_served and folder in earlier[-1:]:
+            replaced(folder, served)
+            _retire(serving_root, folder, served)
+            continue
+        with replacing(folder) as copy:
+            take_out(copy, ids, free, folder)
+        done.changed += 1
+    return done
+
+
+def _retire(serving_root: Path, old: Path, new: Path) -> None:
+    """Removes the version that a new one replaces; a rollback goes to the one before it."""
+    with only_publisher(serving_root) as held:
+        registry = VersionRegistry.open(serving_root)
+        if registry.pinned == int(old.name):
+            registry.save(serving_root, pinned=int(new.name))
+        held.retire(old, serving_root / f"{HIDDEN}old-{old.name}")
