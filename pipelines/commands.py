@@ -73,13 +73,14 @@ def committable(text: str) -> str:
 
 def last_schemas(history: History) -> dict[str, Path]:
     """Returns the newest schema, inferred or committed, of each kind of data."""
-    schemas = {}
+    schemas: dict[str, Path] = {}
     for what in ("interactions", "items", "users"):
         steps = (f"{step}.{what.capitalize()}" for step in ("SchemaGen", "ImportSchemaGen"))
         executions = [each for step in steps if (each := history.last_good(step)) is not None]
         if executions:
             newest = max(execution.id for execution in executions)
-            schemas[what] = next(history.folder(newest, "schema").glob("*.pbtxt"))
+            for file in history.folder(newest, "schema").glob("*.pbtxt"):
+                schemas[what] = file  # `recsys forget` removes it.
     return schemas
 
 

@@ -65,7 +65,7 @@ def forget(config: Config, ids: Sequence[str]) -> dict[str, Any]:
         _refuse_links(root)
         start_record(root, len(names.ids))
         done = _forget(config, root, names)
-        finish_record(root, {name: n for name, n in done.items() if isinstance(n, int)})
+        finish_record(root, {name: n for name, n in done.items() if type(n) is int})
     return done
 
 

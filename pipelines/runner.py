@@ -28,6 +28,7 @@ from pipelines.run_errors import as_recsys_error, stopped_error
 from pipelines.run_record import Outputs, Recorder, new_run_id
 from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
+from recsys.forget.records import is_unfinished
 from recsys.runs.lock import RunLock, run_lock
 from recsys.system import events
 from recsys.system.process import log_traceback
@@ -179,6 +180,9 @@ class Runner(local_dag_runner.LocalDagRunner):
             cleared = clear_up(self._root, self._serving, handle.store, name if is_shared else None)
         if cleared:
             events.emit("note", step=steps[0], text=cleared.text())
+        if is_unfinished(self._root):
+            text = "recsys forget was cut short in this root: run the same command again"
+            events.emit("note", step=steps[0], text=text)
         if cleared.runs:
             self._tell_killed(cleared.runs)
         recorder = Recorder(self._root, self.run_id, name)

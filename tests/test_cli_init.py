@@ -100,6 +100,7 @@ _COMMANDS = [
     "tune --data d",
     "runs",
     "clean",
+    "forget somebody",
     "plan --devices 2",
     "serve",
     "freeze-schema --out o",

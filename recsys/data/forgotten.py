@@ -116,13 +116,25 @@ class Forgotten:
         if not is_left_out.any() and not is_named.any():
             return batch, 0
         rejected = batch.rejected.filter(pa.array(~is_named))
-        kept = dataclasses.replace(batch.only(~is_left_out), rejected=rejected)
+        kept = dataclasses.replace(_only(batch, ~is_left_out), rejected=rejected)
         return kept, int(is_left_out.sum() + is_named.sum())
 
     def is_named_in(self, text: str) -> bool:
         """Returns whether a word of a text is in the list."""
         words = {word.strip(" \"'") for pattern in _WORDS for word in pattern.findall(text)}
         return any(self.hash_of(word) in self.hashes for word in words)
+
+
+def _only(batch: RawBatch, keep: np.ndarray) -> RawBatch:
+    """Returns a batch with some of its whole rows, those that `keep` `[n]` says."""
+    at, raw_rows = np.flatnonzero(keep), batch.raw_rows
+    return dataclasses.replace(
+        batch,
+        columns=batch.columns.filter(pa.array(keep)),
+        position=batch.position[at],
+        raw_rows=None if raw_rows is None else lambda rows: raw_rows(at[rows]),
+        element=None if batch.element is None else batch.element[at],
+    )
 
 
 def digest_of(path: str | None) -> list[str]:

@@ -206,17 +206,6 @@ class RawBatch:
         """Rows of the batch, whole or not."""
         return len(self.position) + self.rejected.num_rows
 
-    def only(self, keep: np.ndarray) -> RawBatch:
-        """Returns the batch with some of its whole rows, those that `keep` `[n]` says."""
-        at, raw_rows = np.flatnonzero(keep), self.raw_rows
-        return dataclasses.replace(
-            self,
-            columns=self.columns.filter(pa.array(keep)),
-            position=self.position[at],
-            raw_rows=None if raw_rows is None else lambda rows: raw_rows(at[rows]),
-            element=None if self.element is None else self.element[at],
-        )
-
     def reject(self, bad: pa.Array, reasons: Sequence[str]) -> pa.RecordBatch:
         """Returns the dead letters of the batch, then those of its whole rows that are `bad`.
 
