@@ -101,6 +101,8 @@ class DriftLimits(Strict):
     far."""
     moving: tuple[str, ...] = ()
     """Columns that are not compared, as their values move with time."""
+    times: tuple[str, ...] = ()
+    """Columns of seconds since 1970, which are shown as dates."""
 
 
 def compare(
@@ -258,7 +260,7 @@ def DriftValidator(
         for distance in compare(kind, split, now[split], before[split], loaded, limits)
     ]
     summaries, summaries_before = (
-        {split: summarize_split(statistics) for split, statistics in side.items()}
+        {split: summarize_split(statistics, limits.times) for split, statistics in side.items()}
         for side in (now, earlier["drift"])
     )
     content = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,23 @@ _FIGURES = ("min", "median", "max", "mean", "std_dev")
 
 
 def summarize_split(
-    statistics: statistics_pb2.DatasetFeatureStatisticsList,
+    statistics: statistics_pb2.DatasetFeatureStatisticsList, times: Collection[str] = ()
 ) -> dict[str, Any]:
     """Returns `{"rows": n, "columns": [...]}`.
 
-    A column has `name`, `kind` (`number` or `text`), `missing` [0..1] and `values`, the
-    number of its values; a number `min`, `median`, `max`, `mean`, `std_dev`, `zeros` [0..1]
-    and `bars` (counts of equally wide buckets), a text `unique` and `top` (pairs of value and
-    share of the values).
+    A column has `name`, `kind` (`number` or `text`), `missing` [0..1], `values`, the number
+    of its values, and `is_time`; a number `min`, `median`, `max`, `mean`, `std_dev`, `zeros`
+    [0..1] and `bars` (counts of equally wide buckets), a text `unique` and `top` (pairs of
+    value and share of the values).
+
+    Args:
+        statistics: TFDV's statistics of the split.
+        times: Columns of seconds since 1970.
     """
     dataset = statistics.datasets[0]
-    columns = [_column(feature) for feature in dataset.features]
+    columns = [
+        {**column, "is_time": column["name"] in times} for column in map(_column, dataset.features)
+    ]
     return {
         "rows": int(dataset.num_examples),
         "columns": sorted(columns, key=lambda column: column["name"]),

@@ -21,7 +21,7 @@ from components.entity_gen import EntityGen, EntitySource
 from components.interaction_gen import InteractionGen
 from pipelines.platforms import LOCAL, Platform
 from recsys.config import Config, InteractionsConfig, canonical_json
-from recsys.data.entities import EntityConfig, feature_settings, id_column
+from recsys.data.entities import EntityConfig, date_columns, feature_settings, id_column
 from recsys.data.event_times import PLACE, TIME
 from recsys.data.forgotten import digest_of
 from recsys.data.ingest.cache import key_of
@@ -61,7 +61,15 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
     """
     gen = _interactions(config, platform)
     ids, moving = ("user_id", "item_id"), (TIME.name, PLACE.name)
-    validation = validate("interactions", gen.outputs["examples"], config, ids, moving, platform)
+    validation = validate(
+        "interactions",
+        gen.outputs["examples"],
+        config,
+        ids,
+        moving,
+        (TIME.name,),
+        platform=platform,
+    )
     sources = {"interactions": RawSource(gen, validation)}
     for what, source in config.data.sides.items():
         sources[what] = _entities(what, source, config, platform)
@@ -106,7 +114,8 @@ def _entities(what: str, source: EntityConfig, config: Config, platform: Platfor
         code=code_fingerprint("components.entity_gen", config=[source]),
     ).with_id(STEPS[what])
     examples, ids = gen.outputs["examples"], (id_column(source), "title")
-    validation = validate(what, examples, config, ids, platform=platform)
+    times = date_columns(source)
+    validation = validate(what, examples, config, ids, times=times, platform=platform)
     if not source.features:
         return RawSource(gen, validation)
     code = code_fingerprint("recsys.data.ingest.transform", config=[source])
@@ -128,6 +137,7 @@ def validate(
     config: Config,
     ids: Sequence[str],
     moving: Sequence[str] = (),
+    times: Sequence[str] = (),
     platform: Platform = LOCAL,
 ) -> list[BaseNode]:
     """Returns the steps that validate `examples`: statistics, schema, anomalies, drift, skew.
@@ -138,6 +148,7 @@ def validate(
         config: The whole config.
         ids: Columns whose drift is measured without a limit.
         moving: Columns that are not compared, as their values move with time.
+        times: Columns of seconds since 1970.
         platform: What runs the steps.
 
     Raises:
@@ -166,6 +177,7 @@ def validate(
         max_skew=gate.max_skew,
         ids=tuple(ids),
         moving=tuple(moving),
+        times=tuple(times),
     )
     drift = DriftValidator(
         statistics=statistics,

@@ -11,6 +11,8 @@ from typing import Any, TypeGuard
 
 ABSENT = "–"
 
+_LEAST_PERCENT = 1e-6  # Less is the rounding of sums.
+
 # Keeps a figure and its unit on one line.
 _SPACE = "\N{NO-BREAK SPACE}"
 
@@ -96,7 +98,10 @@ def moment(timestamp: Any) -> str:
 
 
 def change(value: Any) -> str:
-    """Returns a relative difference with its sign, `+3.1 %`; from 100 % on without decimals."""
+    """Returns a relative difference with its sign, `+3.1 %`.
+
+    It has no decimals from 100 % on, and as many as it needs below 0.05 %: `+0.03 %`.
+    """
     if not is_number(value):
         return ABSENT
     return f"{_signed_percent(value)}{_SPACE}%"
@@ -173,8 +178,10 @@ def html_facts(facts: Mapping[str, str]) -> str:
 
 
 def _signed_percent(value: float) -> str:
-    digits = 0 if abs(value) >= 1 else 1
-    text = f"{100 * abs(value):,.{digits}f}"
-    if text == "0.0":
+    percent = 100 * abs(value)
+    if percent < _LEAST_PERCENT:
         return "±0"
-    return f"{'+' if value > 0 else '−'}{text}"
+    digits = 0 if abs(value) >= 1 else 1
+    if percent < 0.05:  # What is not zero never reads as zero.
+        digits = math.ceil(-math.log10(percent))
+    return f"{'+' if value > 0 else '−'}{percent:,.{digits}f}"

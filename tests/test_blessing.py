@@ -49,7 +49,7 @@ def test_the_lower_end_of_the_interval_decides_and_not_the_mean():
     [rule] = verdict.rules
     assert rule.value > rule.other
     assert not verdict.blessed
-    assert "not significantly at least the required 0 %, the interval reaches below" in rule.text
+    assert "required: better, which the interval does not confirm" in rule.text
     assert judge(bless(over={"popularity": 0.8}), found).blessed
 
 
@@ -60,7 +60,7 @@ def test_a_floor_is_asked_of_the_lower_end_too():
     assert judge(bless(at_least=low - 1e-6), found).blessed
     assert not judge(bless(at_least=BASE.mean()), found).blessed
     refused = judge(bless(at_least=0.9), found)
-    assert "below the required 0.9" in refused.reasons[0]
+    assert "required: at least 0.9, which is missed" in refused.reasons[0]
 
 
 def test_without_a_rule_on_the_strongest_the_sentence_names_the_served_model_first():
@@ -77,7 +77,7 @@ def test_a_refusal_names_what_was_not_reached_and_what_was_asked():
     verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.9), found)
     assert verdict.sentence == (
         "−15.0 % mrr over the last blessed model, 95 % interval −15.0 %,"
-        " −10.0 % was required; refused"
+        " required: at most 10.0 % worse; refused"
     )
     assert [rule.passed for rule in verdict.rules] == [True, False]
 
@@ -239,10 +239,13 @@ def test_where_chance_may_hide_a_large_loss_the_sentence_says_what_helps():
     found = evidence(model=BASE + noise - noise.mean(), popularity=0.1 * BASE, ials=BASE)
     verdict = judge(DEFAULT, found)
     assert not verdict.blessed
-    assert "not significantly at least the required −20.0 %" in verdict.rules[-1].text
+    assert (
+        "required: at most 20.0 % worse, which the interval does not confirm"
+        in verdict.rules[-1].text
+    )
     assert "--set bless.over_strongest=0.7" in verdict.rules[-1].text
     assert "more held-out users" in verdict.rules[-1].text
-    assert verdict.sentence.endswith("−20.0 % was required; refused")
+    assert verdict.sentence.endswith("required: at most 20.0 % worse; refused")
 
 
 def test_a_baseline_that_was_not_measured_is_not_the_strongest():

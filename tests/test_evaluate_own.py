@@ -188,3 +188,30 @@ def test_of_two_models_the_one_on_the_better_side_of_a_metric_is_better(better, 
         "descriptions": {"metrics": {"m": {"title": "M", "meaning": "", "better": better}}},
     }
     assert Comparison(evaluation, "m@1").better == which
+
+
+@pytest.mark.parametrize(
+    ("low", "better", "end"),
+    [
+        (0.000_2, "b", "+0.02 "),
+        (2e-6, "b", "+0.0002 "),
+        (1e-15, None, "±0 "),
+        (-0.02, None, "−2.0 "),
+    ],
+)
+def test_an_interval_beside_the_better_model_never_begins_at_zero(low, better, end):
+    difference = {
+        "relative": 0.03, "interval": (low, 0.06), "difference": 0.006,
+        "difference_interval": (0.2 * low, 0.012),
+    }  # fmt: skip
+    evaluation = {
+        "confidence": 0.95,
+        "metrics": {"m@1": 0.206},
+        "blessed_model": {"m@1": 0.2},
+        "comparisons": {"blessed_model": {"m@1": difference}},
+        "descriptions": {"metrics": {"m": {"title": "M", "meaning": "", "better": "higher"}}},
+    }
+    comparison = Comparison(evaluation, "m@1")
+    assert comparison.better == better
+    assert f"interval {end}" in comparison.sentence
+    assert ("B is better" in comparison.sentence) == (better == "b")

@@ -151,9 +151,12 @@ def test_tfdvs_statistics_become_pages_of_ours(tmp_path: Path) -> None:
           num_stats {{ common_stats {{ num_non_missing: {n} tot_num_values: {n} }}
             mean: 3.25 std_dev: 1.5 min: 0.5 median: 3.5 max: 5 num_zeros: 2
             histograms {{ type: STANDARD buckets {{ sample_count: 3 }}
-                          buckets {{ sample_count: 5 }} }} }} }} }}"""
+                          buckets {{ sample_count: 5 }} }} }} }}
+          features {{ path {{ step: "released" }} type: INT
+          num_stats {{ common_stats {{ num_non_missing: {n} tot_num_values: {n} }}
+            mean: 1e9 std_dev: 9 min: 946684800 median: 1e9 max: 1463616000 }} }} }}"""
         statistics = text_format.Parse(proto, statistics_pb2.DatasetFeatureStatisticsList())
-        lists[split] = pages.summarize_split(statistics)
+        lists[split] = pages.summarize_split(statistics, ("released",))
     written = pages.write_pages(tmp_path, "interactions", lists, {"train": lists["eval"]})
     files = [entry["file"] for entry in written]
     assert files == [
@@ -163,6 +166,8 @@ def test_tfdvs_statistics_become_pages_of_ours(tmp_path: Path) -> None:
     for file in files:
         text = (tmp_path / file).read_text(encoding="utf-8")
         assert "0.5 … 3.5 … 5" in text
+        assert "2000-01-01 … 2001-09-09 01:46 UTC … 2016-05-19" in text
+        assert "946684800" not in text
         assert "mean 3.25, standard deviation 1.5" in text
         assert "bar-chart" in text
         assert Elements(text).policy["default-src"] == ["'none'"]

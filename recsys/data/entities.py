@@ -88,6 +88,11 @@ def example_columns(config: EntityConfig) -> dict[str, str]:
     return {feature.name: names[_key(feature)] for feature in config.features}
 
 
+def date_columns(config: EntityConfig) -> tuple[str, ...]:
+    """Returns the columns of the examples that are dates."""
+    return tuple(name for (_, type_, _), name in _names(config).items() if type_ == "date")
+
+
 def example_schema(config: EntityConfig) -> pa.Schema:
     """Returns the columns of the examples."""
     fields = [(name, _ARROW[type_]) for (_, type_, _), name in _names(config).items()]

@@ -163,7 +163,7 @@ def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
     if _too_few(key, evidence):
         interval = None
     passed = interval is not None and interval[0] >= least - _ROUNDING
-    required = f"the required {least:.4g}"
+    required = f"at least {least:.4g}"
     if value is None or interval is None:
         text = f"{_subject(key)} can't be judged: {_missing_reason(key, value, evidence)}"
     else:
@@ -194,8 +194,7 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
         text = f"{_subject(key)} can't be compared with {name}: {why}"
     else:
         relative, interval = difference.relative, difference.interval
-        required = f"the required {_as_difference(ratio)}"
-        words = _reached(passed, value >= ratio * theirs, required)
+        words = _reached(passed, value >= ratio * theirs, _required(ratio, other))
         shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
     return RuleOutcome(
@@ -238,7 +237,7 @@ def _strongest_outcome(
         lost = ends[1] < -_ROUNDING and refuses_loss
         passed = ruling.passed and not lost
         by_value = ruling.value >= least * ruling.other
-        reached = _reached(passed, by_value, f"the required {_as_difference(least)}")
+        reached = _reached(passed, by_value, _required(least, other))
         words = "significantly worse" if lost else reached if least else "not significantly worse"
         text = (
             f"{_subject(key)} is {ruling.value:.4f}, that of {_strongest_title(other, evidence)},"
@@ -282,11 +281,8 @@ def _missing_reason(key: Key, value: float | None, evidence: Evidence) -> str:
 
 
 def _reached(by_interval: bool, by_value: bool, required: str) -> str:
-    if by_interval:
-        return f"significantly at least {required}"
-    if by_value:
-        return f"not significantly at least {required}, the interval reaches below"
-    return f"below {required}"
+    short = "which the interval does not confirm" if by_value else "which is missed"
+    return f"required: {required}, {'which is met' if by_interval else short}"
 
 
 def _difference(difference: Difference, confidence: float) -> str:
@@ -297,9 +293,14 @@ def _confidence(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _as_difference(ratio: float) -> str:
-    """Returns a ratio of the config as a difference, `−10.0 %`, or `0 %` for 1."""
-    return plain(change(ratio - 1)).lstrip("±")
+def _required(ratio: float, other: str) -> str:
+    """Returns what a ratio of the config asks for, `at most 10.0 % worse`."""
+    size = plain(change(ratio - 1)).lstrip("+−±")
+    if ratio > 1:
+        return f"at least {size} better"
+    if ratio < 1:
+        return f"at most {size} worse"
+    return "not worse" if other == BLESSED else "better"
 
 
 def _sentence(
@@ -319,7 +320,8 @@ def _sentence(
     what = f"{size} {_subject(chosen)} over {other}"
     ends = plain(change_span(chosen.interval))
     is_loss = chosen.is_strongest and chosen.interval[1] < 0
-    requirement = "" if blessed else f", {_as_difference(chosen.least)} was required"
+    required = _required(chosen.least, chosen.against)
+    requirement = "" if blessed else f", required: {required}"
     requirement = ", significantly worse" if is_loss else requirement
     return f"{what}, {_confidence(confidence)} interval {ends}{requirement}; {decision}"
 

@@ -14,6 +14,9 @@ from recsys.report.evaluated import baseline_title, metric_description
 from recsys.system.commit import commit_text
 from recsys.system.files import read_result
 
+_ROUNDING = 1e-8
+"""Differences below this are the rounding of sums; they are shown as 0."""
+
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
 _SHOWN = ("recall", "ndcg", "mrr")
@@ -264,8 +267,9 @@ def _compared(
 
 def _better(difference: Mapping[str, Any], *, is_lower: bool) -> str | None:
     """Returns which is significantly better; None if the interval contains 0 or is missing."""
-    low, high = difference["difference_interval"] or (0.0, 0.0)
-    higher = "b" if low > 0 else "a" if high < 0 else None
+    # The interval that is shown beside it.
+    low, high = difference["interval"] or difference["difference_interval"] or (0.0, 0.0)
+    higher = "b" if low > _ROUNDING else "a" if high < -_ROUNDING else None
     return {"a": "b", "b": "a", None: None}[higher] if is_lower else higher
 
 
@@ -300,4 +304,7 @@ def difference_text(difference: Mapping[str, Any], confidence: float) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "−")
+    text = f"{value:+.4f}"
+    if float(text) == 0 and abs(value) > _ROUNDING:
+        text = f"{value:+.1g}"  # What is not zero never reads as zero.
+    return text.replace("-", "−")

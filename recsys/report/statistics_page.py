@@ -16,7 +16,6 @@ _WIDTH, _HEIGHT = 100, 24
 _GAP = 1
 _SHOWN_CHARACTERS = 60
 _TOP_VALUES = 5
-_TIME = "timestamp"
 
 
 def write_statistics(path: Path, what: str, data_sets: Mapping[str, Mapping[str, Any]]) -> None:
@@ -48,7 +47,7 @@ def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
         n_top: How many of the most frequent texts are named.
     """
     if column["kind"] == "number":
-        write = moment if column["name"] == _TIME else _plain
+        write = moment if _is_time(column) else _plain
         values = " … ".join(write(column[name]) for name in ("min", "median", "max"))
         heights, spread = column["bars"], _spread(column)
     else:
@@ -63,6 +62,11 @@ def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
     return {**column, "shown": values, "spread": spread, "chart": _bars(heights)}
 
 
+def _is_time(column: Mapping[str, Any]) -> bool:
+    """Returns whether a column has times; earlier releases didn't write which one has."""
+    return bool(column.get("is_time", column["name"] == "timestamp"))
+
+
 def _is_even(column: Mapping[str, Any]) -> bool:
     """Returns whether all of many texts are as frequent, as ids are: the first ones say nothing."""
     top, unique = column.get("top") or [], column.get("unique")
@@ -73,7 +77,7 @@ def _is_even(column: Mapping[str, Any]) -> bool:
 
 def _spread(column: Mapping[str, Any]) -> str:
     """Returns mean, standard deviation and share of zeros; empty for times."""
-    if column["name"] == _TIME or not is_number(column.get("mean")):
+    if _is_time(column) or not is_number(column.get("mean")):
         return ""
     mean, deviation = (figure(column[name]) for name in ("mean", "std_dev"))
     return f"mean {mean}, standard deviation {deviation}, {share(column['zeros'])} zeros"
