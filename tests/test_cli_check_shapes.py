@@ -355,3 +355,21 @@ def test_json_over_many_lines_is_named(tmp_path, capsys, text):
     (tmp_path / "f.json").write_text(text)
     assert not check(tmp_path, tmp_path / "f.json").exists()
     assert "jq -c" in capsys.readouterr().err
+
+
+def test_epoch_seconds_and_days_without_signs_are_dates_of_items(tmp_path, capsys):
+    events = [f"u{at % 9},i{at % 30},{1_600_000_000 + at * 1000}" for at in range(200)]
+    (tmp_path / "events.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    days = [(1_400_000_000 + at * 86_400, f"201501{1 + at:02}", 1990 + at) for at in range(30)]
+    items = [f"i{at},{added},{day},{year}" for at, (added, day, year) in enumerate(days)]
+    (tmp_path / "items.csv").write_text("\n".join(["item,added,day,year", *items]) + "\n")
+    words = ["check", tmp_path / "events.csv", "--items", tmp_path / "items.csv"]
+    out = tmp_path / "c.yaml"
+    assert run_main(*words, "--out", out) == 0
+    said = capsys.readouterr().out
+    assert "1,400,000,000" not in said
+    assert "1,990" not in said
+    features = {feature.name: feature for feature in load_config(out).data.items.features}
+    assert {feature.value for feature in features.values()} == {"date"}
+    assert features["day"].detail == "%Y%m%d"
+    assert "30 of 30 rows good" in said

@@ -253,6 +253,8 @@ def _range(profile: Profile) -> str:
         return ""
     if profile.unit is not None or profile.kind == "time":
         return f"{_day(profile.lowest)} … {_day(profile.highest)}"
+    if profile.kind == "whole number" and 1000 <= profile.lowest <= profile.highest < 10_000:
+        return f"{profile.lowest:.0f} … {profile.highest:.0f}"  # Years perhaps.
     return f"{profile.lowest:,.10g} … {profile.highest:,.10g}"
 
 

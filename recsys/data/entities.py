@@ -59,7 +59,7 @@ _TITLE = "title"
 _TAKEN = ("user_id", "item_id", "history", "exclude_seen", POSITION.name)
 
 _YEARS = (1000, 3000)
-_EARLIEST, _LATEST = 100_000_000, 32_503_680_000
+EARLIEST_DATE, _LATEST = 100_000_000, 32_503_680_000
 """1973-03-03 and the year 3000 [seconds since 1970, UTC]: whole numbers between are times."""
 
 _Key = tuple[str, Value, str]
@@ -248,7 +248,7 @@ def _dates_of_numbers(numbers: pa.Array) -> pa.Array:
     is_null = numbers.is_null().to_numpy(zero_copy_only=False)
     values = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
     is_year = (values >= _YEARS[0]) & (values <= _YEARS[1])
-    is_time = (values >= _EARLIEST) & (values < _LATEST)
+    is_time = (values >= EARLIEST_DATE) & (values < _LATEST)
     years = np.where(is_year, values, 1970) - 1970
     first_days = years.astype("datetime64[Y]").astype("datetime64[s]").astype(np.int64)
     seconds = np.where(is_year, first_days, values)

@@ -17,7 +17,7 @@ from recsys.config import (
     UsersConfig,
     read_feature,
 )
-from recsys.data.entities import EntityConfig
+from recsys.data.entities import EARLIEST_DATE, EntityConfig
 from recsys.data.features import Feature
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.findings import Findings, check_entities
@@ -179,6 +179,8 @@ def find_features(
             options["separator"] = separator or "|"
         if kind == "date" and profile.time_formats:
             options["format"] = profile.time_formats[0]
+        elif kind == "date" and all(re.fullmatch(r"\d{8}", text) for text in profile.sample):
+            options["format"] = "%Y%m%d"  # As a number it could be anything.
         features.append(
             read_feature({"name": name, "column": profile.name, "kind": kind, **options})
         )
@@ -213,7 +215,7 @@ def _kind(profile: Profile, separator: str, type_: str) -> _Kind:
         return "categories"
     if type_ == "token" and not _is_year(profile):
         return "category"
-    if profile.kind == "time" or _is_year(profile):
+    if profile.kind == "time" or _is_year(profile) or _is_epoch(profile):
         return "date"
     if profile.is_number:
         return "number" if len(profile.distinct) > _MOST_NUMBERS else "category"
@@ -225,6 +227,15 @@ def _kind(profile: Profile, separator: str, type_: str) -> _Kind:
 def _is_year(profile: Profile) -> bool:
     is_span = (profile.lowest or 0) >= 1000 and (profile.highest or 0) <= 3000
     return profile.kind == "whole number" and is_span and "year" in profile.name.lower()
+
+
+def _is_epoch(profile: Profile) -> bool:
+    """Returns whether values are seconds since 1970 that a feature `date` reads."""
+    return (
+        profile.kind == "whole number"
+        and profile.unit == "seconds"
+        and (profile.lowest or 0) >= EARLIEST_DATE
+    )
 
 
 def _separator(profile: Profile, type_: str) -> str:
