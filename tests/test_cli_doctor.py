@@ -9,6 +9,7 @@ from commands import run_main
 
 from recsys.cli import doctor
 from recsys.cli.doctor import Check
+from recsys.embedding.duplicates_probe import slowdown
 
 PY311, PY312 = (3, 11), (3, 12)
 
@@ -38,6 +39,33 @@ def test_a_package_without_kernels_says_what_to_install(monkeypatch):
     assert check.state == "warn"
     assert "slower" in check.message
     assert "apt install gcc" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("printed", "state", "told"),
+    [
+        ("0.10.2 437.5", "warn", ["437.5", "jax#38806"]),
+        ("0.10.2 1.3", "ok", ["1.3"]),  # With the option for XLA.
+        ("0.12.0 60.0", "warn", ["60.0", "jax#38806"]),
+        ("0.10.2 0", "warn", ["not measured", "0.11.0", "jax#38806"]),
+        ("0.11.0 0", "warn", ["not measured", "jax#38806"]),
+        ("0.11.1 0", "ok", ["not measured"]),
+        ("0.10.1 0", "ok", ["not measured"]),
+    ],
+)
+def test_slow_sums_of_equal_ids_on_a_gpu_are_named_with_their_cure(
+    monkeypatch, printed, state, told
+):
+    monkeypatch.setattr(doctor, "_probe", lambda name, program, judge, **_: judge(printed))
+    check = doctor.check_gpu_sums()
+    assert check.state == state
+    assert all(part in check.message for part in told)
+    assert ("Python 3.12" in check.fix) == (state == "warn")
+
+
+def test_on_a_cpu_the_sums_are_not_measured():
+    assert "not measured" in doctor.check_gpu_sums().message
+    assert slowdown() > 0
 
 
 @pytest.mark.parametrize(("gib", "state"), [(3.9, "warn"), (4.0, "ok"), (64.0, "ok")])

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -42,6 +43,13 @@ _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"
 _GIB = 2**30
 _LEAST_MEMORY_GIB, _LEAST_DISK_GIB = 4.0, 2.0
 _TIMEOUT_S = 180.0
+_SLOW_SINCE, _FAST_AGAIN = (0, 10, 2), (0, 11, 1)
+"""Versions of jaxlib between which the sums of jax#38806 are slow on a GPU."""
+_LARGEST_SLOWDOWN = 10.0
+_FAST_SUMS = (
+    "Use jaxlib 0.11.1 or newer, which needs Python 3.12: uv sync --python 3.12; or try"
+    " XLA_FLAGS=--xla_backend_extra_options=-nvptx-allow-ftz-atomics, and run recsys doctor again."
+)
 
 
 class Check(NamedTuple):
@@ -85,7 +93,8 @@ def examine(config: Path | None = None) -> Iterator[Check]:
     python = sys.version_info[:2]
     with ThreadPoolExecutor(max_workers=2) as pool:
         # The slow checks import the packages of a run, so they start first.
-        slow = [pool.submit(check) for check in (check_jax, check_kernels, check_tfx)]
+        checks = [check_jax, *([check_gpu_sums] if _has_gpu() else []), check_kernels, check_tfx]
+        slow = [pool.submit(check) for check in checks]
         yield check_python(python, _glibc())
         yield Check("cores", "ok", str(len(os.sched_getaffinity(0))))
         yield check_memory(available_memory())
@@ -206,12 +215,35 @@ def check_jax() -> Check:
     program = "import jax; d = jax.devices(); print(len(d), jax.default_backend(), d[0])"
 
     def judge(printed: str) -> Check:
-        if " cpu " in printed and Path("/dev/nvidiactl").exists():
+        if " cpu " in printed and _has_gpu():
             fix = "Install JAX with CUDA: uv pip install 'jax[cuda12]'"
             return Check("jax devices", "warn", f"{printed}; an NVIDIA GPU is not used", fix)
         return Check("jax devices", "ok", printed)
 
     return _probe("jax devices", program, judge)
+
+
+def check_gpu_sums() -> Check:
+    """Checks that gradients of one row are summed as fast as those of many: jax#38806."""
+    program = """
+import jax, jaxlib
+from recsys.embedding.duplicates_probe import slowdown
+print(jaxlib.__version__, 0 if jax.default_backend() == "cpu" else slowdown())
+"""
+
+    def judge(printed: str) -> Check:
+        version, slowdown = printed.split()[0], float(printed.split()[1])
+        text = f"jaxlib {version}: equal ids take {slowdown:.1f} times as long as different ones"
+        numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+        is_known = _SLOW_SINCE <= numbers < _FAST_AGAIN
+        if not slowdown:
+            text = f"jaxlib {version}: not measured, as JAX uses no GPU"
+            text += "; 0.10.2 and 0.11.0 are hundreds of times slower for equal ids" * is_known
+        if slowdown > _LARGEST_SLOWDOWN or (is_known and not slowdown):
+            return Check("GPU sums", "warn", f"{text} (jax#38806)", _FAST_SUMS)
+        return Check("GPU sums", "ok", text)
+
+    return _probe("GPU sums", program, judge, broken="warn", KERAS_BACKEND="jax")
 
 
 def check_kernels() -> Check:
@@ -295,6 +327,10 @@ def _probe(
     is_import = last.startswith(("ImportError", "ModuleNotFoundError"))
     fix = SYNC if is_import else f"See the full output: {shlex.join(command)}"
     return Check(name, broken, f"exit code {done.returncode}: {last}", fix)
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
 
 
 def _glibc() -> tuple[int, ...]:
