@@ -194,3 +194,39 @@ def test_lists_as_text_are_categories_and_objects_are_left_out(here, capsys):
     kinds = {feature["name"]: feature["kind"] for feature in result["items"]["features"]}
     assert kinds == {"genres": "categories", "tags": "categories"}
     assert list(result["items"]["left_out"]) == ["cast"]
+
+
+def test_ids_that_a_data_frame_made_floats_are_whole_again(here, capsys):
+    rows = [f"{u}.0,{10**15 + i}.0,{t}" for u, i, t in events()]
+    write_events(here / "e.csv", [*rows[:50], f",{10**15}.0,{START}", *rows[50:]])
+    write_events(here / "i.csv", [f"{10**15 + i},T{i}" for i in range(30)], "item_id,title")
+    result = found(capsys, "e.csv", "--items", "i.csv")
+    assert result["items"]["interactions_known"] == 200
+    table = rows_of(here / "c.yaml")
+    assert table["user_id"].to_pylist() == [f"{u}" for u, _, _ in events()]
+    assert table["item_id"].to_pylist() == [f"{10**15 + i}" for _, i, _ in events()]
+
+
+def test_ids_keep_their_point_zero_where_some_are_versions(here, capsys):
+    versions = ["1.0", "1.1", "2.0"]
+    write_events(here / "e.csv", [f"u{u},{versions[u % 3]},{t}" for u, _, t in events()])
+    found(capsys, "e.csv", "--map", "item=item_id")
+    assert set(rows_of(here / "c.yaml")["item_id"].to_pylist()) == set(versions)
+
+
+def test_items_without_an_id_of_the_interactions_end_with_an_error(here, capsys):
+    write_events(here / "e.csv", [f"u{u},item-{i},{t}" for u, i, t in events()])
+    write_events(here / "i.csv", [f"{i},T{i}" for i in range(30)], "item_id,title")
+    [sentence] = found(capsys, "e.csv", "--items", "i.csv")["undecided"]
+    assert "0.00%" in sentence
+    assert "item-0" in sentence
+
+
+def test_rows_of_an_item_that_differ_are_counted_and_told(here, capsys):
+    write_events(here / "e.csv", [f"{u},{i},{t}" for u, i, t in events()])
+    rows = [f"{i},T{i} v{v // 2},2024-01-0{1 + v}" for v in range(4) for i in range(30)]
+    write_events(here / "i.csv", rows, "item_id,title,updated")
+    result = found(capsys, "e.csv", "--items", "i.csv")
+    assert (result["items"]["duplicates"], result["items"]["conflicts"]) == (90, 90)
+    assert run_main("check", "e.csv", "--items", "i.csv", "--out", "c.yaml", "--force") == 0
+    assert "such as updated" in " ".join(capsys.readouterr().out.split())

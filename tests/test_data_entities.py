@@ -16,6 +16,7 @@ from recsys.data.entities import (
     example_columns,
     example_schema,
     id_column,
+    keep_latest,
     parse_entities,
     raw_columns,
     to_dates,
@@ -23,6 +24,7 @@ from recsys.data.entities import (
 from recsys.data.example_files import read_examples, write_examples
 from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.values import to_ranks
 from recsys.errors import RecsysError
 
 
@@ -243,3 +245,51 @@ def test_ids_and_text_are_in_normal_form_c(values):
         for value in rows[name].to_pylist():
             assert value == unicodedata.normalize("NFC", value)
     assert POSITION.name in rows.schema.names
+
+
+VERSIONS = {
+    "id": ["a", "b", "a", "a", "b", "c", "b", "d"],
+    "name": ["a0", "b0", "a1", "a0", "b1", "c0", "b2", "d0"],
+    "updated": ["2024-01-02", "", "2024-01-03T00:00:01Z", "2024-01-03", "7", "", "7.0", "soon"],
+}
+
+
+@pytest.mark.parametrize(
+    ("latest", "names", "letters"),
+    [
+        (None, ["a0", "b0", "c0", "d0"], []),
+        ("updated", ["a1", "b1", "c0"], ["updated is neither a number nor a time"]),
+    ],
+)
+def test_of_rows_of_one_item_the_first_or_the_latest_is_kept(latest, names, letters):
+    config = items_config().model_copy(update={"latest": latest})
+    rows, rejected = parse_entities(batch_of(VERSIONS), config)
+    kept, n_dropped, n_conflicts = keep_latest(pa.Table.from_batches([rows]), "item_id")
+    assert rejected["reason"].to_pylist() == letters
+    assert sorted(kept["title"].to_pylist()) == names
+    assert kept.schema == example_schema(config)
+    # a0 comes again as it was; b1, b2 and a1 are other rows of their items.
+    assert (n_dropped, n_conflicts) == (4, 3)
+
+
+def test_values_of_every_type_make_a_conflict():
+    raw = {"id": ["a"] * 5, "name": ["n"] * 5, "genres": ["x|y", "x", "x|y", "x|y", "x|y"]}
+    raw |= {"price": ["1", "1", "2", "1", "1"], "year": ["1999", "1999", "1999", "2000", "1999"]}
+    rows, _ = parse_entities(batch_of(raw), CONFIG)
+    assert keep_latest(pa.Table.from_batches([rows]), "item_id")[1:] == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([3, 10, None], pa.int32()),
+        pa.array([dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 2), None]),
+        pa.array([dt.date(2024, 1, 1), dt.date(2024, 1, 2), None]),
+        pa.array(["9", "10", ""]),
+        pa.array(["2024-01-09", "2024-01-10 00:00:00+00:00", " "]),
+    ],
+)
+def test_the_latest_is_the_highest_number_or_time_of_any_type(column):
+    ranks = to_ranks(column).to_pylist()
+    assert ranks[0] < ranks[1]
+    assert ranks[2] is None

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.config import VocabulariesConfig, VocabularyConfig
+from recsys.data.example_files import write_examples
 from recsys.data.ingest.segments import FOLDER, SegmentPart, write_events, write_index
 from recsys.data.ingest.store_writer import make_vocabularies
 from recsys.data.vocabulary import Vocabulary, load_kinds
@@ -95,3 +96,16 @@ def test_a_vocabulary_without_items_is_refused(examples, tmp_path):
     config = VocabulariesConfig(items=VocabularyConfig(min_count=3))
     with pytest.raises(RecsysError, match="R215"):
         make(examples, tmp_path / "out", config)
+
+
+def test_a_catalogue_without_an_id_of_the_events_is_refused(examples, tmp_path):
+    folder = tmp_path / "items" / "Split-all"
+    folder.mkdir(parents=True)
+    with (folder / "data-00000-of-00001.parquet").open("wb") as sink:
+        write_examples(pa.table({"item_id": [f"x{n}" for n in range(200)]}), sink)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(RecsysError, match="R270"):
+        make_vocabularies(
+            examples, CUT, {"items": folder.parent / "Split-all"}, None, tmp_path / "out",
+            VocabulariesConfig(),
+        )  # fmt: skip

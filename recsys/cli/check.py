@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from recsys.data.inspect.findings import Findings
     from recsys.data.inspect.profile import Profile
     from recsys.data.inspect.proposal import Inspection
+    from recsys.data.inspect.sides import Side
 
 _WIDTH = 110  # Without a terminal.
 _NEARLY_ALL = 0.9
@@ -123,6 +124,7 @@ def _as_json(report: Inspection, written: Path | None, command: str) -> dict[str
             "title": side.title.column if side.title else None,
             "features": [write_feature(feature) for feature in side.features],
             "left_out": side.left_out,
+            "conflicts": side.findings and side.findings.n_conflicts,
             **_findings_json(side.findings),
             "interactions_known": report.findings and report.findings.n_known.get(what),
         }
@@ -215,6 +217,8 @@ def _show(report: Inspection, written: Path | None, command: str, *, is_sample: 
                 f" {_left_out(side.findings)}. They cover {share:.2%} of the interactions' {what}.",
                 "yellow" if share < _NEARLY_ALL else "",
             )
+            if side.findings.n_conflicts:
+                console.write_line(_conflicts(what, side), "yellow")
             _show_rejected(console, side.findings)
     if report.split is not None and report.split.split != "time":
         console.write_line(f"Split: {report.split.split} ({report.split.reason}).", "yellow")
@@ -270,6 +274,17 @@ def _left_out(findings: Findings) -> str:
     part = "< 0.01%" if 0 < share < 0.00005 else f"{share:.2%}"
     rejected = f"{findings.n_rejected:,} rejected ({part})"
     return f"{findings.n_duplicates:,} duplicates and {rejected}"
+
+
+def _conflicts(what: str, side: Side) -> str:
+    """Returns what is to be done about rows of one id with different values."""
+    times = [p.name for p in side.profiles.values() if p.kind == "time" or p.unit is not None]
+    such = f", such as {shown(times[0])}" if times else ""
+    return (
+        f"{side.findings.n_conflicts if side.findings else 0:,} rows of {what} have other values"
+        f" than an earlier row with their id, of which the first is used. Set data.{what}.latest to"
+        f" the column that says which is newest{such}."
+    )
 
 
 def _show_rejected(console: Console, findings: Findings) -> None:

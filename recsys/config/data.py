@@ -289,6 +289,14 @@ read_feature = _FEATURE.read
 """Returns the feature (`recsys.data.features.Feature`) that a dict of options describes."""
 
 
+class EntitySource(SourceConfig):
+    """Files of items or users and their format."""
+
+    latest: str | None = None
+    """Column of a number, or of a time in ISO 8601, that says which of several rows with one id is
+    used: the one with the highest value; `null`: the first row."""
+
+
 class ItemColumns(Strict):
     """Column names in the raw files."""
 
@@ -298,7 +306,7 @@ class ItemColumns(Strict):
     """Column of the display name; `null`: the id is shown."""
 
 
-class ItemsConfig(SourceConfig):
+class ItemsConfig(EntitySource):
     """The catalogue."""
 
     columns: ItemColumns
@@ -315,7 +323,7 @@ class UserColumns(Strict):
     """Column of the user id."""
 
 
-class UsersConfig(SourceConfig):
+class UsersConfig(EntitySource):
     """The users and their features."""
 
     columns: UserColumns

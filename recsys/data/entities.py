@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import ItemsConfig, UsersConfig, write_feature
+from recsys.data.event_times import mix
+from recsys.data.farmhash import fingerprints
 from recsys.data.features import Feature, Value
 from recsys.data.interactions import (
     BAD_ITEM,
@@ -30,6 +32,7 @@ from recsys.data.interactions import (
     NO_USER,
     POSITION,
     is_bad_id,
+    keep_first,
     positions,
     split_by_rules,
 )
@@ -41,6 +44,7 @@ from recsys.data.sources.values import (
     to_ids,
     to_lists,
     to_numbers,
+    to_ranks,
     to_text,
     to_times,
 )
@@ -55,12 +59,17 @@ _ARROW: dict[Value, pa.DataType] = {
     "date": pa.int64(),
 }
 _TITLE = "title"
+LATEST = pa.field("_latest", pa.float64())
+"""Which of several rows with one id is used: the one with the highest value."""
 # Names of the signatures' own inputs.
-_TAKEN = ("user_id", "item_id", "history", "exclude_seen", POSITION.name)
+_TAKEN = ("user_id", "item_id", "history", "exclude_seen", POSITION.name, LATEST.name)
 
 _YEARS = (1000, 3000)
 EARLIEST_DATE, _LATEST = 100_000_000, 32_503_680_000
 """1973-03-03 and the year 3000 [seconds since 1970, UTC]: whole numbers between are times."""
+
+LEAST_JOIN = 0.01
+"""Least share of events whose item, or user, the files of items or users must have [0..1]."""
 
 _Key = tuple[str, Value, str]
 """Raw column, how it is read, and the separator of a list or the format of a date."""
@@ -75,7 +84,8 @@ def raw_columns(config: EntityConfig) -> list[str]:
     """Returns the columns of the raw files that a run reads."""
     features = [feature.column for feature in config.features]
     title = [column for column in (_raw_title(config),) if column is not None]
-    return list(dict.fromkeys([_raw_id(config), *title, *features]))
+    latest = [] if config.latest is None else [config.latest]
+    return list(dict.fromkeys([_raw_id(config), *title, *features, *latest]))
 
 
 def example_columns(config: EntityConfig) -> dict[str, str]:
@@ -127,9 +137,9 @@ def parse_entities(
         file_index: Place of the batch's file among the files of the run.
 
     Returns:
-        The good rows in the columns of `example_schema` and `POSITION`, and the dead
-        letters, those of the batch included: rows without an id, with an id that is too
-        long, or with a value that doesn't parse as the type of its feature.
+        The good rows in the columns of `example_schema`, `LATEST` if the config has its column,
+        and `POSITION`; and the dead letters, those of the batch included: rows without an id, with
+        an id that is too long, or with a value that doesn't parse as the type of its feature.
 
     Raises:
         RecsysError: A column holds lists where its feature takes one value.
@@ -149,11 +159,52 @@ def parse_entities(
         typed = _typed(column, type_, detail, config.csv_format.decimal)
         columns.append(typed)
         rules.append((pc.and_(_is_there(column), typed.is_null()), f"{raw} is no {type_}"))
+    schema = example_schema(config)
+    if config.latest is not None:
+        column = _of_one_value(batch.columns.column(config.latest), config.latest, batch.file)
+        columns.append(to_ranks(column))
+        reason = f"{config.latest} is neither a number nor a time"
+        rules.append((pc.and_(_is_there(column), columns[-1].is_null()), reason))
+        schema = schema.append(LATEST)
     rows = pa.RecordBatch.from_arrays(
-        [*columns, positions(file_index, batch.position)],
-        schema=example_schema(config).append(POSITION),
+        [*columns, positions(file_index, batch.position)], schema=schema.append(POSITION)
     )
     return split_by_rules(batch, rows, rules)
+
+
+def keep_latest(rows: pa.Table, key: str) -> tuple[pa.Table, int, int]:
+    """Keeps the first row of each id, or the latest one where the rows have `LATEST`.
+
+    Args:
+        rows: Typed rows, as `parse_entities` returns them.
+        key: Column of the id.
+
+    Returns:
+        The rows kept, in the columns of `example_schema`; how many were dropped; and how many
+        differ from every other row of their id before them.
+    """
+    prefer = rows[LATEST.name] if LATEST.name in rows.column_names else None
+    kept, n_dropped = keep_first(rows, (key,), prefer)
+    n_conflicts = 0
+    if n_dropped:
+        n_different = len(np.unique(np.concatenate([row_hashes(b) for b in rows.to_batches()])))
+        n_conflicts = n_different - kept.num_rows
+    beside = [name for name in (LATEST.name, POSITION.name) if name in kept.column_names]
+    return kept.drop_columns(beside), n_dropped, n_conflicts
+
+
+def row_hashes(rows: pa.RecordBatch) -> np.ndarray:
+    """Returns a hash `[n]` uint64 of the columns of examples of typed rows."""
+    hashes = np.zeros(rows.num_rows, np.uint64)
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if name in (LATEST.name, POSITION.name):
+            continue
+        if is_list(column.type):
+            column = pc.binary_join(column, "\x1f")
+        if not pa.types.is_string(column.type):
+            column = column.cast(pa.string())
+        hashes = mix(hashes ^ fingerprints(column))
+    return hashes
 
 
 def _raw_id(config: EntityConfig) -> str:

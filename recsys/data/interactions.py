@@ -266,12 +266,16 @@ def positions(file_index: int, line: np.ndarray) -> pa.Array:
     return pa.array((file_index << POSITION_FILE_BITS) + line, POSITION.type)
 
 
-def keep_first(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, int]:
+def keep_first(
+    table: pa.Table, keys: Sequence[str], prefer: pa.ChunkedArray | None = None
+) -> tuple[pa.Table, int]:
     """Keeps the first row of each key.
 
     Args:
         table: Rows with the columns `keys` and `position`.
         keys: Columns that make two rows duplicates.
+        prefer: Numbers `[n]`, of which the highest one of a key is kept, the first of equal ones;
+            null is the lowest. None: the first row is kept.
 
     Returns:
         The rows kept, sorted by position, and how many were dropped.
@@ -284,7 +288,10 @@ def keep_first(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, int]:
     ]
     is_kept = np.ones(len(position), bool)
     suspects = _suspects(codes)
-    is_kept[suspects[_is_repeated(position[suspects], [code[suspects] for code in codes])]] = False
+    order = [position[suspects]]
+    if prefer is not None:
+        order.append(-pc.fill_null(prefer, -np.inf).to_numpy()[suspects])
+    is_kept[suspects[_is_repeated(order, [code[suspects] for code in codes])]] = False
     kept = np.flatnonzero(is_kept)
     # Mostly in order already, which a stable sort sees.
     kept = kept[np.argsort(position[kept], kind="stable")]
@@ -303,9 +310,9 @@ def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
     return np.flatnonzero(is_suspect.to_numpy(zero_copy_only=False))
 
 
-def _is_repeated(position: np.ndarray, codes: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns which rows `[n]` repeat an earlier row."""
-    order = np.lexsort((position, *codes))
+def _is_repeated(ranks: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns which rows `[n]` repeat one before them, in the order of the last of ranks first."""
+    order = np.lexsort((*ranks, *codes))
     repeated = np.zeros(len(order), bool)
     equal = [code[order[1:]] == code[order[:-1]] for code in codes]
     repeated[order[1:]] = np.all(equal, axis=0)

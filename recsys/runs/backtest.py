@@ -33,6 +33,7 @@ from recsys.config import (
     write_feature,
 )
 from recsys.data.entities import (
+    LATEST,
     EntityConfig,
     example_columns,
     example_schema,
@@ -100,6 +101,7 @@ class BacktestData:
         for what, side in config.data.sides.items():
             parse = functools.partial(parse_entities, config=side)
             columns, schema = raw_columns(side), example_schema(side)
+            schema = schema if side.latest is None else schema.append(LATEST)
             entities[what], n_bad = _read(side, what, columns, parse, schema)
             n_rejected += n_bad
         days, spans = _spans(events, period, n_nights)
@@ -155,7 +157,8 @@ def _columns(side: EntityConfig) -> dict[str, Any]:
         if isinstance(feature, DateFeature):
             typed["format"] = None  # A date is no text there.
         features.append(write_feature(feature.model_copy(update=typed)))
-    return {"columns": columns, "features": features}
+    latest = None if side.latest is None else LATEST.name
+    return {"columns": columns, "features": features, "latest": latest}
 
 
 def _read(

@@ -303,7 +303,7 @@ class UsersFile:
             cure = "Name a file of ids: CSV, Parquet, JSON Lines, or text with one id per line."
             raise UsageError("R546", rule, cure, str(file))
         source, name = _look(str(file), column)
-        return cls(name, plan_pieces(source, "users", [name], _PIECE_BYTES))
+        return cls(name, plan_pieces(source, "users", [name], _PIECE_BYTES, [name]))
 
     @property
     def n_bytes(self) -> int:

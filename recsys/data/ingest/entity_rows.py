@@ -19,11 +19,10 @@ import pyarrow as pa
 from recsys.config import ItemsConfig, UsersConfig
 from recsys.data.catalogue import write_features, write_titles
 from recsys.data.dead_letters import Tally, refuse_empty, write_summary
-from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
+from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities, raw_columns
 from recsys.data.example_files import read_split, write_examples
 from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.read_rows import ReadPlan, read_sources
-from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.pieces import plan_pieces, remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files
@@ -81,13 +80,27 @@ def ingest_entities(
     if "failure" in facts:
         raise RecsysError.from_json(facts["failure"]["error"])
     files = [file.path for file in match_files(config, what)]
-    remarks = [remark for remark in (remark_on_skipped(config),) if remark]
+    n_conflicts = sum(bucket.get("conflicts", 0) for bucket in facts["buckets"])
+    remarks = [
+        remark
+        for remark in (remark_on_skipped(config), _remark_on_conflicts(what, config, n_conflicts))
+        if remark
+    ]
     for remark in remarks:
         emit("note", step=STEPS[what], text=remark)
     remarked = {"remarks": remarks} if remarks else {}
     summary = write_summary([facts["tally"], *facts["buckets"], remarked], letters, files)
     refuse_empty(summary, what)
     return summary
+
+
+def _remark_on_conflicts(what: str, config: EntityConfig, n_conflicts: int) -> str | None:
+    if not n_conflicts or config.latest is not None:
+        return None
+    return (
+        f"{n_conflicts:,} rows of {what} have other values than an earlier row with their id, of"
+        f" which the first is used. Set data.{what}.latest to the column that says which is newest."
+    )
 
 
 def _parse(
@@ -99,14 +112,15 @@ def _parse(
 def _write_bucket(
     key: str, n_buckets: int, folder: Path, bucket: int, rows: pa.Table
 ) -> dict[str, Any]:
-    """Writes the rows of a bucket as a file of the examples; the first of equal ids stays."""
-    kept, n_dropped = keep_first(rows, (key,))
+    """Writes the rows of a bucket as a file of the examples, one for each id."""
+    kept, n_dropped, n_conflicts = keep_latest(rows, key)
     file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
     temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
     with temporary.open("wb") as sink:
-        write_examples(kept.drop_columns([POSITION.name]), sink)
+        write_examples(kept, sink)
     temporary.replace(file)
-    return {"good": kept.num_rows, "duplicates": n_dropped}
+    conflicts = {"conflicts": n_conflicts} if n_conflicts else {}
+    return {"good": kept.num_rows, "duplicates": n_dropped, **conflicts}
 
 
 # --- the data folder

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data import event_log
+from recsys.data.entities import LEAST_JOIN
 from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import read_split
 from recsys.data.history_facts import MOST_KINDS
@@ -47,6 +49,8 @@ from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system.events import emit
 
+_FREQUENT = 10_000
+
 
 def make_vocabularies(
     interactions: Path,
@@ -69,19 +73,23 @@ def make_vocabularies(
         split: How the examples were split.
 
     Raises:
-        RecsysError: No item gets a row, or the previous rows would move.
+        RecsysError: No item gets a row, the previous rows would move, or the files of items or
+            users have no id of the interactions.
     """
     diffs = {}
     for name, column in (("users", "user_id"), ("items", "item_id")):
         file, rules = f"{name}.parquet", getattr(config, name)
         tables = read_split(entities[name], [column]) if name in entities else ()
-        ids = [chunk for table in tables for chunk in table[column].chunks]
+        ids = pa.chunked_array([c for table in tables for c in table[column].chunks], pa.string())
+        counted = counts_of(interactions, "train", file)
+        if name in entities:
+            _check_join(name, counted, ids)
         vocabulary, diffs[name] = grow(
             None if previous is None else Vocabulary.load(previous / file),
-            counts_of(interactions, "train", file),
+            counted,
             rules,
             cut,
-            keep=pa.chunked_array(ids, pa.string()),
+            keep=ids,
             held_out=counts_of(interactions, "eval", file),
         )
         if name == "items" and not vocabulary.has_id().any():
@@ -96,6 +104,34 @@ def make_vocabularies(
     if changed := _make_kinds(interactions, cut, previous, out):
         diffs["kinds"] = changed
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
+
+
+def _check_join(what: str, counted: pa.Table, ids: pa.ChunkedArray) -> None:
+    """Raises an error if the files of `items` or `users` have none of the frequent ids.
+
+    Args:
+        what: `items` or `users`.
+        counted: Ids of the training positives, as `counts_of` returns them.
+        ids: Ids of the files.
+    """
+    n_frequent = min(_FREQUENT, counted.num_rows)
+    order = pc.select_k_unstable(counted, n_frequent, [("count", "descending")])
+    frequent, counts = counted["id"].take(order).cast(ids.type), counted["count"].take(order)
+    in_files = ids.filter(pc.is_in(ids, value_set=frequent.combine_chunks()))
+    is_known = pc.is_in(frequent, value_set=in_files.combine_chunks())
+    n_known, n_all = (pc.sum(part).as_py() or 0 for part in (counts.filter(is_known), counts))
+    if n_known >= LEAST_JOIN * n_all:
+        return
+    raise RecsysError(
+        "R270",
+        f"The files of data.{what} must have the ids of the interactions.",
+        f"Correct the columns or the files: both must write an id alike. Or leave data.{what} out.",
+        {
+            "share of events": round(n_known / n_all, 4),
+            "ids of the interactions": frequent[:3].to_pylist(),
+            "ids of the files": ids[:3].to_pylist(),
+        },
+    )
 
 
 def _make_kinds(

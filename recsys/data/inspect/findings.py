@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from recsys.config import InteractionsConfig
 from recsys.data.dead_letters import letters_tally
-from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
+from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
 from recsys.data.event_times import mix
 from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.profile import Advance, HashCount
@@ -41,6 +41,7 @@ class Findings:
         pairs: The user and item of each positive.
         users: Ids of positives, not many more than `ENOUGH_IDS`.
         items: Likewise.
+        contents: Of items and users, these rows with all their values.
     """
 
     n_read: int = 0
@@ -54,6 +55,12 @@ class Findings:
     pairs: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
     users: set[str] = dataclasses.field(default_factory=set)
     items: set[str] = dataclasses.field(default_factory=set)
+    contents: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
+
+    @property
+    def n_conflicts(self) -> int:
+        """Rows of items or users that differ from every earlier row of their id."""
+        return max(0, len(self.contents) - len(self.keys))
 
     @property
     def n_rejected(self) -> int:
@@ -161,5 +168,6 @@ def check_entities(
     for file_index, batch in read_all(config, what, raw_columns(config), sample):
         rows, letters = parse_entities(batch, config, file_index)
         findings.add(batch, rows, letters, [id_column(config)])
+        findings.contents.add(row_hashes(rows))
         ids.append(fingerprints(rows.column(id_column(config))))
     return findings, np.unique(np.concatenate(ids))

@@ -21,7 +21,13 @@ from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.pieces import read_all
-from recsys.data.sources.values import to_ids, to_numbers, to_times, written_times
+from recsys.data.sources.values import (
+    to_ids,
+    to_numbers,
+    to_times,
+    without_point_zero,
+    written_times,
+)
 from recsys.data.sources.written_lists import read_list, split_lists
 
 Advance = Callable[[int], None]
@@ -158,9 +164,11 @@ class Profile:
         if self.kind == "empty":
             self.kind = "text"
 
-    def _count(self, values: pa.Array) -> None:
-        if not len(values):
+    def _count(self, raw: pa.Array) -> None:
+        if not len(raw):
             return
+        # A column that is an id loses it in the run too.
+        values = without_point_zero(raw) if self.kind == "whole number" else raw
         self.distinct.add_texts(values)
         changes = pc.sum(pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)))
         self.n_runs += (changes.as_py() or 0) + (self._last != values[0].as_py())
@@ -174,7 +182,7 @@ class Profile:
             new = pc.unique(values.slice(0, 10 * _SAMPLE)).to_pylist()
             self.sample = list(dict.fromkeys([*self.sample, *new]))[:_SAMPLE]
         if self.has_all_values:
-            for entry in pc.value_counts(values).to_pylist()[: 10 * _MOST_VALUES]:
+            for entry in pc.value_counts(raw).to_pylist()[: 10 * _MOST_VALUES]:
                 self.values[entry["values"]] += entry["counts"]
             if len(self.values) > _MOST_VALUES:
                 self.has_all_values = False

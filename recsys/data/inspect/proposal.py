@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from recsys.config import InteractionColumns, InteractionsConfig
+from recsys.data.entities import LEAST_JOIN
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
 from recsys.data.inspect.names import shown
@@ -164,6 +165,8 @@ def _inspect(
             undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
         elif not findings.n_positive:
             undecided = ["no row would be a positive; map other columns"]
+        elif sample is None and (strange := _strange_sides(roles, profiles, sides, findings)):
+            undecided = strange
         elif split.split != "time" and (globs := _globs_of_spans(patterns)):
             undecided = [
                 f"files with spans are split by time, and these can't be: {split.reason}; name"
@@ -174,6 +177,26 @@ def _inspect(
     return Inspection(
         understood, profiles, roles, config, findings, split, sides, undecided, [], remarks
     )
+
+
+def _strange_sides(
+    roles: Roles, profiles: Mapping[str, Profile], sides: Mapping[str, Side], findings: Findings
+) -> list[str]:
+    """Returns a sentence on each file of items or users that has no id of the interactions."""
+    sentences = []
+    for what, side in sides.items():
+        if side.id is None or side.findings is None:
+            continue
+        share = findings.n_known.get(what, 0) / max(1, findings.keys.n_added)
+        if share < LEAST_JOIN:
+            theirs = profiles[roles.decided[ROLE[what]].column].examples
+            ids = side.profiles[side.id.column].examples
+            sentences.append(
+                f"{what}: their file has {share:.2%} of the interactions' {what}: ids there are"
+                f" {', '.join(map(shown, ids))}, here {', '.join(map(shown, theirs))}; map another"
+                f" column with --map {ROLE[what]}=COLUMN, write ids alike, or leave --{what} out"
+            )
+    return sentences
 
 
 def _globs_of_spans(names: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ import pyarrow.csv as pa_csv
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.source import Piece, RawBatch, check_columns
-from recsys.data.sources.streams import LINE_LIMIT_BYTES, is_utf8, read_line
+from recsys.data.sources.streams import LINE_LIMIT_BYTES, START_BYTES, is_utf8, read_line
 from recsys.data.sources.text_source import (
     Rows,
     TextSource,
@@ -30,6 +30,7 @@ from recsys.data.sources.text_source import (
     sort_out,
     split_fields,
 )
+from recsys.data.sources.values import all_have_point_zero, without_point_zero
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
@@ -59,23 +60,41 @@ class CsvSource(CsvFormat, TextSource):
 
     def column_names(self, file: Piece) -> list[str]:
         """Returns `names`, or those that the header has."""
-        if self.names:
-            return list(self.names)
-        stream, line = self.open(file), b""
+        return list(self.names) or self._open_rows(file)[0]
+
+    def _open_rows(self, file: Piece) -> tuple[list[str], BinaryIO]:
+        """Returns the names of the columns, and the text from the first row on."""
+        stream = self.open(file)
         for number in range(self.skip_rows):
             read_line(stream, file.file, 1 + number, LINE_LIMIT_BYTES)
+        if self.names:
+            return list(self.names), stream
         line = read_line(stream, file.file, 1 + self.skip_rows)
-        return header_names(line, self)
+        return header_names(line, self), stream
 
     def check(self, file: Piece) -> Piece:
-        """Returns a file with the names of its columns; also checks the width of first rows."""
-        names = tuple(self.column_names(file))
+        """Returns a file with the names of its columns, and the ids that are written as floats.
+
+        Also checks the width of the first rows.
+        """
+        columns, stream = self._open_rows(file)
+        names = tuple(columns)
         where = "csv.names" if self.names else file.file
         check_columns(where, names, file.columns, _other_delimiter(names, self.delimiter))
         file = dataclasses.replace(file, names=names)
         if self.names and not self._has_rest(file):
             self._check_width(file)
-        return file
+        ids = tuple(name for name in file.ids if name in file.columns)
+        return dataclasses.replace(file, ids=self._float_ids(file, ids, stream) if ids else ())
+
+    def _float_ids(self, file: Piece, ids: tuple[str, ...], stream: BinaryIO) -> tuple[str, ...]:
+        """Returns which ids are written as 13.0, to judge by the first rows."""
+        line = 1 + self.n_lines_above(file)
+        rows = next(self.rows(file, stream, line, START_BYTES), None)
+        if rows is None or b".0" not in rows.block:
+            return ()
+        batch = self.parse(dataclasses.replace(file, columns=ids, ids=()), rows).columns
+        return tuple(name for name in ids if all_have_point_zero(batch.column(name)))
 
     def _check_width(self, file: Piece) -> None:
         """Raises an error if no line at the start has as many fields as there are names."""
@@ -137,6 +156,9 @@ class CsvSource(CsvFormat, TextSource):
             is_open = [split_fields(row.decode(), dialect)[1] for row in texts.raw(bad)]
             codes = 1 + np.where(is_open, _FAULTS.index(OPEN_QUOTE), _FAULTS.index(WRONG_WIDTH))
             faults[np.flatnonzero(faults == 0)[bad]] = codes
+        for name in piece.ids:
+            at = columns.schema.get_field_index(name)
+            columns = columns.set_column(at, name, without_point_zero(columns.column(at)))
         return sort_out(piece.file, rows, columns, faults, _FAULTS)
 
     def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:

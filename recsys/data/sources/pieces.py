@@ -51,7 +51,11 @@ _BUILT_IN = (CsvSource, JsonLinesSource, ParquetSource, TFRecordSource)
 
 
 def plan_pieces(
-    source: SourceConfig, what: str, columns: Sequence[str], piece_bytes: int = _PIECE_BYTES
+    source: SourceConfig,
+    what: str,
+    columns: Sequence[str],
+    piece_bytes: int = _PIECE_BYTES,
+    ids: Sequence[str] = (),
 ) -> list[Piece]:
     """Returns the pieces that the files of a config are read in.
 
@@ -60,26 +64,30 @@ def plan_pieces(
         what: The part of `data` in the config that it is, for errors.
         columns: Columns to read.
         piece_bytes: Bytes of a piece, about.
+        ids: Columns of ids, beside those that the config names as user or item.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, is of another format,
             or lacks a column; or no file has rows.
         UsageError: The config describes no format or no span.
     """
-    files = _look_at_files(source, what, columns)
+    files = _look_at_files(source, what, columns, ids)
     pieces = [piece for file in list(files) for piece in file.source.split(file, piece_bytes)]
     if not pieces:
         raise _no_rows(source, what)
     return pieces
 
 
-def _look_at_files(source: SourceConfig, what: str, columns: Sequence[str]) -> Iterator[Piece]:
+def _look_at_files(
+    source: SourceConfig, what: str, columns: Sequence[str], ids: Sequence[str] = ()
+) -> Iterator[Piece]:
     """Yields each file whole, after a look at its start."""
     _check_dialect(source.csv_format, what)
 
     @functools.cache
     def look(file: SourceFile) -> Piece:
         whole = take_folder_columns(open_source(file, source, columns))
+        whole = dataclasses.replace(whole, ids=(*_id_columns(source), *ids))
         return whole.source.check(whole)
 
     for at, file in enumerate(match_files(source, what)):
@@ -90,6 +98,12 @@ def _no_rows(source: SourceConfig, what: str) -> RecsysError:
     path = match_files(source, what)[0].path
     rule = f"{path!r}, or another file of its source, must hold rows below its header."
     return _empty(rule, "a header alone")
+
+
+def _id_columns(config: SourceConfig) -> list[str]:
+    columns = getattr(config, "columns", None)
+    names = (getattr(columns, role, None) for role in ("user", "item"))
+    return [name for name in names if name is not None]
 
 
 def read_piece(piece: Piece) -> Iterator[RawBatch]:

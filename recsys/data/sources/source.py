@@ -124,6 +124,8 @@ class Piece:
         names: Columns of the file in their order, where the source needs them.
         explode: The column with a list of events, if there is one.
         folder: Columns that are in the names of its folders, with their value in all rows.
+        ids: Columns of ids. After `check` those whose whole numbers are written with `.0`, which
+            `read` leaves out.
     """
 
     source: Source
@@ -139,6 +141,7 @@ class Piece:
     names: tuple[str, ...] = ()
     explode: ListOfEvents | None = None
     folder: tuple[tuple[str, str | None], ...] = ()
+    ids: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

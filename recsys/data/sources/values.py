@@ -76,6 +76,24 @@ def to_times(column: pa.Array, unit: TimestampUnit, format_: str | None = None) 
     return _by_value(column, functools.partial(_times, unit=unit, format_=format_))
 
 
+def to_ranks(column: pa.Array) -> pa.Array:
+    """Returns float64 numbers `[n]` that order values: numbers, or times; null where there is none.
+
+    Args:
+        column: Numbers, text of numbers or of ISO 8601, or an Arrow type for time.
+    """
+    return _by_value(column, _ranks)
+
+
+def _ranks(column: pa.Array) -> pa.Array:
+    if pa.types.is_temporal(column.type):
+        return _times(column, "seconds", None).cast(pa.float64())
+    numbers = _doubles(column)
+    if pa.types.is_string(column.type):
+        numbers = pc.coalesce(numbers, _times(column, "iso8601", None).cast(pa.float64()))
+    return pc.if_else(pc.is_nan(numbers), pa.scalar(None, pa.float64()), numbers)
+
+
 def to_lists(column: pa.Array, separator: str) -> pa.Array:
     """Returns lists of text `[n]`, trimmed and in NFC, without empty ones; of no value empty.
 
@@ -183,6 +201,23 @@ def _ids(column: pa.Array) -> pa.Array:
     ):
         text = pc.replace_substring_regex(pc.utf8_trim_whitespace(text), INVISIBLE, "")
     return _trimmed(text)
+
+
+_POINT_ZERO = r"^(\s*[+-]?[0-9]+)\.0(\s*)$"
+
+
+def without_point_zero(texts: pa.Array) -> pa.Array:
+    """Returns texts `[n]` with 13 in place of 13.0, which data frames write beside missing ids."""
+    if not has_byte(texts, b"."):
+        return texts
+    return pc.replace_substring_regex(texts, _POINT_ZERO, r"\1\2")
+
+
+def all_have_point_zero(texts: pa.Array) -> bool:
+    """Returns whether all texts are whole numbers with `.0`, of those that aren't empty or NaN."""
+    known = texts.filter(pc.invert(pc.match_substring_regex(texts, r"^\s*(nan|NaN)?\s*$")))
+    fits = pc.match_substring_regex(known, _POINT_ZERO)
+    return len(known) > 0 and bool(pc.all(fits).as_py())
 
 
 def plain_id(text: str) -> str:
