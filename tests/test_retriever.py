@@ -199,6 +199,13 @@ def test_a_user_is_recommended_what_is_best_and_new(bundle):
     assert ids(only) == by_hand("u0", SEEN[b"u0"], lambda row: "noir" in genres(row))[:4]
 
 
+def test_a_filter_value_that_no_item_has_is_an_error(bundle):
+    with pytest.raises(UsageError, match=r"R537.*'genres'.*'Noir'.*'noir'"):
+        bundle.recommend("u0", filters={"genres": ["noir", "Noir"]})
+    with pytest.raises(UsageError, match=r"R537.*'\?'"):
+        bundle.recommend(users=["u0", "u1"], filters={"genres": "?"})
+
+
 @pytest.mark.parametrize(
     ("options", "same"),
     [

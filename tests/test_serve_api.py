@@ -138,7 +138,6 @@ def test_excluded_items_make_room_for_the_next(server):
     [
         ({"only_genre": ["noir"]}, ["i5", "ü"]),
         ({"only_genre": ["drama", "sea"]}, ["i5"]),  # i1 and i2 are what u1 did.
-        ({"only_genre": ["no"]}, []),
         ({"only_genre": []}, ["i5", "i3", "i6", "ü"]),
     ],
 )
@@ -153,6 +152,25 @@ def test_categories_are_found_those_of_the_most_items_first(server, words, found
     answer = get(server, "tokens", filter="only_genre", words=words)
     assert ids(answer["tokens"]) == found
     assert ids(get(server, "tokens", filter="only_genre", words=words, n=1)["tokens"]) == found[:1]
+
+
+@pytest.mark.parametrize("n_padding", [1, 3000], ids=["small", "large"])
+def test_a_filter_value_that_no_item_has_is_refused_with_what_looks_like_it(server, n_padding):
+    row = {
+        "user_id": "u1", "history": [""], "exclude_seen": True, "country": [""],
+        "exclude_ids": [""] * n_padding, "only_genre": ["Dramas"],
+    }  # fmt: skip
+    body = {"signature_name": "recommend_filtered", "instances": [row]}
+    wish = {"k": 3, "only": {"only_genre": ["Dramas"]}}
+    page = requesting.post(f"{server.url}/api/recommend", json=wish)
+    for answer in (server.predict(body), page):
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error.startswith("[R537]")
+        assert "'Dramas'" in error
+        assert "such as 'drama'." in error
+    row["only_genre"] = ["drama", ""]
+    assert server.predict(body).status_code == 200
 
 
 def test_two_versions_answer_side_by_side(server):
@@ -201,6 +219,8 @@ def test_unknown_users_get_an_answer_all_the_same(server, user):
         ({"version": 2**64}, 422),
         ({"more": 1}, 422),
         ({"only": {"only_year": ["1999"]}}, 400),
+        ({"only": {"only_genre": ["no"]}}, 400),
+        ({"only": {"only_genre": ["noir", "no"]}}, 400),
         ({"only": {"only_genre": "noir"}}, 422),
         ({"only": ["noir"]}, 422),
         ({"only": {"only_genre": ["noir"] * 101}}, 422),

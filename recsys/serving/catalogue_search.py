@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import difflib
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,8 +19,11 @@ import pyarrow.parquet as pq
 from recsys.bundles.item_table import read_catalogue, read_is_item
 from recsys.bundles.signatures import Arrays, filter_inputs
 from recsys.data.vocabulary import Vocabulary
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.serving.ranker import best_of
+
+_FEW, _LONGEST, _MOST_LOOKED_AT = 3, 50, 500
+"""Values that an error names; characters and values that are compared for it."""
 
 
 class ItemFilters:
@@ -51,6 +55,35 @@ class ItemFilters:
         names = (token.decode() for token in self._items[name])
         tokens = (token for token in names if all(part in token.lower() for part in parts))
         return list(itertools.islice(tokens, n))
+
+    def check_values(self, wanted: Mapping[str, Iterable[bytes]]) -> None:
+        """Raises an error where no item has a value that is asked for.
+
+        Args:
+            wanted: Names of tokens by filter; an empty one is padding.
+
+        Raises:
+            UsageError: No item has one of them (R537).
+        """
+        for name, tokens in wanted.items():
+            unknown = next(
+                (token for token in tokens if token and token not in self._items[name]), None
+            )
+            if unknown is None:
+                continue
+            text = unknown.decode(errors="replace")
+            similar = ", ".join(map(repr, self._similar(name, text))) or "none"
+            rule = f"A value of the filter {self.feature_of[name]!r} must be one that an item has."
+            raise UsageError("R537", rule, f"Name one of the values, such as {similar}.", text)
+
+    def _similar(self, name: str, text: str) -> list[str]:
+        """Returns a few tokens of a filter: those that look like a text, else the most frequent."""
+        most_frequent = [
+            token.decode() for token in itertools.islice(self._items[name], _MOST_LOOKED_AT)
+        ]
+        folded = {token.casefold(): token for token in reversed(most_frequent)}
+        close = difflib.get_close_matches(text[:_LONGEST].casefold(), folded, _FEW)
+        return [folded[token] for token in close] or most_frequent[:_FEW]
 
     def groups(
         self, inputs: Arrays, at: np.ndarray

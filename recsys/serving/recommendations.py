@@ -247,8 +247,8 @@ class LoadedBundle:
 
         Raises:
             UsageError: An id is none, or both `user` and `users` are given (R540), `k` is out
-                of range (R541), a feature or column is unknown, or the model can't read a fact
-                of the query (R549).
+                of range (R541), no item has the value of a filter (R537), a feature or column
+                is unknown, or the model can't read a fact of the query (R549).
         """
         if users is not None and user != "":
             rule = "Either user or users must be given, not both."

@@ -177,7 +177,7 @@ class Retriever:
 
         Raises:
             UsageError: A text can't be written as UTF-8 (R540), or the model can't read a fact
-                (R549).
+                (R549), or no item has a value that is asked for (R537).
         """
         check_fact_texts(facts or {}, self.signatures[RECOMMEND], history)
         n = len(user_ids)
@@ -186,6 +186,7 @@ class Retriever:
         names = self.signatures[FILTERED if exclude or only else RECOMMEND]
         # Padding stands for what the bundle has stored.
         inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
+        self.filters.check_values({name: inputs[name][0] for name in only or {}})
         inputs["user_id"] = as_texts(user_ids)
         is_excluded = self.excludes_seen if exclude_seen is None else exclude_seen
         inputs["exclude_seen"] = np.full(n, is_excluded)

@@ -45,7 +45,7 @@ class HttpError(RecsysError):
 
     Args:
         status: HTTP status.
-        code: `R550` … `R571`, an anchor in `docs/errors.md`.
+        code: `R537` or `R550` … `R571`, an anchor in `docs/errors.md`.
         rule: What must hold, as a sentence.
         cure: What the client can do about it, as a sentence.
         received: What was received.
@@ -58,6 +58,13 @@ class HttpError(RecsysError):
         super().__init__(code, rule, cure, received)
         self.status = status
         self.headers = {"Retry-After": str(retry_s)} if retry_s else {}
+
+    @classmethod
+    def of(cls, status: int, error: RecsysError) -> HttpError:
+        """Returns an error of the library with a status."""
+        made = cls(status, error.code, error.rule, error.cure)
+        made.received, made.args = error.received, error.args
+        return made
 
     def body(self) -> bytes:
         """Returns the response's body, in the form of TensorFlow Serving."""

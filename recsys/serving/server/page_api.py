@@ -10,6 +10,7 @@ import pydantic
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from recsys.errors import UsageError
 from recsys.serving.retriever import Retriever, normal_id
 from recsys.serving.server.http_errors import (
     BAD_REQUEST,
@@ -303,20 +304,23 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
     """Returns the best items of a user, or of a taste: the fields of `Recommended`.
 
     Raises:
-        HttpError: The model can't give so many, or has no such filter.
+        HttpError: The model can't give so many, has no such filter, or no item has a value.
     """
     _check_filters(model, wish.only)
     if wish.k > model.max_k:
         rule = f"This model answers with at most {model.max_k} items."
         cure = "Request fewer, or raise export.k in the config and run again: recsys run."
         raise HttpError(BAD_REQUEST, "R567", rule, cure, wish.k)
-    inputs = model.query_inputs(
-        [wish.user],
-        history=wish.items,
-        exclude=wish.exclude,
-        only=wish.only,
-        exclude_seen=wish.exclude_seen,
-    )
+    try:
+        inputs = model.query_inputs(
+            [wish.user],
+            history=wish.items,
+            exclude=wish.exclude,
+            only=wish.only,
+            exclude_seen=wish.exclude_seen,
+        )
+    except UsageError as error:
+        raise HttpError.of(BAD_REQUEST, error) from None
     ranked = model.rank(inputs, wish.k)
     rows = ranked.rows[0][ranked.rows[0] > 0]
     taste = model.catalogue.item_rows([normal_id(id_) for id_ in wish.items])

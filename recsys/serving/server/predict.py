@@ -20,7 +20,14 @@ import pydantic
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Signature, SignatureInput
+from recsys.bundles.signatures import (
+    DEFAULT_SIGNATURE,
+    ONLY,
+    Arrays,
+    Signature,
+    SignatureInput,
+)
+from recsys.errors import UsageError
 from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever
 from recsys.serving.server.http_errors import BAD_REQUEST, JSON, HttpError, documented, too_large
 from recsys.serving.server.limits import SMALL_BYTES, Limits, read_object
@@ -84,12 +91,15 @@ def router(pool: Pool, work: MicroBatcher, limits: Limits) -> APIRouter:
         model: Retriever = pool.model(pool.number(name, version))
         body = await request.body()
 
-        def read_and_answer() -> bytes:
-            return answer_together(model, [read_request(body, model.signatures, limits)])[0]
+        def read_body() -> PredictRequest:
+            read = read_request(body, model.signatures, limits)
+            _check_filters(model, read)
+            return read
 
         if len(body) > SMALL_BYTES:
-            return Response(await work.run(read_and_answer), media_type=JSON)
-        read = read_request(body, model.signatures, limits)
+            content = await work.run(lambda: answer_together(model, [read_body()])[0])
+            return Response(content, media_type=JSON)
+        read = read_body()
         # Questions of a kind of their own are answered alone.
         kind = (id(model), read.signature) if read.may_join else object()
         content = await work.together(kind, read, lambda some: answer_together(model, some))
@@ -197,6 +207,20 @@ def read_request(
     if max(sizes.values()) > limits.rows:
         raise too_large("rows", limits.rows, max(sizes.values()))
     return PredictRequest(name, inputs, is_by_row)
+
+
+def _check_filters(model: Retriever, request: PredictRequest) -> None:
+    """Raises an error, alone for this request, where no item has a value that it asks for."""
+    wanted = {
+        name: dict.fromkeys(values.ravel())
+        for name, values in request.inputs.items()
+        if name.startswith(ONLY)
+    }
+    if wanted:
+        try:
+            model.filters.check_values(wanted)
+        except UsageError as error:
+            raise HttpError.of(BAD_REQUEST, error) from None
 
 
 def _signature_name(request: dict[str, Any], signatures: Mapping[str, Signature]) -> str:
