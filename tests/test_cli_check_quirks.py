@@ -230,3 +230,44 @@ def test_rows_of_an_item_that_differ_are_counted_and_told(here, capsys):
     assert (result["items"]["duplicates"], result["items"]["conflicts"]) == (90, 90)
     assert run_main("check", "e.csv", "--items", "i.csv", "--out", "c.yaml", "--force") == 0
     assert "such as updated" in " ".join(capsys.readouterr().out.split())
+
+
+# --- encodings, and names of columns
+
+WORDS = {
+    "gb18030": ["商品号", "北京欢迎你", "用户评论", "推荐系统"],
+    "big5": ["商品號碼", "蘋果手機", "台北歡迎您", "推薦系統"],
+    "cp932": ["こんにちは", "商品の番号", "テレビ番組", "東京タワー"],
+    "euc_jp": ["こんにちは", "商品の番号", "テレビ番組", "東京タワー"],
+    "euc_kr": ["안녕하세요", "상품 번호", "영화 추천", "서울"],
+    "cp1251": ["Привет мир", "Война и мир", "Анна Каренина", "фильм"],
+    "koi8-r": ["Привет мир", "Война и мир", "Анна Каренина", "фильм"],
+    "latin-1": ["café", "Amélie", "São Paulo", "Müller"],
+    "cp1252": ["café’s", "Amélie", "São Paulo", "Müller"],
+}
+
+
+@pytest.mark.parametrize("encoding", WORDS)
+def test_an_encoding_is_guessed_and_the_doubt_is_told(here, capsys, encoding):
+    words = WORDS[encoding]
+    rows = [f"u{u},{words[u % 4]} {i},{t}" for u, i, t in events()]
+    write_events(here / "e.csv", rows)
+    (here / "e.csv").write_bytes((here / "e.csv").read_text("utf-8").encode(encoding))
+    result = found(capsys, "e.csv", "--map", "item=item_id")
+    assert result["csv"]["encoding"] == encoding
+    [doubt] = [sentence for sentence in result["remarks"] if "encoding" in sentence]
+    assert "data.interactions.csv.encoding" in doubt
+    assert words[0].split()[0] in doubt
+    ids = rows_of(here / "c.yaml")["item_id"].to_pylist()
+    assert ids == [f"{words[u % 4]} {i}" for u, i, _ in events()]
+
+
+@pytest.mark.parametrize(("name", "role"), [("user_id", "user"), ("timestamp", "timestamp")])
+def test_a_name_that_two_columns_have_is_told_instead_of_another_column(here, capsys, name, role):
+    header = ["user_id", "item_id", "timestamp", "page"]
+    rows = [f"{u},{i},{t},{i * 3 % 50},{u}" for u, i, t in events()]
+    write_events(here / "e.csv", rows, ",".join([*header, name]))
+    result = found(capsys, "e.csv")
+    [sentence] = [line for line in result["undecided"] if line.startswith(role)]
+    assert f"several columns are called {name}" in sentence
+    assert not any(f"{role}=" in word for word in (result["try"] or "").split())

@@ -10,6 +10,7 @@ from typing import Literal
 
 from recsys import registry
 from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
+from recsys.data.inspect.encodings import guess_encoding, reading
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource
 from recsys.data.sources.folder_columns import folder_columns
@@ -45,6 +46,8 @@ class Understood:
         evidence: The observations, a sentence each.
         types: Types of columns that the header tells, as RecBole writes them.
         folders: Columns that are in the names of folders.
+        repeated: Names that several columns have, which are left out.
+        doubts: What may be otherwise, a sentence each.
     """
 
     source: EventSource
@@ -55,6 +58,8 @@ class Understood:
     evidence: list[str]
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folders: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
     @property
     def has_header(self) -> bool:
@@ -83,11 +88,13 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     start = open_bytes(path, 0, size).read(START_BYTES)
     compression = compression_of(path, start)
     start = open_bytes(path, 0, size, compression).read(_LOOK_BYTES)
-    encoding, why = _encoding(start)
+    encoding, why, readings = _encoding(start)
     source = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
     file = open_source(files[0], source)
     table = TextTable(CsvFormat(), [], [])
     counts: Counter[str] = Counter()
+    repeated: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     if isinstance(file.source, CsvSource):
         text = file.source.open(file).read(_LOOK_BYTES)
         may_be_lists = what == "interactions"
@@ -97,6 +104,8 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
         if len(columns) < len(table.names):
             table.evidence.append("left out: columns without a name, or with that of another")
         table.evidence.append(why)
+        repeated = tuple(name for name, n in counts.items() if n > 1 and name.strip())
+        doubts = _doubts(path, what, repeated, readings)
     elif isinstance(file.source, JsonLinesSource):
         counts = file.source.count_names(file)
         columns = list(counts)
@@ -122,7 +131,46 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     if skipped := skipped_files(source.files):
         n_skipped = counted(len(skipped), "file", "files")
         evidence.append(f"skipped, by their names: {n_skipped}, such as {shown(skipped[0], 100)}")
-    return Understood(source, files, format_, compression or "", columns, evidence, types, folders)
+    return Understood(
+        source=source,
+        files=files,
+        format=format_,
+        compression=compression or "",
+        columns=columns,
+        evidence=evidence,
+        types=types,
+        folders=folders,
+        repeated=repeated,
+        doubts=doubts,
+    )
+
+
+def _doubts(
+    path: str, what: str, repeated: Sequence[str], readings: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns what may be otherwise in a text.
+
+    Args:
+        path: The file.
+        what: What it holds.
+        repeated: Names that several columns have.
+        readings: A word as each encoding reads it that the text may have, the likeliest first.
+    """
+    doubts = []
+    if readings:
+        key = f"data.{what}.csv.encoding"
+        others = ", ".join(readings[1:]) or "another one"
+        doubts.append(
+            f"The encoding is a guess: {readings[0]}. It may be {others}: if letters are wrong,"
+            f" set {key} in the config."
+        )
+    if repeated:
+        names = ", ".join(shown(name) for name in repeated[:5])
+        doubts.append(
+            f"Several columns of {shown(path, 100)} are called {names}: they are left out. Give"
+            " each a name of its own."
+        )
+    return tuple(doubts)
 
 
 def _named_files(source: EventSource, what: str) -> list[SourceFile]:
@@ -135,21 +183,25 @@ def _named_files(source: EventSource, what: str) -> list[SourceFile]:
         raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
 
 
-def _encoding(start: bytes) -> tuple[str, str]:
-    """Returns the encoding of a text, and the evidence for it."""
+def _encoding(start: bytes) -> tuple[str, str, list[str]]:
+    """Returns the encoding of a text, the evidence for it, and of a guess its readings."""
     wide = wide_encoding(start[:START_BYTES])
     if wide is not None:
         why = "it begins with its mark" if wide in ("utf-16", "utf-32") else "its NUL bytes"
-        return wide, f"encoding {wide}: {why}"
+        return wide, f"encoding {wide}: {why}", []
     lines = [line for line in start.split(b"\n")[:-1] or [start] if not line.isascii()]
     if not lines:
-        return "utf-8", "encoding utf-8: all is ASCII so far"
+        return "utf-8", "encoding utf-8: all is ASCII so far", []
     n_good = sum(is_valid_utf8(line) for line in lines)
     if 2 * n_good >= len(lines):
-        return "utf-8", f"encoding utf-8: {n_good:,} of {len(lines):,} lines beyond ASCII are"
-    has_cp1252 = any(0x80 <= byte < 0xA0 for line in lines for byte in line)
-    name = "cp1252" if has_cp1252 else "latin-1"
-    return name, f"encoding {name}: {len(lines) - n_good:,} lines are not UTF-8"
+        return "utf-8", f"encoding utf-8: {n_good:,} of {len(lines):,} lines beyond ASCII are", []
+    strange = [line for line in lines if not is_valid_utf8(line)]
+    name, others = guess_encoding(strange)
+    return (
+        name,
+        f"encoding {name}: {len(strange):,} lines are not UTF-8; a guess",
+        [reading(strange, other) for other in (name, *others)],
+    )
 
 
 _LINES = 500

@@ -10,12 +10,13 @@ from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
-from recsys.data.inspect.names import shown
+from recsys.data.inspect.names import name_score, shown
 from recsys.data.inspect.overlap import Overlap, find_overlap
 from recsys.data.inspect.profile import Advance, Profile, fits_format, profile_columns
 from recsys.data.inspect.remarks import remarks_on
 from recsys.data.inspect.roles import (
     MOST_RATINGS,
+    NEEDED,
     TIME_FORMAT,
     Role,
     Roles,
@@ -146,6 +147,13 @@ def _inspect(
     for what, files in looked.items():
         names = [feature.name for other in sides.values() for feature in other.features]
         sides[what] = find_side(what, *files, roles, overlaps[what], names)
+    for role in (role for role in NEEDED if role not in (*roles.decided, *mapped)):
+        named = [name for name in understood.repeated if name_score(name, role) >= 2]
+        if named:
+            roles.undecided[role] = (
+                f"{role}: several columns are called {shown(named[0])}: give each a name of its own"
+            )
+            roles.options.pop(role, None)
     undecided = list(roles.undecided.values())
     for what, side_ in sides.items():
         if side_.id is None and ROLE[what] in roles.decided:
@@ -174,6 +182,8 @@ def _inspect(
             ]
         else:
             remarks = remarks_on(config, profiles, roles, findings, split.part)
+    read = [understood, *(side.understood for side in sides.values())]
+    remarks = [*(doubt for files in read for doubt in files.doubts), *remarks]
     return Inspection(
         understood, profiles, roles, config, findings, split, sides, undecided, [], remarks
     )

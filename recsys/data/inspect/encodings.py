@@ -1,0 +1,106 @@
+"""The encoding of a text that isn't UTF-8: a guess, and what else it may be."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+
+from recsys.data.inspect.names import shown
+
+_LOOK_BYTES = 1 << 16
+_NEARLY_ALL = 0.99
+_LEAST_SCORE = 0.15
+_MOST_OTHERS = 3
+_ALSO_LATIN = ("cp1250", "cp1254")  # Of Central Europe, and Turkish.
+_BEYOND_ASCII = re.compile(rb"[\x80-\xff]+")
+_WORD = re.compile(r"[^\s,;|\t]*[^\x00-\x7f\s,;|][^\s,;|\t]*")
+
+
+def guess_encoding(lines: Sequence[bytes]) -> tuple[str, list[str]]:
+    """Returns the likeliest encoding of lines beyond ASCII, and the others that may be it.
+
+    Each is judged by how many of its characters are common ones of its languages.
+    """
+    lines = _first(lines)
+    scores = {name: score(lines, name) for name, score in _SCORES.items()}
+    best = max(scores, key=lambda name: scores[name])  # Of equals the first.
+    others = sorted(scores, key=lambda name: -scores[name])
+    others = [name for name in others if name != best and scores[name] >= _LEAST_SCORE]
+    if best == "cp1252":
+        others = [*_ALSO_LATIN, *others]
+        if not any(0x80 <= byte < 0xA0 for line in lines for byte in line):
+            best = "latin-1"
+    return best, others[:_MOST_OTHERS]
+
+
+def reading(lines: Sequence[bytes], name: str) -> str:
+    """Returns a word beyond ASCII as an encoding reads it, with the name of that."""
+    words = (_WORD.search(line.decode(name, "replace")) for line in lines)
+    word = next((match[0] for match in words if match), "")
+    return f"{name} ({shown(word, 24)})"
+
+
+def _first(lines: Sequence[bytes]) -> list[bytes]:
+    sizes = itertools.accumulate(len(line) for line in lines)
+    return [line for line, size in zip(lines, sizes, strict=True) if size <= _LOOK_BYTES] or [
+        lines[0][:_LOOK_BYTES]
+    ]
+
+
+def _latin(lines: Sequence[bytes], name: str) -> float:
+    """Returns the share of bytes beyond ASCII that stand alone or in pairs, as in `café`."""
+    del name
+    runs = [len(run) for line in lines for run in _BEYOND_ASCII.findall(line)]
+    return sum(n for n in runs if n <= 2) / max(1, sum(runs))
+
+
+def _by_share(is_common: Callable[[str], bool]) -> Callable[[Sequence[bytes], str], float]:
+    """Returns a score: the share of common characters, 0 where too many lines can't be read."""
+
+    def score(lines: Sequence[bytes], name: str) -> float:
+        texts = [line.decode(name, "replace") for line in lines]
+        if sum("\ufffd" not in text for text in texts) < _NEARLY_ALL * len(texts):
+            return 0.0
+        letters = [char for text in texts for char in text if char > "\x7f"]
+        return sum(map(is_common, letters)) / max(1, len(letters))
+
+    return score
+
+
+def _is_kana(char: str) -> bool:
+    return "\u3040" <= char <= "\u30ff"
+
+
+def _japanese(lines: Sequence[bytes], name: str) -> float:
+    """Returns the share of kana and common kanji; without kana it is hardly Japanese."""
+    share = _by_share(lambda char: _is_kana(char) or _has_lead(char, "euc_jp", 0xB0, 0xCF))
+    has_kana = any(_is_kana(char) for line in lines for char in line.decode(name, "replace"))
+    return share(lines, name) * (1.0 if has_kana else 0.5)
+
+
+def _has_lead(char: str, encoding: str, low: int, high: int) -> bool:
+    """Returns whether the first of two bytes of a character lies in the block of common ones."""
+    code = char.encode(encoding, "ignore")
+    return len(code) == 2 and low <= code[0] <= high
+
+
+def _cyrillic(lines: Sequence[bytes], name: str) -> float:
+    """Returns the share of small Cyrillic letters, less where they stand among Latin ones."""
+    share = _by_share(
+        lambda char: char.islower() and unicodedata.name(char, "").startswith("CYRILLIC")
+    )
+    return share(lines, name) * (1.0 - _latin(lines, name))
+
+
+_SCORES: dict[str, Callable[[Sequence[bytes], str], float]] = {
+    "cp1252": _latin,
+    "euc_kr": _by_share(lambda char: "\uac00" <= char <= "\ud7a3"),
+    "gb18030": _by_share(lambda char: _has_lead(char, "gb2312", 0xB0, 0xD7)),
+    "big5": _by_share(lambda char: _has_lead(char, "big5", 0xA4, 0xC6)),
+    "cp932": _japanese,
+    "euc_jp": _japanese,
+    "cp1251": _cyrillic,
+    "koi8-r": _cyrillic,
+}
