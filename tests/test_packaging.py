@@ -303,3 +303,38 @@ def test_the_wrapper_pins_the_uv_that_is_tested():
     version = subprocess.run([uv, "--version"], capture_output=True, text=True, check=True).stdout
     pinned = re.search(r"^pinned=(\S+)$", (ROOT / "uvw").read_text(), flags=re.MULTILINE)[1]
     assert tuple(map(int, version.split()[1].split("."))) >= tuple(map(int, pinned.split(".")))
+
+
+APT = """#!/bin/sh
+echo "$DEBIAN_FRONTEND $*" >> "$0.calls"
+echo "E: a reason of apt-get's"
+exit {code}
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root installs")
+@pytest.mark.parametrize("code", [0, 100])
+def test_the_checks_install_chromium_where_it_is_missing(tmp_path, code):
+    for program in ("id", "timeout"):
+        (tmp_path / program).symlink_to(shutil.which(program))
+    apt = tmp_path / "apt-get"
+    apt.write_text(APT.format(code=code))
+    apt.chmod(0o755)
+
+    def install():
+        script = ["/bin/sh", ROOT / ".ci" / "chromium"]
+        return subprocess.run(
+            script, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+        )
+
+    done = install()
+    assert (done.returncode, "a reason" in done.stdout) == (code, True)
+    calls = (tmp_path / "apt-get.calls").read_text().splitlines()
+    assert all(call.startswith("noninteractive ") for call in calls)
+    steps = ["update", "--download-only chromium", "--no-download chromium"]
+    assert [call.endswith(step) for call, step in zip(calls, steps, strict=False)] == [True] * (
+        1 if code else 3
+    )
+    (tmp_path / "chromium").symlink_to(apt)
+    assert install().returncode == 0
+    assert len((tmp_path / "apt-get.calls").read_text().splitlines()) == len(calls)
