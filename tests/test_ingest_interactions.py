@@ -81,6 +81,16 @@ def test_a_wrong_unit_is_refused_with_the_right_one(tmp_path):
     assert again["good"] == 9
 
 
+def test_times_in_another_format_are_refused_with_the_right_one(tmp_path):
+    rows = [f"u,i,2024-01-{1 + n:02} 10:00:00 CET" for n in range(9)]
+    write(tmp_path / "in", "a.csv", rows)
+    format_ = "%Y-%m-%d %H:%M:%S %Z"
+    with pytest.raises(RecsysError, match=f"R206.*timestamp_format to '{format_}'"):
+        run(source(tmp_path / "in" / "a.csv", timestamp_unit="iso8601"), tmp_path)
+    again = run(source(tmp_path / "in" / "a.csv", timestamp_format=format_), tmp_path / "b")
+    assert again["good"] == 9
+
+
 def test_text_in_another_encoding_is_refused_with_the_key_to_set(tmp_path):
     rows = [f"u,caf\xe9-{n},{START + n * DAY}" for n in range(9)]
     text = "\n".join(["user,item,time", *rows])

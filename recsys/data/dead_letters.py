@@ -141,7 +141,10 @@ def _encoding_cure(what: str, summary: Tally) -> str:
     if not by_reason or max(by_reason, key=by_reason.get) != NOT_TEXT:
         return ""
     key = f"data.{what}.csv.encoding"
-    return f"If it is CSV in another encoding, set {key}, such as latin-1 or cp1252."
+    return (
+        f"If it is CSV in another encoding, set {key}, such as gb18030, cp1251 or latin-1:"
+        " recsys check guesses it."
+    )
 
 
 def check_rejected(what: str, folder: Path, max_rejected_share: float) -> list[str]:

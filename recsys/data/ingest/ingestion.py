@@ -50,6 +50,7 @@ from recsys.data.ingest.span_states import (
     with_missing,
 )
 from recsys.data.ingest.window import has_days, has_spans
+from recsys.data.inspect.profile import find_formats
 from recsys.data.interactions import (
     OUT_OF_TIME,
     parse_interactions,
@@ -61,6 +62,7 @@ from recsys.data.interactions import (
 from recsys.data.sources.pieces import read_piece, remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
+from recsys.data.sources.values import to_ids
 from recsys.data.split import (
     DAY_S,
     Part,
@@ -76,6 +78,7 @@ from recsys.system.events import emit
 
 SPLITS = ("train", "eval")
 STEP = "InteractionGen"
+_TEXTS_OF_A_FORMAT = 10_000
 
 
 class InteractionSource(Strict):
@@ -320,16 +323,12 @@ class _Ingestion:
         """Raises the error of a source without a good row, with a hint on wrong time units."""
         if not read or any(span.count("rows") for span in read):
             return
-        summary, cure, unit = summarize(span.tally for span in read), "", None
+        summary, cure = summarize(span.tally for span in read), ""
         pieces = [piece for span in read for piece in span.pieces]
         for batch in read_piece(pieces[0]) if pieces else ():
             if batch.columns.num_rows:
-                unit = suggest_unit(batch, self._config, int(time.time()))
+                cure = _cure_of_times(batch, self._config)
                 break
-        if unit is not None:
-            cure = (
-                f"Set data.interactions.timestamp_unit to {unit}: its times are valid in this unit."
-            )
         refuse_empty({**summary, "good": 0}, "interactions", cure)
 
     # --- segments
@@ -463,6 +462,22 @@ def _parse(
     times = raw_times(batch.columns.column(name), config)
     to_come = times.filter(pc.fill_null(pc.greater(times, now), False))
     return rows, rejected, pc.min(to_come).as_py() if len(to_come) else None
+
+
+def _cure_of_times(batch: RawBatch, config: InteractionsConfig) -> str:
+    """Returns the unit, or the format, in which nearly all times would be good; empty: none."""
+    unit = suggest_unit(batch, config, int(time.time()))
+    if unit is not None:
+        return f"Set data.interactions.timestamp_unit to {unit}: its times are valid in this unit."
+    name = config.columns.timestamp
+    if name is None:
+        return ""
+    texts = pc.unique(to_ids(batch.columns.column(name)).drop_null())
+    formats = find_formats(texts.slice(0, _TEXTS_OF_A_FORMAT))
+    if not formats or config.timestamp_format in formats:
+        return ""
+    named = " or ".join(map(repr, formats[:2]))
+    return f"Set data.interactions.timestamp_format to {named}: its times are written so."
 
 
 def _none_left(spans: Sequence[WindowSpan]) -> RecsysError:
