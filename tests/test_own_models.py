@@ -315,6 +315,14 @@ class Everything(recsys.RetrievalModel):
         self.hidden = keras.layers.Dense(DIM, kernel_regularizer=keras.regularizers.L2(0.01))
         self.unused = keras.layers.Dense(DIM)
 
+    def build_layers(self):
+        super().build_layers()
+        self.mean_length = keras.metrics.Mean(name="mean_length")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.mean_length.update_state(ops.norm(y_pred["query"], axis=1))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
     def query(self, features, training=False):
         hidden = self.hidden(features["user_row"])
         self.add_auxiliary("reconstruction", ops.mean(ops.square(hidden - 1.0)), weight=50.0)
@@ -331,7 +339,7 @@ def test_what_a_model_adds_to_its_loss_is_in_curve_epochs_tensorboard_and_folder
     result = fit(Everything, data, tmp_path)
     assert result.progress.step == 2 * 960 // 32
     first, last = result.curve[0], result.curve[-1]
-    assert {"step", "loss", "reconstruction", "regularization"} <= set(first)
+    assert set(first) == {"step", "loss", "reconstruction", "regularization", "mean_length"}
     assert last["reconstruction"] < first["reconstruction"]
     assert {"reconstruction", "regularization"} <= set(result.history)
     write_model(tmp_path / "model", result, data)
@@ -352,6 +360,15 @@ def test_a_layer_that_is_called_in_training_alone_is_refused_by_name(data, tmp_p
     cls = own(__init__=init, query=query)
     with pytest.raises(RecsysError, match=r"R334.*late"):
         fit(cls, data, tmp_path)
+
+
+def test_what_is_added_is_the_same_on_two_devices_and_accumulates(data, tmp_path):
+    first = fit(Everything, data, tmp_path / "1", accumulate=2, epochs=1).curve
+    with on_devices(2):
+        second = fit(Everything, data, tmp_path / "2", accumulate=2, epochs=1).curve
+    for name in ("loss", "reconstruction", "regularization"):
+        one, two = ([point[name] for point in curve] for curve in (first, second))
+        np.testing.assert_allclose(one, two, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
