@@ -204,6 +204,20 @@ def test_of_a_file_that_grows_no_more_is_read_than_was_planned(tmp_path, piece_b
     assert letters == [(4, UNFINISHED, "3,zz")]
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+@pytest.mark.parametrize(
+    "new", [b"a,b\n9,x\n2,y\n", b"a,b\n1,x\n1,z\n2,y\n", b"a,b\n1,x\n2,z\n3,w\n"]
+)
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path, new, piece_bytes):
+    path = tmp_path / "f.csv"
+    path.write_bytes(b"a,b\n1,x\n2,y\n")
+    pieces = plan_pieces(SourceConfig(files=str(path)), "items", ["a", "b"], piece_bytes)
+    (tmp_path / "new").write_bytes(new)
+    (tmp_path / "new").replace(path)
+    with pytest.raises(RecsysError, match=r"R250.*replaced"):
+        rows_of(pieces)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32"])
 @pytest.mark.parametrize(
     ("last", "rows_then", "letters_then"),

@@ -22,7 +22,13 @@ from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import explode
 from recsys.data.sources.parquet_source import ParquetSource
 from recsys.data.sources.source import Piece, RawBatch, Source
-from recsys.data.sources.source_files import SourceFile, match_files, skipped_files
+from recsys.data.sources.source_files import (
+    SourceFile,
+    ends_digest,
+    match_files,
+    replaced,
+    skipped_files,
+)
 from recsys.data.sources.streams import (
     COMPRESSED_NAMES,
     START_BYTES,
@@ -110,7 +116,7 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
     """Yields the rows of a piece, of lists of events the events.
 
     Raises:
-        RecsysError: The file is damaged, or got shorter since the plan.
+        RecsysError: The file is damaged, or got shorter or was replaced since the plan.
     """
     batches = piece.source.read(piece)
     if piece.folder:
@@ -120,6 +126,8 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
             yield batch
         else:
             yield from explode(batch, piece.explode)
+    if piece.ends and ends_digest(piece.file, piece.size) != piece.ends:
+        raise replaced(piece.file)
 
 
 def read_all(
@@ -183,6 +191,7 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
         first=1,
         n_bytes=file.size * (1 if compression is None else _GROWTH),
         explode=config.explode if isinstance(config, EventSource) else None,
+        ends=ends_digest(file.path, file.size),
     )
 
 

@@ -126,6 +126,7 @@ class Piece:
         folder: Columns that are in the names of its folders, with their value in all rows.
         ids: Columns of ids. After `check` those whose whole numbers are written with `.0`, which
             `read` leaves out.
+        ends: Digest of its first and last bytes; empty: unknown.
     """
 
     source: Source
@@ -142,6 +143,7 @@ class Piece:
     explode: ListOfEvents | None = None
     folder: tuple[tuple[str, str | None], ...] = ()
     ids: tuple[str, ...] = ()
+    ends: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

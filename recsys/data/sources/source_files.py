@@ -1,7 +1,8 @@
 """The files that a config names by globs and spans, their sizes, and their bytes.
 
 A file's size is taken once. No more than that is read, so that one which grows
-meanwhile gives the same rows to every reader; one that got shorter is an error.
+meanwhile gives the same rows to every reader; one that got shorter, or was replaced, is an
+error.
 
 Spans are as TFX's ExampleGen means them: `{SPAN}` is a number that grows with time, or
 `{YYYY}`, `{MM}` and `{DD}` are a date, of which the days since 1970 are the span.
@@ -307,6 +308,8 @@ def _part_regex(part: str) -> str:
 
 # --- sizes and bytes
 
+_END_BYTES = 1 << 16
+
 
 def file_size(path: str) -> int:
     """Returns the size of a file [bytes].
@@ -398,6 +401,37 @@ class Section(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+def ends_digest(path: str, size: int) -> str:
+    """Returns a digest of the first and the last bytes of a file; empty for a remote one.
+
+    It stays the same if the file grows.
+
+    Args:
+        path: The file.
+        size: Bytes of the file that count.
+
+    Raises:
+        RecsysError: The file can't be read, or is shorter.
+    """
+    if is_remote(path):
+        return ""
+    n_bytes, digest = min(size, _END_BYTES), hashlib.sha256()
+    for start in (0, size - n_bytes):
+        with io.BufferedReader(Section(path, start, start + n_bytes)) as section:
+            digest.update(section.read(n_bytes))
+    return digest.hexdigest()
+
+
+def replaced(path: str) -> RecsysError:
+    """Returns the error of a file that is another one than before."""
+    return RecsysError(
+        "R250",
+        f"{path!r} must not be replaced while it is read.",
+        "Run again when it is complete, or give each version of it a name of its own.",
+        "other bytes than at the start",
+    )
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
