@@ -204,8 +204,9 @@ def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
 
     failed = remove(root, goes, report)
     sweep_empty(root)
-    if goes and (root / "runs").is_dir():
-        write_index(root)  # A report that is gone has no link there.
+    # A report that is gone has no link there, also if an earlier cleaning was killed before this.
+    if (root / "runs").is_dir():
+        write_index(root)
     return failed
 
 

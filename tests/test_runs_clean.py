@@ -162,17 +162,21 @@ def die(*_, **__):
     os._exit(9)
 
 moment, config = sys.argv[1], Config.model_validate_json(sys.argv[2])
-of, name = {"before": (module, "_mark"), "between": (module, "remove")}.get(
-    moment, (shutil, "rmtree")
-)
+of, name = {
+    "before": (module, "_mark"),
+    "between": (module, "remove"),
+    "inside": (shutil, "rmtree"),
+    "after": (module, "write_index"),
+}[moment]
 assert hasattr(of, name)
 setattr(of, name, die)
 module.clean(config, apply=True)
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "between", "inside"])
+@pytest.mark.parametrize("moment", ["before", "between", "inside", "after"])
 def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, moment):
+    (store.root / "runs").mkdir(exist_ok=True)
     planned = {thing["artifact"] for thing in cleaned(store, runs=1, apply=False)["goes"]}
     config = config_of(store.root, keep={"runs": 1})
     command = [sys.executable, "-c", KILLED, moment, config.model_dump_json()]
@@ -181,6 +185,7 @@ def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, moment):
     assert deleted == (set() if moment == "before" else planned)
     assert cleaned(store, runs=1)["failed"] == []
     assert there(store).isdisjoint(planned)
+    assert (store.root / "index.html").exists()
     assert list((store.root / ".gone").iterdir()) == []
     states = store.states()
     assert all(states[id_] == proto.Artifact.DELETED for id_ in planned)
