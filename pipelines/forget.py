@@ -7,9 +7,7 @@ call. The hashes are written first: whatever happens then, no ingest reads these
 from __future__ import annotations
 
 import functools
-import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +106,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     done["removed"] = len(things) - len(failed)
     done["texts"] = files.forget_in_texts(root, names)
     done["metadata"] = 0 if store is None else _forget_in_metadata(store, names)
-    _compact(root / DATABASE_NAME)
+    if (root / DATABASE_NAME).is_file():
+        files.compact(root / DATABASE_NAME)
     if (root / "runs").is_dir():
         write_index(root)
     counted = ("versions", "models", "vocabularies", "statistics", "texts", "metadata")
@@ -177,13 +176,6 @@ def _changed(records: Iterable[Any], names: Names) -> list[Any]:
         if record.SerializeToString(deterministic=True) != before:
             changed.append(record)
     return changed
-
-
-def _compact(database: Path) -> None:
-    """Writes SQLite anew: pages of deleted records keep their content until then."""
-    if database.is_file():
-        with closing(sqlite3.connect(database)) as connection:
-            connection.execute("VACUUM")
 
 
 # --- TFDV's statistics, with which the next data are compared

@@ -1,14 +1,19 @@
 """`recsys forget` and `data.forget`: a person leaves everything that runs have written."""
 
 import base64
+import contextlib
 import gzip
 import io
 import json
+import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +21,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from on_tensorflow import run_on_tensorflow
 
 from recsys.bundles.bundle import read_manifest, verify
 from recsys.bundles.versions import VersionRegistry, versions
@@ -197,14 +203,23 @@ def test_a_replaced_folder_is_the_old_one_or_the_new_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
 
 
+def test_those_who_stay_in_a_saved_model_keep_number_history_and_row(tmp_path):
+    script = Path(__file__).parent / "test_forget_scripts" / "stored_users.py"
+    run_on_tensorflow(script, tmp_path)  # It raises an AssertionError.
+
+
 # --- a root
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, exported_world):
-    """A root as runs leave it, of a small model; beside it its config."""
-    folder = tmp_path_factory.mktemp("forget")
-    root, world = folder / "root", exported_world
+    """A root whose users are forgotten."""
+    return make_root(tmp_path_factory.mktemp("forget"), exported_world)
+
+
+def make_root(folder, world):
+    """Writes a root as runs leave it, of a small model, and beside it its config."""
+    root = folder / "root"
     artifacts = root / "artifacts"
     shutil.copytree(world.model, artifacts / "Trainer/model/3")
     vocabularies = artifacts / "VocabularyGen/vocabularies/2"
@@ -238,6 +253,11 @@ def root(tmp_path_factory, exported_world):
     for version in (1, 2):
         shutil.copytree(world.bundle, root / "serving" / "tiny" / str(version))
     shutil.copytree(world.bundle, root / "serving" / "tiny" / ".withdrawn-3")
+    with sqlite3.connect(root / "tuning/study/study.db") as database:
+        database.execute("CREATE TABLE attributes (id INTEGER PRIMARY KEY, value TEXT)")
+        rows = [(f"failed at {PERSON}",), ("3",), (None,)]
+        database.executemany("INSERT INTO attributes (value) VALUES (?)", rows)
+    database.close()
     _write_metadata(root)
     columns = {"user": "u", "item": "i", "timestamp": "t"}
     data = {"interactions": {"files": "e.csv", "columns": columns}, "forget": "forgotten.txt"}
@@ -274,7 +294,7 @@ def forget(folder, *words, check=True):
 @pytest.fixture(scope="module")
 def forgotten(root):
     """What `recsys forget` prints of two users, one by name and one from a file."""
-    assert len(files_with(root, PERSON)) == 10
+    assert len(files_with(root, PERSON)) == 11
     (root.parent / "people.txt").write_text(f" {OTHER} \n\n")
     return forget(root.parent, PERSON, "--file", "people.txt")
 
@@ -287,6 +307,9 @@ def test_a_forgotten_user_is_in_no_file_under_the_root(root, forgotten):
     assert (forgotten["models"], forgotten["vocabularies"], forgotten["versions"]) == (1, 1, 3)
     assert not (root / "artifacts/InteractionEncoder/data/4").exists()
     assert (root / "segments/seen.json").exists()
+    with contextlib.closing(sqlite3.connect(root / "tuning/study/study.db")) as database:
+        values = database.execute("SELECT value FROM attributes").fetchall()
+    assert values == [(f"failed at {GONE}",), ("3",), (None,)]
     assert (root / "logs/one.log").read_text() == f"{GONE} and u9 were read\n"
 
 
@@ -332,3 +355,35 @@ def test_a_version_without_the_user_replaces_the_served_one(root, forgotten):
     destination = kinds["PushedModel"].custom_properties["pushed_destination"].string_value
     assert destination == forgotten["version"]
     assert kinds["InteractionData"].state == proto.Artifact.DELETED
+
+
+@pytest.mark.faults
+@pytest.mark.pipeline
+def test_a_forget_that_is_killed_is_completed_by_the_same_command(tmp_path, exported_world):
+    root = make_root(tmp_path, exported_world)
+    serving = root / "serving" / "tiny"
+    moments = [
+        lambda: (serving / "4").exists(),
+        lambda: any((root / "artifacts/Trainer/model").glob(".forget-*")),
+        lambda: (root / ".gone").exists(),
+    ]
+    command = [sys.executable, "-m", "recsys", "forget", "--config", "config.yaml", PERSON, OTHER]
+    for has_come in moments:
+        process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+        while process.poll() is None and not has_come():
+            time.sleep(0.001)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        listed = Forgotten.load(tmp_path / "forgotten.txt")
+        assert listed.contains(pa.array([PERSON, OTHER])).all()
+        for path in versions(serving):  # What can be served is whole.
+            verify(path)
+    forget(tmp_path, PERSON, OTHER)
+    assert files_with(root, PERSON) == []
+    assert not list(root.rglob(".forget-*"))
+    assert [path.name for path in versions(serving)] == ["1", "4"]
+    model = load_model(root / "artifacts/Trainer/model/3")
+    assert OTHER not in model.users.names_of_rows()
+    records = json.loads((root / "forget.json").read_text())["removals"]
+    assert records[-1]["finished"] is not None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +34,8 @@ _TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".
 _OWN = ("segments", "serving", "checkpoints")
 _OWN_STEPS = ("Trainer", "VocabularyGen", *REBUILT)
 _EVENTS = "events.out.tfevents"
+_DATABASE = ".db"
+"""Optuna's studies."""
 
 
 def rebuilt(root: Path) -> Iterator[Thing]:
@@ -85,6 +90,8 @@ def forget_in_texts(root: Path, names: Names) -> int:
             if names.without_words(content) != content:
                 path.unlink()
                 changed += 1
+        elif path.suffix == _DATABASE:
+            changed += _forget_in_database(path, names)
         elif path.suffix in _TEXTS:
             text = path.read_text("utf-8", "surrogateescape")
             new = _without(text, path.suffix, names)
@@ -92,6 +99,39 @@ def forget_in_texts(root: Path, names: Names) -> int:
                 _replace(path, new)
                 changed += 1
     return changed
+
+
+def compact(database: Path) -> None:
+    """Writes a database of SQLite anew: pages of deleted records keep their content until then."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("VACUUM")
+
+
+def _forget_in_database(path: Path, names: Names) -> bool:
+    """Removes the ids from all texts in a database of SQLite; returns whether there were any."""
+    changed = 0
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.create_function("without_words", 1, _without_value(names), deterministic=True)
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        for (table_name,) in tables.fetchall():
+            columns = connection.execute("SELECT name FROM pragma_table_info(?)", [table_name])
+            table = _quoted(table_name)
+            for column in [_quoted(name) for (name,) in columns.fetchall()]:
+                new = f"without_words({column})"
+                update = f"UPDATE {table} SET {column} = {new} WHERE {new} IS NOT {column}"  # noqa: S608 names of its own
+                changed += connection.execute(update).rowcount
+    if changed:
+        compact(path)
+    return bool(changed)
+
+
+def _without_value(names: Names) -> Callable[[Any], Any]:
+    return lambda value: names.without_words(value) if isinstance(value, str) else value
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
 
 
 def _files(folder: Path, root: Path) -> Iterator[Path]:

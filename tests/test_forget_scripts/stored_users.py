@@ -1,0 +1,86 @@
+"""Takes users out of the variables of a saved `StoredUsers`, and looks at all who stay."""
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from recsys.bundles import variables
+from recsys.bundles.stored_users import StoredUsers
+from recsys.bundles.without_users import StoredIds
+from recsys.data.store import ServingHistories
+from recsys.data.vocabulary import Vocabulary
+
+N = 50
+
+
+class Bundle(tf.Module):
+    """The part of a bundle that knows users."""
+
+    def __init__(self, users, histories):
+        super().__init__()
+        self._users = StoredUsers(types.SimpleNamespace(users=users), histories)
+        self._of_user_rows = [tf.Variable(np.arange(2.0 * users.n_rows).reshape(-1, 2) + 1)]
+
+
+def make(folder):
+    """Saves fifty users with events, of whom each third has no row, and five without events."""
+    rng = np.random.default_rng(4)
+    ids = [f"user {n}" for n in range(N)]
+    own = [id_ for n, id_ in enumerate(ids) if n % 3] + [f"silent {n}" for n in range(5)]
+    users = Vocabulary(pa.array(own), np.ones(len(own)))
+    counts = rng.integers(0, 5, N)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    n = offsets[-1]
+    histories = ServingHistories(
+        ids=pa.array(ids, pa.large_string()),
+        user_rows=users.rows(ids),
+        offsets=offsets,
+        item_rows=rng.integers(1, 9, n).astype(np.int32),
+        times=rng.permutation(n).astype(np.int64) + 100,
+        facts={"history_weight": rng.integers(1, 9, n).astype(np.int32)},
+    )
+    tf.saved_model.save(Bundle(users, histories), str(folder))
+    return ids + own[-5:], users, histories
+
+
+def main(folder):
+    ids, users, histories = make(folder)
+    rng = np.random.default_rng(5)
+    newest = int(np.argmax(histories.times))
+    owner = int(np.searchsorted(histories.offsets, newest, "right")) - 1
+    gone = sorted({ids[owner], "silent 2", *(ids[n] for n in rng.permutation(N)[:12])})
+    stored = StoredIds(folder, [*gone, "nobody"])
+    assert sorted(stored.numbers) == gone
+    rows = [int(row) for row in users.rows(gone) if row]
+    changes, n_events = stored.overwritten(rows)
+    variables.overwrite(folder, changes)
+    assert StoredIds(folder, gone).numbers == {}
+    numbers = StoredIds(folder, ids).numbers
+    assert sorted(numbers) == sorted(set(ids) - set(gone))
+    assert all(number == ids.index(id_) + 1 for id_, number in numbers.items())
+
+    reader = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
+    after = StoredIds(folder, [])
+
+    def read(path):
+        return reader.get_tensor(after.key(path))
+
+    is_left = np.repeat([id_ not in gone for id_ in ids[:N]], np.diff(histories.offsets))
+    assert n_events == (~is_left).sum() > 0
+    for path, before, nothing in (
+        ("_users/_items", histories.item_rows, 0),
+        ("_users/_times", histories.times, 0),
+        ("_users/_facts/history_weight", histories.facts["history_weight"], -1),
+    ):
+        np.testing.assert_array_equal(read(path)[:-1], np.where(is_left, before, nothing))
+    assert read("_users/_times")[-1] == histories.times[is_left].max() < histories.times.max()
+    table = np.arange(2.0 * users.n_rows).reshape(-1, 2) + 1
+    table[rows] = 0
+    np.testing.assert_array_equal(read("_of_user_rows/0"), table)
+
+
+main(Path(sys.argv[1]) / "saved")
