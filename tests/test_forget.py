@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from golden_runs import SMALL, recsys
 from on_tensorflow import run_on_tensorflow
 
 from recsys.bundles.bundle import read_manifest, verify
@@ -387,3 +389,54 @@ def test_a_forget_that_is_killed_is_completed_by_the_same_command(tmp_path, expo
     assert OTHER not in model.users.names_of_rows()
     records = json.loads((root / "forget.json").read_text())["removals"]
     assert records[-1]["finished"] is not None
+
+
+# --- a whole run
+
+
+def write_run(folder):
+    """Writes a fortnight of clicks, with rows that are bad, users and items, and the config."""
+    chance = random.Random(5)
+    people, start = [f"person-{n:03}" for n in range(70)], 1_709_251_200
+    for day in range(14):
+        rows = []
+        for _ in range(200):
+            user = chance.randrange(65)
+            moment = start + day * 86_400 + chance.randrange(86_400)
+            rows.append(f"{people[user]},item-{chance.randrange(30) * 2 + user % 2},{moment}")
+        bad = [f"{people[3]},,{start}", f"{people[7]},item-1,soon", f"{people[3]},item-1"]
+        name = f"clicks-2024-03-{day + 1:02}.csv"
+        (folder / name).write_text("\n".join(["user,item,at", *rows, *bad]) + "\n")
+    users = [f"{id_},{'abc'[n % 3]}" for n, id_ in enumerate(people)]
+    (folder / "users.csv").write_text("\n".join(["user,group", *users, f"{people[3]},a"]) + "\n")
+    columns = {"user": "user", "item": "item", "timestamp": "at"}
+    features = [{"name": "group", "column": "group", "kind": "category"}]
+    data = {
+        "interactions": {"files": "clicks-{YYYY}-{MM}-{DD}.csv", "columns": columns},
+        "users": {"files": "users.csv", "columns": {"user": "user"}, "features": features},
+        "eval_share": 0.2,
+        "gate": {"max_rejected_share": 0.2},
+    }
+    config = {**SMALL, "name": "people", "root": "root", "warm_start": {}, "data": data}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return {**config, "data": {**data, "forget": "forgotten.txt"}}
+
+
+@pytest.mark.thorough
+@pytest.mark.pipeline
+def test_a_person_leaves_a_whole_run_and_does_not_come_back_with_the_next(tmp_path):
+    config = write_run(tmp_path)
+    recsys("run", "config.yaml", cwd=tmp_path)
+    evaluation = next(tmp_path.glob("root/artifacts/*/evaluation/*/evaluation.json"))
+    shown = json.loads(evaluation.read_text())["examples"][0]["user_id"]
+    gone = ["person-003", "person-069", shown]
+    assert all(len(files_with(tmp_path / "root", id_)) > 10 for id_ in gone)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    forget(tmp_path, *gone)
+    assert [files_with(tmp_path / "root", id_) for id_ in gone] == [[], [], []]
+    recsys("run", "config.yaml", cwd=tmp_path)
+    assert [files_with(tmp_path / "root", id_) for id_ in gone] == [[], [], []]
+    assert [path.name for path in versions(tmp_path / "root/serving/people")] == ["2", "3"]
+    *_, model = sorted((tmp_path / "root/artifacts/Trainer/model").iterdir(), key=os.path.getmtime)
+    carried = json.loads((model / "training.json").read_text())["warm_start"]["carried"]["users"]
+    assert (carried["kept"], carried["dropped"], carried["rows"]) == (67, 0, 71)

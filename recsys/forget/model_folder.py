@@ -15,6 +15,7 @@ from recsys.data.input_files import seal_inputs
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.forget.names import Names
 from recsys.forget.replacement import fresh, replacing
+from recsys.models.summary import SUMMARY, read_summary, summary_text
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json
 
@@ -78,7 +79,7 @@ def forget_in_model(folder: Path, names: Names) -> int:
         folder: The model folder.
         names: The users.
     """
-    if not (folder / "model.json").is_file():
+    if not (folder / SUMMARY).is_file():
         return 0
     if not _has_trace(folder / "vocabulary", names) and not _has_unknown_probes(folder):
         return 0
@@ -86,17 +87,13 @@ def forget_in_model(folder: Path, names: Names) -> int:
         rows = free_rows(copy / "vocabulary", names)
         for bags in sorted((copy / "user_features").glob("*.npy")):
             _overwrite(bags, rows)
-        summary = read_json(copy / "model.json")
-        spec = summary["spec"]
-        other = {*_OF_ITEMS, *(feature["name"] for feature in spec["features"])}
-        for part, file in (("weights", "model.json"), (_STATE, f"{_STATE}/state.json")):
-            if (copy / file).is_file():
-                described = read_json(copy / file)
-                for number, entry in enumerate(described["variables"]):
-                    is_of_users = entry["path"].split("/")[-2] not in other
-                    if is_of_users and entry["shape"][:1] == [spec["user_rows"]]:
-                        _overwrite_variable(copy / part, number, entry, rows)
-                fresh(copy / file).write_text(json.dumps(described) + "\n")
+        summary, state = read_summary(copy), copy / _STATE / "state.json"
+        _overwrite_variables(copy / "weights", summary, summary["spec"], rows)
+        fresh(copy / SUMMARY).write_text(summary_text(summary))
+        if state.is_file():
+            described = read_json(state)
+            _overwrite_variables(copy / _STATE, described, summary["spec"], rows)
+            fresh(state).write_text(json.dumps(described) + "\n")
         _drop_probes(copy)
         _seal(copy)
     return len(rows)
@@ -114,6 +111,17 @@ def _overwrite(path: Path, rows: np.ndarray) -> None:
     new[rows] = 0
     new.flush()
     path.with_name(f".{path.name}").replace(path)
+
+
+def _overwrite_variables(
+    folder: Path, described: dict[str, Any], spec: dict[str, Any], rows: np.ndarray
+) -> None:
+    """Overwrites rows of all tables of users and their slots, and describes the files anew."""
+    others = {*_OF_ITEMS, *(feature["name"] for feature in spec["features"])}
+    for number, entry in enumerate(described["variables"]):
+        table = entry["path"].split("/")[-2]
+        if table not in others and entry["shape"][:1] == [spec["user_rows"]]:
+            _overwrite_variable(folder, number, entry, rows)
 
 
 def _overwrite_variable(folder: Path, number: int, entry: dict[str, Any], rows: np.ndarray) -> None:
