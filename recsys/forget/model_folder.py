@@ -119,7 +119,7 @@ def _overwrite_variables(
     """Overwrites rows of all tables of users and their slots, and describes the files anew."""
     others = {*_OF_ITEMS, *(feature["name"] for feature in spec["features"])}
     for number, entry in enumerate(described["variables"]):
-        table = entry["path"].split("/")[-2]
+        table = entry["path"].rpartition("/")[0].rpartition("/")[2]
         if table not in others and entry["shape"][:1] == [spec["user_rows"]]:
             _overwrite_variable(folder, number, entry, rows)
 
