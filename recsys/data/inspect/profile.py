@@ -65,6 +65,7 @@ class Profile:
         numbers: Some of the numbers, as often as they occur.
         sample: Some of the different values.
         is_folder: Whether it is in the names of folders.
+        n_point_zero: Whole numbers that are written as 13.0.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Profile:
     numbers: NumberSample = dataclasses.field(default_factory=lambda: NumberSample())
     sample: list[str] = dataclasses.field(default_factory=list)
     is_folder: bool = False
+    n_point_zero: int = 0
     _last: str | None = None
 
     @property
@@ -169,6 +171,8 @@ class Profile:
             return
         # A column that is an id loses it in the run too.
         values = without_point_zero(raw) if self.kind == "whole number" else raw
+        if values is not raw:
+            self.n_point_zero += pc.sum(pc.not_equal(values, raw)).as_py()
         self.distinct.add_texts(values)
         changes = pc.sum(pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)))
         self.n_runs += (changes.as_py() or 0) + (self._last != values[0].as_py())

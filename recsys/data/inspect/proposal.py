@@ -183,7 +183,15 @@ def _inspect(
         else:
             remarks = remarks_on(config, profiles, roles, findings, split.part)
     read = [understood, *(side.understood for side in sides.values())]
-    remarks = [*(doubt for files in read for doubt in files.doubts), *remarks]
+    ids = [
+        profiles[roles.decided[role].column] for role in ("user", "item") if role in roles.decided
+    ]
+    floats = [
+        f"{shown(p.name)}: ids are written as {p.examples[0]}.0 and read as {p.examples[0]}."
+        for p in ids
+        if 0 < p.n_point_zero == p.n_values
+    ]
+    remarks = [*(doubt for files in read for doubt in files.doubts), *floats, *remarks]
     return Inspection(
         understood, profiles, roles, config, findings, split, sides, undecided, [], remarks
     )
