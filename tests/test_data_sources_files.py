@@ -20,7 +20,13 @@ from recsys.data.inspect.profile import profile_columns
 from recsys.data.sources import source_files
 from recsys.data.sources.csv_source import OPEN_QUOTE
 from recsys.data.sources.pieces import plan_pieces, read_all, read_piece
-from recsys.data.sources.source_files import files_digest, match_files, span_pattern
+from recsys.data.sources.source_files import (
+    SourceFile,
+    files_digest,
+    is_skipped,
+    match_files,
+    span_pattern,
+)
 from recsys.data.sources.text_source import UNFINISHED
 from recsys.errors import RecsysError, UsageError
 
@@ -318,3 +324,30 @@ def test_a_remote_parquet_file_is_read_and_a_remote_text_by_one_worker(tmp_path,
     assert rows_of(plan_pieces(parquet, "items", ["a", "b"]))[0] == [("x", 1), ("y", 2)]
     text = SourceConfig(files="mem://bucket/f.csv")
     assert len(plan_pieces(text, "items", ["a"], 10)) == 1
+
+
+def test_columns_in_names_of_folders_are_in_the_digest_and_other_folders_are_not(tmp_path):
+    digests = []
+    for folder in ("dt=1", "dt=2", "a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "part").write_text("x")
+        digests.append(files_digest([SourceFile(str(tmp_path / folder / "part"), 1)]))
+    assert digests[0] != digests[1]
+    assert digests[2] == digests[3]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_none"),
+    [
+        ("a/*", "a/_SUCCESS", True),
+        ("a/*", "a/part-0", False),
+        ("a/**/*.csv", "a/_temporary/0/x.csv", True),
+        ("a/**/*.csv", "a/_day=1/x.csv", False),
+        ("_a/.b/*.csv", "_a/.b/x.csv", False),
+        ("a/_*", "a/_x.csv", False),
+        ("a/*/_b/*.csv", "a/c/_b/x.csv", False),
+        ("s3://a/*", "s3://a/_SUCCESS", True),
+    ],
+)
+def test_markers_are_no_data_unless_the_glob_asks_for_them(pattern, path, is_none):
+    assert is_skipped(path, pattern) == is_none
