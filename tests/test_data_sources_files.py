@@ -43,7 +43,8 @@ def matched(folder, patterns, kind=InteractionsConfig, **config):
     patterns = [f"{folder}/{pattern}" for pattern in patterns]
     columns = COLUMNS if kind is InteractionsConfig else ItemColumns(item="b")
     source = kind(files=tuple(patterns), columns=columns, **config)
-    return [file.path.removeprefix(f"{folder}/") for file in match_files(source, "interactions")]
+    what = "interactions" if kind is InteractionsConfig else "items"
+    return [file.path.removeprefix(f"{folder}/") for file in match_files(source, what)]
 
 
 def test_patterns_name_their_files_in_order_and_a_file_given_twice_stands_twice(tmp_path):
