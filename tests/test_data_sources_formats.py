@@ -18,7 +18,7 @@ from hypothesis import given
 
 from recsys.config import SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
-from recsys.data.sources.jsonl_source import NOT_JSON
+from recsys.data.sources.jsonl_source import GIVEN_TWICE, NOT_JSON
 from recsys.data.sources.pieces import open_source, plan_pieces, read_piece
 from recsys.data.sources.source_files import SourceFile
 from recsys.data.sources.tfrecord_source import TFRecordSource, masked_crc
@@ -100,6 +100,27 @@ def test_one_bad_line_costs_one_row(tmp_path):
     assert [(line, reason) for line, reason, _ in letters] == [
         (2, NOT_JSON), (4, NOT_JSON), (5, NOT_TEXT), (6, NOT_JSON), (9, NOT_JSON),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n_good", [0, 4], ids=["line-by-line", "by-arrow-before"])
+@pytest.mark.parametrize(
+    ("line", "is_rejected"),
+    [
+        (b'{"a": 1, "a": 3}', True),
+        (b'{"a": 1, "\\u0061": null}', True),
+        (b'{"a": 1, "u": {"id": 2, "id": 2}}', True),
+        (b'{"a": 1, "u": {"id": 2}, "u": {}}', True),
+        (b'{"a": 1, "u": [{"id": 2}, {"id": 3, "id": 4}]}', True),
+        (b'{"a": 1, "u": {"id": 2, "x": 1, "x": 2}}', False),
+        (b'{"a": 1, "other": 1, "other": 2}', False),
+    ],
+)
+def test_a_line_that_gives_a_column_twice_is_a_dead_letter(tmp_path, line, is_rejected, n_good):
+    good = b'{"a": 1, "u": {"id": 2}}\n'
+    (tmp_path / "f.jsonl").write_bytes(good * n_good + line + b"\n" + good)
+    _, lines, letters = read(tmp_path / "f.jsonl", ("a", "u.id"))
+    assert len(lines) == n_good + 2 - is_rejected
+    assert [letter[:2] for letter in letters] == [(n_good + 1, GIVEN_TWICE)] * is_rejected
 
 
 def test_two_objects_on_a_line_and_a_blank_one_are_not_two_rows(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,8 @@ _EVALUATION = {
     "baselines": {"popularity": {"recall@10": 0.125}},
     "verdict": {"blessed": True, "sentence": "Twice as good", "reasons": ["recall@10 is 0.2500"]},
 }
+_INPUTS = {"config": "export.json", "data": "data", "model": "model", "evaluation": ".",
+           "transform": "item_transform", "user-transform": "user_transform"}  # fmt: skip
 _WORDS = ["Red", "Blue", "the", "sea", "Night", "Über", "wolf", "of"]
 _GENRES = ["Drama", "Sci-Fi", "War", "Comedy"]
 
@@ -374,6 +377,27 @@ def test_the_export_says_what_it_checked(exported):
     assert exported.result["bundle"] == str(exported.world.folder / "bundle")
     assert 0 <= exported.result["max_difference"] <= 1e-5
     assert exported.result["checked_queries"] >= 40
+
+
+def test_equal_inputs_give_equal_bytes(exported):
+    folder = exported.world.folder
+    words = [f"--{name}={folder / file}" for name, file in _INPUTS.items()]
+    subprocess.run(
+        [sys.executable, "-m", "recsys.bundles.export", *words, f"--out={folder / 'again'}"],
+        env={**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONHASHSEED": "77"},
+        check=True,
+    )
+    first, second = (
+        {
+            str(path.relative_to(bundle)): path.read_bytes()
+            for path in bundle.rglob("*")
+            if path.is_file()
+        }
+        for bundle in (folder / "bundle", folder / "again")
+    )
+    shutil.rmtree(folder / "again")
+    assert {"saved_model.pb", "fingerprint.pb", "manifest.json"} <= first.keys()
+    assert [name for name in first | second if first.get(name) != second.get(name)] == []
 
 
 def test_the_bundle_is_whole_and_nothing_stays_beside_it(exported):

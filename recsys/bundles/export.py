@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from recsys.bundles import variables, warmup
 from recsys.bundles.bundle import MANIFEST, write_manifest
+from recsys.bundles.canonical_graph import make_canonical
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
@@ -336,6 +337,7 @@ def _save_model(
         signatures = retrieval.signatures()
         tf.saved_model.save(retrieval, str(folder), signatures=signatures, options=options)
         variables.fill(folder, retrieval.variables, _tell_written)
+        make_canonical(folder)
         warmup.write_warmup(folder, stage.name, reference)
 
 

@@ -162,7 +162,9 @@ class RawFeatures(tf.Module):
         super().__init__(name=f"raw_features_by_{id_column}")
         self.graph = _load(folder)
         self._function = self.graph.transform_fn
-        self._specs: dict[str, Any] = self._function.structured_input_signature[0][0]
+        # Sorted, since TensorFlow reads them from a map in an order that is another each time.
+        specs: dict[str, Any] = self._function.structured_input_signature[0][0]
+        self._specs = dict(sorted(specs.items()))
         self._id_column, self._widths = id_column, dict(widths)
         self._column_of = raw_inputs(sorted(set(self._specs) - {id_column}))
         missing = sorted({id_column, *widths} - set(self._function.structured_outputs))

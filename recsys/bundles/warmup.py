@@ -59,7 +59,7 @@ def write_warmup(bundle: Path, name: str, reference: Reference) -> None:
                 request.model_spec.signature_name = signature
                 for key, values in _inputs(described.inputs, reference, n).items():
                     request.inputs[key].CopyFrom(tf.make_tensor_proto(values))
-                writer.write(log.SerializeToString())
+                writer.write(log.SerializeToString(deterministic=True))
 
 
 def _inputs(names: Iterable[str], reference: Reference, n: int) -> dict[str, np.ndarray]:
@@ -93,5 +93,5 @@ def example(
         feature[name].bytes_list.value.extend(text.encode() for text in texts)
     for name, flag in flags.items():
         feature[name].int64_list.value.append(flag)
-    serialized: bytes = made.SerializeToString()
+    serialized: bytes = made.SerializeToString(deterministic=True)
     return serialized

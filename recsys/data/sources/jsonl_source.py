@@ -40,7 +40,8 @@ _BLANKS = b"\xef\xbb\xbf \t\r\n"
 _EXACT, _INT64 = 2.0**53, 2.0**63
 MOST_DEEP = 64
 TOO_DEEP = f"nested more than {MOST_DEEP} deep"
-_FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON)
+GIVEN_TWICE = "a field is given twice"
+_FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON, GIVEN_TWICE)
 
 # Also one that the line leaves open, so that the search goes over each byte once.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -120,7 +121,7 @@ class JsonLinesSource(TextSource):
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, parsed line by line."""
-        lines = [_object(line) for line in rows.raw()]
+        lines = [_object(line, piece.columns) for line in rows.raw()]
         faults = np.array([0 if isinstance(line, dict) else line for line in lines], np.int8)
         objects = [line for line in lines if isinstance(line, dict)]
         columns = [_column([_value(row, name) for row in objects]) for name in piece.columns]
@@ -299,18 +300,56 @@ def _may_be_changed(column: pa.Array) -> bool:
 # --- line by line
 
 
-def _object(line: bytes) -> dict[str, Any] | int:
-    """Returns the object that a line is; else its fault, as `sort_out` takes it."""
+class _Repeating(dict[str, Any]):
+    """An object in which names stand twice, the last of which counts in Python."""
+
+    repeated: frozenset[str] = frozenset()
+
+
+def _paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        row = _Repeating(row)
+        row.repeated = frozenset(name for name, count in counts.items() if count > 1)
+    return row
+
+
+def _gives_twice(value: Any, columns: Sequence[str]) -> bool:
+    """Returns whether an object gives one of its columns, `a.b` of nested ones, twice."""
+    if isinstance(value, list):
+        return any(_gives_twice(part, columns) for part in value)
+    if not isinstance(value, dict) or not columns:
+        return False
+    tops = {column.partition(".")[0] for column in columns} | set(columns)
+    if isinstance(value, _Repeating) and value.repeated & tops:
+        return True
+    return any(
+        _gives_twice(
+            part, [c.removeprefix(f"{name}.") for c in columns if c.startswith(f"{name}.")]
+        )
+        for name, part in value.items()
+        if name in tops and isinstance(part, dict | list)
+    )
+
+
+def _object(line: bytes, columns: Sequence[str] = ()) -> dict[str, Any] | int:
+    """Returns the object that a line is; else its fault, as `sort_out` takes it.
+
+    Args:
+        line: The line.
+        columns: Columns that it must not give twice.
+    """
     if b"\0" in line or not is_valid_utf8(line):
         return 1 + _FAULTS.index(NOT_TEXT)
     if is_deep(line):
         return 1 + _FAULTS.index(TOO_DEEP)
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_paired)
     except ValueError:
         value = None
     if isinstance(value, dict):
-        return value
+        return 1 + _FAULTS.index(GIVEN_TWICE) if _gives_twice(value, columns) else value
     return 1 + _FAULTS.index(NOT_JSON) if line.strip() else -1
 
 
