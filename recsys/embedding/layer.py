@@ -18,7 +18,13 @@ from recsys.embedding.config import (
     stacks,
 )
 from recsys.embedding.ids import Ragged, checked_ids
-from recsys.embedding.lookup import active, is_differentiated, read_by_keras, read_features
+from recsys.embedding.lookup import (
+    active,
+    is_differentiated,
+    read_by_keras,
+    read_features,
+    reads_by_keras,
+)
 from recsys.embedding.table import FeatureInput, Table, checked_columns, logical_order
 from recsys.errors import UsageError
 
@@ -118,8 +124,8 @@ class ShardedEmbedding(keras.layers.Layer):
         for path, ids in leaves.items():
             spec = self._resolved[self._paths[path].table.name]
             features.append(FeatureInput(self._home[spec.name], spec, ids, chosen.get(path), path))
-        is_jax = keras.backend.backend() == "jax"
-        read = read_features(features) if is_jax else [read_by_keras(*f[:4]) for f in features]
+        is_plain = reads_by_keras()
+        read = [read_by_keras(*f[:4]) for f in features] if is_plain else read_features(features)
         outputs = dict(zip(leaves, read, strict=True))
         return self._map(inputs, lambda path, *_: ops.cast(outputs[path], self.compute_dtype))
 

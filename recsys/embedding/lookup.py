@@ -158,6 +158,21 @@ def recording(tape: Tape) -> Iterator[Tape]:
         _active.tape = before
 
 
+@contextlib.contextmanager
+def reading_by_keras() -> Iterator[None]:
+    """Makes lookups gather rows by `keras.ops` inside the context, for a graph of TensorFlow."""
+    _active.is_plain = True
+    try:
+        yield
+    finally:
+        _active.is_plain = False
+
+
+def reads_by_keras() -> bool:
+    """Returns whether lookups gather rows by `keras.ops`."""
+    return keras.backend.backend() != "jax" or getattr(_active, "is_plain", False)
+
+
 # --- lookups: ids to rows, rows to pooled embeddings
 
 

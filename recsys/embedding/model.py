@@ -6,6 +6,7 @@ callbacks, schedules, loss scaling, metrics and saving are Keras' own.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +22,7 @@ from recsys.collectives import planning
 from recsys.embedding.device_order import in_device_order
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.layout import LayoutDistribution, check_rules
-from recsys.embedding.lookup import Counts, Record, Tape, recording, refuse
+from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, summary_lines
 from recsys.embedding.traffic import Reading, TableTraffic
@@ -93,6 +94,7 @@ class SparseModel(keras.Model):
         return super().__new__(cls)
 
     _summarizes = False
+    _exports = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -105,6 +107,7 @@ class SparseModel(keras.Model):
         self._step_arrays: list[jax.ShapeDtypeStruct] = []
         self.step_proof: StepProof | None = None
         self.step_traffic: tuple[TableTraffic, ...] = ()
+        self._input: str | None = None  # What it was first called with, see `_described`.
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model as Keras does, with counts where the distribution places them."""
@@ -117,6 +120,35 @@ class SparseModel(keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
+
+    # --- saving
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Returns the shapes of the inputs, and their dtypes: Keras builds with floats alone."""
+        config: dict[str, Any] | None = super().get_build_config()
+        return config if self._input is None else {**(config or {}), "input": self._input}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Builds a model that was loaded, by a call with inputs as it had."""
+        text = (config or {}).pop("input", None)
+        if text is None or type(self).build is not keras.Model.build:
+            super().build_from_config(config)
+        else:
+            self(_inputs(text, lambda shape, dtype: keras.KerasTensor(shape, dtype)))
+
+    def export(self, filepath: Any, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
+        """Exports what the model computes, without slots; see `keras.Model.export`."""
+        if input_signature is None and self._input is not None:
+            spec = _inputs(
+                self._input, lambda shape, dtype: keras.InputSpec(dtype, (None, *shape[1:]))
+            )
+            input_signature = [spec]
+        self._exports = True
+        try:
+            with reading_by_keras():
+                super().export(filepath, *args, input_signature=input_signature, **kwargs)
+        finally:
+            self._exports = False
 
     # --- one step
 
@@ -320,6 +352,8 @@ class SparseModel(keras.Model):
         """Returns where each value of the state lies; None without a distribution."""
         if keras.distribution.distribution() is None:
             return None
+        for variable in (v for part in self._state_variables() for v in part):
+            variable._initialize_layout()  # Metrics may be older than the distribution.
         return [[v._layout.backend_layout for v in part] for part in self._state_variables()]
 
     def _state_variables(self) -> tuple[list[Any], ...]:
@@ -373,6 +407,21 @@ class SparseModel(keras.Model):
             (print_fn or print)("\n".join(lines))
 
     @property
+    def trainable_variables(self) -> list[Any]:
+        """What Keras trains; while the model is exported its tables, which no call changes."""
+        own: list[Any] = super().trainable_variables
+        return [*own, *(t.embeddings for t in self._tables())] if self._exports else own
+
+    @property
+    def non_trainable_variables(self) -> list[Any]:
+        """The others; while the model is exported without what belongs to tables."""
+        others: list[Any] = super().non_trainable_variables
+        if not self._exports:
+            return others
+        left_out = {id(v) for table in self._tables() for v in table.variables}
+        return [v for v in others if id(v) not in left_out]
+
+    @property
     def trainable_weights(self) -> list[Any]:
         """What the model's optimizer trains; within `summary` the tables that learn too."""
         return [*super().trainable_weights, *self._summarized()]
@@ -392,7 +441,10 @@ class SparseModel(keras.Model):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; a functional one would cut 64-bit ids down to its inputs' type."""
-        return super().__call__(*(checked_batch(argument) for argument in args), **kwargs)
+        args = tuple(checked_batch(argument) for argument in args)
+        if not self.built and len(args) == 1 and not isinstance(self, Functional):
+            self._input = _described(args[0])
+        return super().__call__(*args, **kwargs)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; 64-bit ids are checked before JAX cuts them down. See `keras.Model.fit`."""
@@ -435,6 +487,32 @@ class FunctionalSparseModel(SparseModel, Functional):
             if x is not None and "int" in spec.dtype:
                 checked_ids(x, spec.name)
         return super()._convert_inputs_to_tensors(flat_inputs)
+
+
+def _described(inputs: Any) -> str | None:
+    """Returns the structure, the dtypes and the shapes of inputs as JSON; None of a `Ragged`."""
+
+    def described(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {str(name): described(part) for name, part in node.items()}
+        if type(node) in (list, tuple):
+            return [described(part) for part in node]
+        return " ".join(map(str, (keras.backend.standardize_dtype(node.dtype), *node.shape)))
+
+    try:
+        return json.dumps(described(inputs))
+    except AttributeError:  # No array.
+        return None
+
+
+def _inputs(described: str, make: Callable[[tuple[int | None, ...], str], Any]) -> Any:
+    """Returns `make(shape, dtype)` for each array that `_described` was given."""
+
+    def made(text: str) -> Any:
+        dtype, *shape = text.split()
+        return make(tuple(None if n == "None" else int(n) for n in shape), dtype)
+
+    return keras.tree.map_structure(made, json.loads(described))
 
 
 def _place(variable: Any) -> jax.ShapeDtypeStruct:

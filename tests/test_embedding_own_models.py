@@ -1,0 +1,125 @@
+"""Subclassed models: metrics of their own, files of Keras, and exports."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import on_mesh
+
+from recsys.embedding import (
+    Adagrad,
+    FeatureConfig,
+    ShardedEmbedding,
+    SparseModel,
+    TableConfig,
+    activate,
+    table_layout,
+)
+
+# Keras' own numpy() of a variable, which saving an optimizer calls.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+
+ROWS, DIM, BATCH = 50, 8, 16
+ITEMS = TableConfig("items", ROWS, DIM, optimizer=Adagrad(0.1), placement="row", combiner="mean")
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Own(SparseModel):
+    """Single ids, bags and numbers; a metric that is made with the model."""
+
+    def __init__(self, rows=ROWS, **kwargs):
+        super().__init__(**kwargs)
+        self.rows = rows
+        self.mean = keras.metrics.Mean(name="mean_output")
+        config = TableConfig.from_config({**ITEMS.get_config(), "vocabulary_size": rows})
+        self.embedding = ShardedEmbedding(
+            {
+                "item": FeatureConfig("item", config, (None,), (None, DIM)),
+                "bag": FeatureConfig("bag", config, (None, 3), (None, DIM)),
+            }
+        )
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        rows = self.embedding({name: inputs[name] for name in ("item", "bag")})
+        return self.out(keras.ops.concatenate([*rows.values(), inputs["number"]], axis=-1))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.mean.update_state(y_pred)
+        return keras.ops.mean(keras.ops.square(y_pred - y))
+
+    def get_config(self):
+        return {**super().get_config(), "rows": self.rows}
+
+
+def batch(seed=0):
+    rng = np.random.default_rng(seed)
+    x = {"item": rng.integers(-1, ROWS, BATCH), "bag": rng.integers(0, ROWS, (BATCH, 3))}
+    x["number"] = rng.normal(size=(BATCH, 2)).astype(np.float32)
+    return x, rng.normal(size=(BATCH, 1)).astype(np.float32)
+
+
+def trained(steps=2):
+    model = Own()
+    model.compile("adam")
+    for step in range(steps):
+        model.train_on_batch(*batch(step))
+    return model
+
+
+def test_a_metric_that_is_older_than_the_layout_is_kept_by_it():
+    mean = keras.metrics.Mean(name="mean_output")
+    activate(table_layout([ITEMS]))
+    model = Own()
+    model.mean = mean
+    model.compile("adam")
+    x, y = batch()
+    logs = model.train_on_batch(x, y, return_dict=True)
+    assert logs["mean_output"] != 0
+    assert model.mean.result() == logs["mean_output"]
+
+
+@pytest.mark.parametrize("mesh", ["one device", "8"])
+def test_a_subclassed_model_comes_back_from_a_file_and_trains_on(mesh, tmp_path):
+    x, y = batch(9)
+    with on_mesh(mesh, [ITEMS]):
+        model = trained()
+        model.save(tmp_path / "own.keras")
+        again = keras.saving.load_model(tmp_path / "own.keras")
+        np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+        for one in (model, again):
+            one.train_on_batch(x, y)
+        np.testing.assert_allclose(
+            again.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-6
+        )
+
+
+READ = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+served = tf.saved_model.load(sys.argv[1])
+x = {name: np.array(values) for name, values in json.load(open(sys.argv[2])).items()}
+x = {name: tf.constant(v, tf.float32 if name == "number" else tf.int32) for name, v in x.items()}
+json.dump([served.serve(x).numpy().tolist(), [v.shape.as_list() for v in served.variables]],
+          open(sys.argv[3], "w"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_model_computes_the_same_and_holds_no_slots(tmp_path):
+    model, (x, _) = trained(), batch(9)
+    model.export(tmp_path / "export", verbose=False)
+    files = [tmp_path / name for name in ("export", "x.json", "y.json")]
+    short = {name: values[:5].tolist() for name, values in x.items()}
+    files[1].write_text(json.dumps(short))
+    subprocess.run([sys.executable, "-c", READ, *files], check=True, capture_output=True)
+    served, shapes = json.loads(files[2].read_text())
+    np.testing.assert_allclose(served, model.predict(x, verbose=0)[:5], rtol=1e-5)
+    table = [shape for shape in shapes if shape[-1:] == [DIM]]
+    assert len(table) == 1
+    model.train_on_batch(*batch())  # It still trains.
