@@ -10,6 +10,7 @@ import pytest
 from embedding_meshes import on_mesh
 
 from recsys.embedding import (
+    SGD,
     Adagrad,
     FeatureConfig,
     ShardedEmbedding,
@@ -123,3 +124,54 @@ def test_an_exported_model_computes_the_same_and_holds_no_slots(tmp_path):
     table = [shape for shape in shapes if shape[-1:] == [DIM]]
     assert len(table) == 1
     model.train_on_batch(*batch())  # It still trains.
+
+
+def sgd_model(rate):
+    config = TableConfig("items", ROWS, DIM, optimizer=SGD(rate))
+    inputs = keras.Input((), dtype="int32", name="item")
+    rows = ShardedEmbedding({"item": FeatureConfig("item", config, (None,), (None, DIM))})
+    model = SparseModel(inputs, rows({"item": inputs})["item"])
+    model.compile(keras.optimizers.SGD(0.5), loss=lambda y, y_pred: keras.ops.mean(y_pred))
+    return model
+
+
+def moved(model):
+    """Returns how far a step moves the sum of row 3, whose gradient is 1."""
+    layer = next(layer for layer in model.layers if isinstance(layer, ShardedEmbedding))
+    before = layer.get_embedding_tables()["items"][3].copy()
+    model.train_on_batch(np.full(BATCH, 3), np.zeros((BATCH, DIM), np.float32))
+    return float((before - layer.get_embedding_tables()["items"][3]).mean() * DIM)
+
+
+def test_tables_follow_the_learning_rate_that_a_callback_sets(tmp_path):
+    model = sgd_model(0.25)
+    assert moved(model) == pytest.approx(0.25, rel=1e-4)
+    x, y = np.full(BATCH, 5), np.zeros((BATCH, DIM), np.float32)
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[schedule], verbose=0)
+    assert moved(model) == pytest.approx(0.25 / 4, rel=1e-4)
+    model.optimizer.learning_rate = 1.0
+    assert moved(model) == pytest.approx(0.5, rel=1e-4)
+    model.compile(keras.optimizers.SGD(7.0), loss=lambda y, y_pred: keras.ops.mean(y_pred))
+    assert moved(model) == pytest.approx(0.25, rel=1e-4)
+
+
+def test_a_table_with_a_schedule_of_its_own_follows_that():
+    model = sgd_model(keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.25, 0.125]))
+    assert moved(model) == pytest.approx(0.25, rel=1e-4)
+    model.optimizer.learning_rate = 5.0
+    assert moved(model) == pytest.approx(0.125, rel=1e-4)
+
+
+def test_a_file_keeps_the_share_of_the_learning_rate(tmp_path):
+    model = trained()
+    model.optimizer.learning_rate = 0.0005
+    model.save(tmp_path / "own.keras")
+    again = keras.saving.load_model(tmp_path / "own.keras")
+    for one in (model, again):
+        one.train_on_batch(*batch(5))
+    tables = [one.embedding.get_embedding_tables()["items"] for one in (model, again)]
+    np.testing.assert_array_equal(*tables)
+    once_more = trained()
+    once_more.train_on_batch(*batch(5))
+    assert not np.array_equal(once_more.embedding.get_embedding_tables()["items"], tables[0])

@@ -26,7 +26,14 @@ from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, reco
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, summary_lines
 from recsys.embedding.traffic import Reading, TableTraffic
-from recsys.embedding.update import GradientBuffers, StepUpdate, accumulation_steps, after, by_table
+from recsys.embedding.update import (
+    GradientBuffers,
+    StepUpdate,
+    accumulation_steps,
+    after,
+    by_table,
+    own_rate,
+)
 from recsys.errors import UsageError
 from recsys.keras_internals import Functional
 
@@ -107,6 +114,7 @@ class SparseModel(keras.Model):
         self._step_arrays: list[jax.ShapeDtypeStruct] = []
         self.step_proof: StepProof | None = None
         self.step_traffic: tuple[TableTraffic, ...] = ()
+        self._first_rate: float | None = None
         self._input: str | None = None  # What it was first called with, see `_described`.
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -114,10 +122,19 @@ class SparseModel(keras.Model):
         super().compile(*args, **kwargs)
         self.unknown_ids.build()
         self.exchange_overflows.build()
+        self._first_rate = own_rate(self.optimizer)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns the arguments of `compile`, with the learning rate that training began with."""
+        config: dict[str, Any] | None = super().get_compile_config()
+        return config and {**config, "first_rate": self._first_rate}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a model that was loaded; Keras does so for its own `compile` alone."""
+        config = dict(config)
+        first_rate = config.pop("first_rate", None)
         self.compile(**keras.saving.deserialize_keras_object(config))
+        self._first_rate = first_rate or self._first_rate
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -189,7 +206,9 @@ class SparseModel(keras.Model):
         uses = [use for use, _ in read]
         self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
         steps = by_table(tables, uses, tap_grads)
-        update = StepUpdate(self.optimizer, self.non_trainable_variables, self.gradient_buffers)
+        update = StepUpdate(
+            self.optimizer, self.non_trainable_variables, self.gradient_buffers, self._first_rate
+        )
         outs = [out for _, out in read]
         # What else the step returns may gather rows by itself, if XLA fuses it with the lookup.
         changed = [new for old, new in zip(state[1], ntv, strict=True) if new is not old]

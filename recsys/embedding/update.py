@@ -134,22 +134,31 @@ class TableStep:
         table = self.table
         return exchange.squares(table.sharding, table.n_physical, self.uses, self.grads)
 
-    def updated(self, values: Arrays, scale: jax.Array, is_due: jax.Array | None) -> Arrays:
+    def updated(
+        self,
+        values: Arrays,
+        scale: jax.Array,
+        is_due: jax.Array | None,
+        rate_share: jax.Array | None = None,
+    ) -> Arrays:
         """Returns the new values of the table's weights, slots and step count.
 
         Args:
             values: The values.
             scale: Factor on every gradient.
             is_due: Whether to update at all, a scalar bool; None for always.
+            rate_share: Factor on a learning rate that is a number, a scalar; None: 1.
         """
         if is_due is None:
-            return self._apply(values, scale)
-        return only_if(is_due, lambda v: self._apply(v, scale), values)
+            return self._apply(values, scale, rate_share)
+        return only_if(is_due, lambda v: self._apply(v, scale, rate_share), values)
 
-    def _apply(self, values: Arrays, scale: jax.Array) -> Arrays:
+    def _apply(self, values: Arrays, scale: jax.Array, rate_share: jax.Array | None) -> Arrays:
         *values, step = values
         table, optimizer = self.table, self.optimizer
         rate = optimizer.rate(step)
+        if rate_share is not None and not callable(optimizer.learning_rate):
+            rate = rate * rate_share
         name = zlib.crc32(f"{table.seed} {table.name}".encode())
         numbers = Numbers(
             rate=rate,
@@ -192,6 +201,12 @@ def accumulation_steps(optimizer: Any) -> int:
     return getattr(_innermost(optimizer), "gradient_accumulation_steps", None) or 0
 
 
+def own_rate(optimizer: Any) -> float | None:
+    """Returns the learning rate of the model's optimizer; None of a schedule, and of 0."""
+    rate = _innermost(optimizer)._learning_rate
+    return float(rate.value) or None if isinstance(rate, keras.Variable) else None
+
+
 def _innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
@@ -203,14 +218,23 @@ class StepUpdate:
         optimizer: The model's optimizer.
         variables: The model's variables that are not trainable, tables among them.
         buffers: Where gradients of tables are accumulated.
+        first_rate: Learning rate that the optimizer began with. Tables whose rate is a number
+            follow what changes it later, such as callbacks. None: they don't.
 
     Attributes:
         arrays: What the buffers must hold of each step, once `apply` was traced
             without any.
     """
 
-    def __init__(self, optimizer: Any, variables: list[Any], buffers: GradientBuffers) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        variables: list[Any],
+        buffers: GradientBuffers,
+        first_rate: float | None = None,
+    ) -> None:
         self.optimizer, self.variables, self.buffers = optimizer, variables, buffers
+        self.first_rate = first_rate
         self.inner, self.count = _innermost(optimizer), accumulation_steps(optimizer)
         self.arrays: list[jax.ShapeDtypeStruct] = []
 
@@ -239,11 +263,13 @@ class StepUpdate:
                 is_due = is_due & finite
             row_scale = jnp.float32(1.0)
         grads, row_scale = self._clipped(ov, grads, steps, scale, row_scale)
+        rate_share = self._rate_share(ov)
         tv, ov = self.optimizer.stateless_apply(ov, grads, tv)
         index = {id(v): i for i, v in enumerate(self.variables)}
         for step in steps:
             at = [index[id(v)] for v in (*step.table.variables_by_row, step.table.steps)]
-            values = step.updated([ntv[i] for i in at], row_scale * after_reads, is_due)
+            values = [ntv[i] for i in at]
+            values = step.updated(values, row_scale * after_reads, is_due, rate_share)
             for i, value in zip(at, values, strict=True):
                 ntv[i] = value
         return tv, ntv, ov
@@ -270,6 +296,14 @@ class StepUpdate:
                 step.uses.extend(uses)
                 step.grads.extend(grad / count for grad in grads)
         return joined, ntv, (counter + 1) % count == 0
+
+    def _rate_share(self, ov: Arrays) -> jax.Array | None:
+        """Returns the learning rate of this step as a share of the first one, a scalar."""
+        if self.first_rate is None:
+            return None
+        rate, first = ov[self._at(self.inner._learning_rate)], jnp.float32(self.first_rate)
+        # Exactly 1 as long as nothing changed it: XLA may divide by multiplying.
+        return jnp.where(rate == first, jnp.float32(1.0), rate / first)
 
     def _loss_scale(self, ov: Arrays) -> jax.Array:
         mapping = list(zip(self.optimizer.variables, ov, strict=True))
