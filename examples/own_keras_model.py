@@ -31,7 +31,7 @@ class DLRM(embedding.SparseModel):
     def __init__(self):
         super().__init__(name="dlrm")
         shapes = (None,), (None, DIM)
-        self.tables = embedding.ShardedEmbedding(
+        self.embedding = embedding.ShardedEmbedding(
             {name: embedding.FeatureConfig(name, table, *shapes) for name, table in TABLES.items()}
         )
         self.bottom = keras.Sequential([keras.layers.Dense(n, "relu") for n in (64, DIM)])
@@ -41,7 +41,7 @@ class DLRM(embedding.SparseModel):
     def call(self, inputs):
         """Returns the logit of a click `[batch, 1]`."""
         dense = self.bottom(inputs["dense"])
-        rows = self.tables({name: inputs[name] for name in TABLES})
+        rows = self.embedding({name: inputs[name] for name in TABLES})
         pairs = self.dot([dense, *rows.values()])
         return self.top(keras.ops.concatenate([dense, pairs], axis=-1))
 

@@ -298,8 +298,8 @@ def test_without_pooling_there_must_be_rows_of_users_and_no_tower_of_histories(o
 
 def test_a_table_of_one_column_is_not_split_by_columns():
     model = build(item_bias=True, table_placement="column")
-    assert model.tables["item_bias"].placement == "row"
-    assert model.tables["items"].placement == "column"
+    assert model.table_configs["item_bias"].placement == "row"
+    assert model.table_configs["items"].placement == "column"
 
 
 def test_a_model_without_the_users_ids_has_no_table_of_them():

@@ -260,7 +260,7 @@ def test_eight_devices_take_over_what_one_does(old, placement):
 
 def test_a_table_of_several_chunks_is_the_same(old, monkeypatch):
     whole = all_in_order(carried(old, NEW)[0])
-    for module in ("state_transfer._CHUNK_BYTES", "row_sources._CHUNK_NUMBERS"):
+    for module in ("table_rows._CHUNK_BYTES", "row_sources._CHUNK_NUMBERS"):
         monkeypatch.setattr(f"recsys.training.{module}", 3 * 4 * 4)
     for path, array in all_in_order(carried(old, NEW)[0]).items():
         assert array == pytest.approx(whole[path], abs=1e-6), path

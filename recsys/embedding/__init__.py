@@ -8,10 +8,12 @@ from recsys.embedding.model import SparseModel
 from recsys.embedding.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad
 from recsys.embedding.sparsecore import embedding_layer
 from recsys.embedding.table import TablePlacement
+from recsys.embedding.table_rows import EmbeddingTable
 
 __all__ = [
     "SGD",
     "Adagrad",
+    "EmbeddingTable",
     "FeatureConfig",
     "Ftrl",
     "LazyAdam",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -165,6 +166,20 @@ class ShardedEmbedding(keras.layers.Layer):
                 start = table.offset(member.name)
                 weights[member.name] = values[start : start + member.rows]
         return weights
+
+    def home_of(self, name: str) -> Table:
+        """Returns the table that stores the rows of the table `name`."""
+        return self._home[name]
+
+    def grow(self, name: str, rows: int) -> None:
+        """Gives the table `name` more rows; see `EmbeddingTable.grow`."""
+        self._home[name].grow(name, rows)
+        self._resolved[name] = dataclasses.replace(self._resolved[name], rows=rows)
+        for path, feature in self._paths.items():
+            if feature.table.name == name:
+                table = dataclasses.replace(feature.table, vocabulary_size=rows)
+                self._paths[path] = dataclasses.replace(feature, table=table)
+        self.feature_configs = walked(self.feature_configs, lambda path, _: self._paths[path])
 
     def _map(self, inputs: Nested, function: Any) -> Nested:
         """Maps `function(path, feature, leaf)` over the leaves that `inputs` has."""

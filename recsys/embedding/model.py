@@ -25,6 +25,7 @@ from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, summary_lines
+from recsys.embedding.table_rows import tables_by_name
 from recsys.embedding.traffic import Reading, TableTraffic
 from recsys.embedding.update import (
     GradientBuffers,
@@ -69,6 +70,13 @@ class ExactCount(keras.metrics.Metric):
         return ops.cast(self.high, "float32") * float(_LIMB) + ops.cast(self.low, "float32")
 
 
+class _Tables:
+    """`model.tables`; a subclass may have an attribute of its own of that name."""
+
+    def __get__(self, model: Any, owner: type) -> Any:
+        return self if model is None else tables_by_name(model)
+
+
 Arrays = list[jax.Array]
 _LOG = logging.getLogger(__name__)
 
@@ -87,6 +95,8 @@ class SparseModel(keras.Model):
         step_proof: What the compiled training step holds, checked on the first batch;
             None before it.
         step_traffic: The collectives of each table in a training step, once that was traced.
+        tables: The tables by name, to read, assign and add rows: see `EmbeddingTable`.
+        tables_can_grow: Whether the model allows tables with more rows.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SparseModel:
@@ -100,6 +110,8 @@ class SparseModel(keras.Model):
             return super().__new__(FunctionalSparseModel)
         return super().__new__(cls)
 
+    tables = _Tables()
+    tables_can_grow = True
     _summarizes = False
     _exports = False
 
@@ -137,6 +149,11 @@ class SparseModel(keras.Model):
         self._first_rate = first_rate or self._first_rate
         if self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def forget_steps(self) -> None:
+        """Has the next training, evaluation and prediction compiled anew."""
+        for name in ("train_function", "test_function", "predict_function", "step_proof"):
+            setattr(self, name, None)
 
     # --- saving
 

@@ -51,15 +51,22 @@ class Table(keras.layers.Layer):
         self, members: Sequence[TableSpec], n_shards: int = 1, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(name="_".join(member.name for member in members), **kwargs)
-        self.members, self.seed = tuple(members), seed
+        self.seed, self.n_shards = seed, n_shards
+        self._read: Callable[[], Any] | None = None
+        self._unfit: UsageError | None = None
+        self._resize(members)
+
+    def _resize(self, members: Sequence[TableSpec]) -> None:
+        """Sets what depends on the rows of the members."""
+        self.members = tuple(members)
         self.spec = members[0]
         self.rows = sum(member.rows for member in members)
         self.dim = self.spec.dim
         self.optimizer = self.spec.optimizer
         self.exchange = dataclasses.replace(self.spec.exchange, rows=self.rows)
-        self._read: Callable[[], Any] | None = None
         self.is_interleaved = self.spec.placement == "row"
-        self.n_physical = padded_rows(self.rows, n_shards) if self.is_interleaved else self.rows
+        n = padded_rows(self.rows, self.n_shards) if self.is_interleaved else self.rows
+        self.n_physical = n
         if self.n_physical >= 2**31:
             raise UsageError(
                 "R354",
@@ -83,14 +90,68 @@ class Table(keras.layers.Layer):
             self.unknown_ids = self._counter("unknown_ids")
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the weights, the slots and the step count."""
+        """Saves the weights, the slots and the step count, and where rows lie in them."""
         for number, variable in enumerate([*self.variables_by_row, self.steps]):
             store[str(number)] = variable
+        store["order"] = np.array(self._order())
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what was saved."""
-        for number, variable in enumerate([*self.variables_by_row, self.steps]):
-            variable.assign(store[str(number)])
+        """Loads what was saved, also of a table with fewer rows; the other rows stay.
+
+        Raises:
+            UsageError: The file has rows that the table hasn't.
+        """
+        order, names = self._order(), {*store.keys()}
+        if not names and self._unfit is not None:
+            raise self._unfit  # Keras looks elsewhere in the file, and shows the last error.
+        if "order" in names:
+            order = np.asarray(store["order"]).tolist()
+        for number, variable in enumerate(self.variables_by_row):
+            saved = store[str(number)]
+            if order != self._order() or saved.shape[0] != self.n_physical:
+                saved = self._with_saved(variable, np.asarray(saved), *order)
+            variable.assign(saved)
+        self.steps.assign(store[str(len(self.variables_by_row))])
+
+    def _order(self) -> list[int]:
+        """Returns whether rows are interleaved, and the rows of each member."""
+        return [int(self.is_interleaved), *(member.rows for member in self.members)]
+
+    def _with_saved(
+        self, variable: Any, saved: np.ndarray, interleaved: int, *rows: int
+    ) -> np.ndarray:
+        """Returns the numbers of a variable with those of a file `[places, width]` in it."""
+        own = [member.rows for member in self.members]
+        if len(rows) != len(own) or any(n > m for n, m in zip(rows, own, strict=True)):
+            self._unfit = UsageError(
+                "R368",
+                f"Table {self.name!r} must have at least the rows of the file; it has"
+                f" {', '.join(map(str, own))}.",
+                "Make the model with as many rows, and with the same stacks of tables.",
+                list(rows),
+            )
+            raise self._unfit
+        out, first = np.array(keras.ops.convert_to_numpy(variable)), 0
+        for member, n in zip(self.members, rows, strict=True):
+            places = np.arange(first, first + n)
+            if interleaved:
+                places = physical_rows(places, len(saved))
+            out[self.physical(self.offset(member.name) + np.arange(n))] = saved[places]
+            first += n
+        return out
+
+    def grow(self, name: str, rows: int) -> None:
+        """Gives the member `name` more rows, which start as those of a new table do."""
+        kept: dict[str, Any] = {}
+        self.save_own_variables(kept)
+        self._resize(
+            [dataclasses.replace(m, rows=rows) if m.name == name else m for m in self.members]
+        )
+        for variable in self.variables:
+            self._untrack_variable(variable)
+        self._tracker.unlock()
+        self.build()
+        self.load_own_variables(kept)
 
     def read_from(self, weights: Any, read: Callable[[], Any]) -> None:
         """Makes lookups read `weights` `[rows, dim]`, in logical order; creates no variables.

@@ -61,16 +61,18 @@ class LookupModel(SparseModel):
 
     Attributes:
         spec: What the model is.
-        tables: The tables by name; they may be set until the model is built.
+        table_configs: The configs of the tables; they may be set until the model is built.
     """
 
     def __init__(self, spec: ModelSpec, tables: Tables | None, seed: int, name: str) -> None:
         super().__init__(name=name)
         spec.check()
         self.spec, self.seed = spec, seed
-        self.tables = self.make_tables(spec) if tables is None else tables
+        self.table_configs = self.make_tables(spec) if tables is None else tables
         self.item_graph: ItemGraph | None = None
         self.bag_weights: BagWeights | None = None
+
+    tables_can_grow = False  # They have the rows of the data; a warm start adds some.
 
     @property
     def config(self) -> Any:
@@ -179,7 +181,7 @@ class LookupModel(SparseModel):
 
     def _feature_configs(self) -> dict[str, FeatureConfig]:
         """Returns the inputs by name, each with its table and shape."""
-        config, tables = self.spec.config, self.tables
+        config, tables = self.spec.config, self.table_configs
         users = {"user_row": ("users", (None,))} if config.user_id else {}
         biases = {"item_bias": ("item_bias", (None,))} if config.item_bias else {}
         n = config.item_neighbours

@@ -79,7 +79,7 @@ class RetrievalModel(LookupModel):
     Attributes:
         Config: Type of the model's config.
         spec: What the model is.
-        tables: The tables by name; they may be set until the model is built.
+        table_configs: The configs of the tables; they may be set until the model is built.
         sharing: How its loss shares the candidates of a batch; `train_by` sets it.
         regularisation: Weight of the squared length of each row that a batch reads by its id,
             by table; `train_by` sets it.
@@ -171,7 +171,7 @@ class RetrievalModel(LookupModel):
             UsageError: It regularises a table that the model doesn't have.
         """
         self.sharing = CandidateSharing.of_config(train)
-        missing = sorted(set(train.table_regularisation) - set(self.tables))
+        missing = sorted(set(train.table_regularisation) - set(self.table_configs))
         if missing:
             raise UsageError(
                 "R369",

@@ -236,7 +236,7 @@ def load_model(
 
 def _spread(model: RetrievalModel, mesh: keras.distribution.DeviceMesh) -> Layout:
     """Has a model that isn't built yet split its tables over devices, and returns its layout."""
-    layout = table_layout([*model.tables.values()], mesh=mesh)
+    layout = table_layout([*model.table_configs.values()], mesh=mesh)
     activate(layout)
     # Variables that are there already, such as seeds, go to all devices.
     values = replicate([variable.value for variable in model.variables], mesh)

@@ -5,20 +5,16 @@ Rows are copied into a sharded table in chunks, so no device or host holds it tw
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.collectives import on_each_device
 from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
+from recsys.embedding.table_rows import chunk_rows, put_rows
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.saved import kept_weights
 from recsys.models.saved_arrays import SavedRows
@@ -32,7 +28,6 @@ from recsys.training.saved_variables import moments_of, seeds_of
 from recsys.training.training_log import report_progress
 from recsys.training.warm_start import EarlierModel, refused, warm_start_of
 
-_CHUNK_BYTES = 2**26
 _SIDES = ("users", "items")
 Report = dict[str, dict[str, int]]
 
@@ -80,7 +75,7 @@ def transfer_state(
                 slot = f"slot {variable.path}: none → {tuple(variable.shape)}"
                 raise refused(base.folder, [slot])
             made = new if variable is table.embeddings else None
-            _put_rows(table, variable, _chunks(own, values, made, _chunk_rows(variable)))
+            put_rows(table, variable, _chunks(own, values, made, chunk_rows(variable)))
         table.steps.assign(base.state.updates)
         neighbours = 0 if new is None else new.neighbours
         report[table.name] = {"rows": table.rows, **own.counts, "neighbours": neighbours}
@@ -176,71 +171,3 @@ def _transfer_dense(base: EarlierModel, model: RetrievalModel) -> None:
         averages = optimizer._model_variables_moving_average
         for average, variable in zip(averages, model.trainable_variables, strict=True):
             average.assign(np.array(base.array(variable.path)))
-
-
-# --- rows into a sharded table
-
-
-def _chunk_rows(variable: Any) -> int:
-    """Returns how many rows of a table's variable are put at a time."""
-    return max(1, _CHUNK_BYTES // (4 * int(variable.shape[1])))
-
-
-def _put_rows(table: Table, variable: Any, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Assigns values to rows of a table; other rows stay.
-
-    Every process of a run calls it with the same chunks; each device takes its part of
-    them. The arrays that the variable holds are freed as it goes.
-
-    Args:
-        table: The table.
-        variable: Its weights, or one of its slots.
-        chunks: Rows `[n]` and their values `[n, width]` float32; each row once, at most
-            `_chunk_rows` in a chunk.
-    """
-    value = variable.value
-    is_on_mesh = isinstance(value.sharding, NamedSharding)
-    write = _write_on_mesh(value.sharding) if is_on_mesh else _write
-    n, width = min(_chunk_rows(variable), table.rows), int(variable.shape[1])
-    for rows, values in chunks:
-        # A place behind the last one is none: all chunks are of one length, and compiled once.
-        places = np.full(n, value.shape[0], np.int32)
-        padded = np.zeros((n, width), np.float32)
-        places[: len(rows)], padded[: len(rows)] = table.physical(rows.astype(np.int64)), values
-        value = write(value, places, padded)
-    variable.assign(value)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _write(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
-    return value.at[places].set(rows.astype(value.dtype), mode="drop")
-
-
-@functools.lru_cache(maxsize=16)
-def _write_on_mesh(sharding: NamedSharding) -> Callable[..., jax.Array]:
-    row_axis, column_axis = (*sharding.spec, None, None)[:2]
-
-    def own(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
-        n_places, width = value.shape
-        if row_axis is not None:
-            places = places - jax.lax.axis_index(row_axis) * n_places
-        if column_axis is not None:
-            first = jax.lax.axis_index(column_axis) * width
-            rows = jax.lax.dynamic_slice_in_dim(rows, first, width, axis=1)
-        # What lies on another device comes before or behind; a negative place would wrap.
-        places = jnp.where((places >= 0) & (places < n_places), places, n_places)
-        return value.at[places].set(rows.astype(value.dtype), mode="drop")
-
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    specs = (sharding.spec, everywhere.spec, everywhere.spec)
-    mapped = on_each_device(own, sharding.mesh, specs, sharding.spec)
-    write = jax.jit(mapped, donate_argnums=0, out_shardings=sharding)
-
-    def on_all(value: jax.Array, *arrays: np.ndarray) -> jax.Array:
-        whole = (
-            jax.make_array_from_callback(array.shape, everywhere, array.__getitem__)
-            for array in arrays
-        )
-        return write(value, *whole)
-
-    return on_all

@@ -329,8 +329,10 @@ class _Fit:
         updates = len(self._source) // train.accumulate
         start = 0 if base is None else base.state.updates
         if not model.built:
-            model.tables = model.make_tables(model.spec, *table_optimizers(train, updates, start))
-        tables = list(model.tables.values())
+            model.table_configs = model.make_tables(
+                model.spec, *table_optimizers(train, updates, start)
+            )
+        tables = list(model.table_configs.values())
         rules = self._stage.layout
         layout = table_layout(tables, None, self._mesh, rules, train.node_devices)
         activate(layout)
