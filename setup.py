@@ -1,5 +1,7 @@
 """Builds the C kernels, one library for each kind of processor, and the starter of `recsys init`.
 
+An editable install gets a folder with links to the packages, which is on Python's path.
+
 All else is in pyproject.toml. A library that can't be built, for want of a compiler say, is
 left out: recsys then computes the same on JAX, slower.
 """
@@ -8,6 +10,7 @@ import copy
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -15,6 +18,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 KERNELS = Path("recsys/kernels")
+PACKAGES = "recsys", "components", "pipelines"
+LINKS = Path(".importable")
 STARTER = {
     "configs/movielens_small.yaml": "movielens_small.yaml",
     "configs/schemas/movielens_small": "movielens_small",
@@ -90,4 +95,24 @@ class BuildWithStarter(build_py):
             copy(source, target)
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels, "build_py": BuildWithStarter})
+def package_dir() -> dict[str, str]:
+    """Returns where the packages of an editable install are: behind links, and nothing else is.
+
+    setuptools then puts that one folder on Python's path. Its import hook, which it takes for
+    packages beside `tests` and `docs`, is unknown to type checkers, and comes after a folder
+    named `recsys` in the current one, such as the clone itself.
+    """
+    if "editable_wheel" not in sys.argv:
+        return {}
+    LINKS.mkdir(exist_ok=True)
+    for name in PACKAGES:
+        (LINKS / name).unlink(missing_ok=True)
+        (LINKS / name).symlink_to(Path("..", name))
+    return {"": str(LINKS)}
+
+
+setup(
+    ext_modules=extensions(),
+    package_dir=package_dir(),
+    cmdclass={"build_ext": BuildKernels, "build_py": BuildWithStarter},
+)
