@@ -338,3 +338,32 @@ def test_the_checks_install_chromium_where_it_is_missing(tmp_path, code):
     (tmp_path / "chromium").symlink_to(apt)
     assert install().returncode == 0
     assert len((tmp_path / "apt-get.calls").read_text().splitlines()) == len(calls)
+
+
+def test_an_editable_install_is_found_from_the_parent_folder_and_hides_tests(tmp_path):
+    clone, site = tmp_path / "recsys", tmp_path / "site"
+    clone.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    for name in [*PACKAGES, "tests", "examples"]:
+        (clone / name).mkdir()
+        (clone / name / "__init__.py").write_text("")
+    (clone / "recsys" / "kernels").mkdir()
+    (clone / "recsys" / "py.typed").touch()
+    build = "from setuptools import build_meta; print(build_meta.build_editable('..'))"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    (clone / "recsys" / "later.py").write_text("")
+    code = (
+        f"import site, sys; site.addsitedir({str(site)!r})\n"
+        "import components, pipelines, recsys.later, importlib.util as u\n"
+        "print(recsys.__file__, [u.find_spec(name) for name in ('tests', 'examples')])"
+    )
+    # Without the packages of this environment, and the folder of the clone first.
+    run = [sys.executable, "-S", "-c", code]
+    found = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert found.endswith("[None, None]\n")
+    package = Path(found.split()[0]).parent
+    assert package.resolve() == clone / "recsys"
+    assert (package / "py.typed").exists()  # Type checkers follow the path too.
