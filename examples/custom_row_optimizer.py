@@ -58,7 +58,7 @@ def main():
         x, y = rng.permutation(ROWS), rng.normal(size=(ROWS, DIM))
         model.train_on_batch(x, y)
         dense.train_on_batch(x, y)
-    ours, keras_own = model.tables["items"].read_rows(), dense.get_weights()[0]
+    ours, keras_own = model.tables["items"].read_rows(), np.asarray(dense.weights[0].value)
     print(f"largest difference from Keras' RMSprop: {np.abs(ours - keras_own).max():.1e}")
     return start, ours, keras_own
 

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shutil
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ from warm_worlds import (
 from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding import activate, table_layout
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.models import TwoTower, load_model
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.training.optimization import tower_optimizer
@@ -260,10 +261,44 @@ def test_eight_devices_take_over_what_one_does(old, placement):
 
 def test_a_table_of_several_chunks_is_the_same(old, monkeypatch):
     whole = all_in_order(carried(old, NEW)[0])
-    for module in ("table_rows._CHUNK_BYTES", "row_sources._CHUNK_NUMBERS"):
-        monkeypatch.setattr(f"recsys.training.{module}", 3 * 4 * 4)
+    for module in ("embedding.table_rows._CHUNK_BYTES", "training.row_sources._CHUNK_NUMBERS"):
+        monkeypatch.setattr(f"recsys.{module}", 3 * 4 * 4)
     for path, array in all_in_order(carried(old, NEW)[0]).items():
         assert array == pytest.approx(whole[path], abs=1e-6), path
+
+
+class Headed(TwoTower):
+    """A model with a head over all items, as large as the data."""
+
+    weights_by_row = {"head/kernel": ("items", 1), "head/bias": ("items", 0)}  # noqa: RUF012
+
+    def __init__(self, spec, *args, **kwargs):
+        super().__init__(spec, *args, **kwargs)
+        self.head = keras.layers.Dense(spec.item_rows)
+
+    def build_layers(self):
+        super().build_layers()
+        self.head.build((None, self.config.dim))
+
+
+def test_a_head_over_the_items_goes_on_by_id(tmp_path, monkeypatch):
+    monkeypatch.setattr("warm_worlds.TwoTower", Headed)
+    data = OLD.save(tmp_path / "data")
+    base = save_base(tmp_path / "model", data, OLD, stage())
+    model, _, cold = carried(base, NEW)
+    before, now = Folder(base).everything(), all_in_order(model)
+    for name, axis in (("head/kernel", 1), ("head/bias", 0)):
+        paths = [f"two_tower/{name}"]
+        paths += [p for p in now if p.startswith(f"towers/two_tower_{name.replace('/', '_')}_")]
+        assert len(paths) == 3  # Adam's moments.
+        for path in paths:
+            then, found, new = (np.moveaxis(x[path], axis, 0) for x in (before, now, cold))
+            # i3 went and i6 has its row; i7 and i8 are behind.
+            assert found[[0, 1, 2, 4, 5]].tobytes() == then[[0, 1, 2, 4, 5]].tobytes()
+            assert found[[3, 6, 7]].tobytes() == new[[3, 6, 7]].tobytes()
+    monkeypatch.setattr(Headed, "weights_by_row", {})
+    with pytest.raises(UsageError, match=r"R390.*head/kernel: \(4, 6\) → \(4, 8\)"):
+        carried(base, NEW)
 
 
 IDS = st.lists(st.sampled_from([f"x{n}" for n in range(12)]), unique=True, max_size=12)

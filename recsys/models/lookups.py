@@ -15,8 +15,8 @@ Inputs are rows of tables, never ids; `LookupModel.inputs_of_sides` lists them:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import keras
 from keras import ops
@@ -73,6 +73,10 @@ class LookupModel(SparseModel):
         self.bag_weights: BagWeights | None = None
 
     tables_can_grow = False  # They have the rows of the data; a warm start adds some.
+    weights_by_row: ClassVar[Mapping[str, tuple[Literal["users", "items"], int]]] = {}
+    """Weights of layers with an entry for each row of users or items, which a warm start carries
+    over by id: whose rows, and the axis, by path without the model's name, such as
+    `{"head/kernel": ("items", 1)}`. Entries of new ids keep their initial values."""
 
     @property
     def config(self) -> Any:

@@ -79,7 +79,7 @@ def transfer_state(
         table.steps.assign(base.state.updates)
         neighbours = 0 if new is None else new.neighbours
         report[table.name] = {"rows": table.rows, **own.counts, "neighbours": neighbours}
-    _transfer_dense(base, model)
+    _transfer_dense(base, model, sources)
     return report
 
 
@@ -92,12 +92,23 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
         if path in adapted:
             continue
         weights, (variable, table) = base.array(path), ours.get(path, (None, None))
-        then = None if weights is None else weights.shape[1 if table else 0 :]
-        now = None if variable is None else tuple(variable.shape)[1 if table else 0 :]
+        _, axis = _rows_of(model, path) or (None, 0 if table else None)
+        then = None if weights is None else _without(axis, weights.shape)
+        now = None if variable is None else _without(axis, variable.shape)
         if then != now:
             changes.append(f"variable {path}: {then or 'none'} → {now or 'none'}")
     if changes:
         raise refused(base.folder, changes)
+
+
+def _rows_of(model: RetrievalModel, path: str) -> tuple[str, int] | None:
+    """Returns whose rows a weight of a layer has, and along which axis; None: it has none."""
+    return model.weights_by_row.get(path.partition("/")[2])
+
+
+def _without(axis: int | None, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns a shape without an axis."""
+    return tuple(n for number, n in enumerate(shape) if number != axis)
 
 
 def _ids_of(table: Table) -> str:
@@ -152,16 +163,24 @@ def _chunks(
         yield start + chosen, chunk
 
 
-def _transfer_dense(base: EarlierModel, model: RetrievalModel) -> None:
+def _transfer_dense(
+    base: EarlierModel, model: RetrievalModel, sources: dict[str, RowSources]
+) -> None:
     """Gives the towers their weights, and their optimizer its moments."""
     adapted = {id(variable) for variable in model.adapted}
+    by_row: dict[str, tuple[str, int]] = {}  # Of moments too, whose names begin so.
     for variable, table in kept_weights(model):
         if table is None and id(variable) not in adapted:
-            variable.assign(np.array(base.array(variable.path)))
+            rows = _rows_of(model, variable.path)
+            if rows is not None:
+                by_row[variable.path.replace("/", "_")] = rows
+            variable.assign(_carried(base.array(variable.path), variable, sources, rows))
     for path, variable in {**moments_of(model), **seeds_of(model)}.items():
+        name = path.rpartition("/")[2]
+        rows = next((by_row[weight] for weight in by_row if name.startswith(f"{weight}_")), None)
         kept = base.array(path)
-        if kept is not None and kept.shape == tuple(variable.shape):
-            variable.assign(np.array(kept))
+        if kept is not None and (rows or kept.shape == tuple(variable.shape)):
+            variable.assign(_carried(kept, variable, sources, rows))
     optimizer: Any = model.optimizer
     accumulate = optimizer.gradient_accumulation_steps or 1
     optimizer._iterations.assign(base.state.updates * accumulate)
@@ -170,4 +189,17 @@ def _transfer_dense(base: EarlierModel, model: RetrievalModel) -> None:
         # variables would be donated to the step twice.
         averages = optimizer._model_variables_moving_average
         for average, variable in zip(averages, model.trainable_variables, strict=True):
-            average.assign(np.array(base.array(variable.path)))
+            average.assign(np.array(variable.value))
+
+
+def _carried(
+    kept: Any, variable: Any, sources: dict[str, RowSources], rows: tuple[str, int] | None
+) -> np.ndarray:
+    """Returns the earlier numbers of a variable, by row if it has rows: see `_rows_of`."""
+    if rows is None:
+        return np.array(kept)
+    side, axis = rows
+    source, out = sources[side].source, np.array(variable.value)
+    is_kept = source >= 0
+    np.moveaxis(out, axis, 0)[is_kept] = np.moveaxis(np.asarray(kept), axis, 0)[source[is_kept]]
+    return out

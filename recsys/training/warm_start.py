@@ -357,8 +357,8 @@ def refused(folder: Path, changes: list[str]) -> UsageError:
         CHANGED,
         f"The model in {str(folder)!r} can only be continued by one like it;"
         f" {len(changes)} of its traits changed: {'; '.join(changes)}.",
-        "Change that back; or train from the beginning, with warm_start.changed=cold, or once"
-        " with warm_start=null.",
+        "Change that back; name weights that grow with the data in the model's weights_by_row;"
+        " or train from the beginning, with warm_start.changed=cold, or once with warm_start=null.",
     )
 
 
