@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import socket
 import uuid
 from pathlib import Path
@@ -126,6 +127,27 @@ def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
         f" correct metadata.mysql or {mysql.password_env}; nothing was run.",
         (match[1] if match else message).strip() or ...,
     )
+
+
+def check_place(store: mlmd.MetadataStore, name: str, root: Path) -> None:
+    """Checks that the newest artifact of a pipeline is where ML Metadata has it.
+
+    Raises:
+        RecsysError: It is in `root`, which was moved (R571).
+    """
+    context = store.get_context_by_type_and_name("pipeline", name)
+    artifacts = store.get_artifacts_by_context(context.id) if context else []
+    live = [each for each in artifacts if each.state == proto.Artifact.LIVE]
+    path = Path(max(live, key=lambda each: each.id).uri) if live else root
+    if not path.exists() and root.joinpath("artifacts", *path.parts[-3:]).exists():
+        before = path.parents[3] if len(path.parents) > 3 else path
+        raise RecsysError(
+            "R571",
+            f"The root must stay where its runs were: ML Metadata has files in {str(before)!r}.",
+            f"Move it back, or make a link there: ln -s {shlex.quote(str(root.absolute()))}"
+            f" {shlex.quote(str(before))}. Nothing was changed.",
+            str(root),
+        )
 
 
 # --- one root for each name in a shared database

@@ -22,7 +22,7 @@ from tfx.proto.orchestration import pipeline_pb2
 
 from components.metadata import DESTINATION, WITHDRAWN
 from pipelines.history import History
-from pipelines.metadata_store import claim_name
+from pipelines.metadata_store import check_place, claim_name
 from pipelines.recovery import cancel, clear_up
 from pipelines.run_errors import as_recsys_error, stopped_error
 from pipelines.run_record import Outputs, Recorder, new_run_id
@@ -173,6 +173,7 @@ class Runner(local_dag_runner.LocalDagRunner):
         with connection as handle:
             if is_shared:
                 claim_name(handle.store, name, self._root)
+            check_place(handle.store, name, self._root)
             events.emit(
                 "run_started", steps=steps, root=str(self._root), name=name, run=self.run_id
             )

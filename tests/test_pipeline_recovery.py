@@ -14,7 +14,9 @@ from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import recovery as module
+from pipelines.metadata_store import check_place
 from pipelines.recovery import cancel, clear_up, find_orphans, record_killed
+from recsys.errors import RecsysError
 from recsys.report.index import read_runs
 from recsys.report.runs import RunRecord, read_result
 
@@ -48,6 +50,27 @@ def test_executions_that_nobody_runs_are_failed_and_their_artifacts_abandoned(tm
     assert states[pending["data"]] == proto.Artifact.ABANDONED
     assert states[live["data"]] == proto.Artifact.LIVE
     assert not clear(tmp_path, store)  # Nothing is left to do.
+
+
+def test_a_root_that_was_moved_is_refused_until_a_link_leads_to_it(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    store = Store(old)
+    store.night("1")
+    check_place(store.store, "tiny", old)
+    old.rename(new)
+    with pytest.raises(RecsysError, match=f"R571.*{old}.*ln -s {new} {old}"):
+        check_place(store.store, "tiny", new)
+    check_place(store.store, "other", new)
+    old.symlink_to(new)
+    check_place(store.store, "tiny", new)
+
+
+def test_a_root_whose_newest_folder_was_deleted_is_not_called_moved(tmp_path):
+    store = Store(tmp_path / "root")
+    (last,) = store.execute("A", "1", made={"data": ("Data", {})})[1].values()
+    (tmp_path / "root" / "artifacts" / "A" / "data" / str(last) / "content").unlink()
+    (tmp_path / "root" / "artifacts" / "A" / "data" / str(last)).rmdir()
+    check_place(store.store, "tiny", tmp_path / "root")
 
 
 def test_in_a_shared_database_only_the_pipeline_s_own_count(tmp_path, store):
