@@ -146,7 +146,7 @@ def not_a_number(progress: Progress, model: keras.Model, received: Any) -> Recsy
 
     Learning rates are blamed if the loss had grown before, or if only code of ours computes it.
     """
-    parts = [model, model.training_loss, getattr(model.config, "encoder", None)]
+    parts = [model, *(getattr(model, name, None) for name in ("training_loss", "encoder"))]
     types = [type(part) for part in parts if part is not None]
     plugins = [
         f"{x.__module__}.{x.__name__}" for x in types if not x.__module__.startswith("recsys.")
