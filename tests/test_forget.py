@@ -27,6 +27,7 @@ from on_tensorflow import run_on_tensorflow
 
 from recsys.bundles.bundle import read_manifest, verify
 from recsys.bundles.versions import VersionRegistry, versions
+from recsys.cli import main
 from recsys.config import (
     DataConfig,
     GateConfig,
@@ -143,6 +144,28 @@ def test_the_file_names_nobody_and_is_missed_if_it_is_gone(tmp_path):
         Forgotten.load(path)
     with pytest.raises(RecsysError, match="R931"):
         Forgotten.load(tmp_path / "none.txt")
+
+
+@pytest.mark.pipeline
+def test_forget_needs_its_file_and_records_those_of_whom_nothing_is_there(tmp_path, capsys):
+    pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
+    from metadata_nights import config_of
+
+    from pipelines.forget import forget as remove
+
+    config = config_of(tmp_path / "root")
+    with pytest.raises(RecsysError, match="R930"):
+        remove(config, ["somebody"])
+    path = tmp_path / "new" / "forgotten.txt"
+    data = {**config.data.model_dump(mode="json", exclude_defaults=True), "forget": str(path)}
+    for id_ in ("somebody", "somebody else"):
+        done = remove(config_of(tmp_path / "root", data=data), [id_])
+        assert (done["found"], done["failed"]) == (False, [])
+    listed = Forgotten.load(path).contains(pa.array(["somebody", "somebody else", "nobody"]))
+    assert listed.tolist() == [True, True, False]
+    with pytest.raises(SystemExit, match="2"):
+        main(["forget", "  "])
+    assert "R934" in capsys.readouterr().err
 
 
 # --- texts
