@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
+sys.path.append(str(Path(__file__).parent / "test_ingest_scripts"))
+from planted_prism import plant
 
 from recsys.config import (
     Config,
@@ -118,3 +121,24 @@ def test_ingest_never_runs_a_planted_prism(raw):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [False, 0]
+
+
+@pytest.mark.hosts
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, for a network namespace")
+def test_a_whole_run_needs_no_network(tmp_path):
+    """In a network namespace of its own, with a loopback device only."""
+    pytest.importorskip("tfx", reason="needs the extra `pipeline`")
+    plant(tmp_path)
+    recsys = f"{shlex.quote(sys.executable)} -m recsys"
+    sizes = "--users 150 --items 60 --interactions 4000"
+    commands = f"ip link set lo up && {recsys} synth {sizes} --out data"
+    commands += f" && {recsys} run data/config.yaml --set train.epochs=2 --set beam.args=[]"
+    commands += " --json"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", commands],
+        cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Path(json.loads(done.stdout.splitlines()[-1])["report"]).is_file()
+    assert not (tmp_path / "ran").exists()
