@@ -137,7 +137,9 @@ def test_nested_fields_and_names_with_dots_are_columns(tmp_path):
     assert values == [[1, None], ["flat", None], [["p", "q"], None]]
 
 
-_VALUE = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.booleans())
+# Invisible characters, which ids lose, have tests of their own.
+_TEXT = st.text(st.characters(exclude_categories=["Cs", "Cf"]), max_size=5)
+_VALUE = st.one_of(st.none(), st.integers(), _TEXT, st.booleans())
 
 
 @given(st.lists(st.tuples(_VALUE, _VALUE), min_size=1, max_size=30), st.integers(1, 400))
