@@ -130,16 +130,17 @@ def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
 
 
 def check_place(store: mlmd.MetadataStore, name: str, root: Path) -> None:
-    """Checks that the newest artifact of a pipeline is where ML Metadata has it.
+    """Checks that the artifacts of a pipeline are where ML Metadata has them.
 
     Raises:
-        RecsysError: It is in `root`, which was moved (R571).
+        RecsysError: Some are in `root`, which was moved (R571).
     """
     context = store.get_context_by_type_and_name("pipeline", name)
     artifacts = store.get_artifacts_by_context(context.id) if context else []
-    live = [each for each in artifacts if each.state == proto.Artifact.LIVE]
-    path = Path(max(live, key=lambda each: each.id).uri) if live else root
-    if not path.exists() and root.joinpath("artifacts", *path.parts[-3:]).exists():
+    live = [Path(each.uri) for each in artifacts if each.state == proto.Artifact.LIVE]
+    for path in live:
+        if path.exists() or not root.joinpath("artifacts", *path.parts[-3:]).exists():
+            continue
         before = path.parents[3] if len(path.parents) > 3 else path
         raise RecsysError(
             "R571",

@@ -139,6 +139,33 @@ def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsy
     assert "port.cc" not in study[1]
 
 
+class _KilledError(BaseException):
+    """Ends a draw as a kill does: the trial stays in the database as it is."""
+
+
+class _Killer:
+    def suggest(self, *_):
+        raise _KilledError
+
+
+def test_a_trial_that_was_killed_between_two_draws_gets_the_same_values(world, tmp_path):
+    def opened(name):
+        options = TuneOptions(minutes=1)
+        return TuningStudy(world / "config.yaml", [], world / "data", tmp_path / name, {}, options)
+
+    def end_first(study):
+        study._study.tell(study._next().number, 0.5)
+
+    whole, killed = opened("whole"), opened("killed")
+    end_first(whole)
+    expected = whole._next().params
+    end_first(killed)
+    killed._space[list(killed._space)[2]] = _Killer()
+    with pytest.raises(_KilledError):
+        killed._next()
+    assert opened("killed")._next().params == expected
+
+
 def test_data_that_are_not_there_begin_no_study(world, tmp_path, capsys):
     assert run_main(*words(world), "--data", tmp_path / "none", "--set", f"root={tmp_path}") == 1
     assert "R220" in capsys.readouterr().err
@@ -209,9 +236,9 @@ def test_the_next_trial_is_a_function_of_the_seed_and_the_trials_before(tmp_path
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         study = create_study(tmp_path / place, "median")
-        for _ in range(8):
+        for number in range(8):
             study = open_study(tmp_path / place)  # As another process.
-            seed_sampler(study, 7)
+            seed_sampler(study, 7, number)
             trial = study.ask()
             x = trial.suggest_float("x", 0.0, 1.0)
             study.tell(trial, -((x - 0.3) ** 2))

@@ -52,13 +52,20 @@ def trial_of(study: optuna.Study, number: int) -> optuna.Trial:
     return optuna.Trial(study, study.trials[number]._trial_id)
 
 
-def seed_sampler(study: optuna.Study, seed: int) -> None:
-    """Lets a study draw its next trial as any process with the same trials before it would.
+def seed_sampler(study: optuna.Study, seed: int, number: int, place: int = 0) -> None:
+    """Makes a study draw a value as any process with the same earlier trials would.
 
     Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
+
+    Args:
+        study: The study.
+        seed: Seed of the study.
+        number: Number of the trial.
+        place: Index of the range; each has a seed of its own, so that a trial that was killed
+            between two draws gets the same values.
     """
-    of_trial = (seed * 1_000_003 + len(study.trials)) % _SEEDS
-    study.sampler = optuna.samplers.TPESampler(seed=of_trial, n_startup_trials=_STARTUP_TRIALS)
+    of_value = (seed * 1_000_003 + number * 1_009 + place) % _SEEDS
+    study.sampler = optuna.samplers.TPESampler(seed=of_value, n_startup_trials=_STARTUP_TRIALS)
 
 
 def _pruner(name: Pruner) -> optuna.pruners.BasePruner:

@@ -183,11 +183,11 @@ class TuningStudy:
         if not trials:
             # Nothing is called better than what one had without having tried that.
             self._study.enqueue_trial(base_parameters(self.config, self._space, self._load))
-        seed_sampler(self._study, self._options.seed)
         return self._suggested(self._study.ask())
 
     def _suggested(self, trial: optuna.Trial) -> optuna.Trial:
-        for key, interval in self._space.items():
+        for place, (key, interval) in enumerate(self._space.items()):
+            seed_sampler(self._study, self._options.seed, trial.number, place)
             interval.suggest(trial, key)
         return trial
 
