@@ -1,0 +1,35 @@
+"""Takes a user out of a bundle, and with them by mistake the row of another: it is refused."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from recsys.bundles.bundle import verify
+from recsys.bundles.without_users import take_out
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.forget.model_folder import free_rows
+from recsys.forget.names import Names
+from recsys.forget.replacement import replacing
+
+
+def main(bundle):
+    users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
+    of_another = users.rows(["u6"])
+    assert users.row_counts[of_another] > 0
+
+    def free(folder):
+        return np.concatenate([free_rows(folder, Names(["u5"])), of_another])
+
+    try:
+        with replacing(bundle) as copy:
+            take_out(copy, ["u5"], free, bundle)
+    except RecsysError as error:
+        assert error.code == "R530"  # noqa: PT017 there is no pytest here
+        verify(bundle)
+        return
+    raise AssertionError("the row of another was overwritten")
+
+
+main(Path(sys.argv[1]) / "bundle")
