@@ -46,8 +46,7 @@ def forget(config: Config, ids: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         UsageError: `data.forget` isn't set (R930).
-        RecsysError: Its file is damaged (R931), a run holds the root (R601), or a bundle can't be
-            changed (R932, R933), or answers others than before.
+        RecsysError: Its file is damaged (R931), or a run holds the root (R601).
     """
     if config.data.forget is None:
         rule = "data.forget must name the file of the users that every run leaves out."
@@ -83,10 +82,12 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     store = None if open_store(config) is None else mlmd.MetadataStore(with_password(config))
     move = functools.partial(_move_pushes, store)
     done: dict[str, Any] = {"users": len(names.ids), "versions": 0, "version": None}
+    failed: list[Any] = []
     for serving in sorted((root / "serving").glob("*")):
         _tell(f"bundles in {serving}")
         changed = forget_in_versions(serving, names, config.push.keep, move)
         done["versions"] += changed.changed
+        failed += changed.failed
         done["version"] = str(changed.published) if changed.published else done["version"]
     _tell("models and vocabularies")
     artifacts = root / "artifacts"
@@ -102,8 +103,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     done["events"] = max(events, default=0)
     traces = any(files.has_trace(artifacts / step, names) for step in ("InteractionGen", "UserGen"))
     done["statistics"] = sum(_forget_in_statistics(path, names) for path in _statistics(artifacts))
-    failed = _remove(root, things, store)
-    done["removed"] = len(things) - len(failed)
+    kept = _remove(root, things, store)
+    done["removed"] = len(things) - len(kept)
     done["texts"] = files.forget_in_texts(root, names)
     done["metadata"] = 0 if store is None else _forget_in_metadata(store, names)
     if (root / DATABASE_NAME).is_file():
@@ -111,8 +112,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     if (root / "runs").is_dir():
         write_index(root)
     counted = ("versions", "models", "vocabularies", "statistics", "texts", "metadata")
-    found = traces or any(done[name] for name in counted)
-    return {**done, "found": found, "failed": failed}
+    found = traces or bool(failed) or any(done[name] for name in counted)
+    return {**done, "found": found, "failed": [*failed, *kept]}
 
 
 def _tell(text: str) -> None:

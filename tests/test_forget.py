@@ -389,6 +389,26 @@ def test_a_version_without_the_user_replaces_the_served_one(root, forgotten):
 
 @pytest.mark.faults
 @pytest.mark.pipeline
+def test_a_damaged_version_is_named_and_all_else_is_changed(tmp_path, exported_world):
+    root = make_root(tmp_path, exported_world)
+    damaged = root / "serving" / "tiny" / "1"
+    (damaged / "saved_model.pb").write_bytes(b"")
+    run = subprocess.run(
+        [sys.executable, "-m", "recsys", "forget", "--config", "config.yaml", "--json", PERSON],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1, run.stderr[-4000:]
+    done = json.loads(run.stdout)
+    [(path, why)] = done["failed"]
+    assert path == str(damaged)
+    assert "saved_model.pb" in why
+    assert done["version"] == str(root / "serving/tiny/4")
+    left = files_with(root, PERSON)
+    assert [path for path in left if not path.startswith("serving/tiny/1/")] == []
+
+
+@pytest.mark.faults
+@pytest.mark.pipeline
 def test_a_forget_that_is_killed_is_completed_by_the_same_command(tmp_path, exported_world):
     root = make_root(tmp_path, exported_world)
     serving = root / "serving" / "tiny"

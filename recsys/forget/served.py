@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from recsys.bundles.bundle import manifest_digest, read_manifest
 from recsys.bundles.publishing import only_publisher, publish
 from recsys.bundles.versions import HIDDEN, VersionRegistry, versions, withdrawn_folders
 from recsys.bundles.without_users import INSTEAD_OF, knows, take_out
+from recsys.errors import RecsysError
 from recsys.forget.model_folder import free_rows
 from recsys.forget.names import Names
 from recsys.forget.replacement import linked_copy, recover, replacing
@@ -28,11 +30,21 @@ class Versions:
         published: The new version; None if the served one knew none of the users.
         changed: How many versions were changed, that one included.
         events: Events of the users' histories that were removed from the served version.
+        failed: Versions that could not be changed, and why.
     """
 
     published: Path | None = None
     changed: int = 0
     events: int = 0
+    failed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    @contextmanager
+    def collecting(self, version: Path) -> Iterator[None]:
+        """Adds an error to `failed`, so that the other versions are changed all the same."""
+        try:
+            yield
+        except RecsysError as error:
+            self.failed.append((str(version), str(error)))
 
 
 def forget_in_versions(
@@ -45,9 +57,6 @@ def forget_in_versions(
         names: The users.
         keep: Newest versions that stay, as `push.keep` says.
         replaced: Called with a version that is about to be removed, and the one that replaces it.
-
-    Raises:
-        RecsysError: A version is damaged, answers others than before, or can't be written.
     """
     done, ids = Versions(), sorted(names.ids)
     if not serving_root.is_dir():
@@ -55,23 +64,25 @@ def forget_in_versions(
     recover(serving_root)
     free = functools.partial(free_rows, names=names)
     for served in versions(serving_root)[-1:]:
-        if knows(served, ids):
-            with linked_copy(served) as copy:
-                done.events = take_out(copy, ids, free, served)["events"]
-                done.published = publish(copy, serving_root, keep + 1)
-            done.changed += 1
+        with done.collecting(served):
+            if knows(served, ids):
+                with linked_copy(served) as copy:
+                    done.events = take_out(copy, ids, free, served)["events"]
+                    done.published = publish(copy, serving_root, keep + 1)
+                done.changed += 1
     *earlier, served = versions(serving_root) or [serving_root]
     for folder in [*earlier, *withdrawn_folders(serving_root).values()]:
-        if not knows(folder, ids):
-            continue
-        was_served = manifest_digest(folder) == read_manifest(served).get(INSTEAD_OF)
-        if was_served and folder in earlier[-1:]:
-            replaced(folder, served)
-            _retire(serving_root, folder, served)
-            continue
-        with replacing(folder) as copy:
-            take_out(copy, ids, free, folder)
-        done.changed += 1
+        with done.collecting(folder):
+            if not knows(folder, ids):
+                continue
+            was_served = manifest_digest(folder) == read_manifest(served).get(INSTEAD_OF)
+            if was_served and folder in earlier[-1:]:
+                replaced(folder, served)
+                _retire(serving_root, folder, served)
+                continue
+            with replacing(folder) as copy:
+                take_out(copy, ids, free, folder)
+            done.changed += 1
     return done
 
 
