@@ -32,6 +32,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from recsys.errors import RecsysError, UsageError
+from recsys.system.unexpected import PLUGIN_PACKAGES
 
 ENTRY_POINTS = "recsys.plugins"
 HOMES = {
@@ -114,6 +115,8 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
         if config is not None:
             setattr(cls, "Config", _load(config))  # noqa: B010  mypy: any class may get one.
         _registered[kind, name] = cls
+        if not is_ours:
+            PLUGIN_PACKAGES.add(cls.__module__.partition(".")[0])
         return cls
 
     return decorate
@@ -369,12 +372,6 @@ def plugins_needed(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
 def registered_in(module: str) -> list[type]:
     """Returns the classes that a module registered."""
     return [cls for cls in _registered.values() if cls.__module__ == module]
-
-
-def plugin_packages() -> set[str]:
-    """Returns the top-level packages of the classes that plugins registered."""
-    ours = __name__.split(".")[0]
-    return {cls.__module__.split(".")[0] for cls in _registered.values()} - {ours}
 
 
 def choice_of(field: FieldInfo) -> Choice | None:

@@ -6,9 +6,10 @@ import re
 import traceback
 from typing import NamedTuple
 
-from recsys import registry
 from recsys.errors import RecsysError, shortened
 
+PLUGIN_PACKAGES: set[str] = set()
+"""Top-level packages of the plugins; `recsys.registry` adds them."""
 _MOST_CHARACTERS = 300
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _OF_KERAS = "Exception encountered when calling"
@@ -73,8 +74,7 @@ def line_of(error: BaseException) -> str:
 
 def plugin_place(error: BaseException) -> Place | None:
     """Returns the innermost line of a plugin in the traceback of an error; None without one."""
-    packages = registry.plugin_packages()
-    inside = [x for x in places_of(error) if x.module.partition(".")[0] in packages]
+    inside = [x for x in places_of(error) if x.module.partition(".")[0] in PLUGIN_PACKAGES]
     return inside[-1] if inside else None
 
 
