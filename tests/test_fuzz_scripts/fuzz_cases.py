@@ -240,6 +240,7 @@ class Reading:
 
 def _is_id(text: str) -> bool:
     is_plain = text == unicodedata.normalize("NFC", text.strip()) and "\0" not in text
+    is_plain = is_plain and not any(unicodedata.category(character) == "Cf" for character in text)
     return bool(text) and is_plain and len(text.encode()) <= 1024
 
 
@@ -247,7 +248,8 @@ def _n_objects(content: bytes) -> float:
     """Returns how many lines Python's own reader takes for an object; all where it can't say."""
     if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
         return math.inf  # UTF-16 perhaps.
-    return sum(_is_object(line) for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    # Files that were joined have a mark inside.
+    return sum(_is_object(line.removeprefix(b"\xef\xbb\xbf")) for line in content.split(b"\n"))
 
 
 def _is_object(line: bytes) -> bool:
