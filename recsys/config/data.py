@@ -289,7 +289,7 @@ read_feature = _FEATURE.read
 """Returns the feature (`recsys.data.features.Feature`) that a dict of options describes."""
 
 
-class EntitySource(SourceConfig):
+class EntitySourceConfig(SourceConfig):
     """Files of items or users and their format."""
 
     latest: str | None = None
@@ -306,7 +306,7 @@ class ItemColumns(Strict):
     """Column of the display name; `null`: the id is shown."""
 
 
-class ItemsConfig(EntitySource):
+class ItemsConfig(EntitySourceConfig):
     """The catalogue."""
 
     columns: ItemColumns
@@ -323,7 +323,7 @@ class UserColumns(Strict):
     """Column of the user id."""
 
 
-class UsersConfig(EntitySource):
+class UsersConfig(EntitySourceConfig):
     """The users and their features."""
 
     columns: UserColumns
