@@ -9,6 +9,7 @@ import pytest
 from pipelines.run_errors import as_recsys_error
 from recsys.errors import RecsysError
 from recsys.system.process import run_stage
+from recsys.system.unexpected import unexpected_error
 
 PLUGIN = """
 import os
@@ -118,3 +119,12 @@ def test_a_step_of_the_pipeline_names_the_plugin_too(tmp_path):
     assert error.code == "R600"
     assert "raised ValueError: no such column, in fails" in str(error)
     assert "of_a_step.py:15" in str(error)
+
+
+def test_an_exception_in_code_without_a_module_is_told():
+    source = compile("{}['a name']", "made.py", "eval")
+    with pytest.raises(KeyError) as raised:
+        eval(source, {"__builtins__": {}})  # noqa: S307 code that this test writes
+    told = unexpected_error(raised.value)
+    assert told.code == "R610"
+    assert "made.py:1" in told.rule

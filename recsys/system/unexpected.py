@@ -81,6 +81,11 @@ def plugin_place(error: BaseException) -> Place | None:
 def places_of(error: BaseException) -> list[Place]:
     """Returns the lines of the traceback of an error, the innermost last."""
     return [
-        Place(frame.f_code.co_filename, line, frame.f_code.co_name, frame.f_globals["__name__"])
+        Place(
+            frame.f_code.co_filename,
+            line,
+            frame.f_code.co_name,
+            frame.f_globals.get("__name__", ""),
+        )
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
