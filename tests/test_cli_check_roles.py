@@ -10,6 +10,7 @@ import pytest
 from commands import run_main
 
 from recsys.config.load import load_config
+from recsys.data.inspect.profile import NumberSample
 
 START = 1_600_000_000
 
@@ -298,3 +299,22 @@ def test_a_pattern_names_the_run_after_what_is_fixed(here, capsys, pattern, name
     write(path, "user,item,ts", events())
     found(capsys, pattern)
     assert load_config("out.yaml").name == name
+
+
+def test_a_sample_of_numbers_counts_those_that_equal_the_threshold():
+    sample = NumberSample()
+    sample.add(np.array([1.0, 2.0]))
+    sample.add(np.array([2.0, 3.0]))
+    assert sample.share_from(2.0) == 0.75
+    assert sample.share_from(3.1) == 0.0
+    assert sample.distinct() == [1.0, 2.0, 3.0]
+
+
+def test_a_sample_of_numbers_keeps_every_nth_however_they_are_added():
+    numbers = np.arange(100_000.0)
+    whole, parts = NumberSample(), NumberSample()
+    whole.add(numbers)
+    for part in np.array_split(numbers, 77):
+        parts.add(part)
+    assert parts.quantile(0.7) == pytest.approx(70_000, rel=1e-3)
+    assert whole.distinct() == parts.distinct()
