@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.run_errors import as_recsys_error
 from recsys.errors import RecsysError
+from recsys.system import unexpected
 from recsys.system.process import run_stage
 from recsys.system.unexpected import unexpected_error
 
@@ -121,7 +122,9 @@ def test_a_step_of_the_pipeline_names_the_plugin_too(tmp_path):
     assert "of_a_step.py:15" in str(error)
 
 
-def test_an_exception_in_code_without_a_module_is_told():
+def test_an_exception_in_code_without_a_module_is_told(monkeypatch):
+    # Other tests of the process may have made `tests` the package of a plugin.
+    monkeypatch.setattr(unexpected, "PLUGIN_PACKAGES", set())
     source = compile("{}['a name']", "made.py", "eval")
     with pytest.raises(KeyError) as raised:
         eval(source, {"__builtins__": {}})  # noqa: S307 code that this test writes
