@@ -155,6 +155,13 @@ def test_the_links_between_our_pages_lead_somewhere(path):
             assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("path", [*ROOT.glob("docs/*.md")], ids=lambda p: p.name)
+def test_the_files_that_a_page_names_exist(path):
+    code = r"`((?:recsys|components|pipelines|tests|benchmarks|examples)/[\w/]+\.\w+)`"
+    missing = [name for name in re.findall(code, path.read_text()) if not (ROOT / name).exists()]
+    assert not missing
+
+
 PIP = """#!/bin/sh
 echo "$@" >> "$0.calls"
 [ "$3" = --version ] && exit {version_code}
