@@ -5,7 +5,7 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model
 
 from components.artifacts import InteractionData, Verdict
-from recsys.system.launchers import run_launched
+from recsys.distributed.launchers import run_launched
 
 
 @component

@@ -9,7 +9,7 @@ from tfx.types.standard_artifacts import Model, ModelBlessing, ModelEvaluation
 
 from components.artifacts import InteractionData
 from components.metadata import CURRENT_MODEL
-from recsys.system.launchers import run_launched
+from recsys.distributed.launchers import run_launched
 
 
 @component

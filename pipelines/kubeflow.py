@@ -34,9 +34,9 @@ from recsys.config import Config, SourceConfig
 from recsys.config.load import load_config
 from recsys.config.operation import KeepConfig
 from recsys.data.sources.source_files import is_remote, patterns
+from recsys.distributed.launchers import LocalLauncher
 from recsys.distribution import install_extra
 from recsys.errors import UsageError
-from recsys.system.launchers import LocalLauncher
 from recsys.system.process import stage_main
 
 ENTRYPOINT = ("python", "-P", "-m", "pipelines.kubeflow_entrypoint")

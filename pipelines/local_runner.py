@@ -27,11 +27,11 @@ from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_errors import stopped_error
 from recsys.config.load import default_config_path, load_config
 from recsys.data.ingest.window import check_sources
+from recsys.distributed.launchers import launching_by
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events
 from recsys.system.disk import storage_error
 from recsys.system.files import scratch_folder, temporary_files_in
-from recsys.system.launchers import launching_by
 from recsys.system.signals import StoppedError
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"

@@ -44,7 +44,7 @@ HOMES = {
     "feature": "recsys.data",
     "source": "recsys.data",
     "row_optimizer": "recsys.embedding",
-    "launcher": "recsys.system",
+    "launcher": "recsys.distributed",
 }
 """Package with the built-in classes of each kind, searched recursively."""
 _NEEDED = {"metric": ("title", "meaning")}

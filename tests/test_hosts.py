@@ -16,7 +16,7 @@ from training_runs import STAGE, USERS, Run, assert_same_bits, flip_a_bit
 
 from benchmarks.namespaces import Hosts, can_have_hosts
 from benchmarks.public_splits import Csr, write_data_folder
-from recsys.system.launchers import CommandLauncher, launching_by, run_launched
+from recsys.distributed.launchers import CommandLauncher, launching_by, run_launched
 from recsys.system.process import last_json_line
 
 pytestmark = [

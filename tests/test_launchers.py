@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from launching import STAGES, launch, lives
 
 from recsys.config.load import load_config
+from recsys.distributed import launchers
+from recsys.distributed.launchers import CommandLauncher, LocalLauncher
 from recsys.errors import ConfigError, RecsysError, UsageError
-from recsys.system import events, launchers
-from recsys.system.launchers import CommandLauncher, LocalLauncher
+from recsys.system import events
 from recsys.training.launcher import devices_of
 
 CONFIG = Path(__file__).parent.parent / "configs" / "movielens_small.yaml"

@@ -24,10 +24,11 @@ from launching import STAGES, launch, lives
 from training_runs import STAGE, Run, assert_same_bits
 
 from recsys.config.load import load_config
+from recsys.distributed import kubernetes_launcher
+from recsys.distributed.kubernetes_launcher import KubernetesLauncher
+from recsys.distributed.launchers import launching_by, run_launched
 from recsys.errors import ConfigError, RecsysError, UsageError
-from recsys.system import events, kubernetes_launcher
-from recsys.system.kubernetes_launcher import KubernetesLauncher
-from recsys.system.launchers import launching_by, run_launched
+from recsys.system import events
 
 CONFIG = Path(__file__).parent.parent / "configs" / "movielens_small.yaml"
 NAMESPACE = "night"

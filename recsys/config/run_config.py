@@ -22,9 +22,9 @@ from recsys.config.operation import (
 )
 from recsys.config.serving import ExportStage
 from recsys.config.training import TrainStage, parse_mesh
+from recsys.distributed.launchers import Launcher, LocalLauncher
 from recsys.registry import Choice, plugins_of
 from recsys.system.files import local_folder
-from recsys.system.launchers import Launcher, LocalLauncher
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 

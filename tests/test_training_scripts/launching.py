@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from recsys.system.launchers import launching_by, run_launched
+from recsys.distributed.launchers import launching_by, run_launched
 
 STAGES = Path(__file__).parent
 

@@ -21,10 +21,10 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
+from recsys.distributed.launchers import Launcher, started_again, write_config
 from recsys.errors import RecsysError, UsageError
 from recsys.registry import register
 from recsys.system import events
-from recsys.system.launchers import Launcher, started_again, write_config
 from recsys.system.parent import CHILD
 from recsys.system.process import (
     last_json_line,

@@ -1,0 +1,1 @@
+"""Several processes of a run: where they start, how they meet, agree and end."""
