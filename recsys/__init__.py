@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from recsys.training import Trainer, TrainingResult
     from recsys.vectors.publication import VectorPublication, publish_vectors
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Baseline",

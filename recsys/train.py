@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsys.config import TrainStage, parse_mesh
 from recsys.config.load import load_stage
+from recsys.config.removed import check_command_line
 from recsys.contents import lazy_contents
 from recsys.system.process import stage_main
 from recsys.training import launcher
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--base", type=Path, help="model folder of a warm start")
     parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
     add_host_options(parser)
+    check_command_line(["train", *(sys.argv[1:] if arguments is None else arguments)])
     options = parser.parse_args(arguments)
     options.checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
     names = ("config", "data", "out", "checkpoints", "base")

@@ -7,6 +7,7 @@ Each command is a function. Heavy packages are imported only when a command runs
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from recsys.cli.serving import rollback, serve
 from recsys.cli.simulate_nights import simulate_nights
 from recsys.cli.stages import export, train
 from recsys.cli.tune import tune
+from recsys.config.removed import check_command_line
 from recsys.system import lean_imports
 
 
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:  # The process is ours.
         lean_imports.install()
     with one_sentence():
+        check_command_line(sys.argv[1:] if arguments is None else arguments)
         app(args=None if arguments is None else list(arguments), prog_name="recsys")
 
 

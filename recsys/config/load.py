@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic.fields import FieldInfo
 
+from recsys.config.removed import removed_key
 from recsys.config.run_config import Config, StageT, stage_of
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError, shortened
@@ -262,6 +263,10 @@ def _validated(
     except pydantic.ValidationError as error:
         problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] != "missing")
     raw = json.loads(text)  # Keys are texts there, as in the places of the problems.
+    removed = removed_key(raw)
+    if removed is not None:
+        rule = f"Config {str(path)!r}: {removed[0]!r} is no longer there."
+        raise ConfigError("R105", rule, f"{removed[1]} docs/removed.md lists what went.")
     first, where, more = problems[0], _config_path(problems[0], raw), _more(problems, raw)
     if first["type"] == "extra_forbidden":
         allowed = _allowed_keys(kind, first["loc"][:-1], raw)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recsys.config import EvaluateStage
 from recsys.config.load import load_stage
+from recsys.config.removed import check_command_line
 from recsys.system.process import stage_main
 from recsys.training import launcher
 from recsys.training.cluster import Cluster, add_process_options, cluster_of
@@ -36,6 +38,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of evaluation.json")
     parser.add_argument("--blessed", type=Path, help="model folder or bundle to compare with")
     add_process_options(parser)
+    check_command_line(["evaluate", *(sys.argv[1:] if arguments is None else arguments)])
     return parser.parse_args(arguments)
 
 

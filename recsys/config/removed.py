@@ -1,0 +1,57 @@
+"""What earlier versions had, and what to use in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from recsys.errors import UsageError
+
+CONFIG: Mapping[str, str] = {
+    "beam_args": "Write beam: {args: [...]}.",
+    "bless.over_popularity": "Write bless: {over: {popularity: 1.0}}.",
+    "evaluate.mask_seen": "Write repeats: exclude, or repeats: include.",
+}
+"""Cure by path of a key, `a.b`, or of a value, `a.b=name`.
+
+`a.b=name` is both `b: name` and `b: {type: name}`. `*` in a path is any item of a list.
+"""
+COMMAND_LINE: Mapping[str, str] = {}
+"""Cure by command, `plot`, or by command and option, `train --hosts`."""
+
+
+def removed_key(raw: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns the path and the cure of a removed key or value in a raw config, if there is one."""
+    return next(((path, CONFIG[path]) for path in _paths(raw, "") if path in CONFIG), None)
+
+
+def _paths(raw: Any, path: str) -> Iterator[str]:
+    """Yields the paths of all keys and names in a raw config."""
+    if isinstance(raw, str):
+        yield f"{path}={raw}"
+    parts = list(raw.items()) if isinstance(raw, dict) else []
+    if isinstance(raw, list):
+        parts = [("*", part) for part in raw]
+    for key, part in parts:
+        if key in ("type", "kind") and isinstance(part, str):
+            yield f"{path}={part}"
+        below = f"{path}.{key}" if path else str(key)
+        yield below
+        yield from _paths(part, below)
+
+
+def check_command_line(words: Sequence[str]) -> None:
+    """Refuses removed commands and options.
+
+    Args:
+        words: A command and its arguments.
+
+    Raises:
+        UsageError: One of them was removed (R271).
+    """
+    command = words[0] if words else ""
+    options = (f"{command} {word.partition('=')[0]}" for word in words if word.startswith("-"))
+    for removed in (command, *options):
+        if removed in COMMAND_LINE:
+            rule = f"recsys {removed} is no longer there."
+            raise UsageError("R271", rule, COMMAND_LINE[removed])
