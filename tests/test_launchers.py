@@ -46,7 +46,7 @@ def test_by_default_a_stage_is_one_process_of_this_machine():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{kind: slurm}", "must be one of kubernetes, local, command"),
+        ("{kind: slurm}", "must be one of local, command"),
         ("{kind: local, hosts: [a]}", "there is no key 'launcher.hosts'"),
         ("{processes: 0}", "greater than or equal to 1"),
         ("{kind: command, hosts: [a]}", "'launcher.argv' is required"),

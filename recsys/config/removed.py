@@ -11,6 +11,7 @@ CONFIG: Mapping[str, str] = {
     "beam_args": "Write beam: {args: [...]}.",
     "bless.over_popularity": "Write bless: {over: {popularity: 1.0}}.",
     "evaluate.mask_seen": "Write repeats: exclude, or repeats: include.",
+    "launcher=kubernetes": "Apply a manifest of deploy/kubernetes, or write launcher: {kind: ray}.",
 }
 """Cure by path of a key, `a.b`, or of a value, `a.b=name`.
 

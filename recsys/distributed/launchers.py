@@ -1,9 +1,8 @@
 """`launcher` of a config: where the pipeline's stages that compute on devices run.
 
-In one process, in several of this machine, on several hosts by a command for each, or in the
-pods of a Kubernetes Job (`kubernetes_launcher.py`). A launcher says where a stage runs, and not
-what it makes: so it is no parameter of a component, by which TFX would rerun the step, but
-reaches the component through the environment.
+In one process, in several of this machine, or on several hosts by a command for each. A launcher
+says where a stage runs, and not what it makes: so it is no parameter of a component, by which TFX
+would rerun the step, but reaches the component through the environment.
 """
 
 from __future__ import annotations
