@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tfx.components.example_validator.component import ExampleValidator
 from tfx.components.schema_gen.component import SchemaGen
@@ -30,7 +31,7 @@ from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.transform import PREPROCESSING_FN
 from recsys.data.ingest.window import has_spans, window_digest
 from recsys.data.sources.source_files import files_digest, match_files
-from recsys.fingerprint import code_fingerprint
+from recsys.fingerprint import PIPELINE, code_fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,11 @@ class RawSource:
     def validated(self) -> BaseChannel:
         """The `Validation` artifact."""
         return self.validation[-1].outputs["validation"]
+
+
+def step_code(*config: Any) -> str:
+    """Returns the cache key of a step's code, with the plugins of its part of the config."""
+    return code_fingerprint(*config, packages=PIPELINE)
 
 
 def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
@@ -86,7 +92,7 @@ def _interactions(config: Config, platform: Platform) -> BaseNode:
             lambda: _without(_interactions_digest(data.interactions, segments), data.forget)
         ),
         segments=str(segments),
-        code=code_fingerprint("components.interaction_gen", config=[source]),
+        code=step_code(source),
     )
 
 
@@ -111,14 +117,14 @@ def _entities(what: str, source: EntityConfig, config: Config, platform: Platfor
         files_digest=platform.digest(
             lambda: _without(files_digest(match_files(source, what)), forget)
         ),
-        code=code_fingerprint("components.entity_gen", config=[source]),
+        code=step_code(source),
     ).with_id(STEPS[what])
     examples, ids = gen.outputs["examples"], (id_column(source), "title")
     times = date_columns(source)
     validation = validate(what, examples, config, ids, times=times, platform=platform)
     if not source.features:
         return RawSource(gen, validation)
-    code = code_fingerprint("recsys.data.ingest.transform", config=[source])
+    code = step_code(source)
     transform = Transform(
         examples=examples,
         schema=validation[1].outputs["schema"],
@@ -185,7 +191,7 @@ def validate(
         anomalies=validator.outputs["anomalies"],
         **measures,
         config=canonical_json(limits),
-        code=code_fingerprint("components.drift_validator"),
+        code=step_code(),
     ).with_id(f"DriftValidator.{suffix}")
     steps = (statistics_gen, schema_gen, validator, earlier, drift)
     return [step for step in steps if step is not None]

@@ -22,7 +22,7 @@ from components.retrieval_evaluator import RetrievalEvaluator
 from components.vocabulary_gen import VocabularyGen
 from pipelines.metadata_store import connection_config
 from pipelines.platforms import LOCAL, Platform
-from pipelines.raw_data import raw_sources
+from pipelines.raw_data import raw_sources, step_code
 from recsys.config import (
     Config,
     EvaluateStage,
@@ -32,7 +32,6 @@ from recsys.config import (
     stage_of,
 )
 from recsys.data.ingest.beam_args import is_local, with_local_runner
-from recsys.fingerprint import code_fingerprint
 from recsys.report.runs import RUNS
 
 
@@ -64,7 +63,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **{f"{what[:-1]}_validation": source.validated for what, source in raw.items()},
         **input_letters,
         config=canonical_json(data.gate),
-        code=code_fingerprint("components.data_gate"),
+        code=step_code(),
     )
     verdict = gate.outputs["verdict"]
     for transform in transforms.values():
@@ -72,7 +71,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
 
     parameters = {
         "config": canonical_json(data.vocabulary),
-        "code": code_fingerprint("components.vocabulary_gen"),
+        "code": step_code(),
     }
     inputs = {**examples, "verdict": verdict}
     previous = platform.previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
@@ -84,16 +83,14 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **graphs,
         vocabularies=vocabularies,
         config=canonical_json(EntitySource(items=data.items, users=data.users)),
-        code=code_fingerprint("components.interaction_encoder", config=[data]),
+        code=step_code(data),
     )
     data_folder = encoder.outputs["data"]
 
     parameters = {
         "config": canonical_json(stage_of(config, TrainStage)),
         "checkpoints": str(root / "checkpoints"),
-        "code": code_fingerprint(
-            "components.model_trainer", "recsys.train", config=[config.model, config.train]
-        ),
+        "code": step_code(config.model, config.train),
     }
     inputs = {"data": data_folder, "verdict": verdict}
     base = platform.warm_base(parameters, **inputs) if config.warm_start is not None else None
@@ -105,11 +102,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         model=model,
         blessed_model=blessed.outputs["model"],
         config=canonical_json(stage_of(config, EvaluateStage)),
-        code=code_fingerprint(
-            "components.retrieval_evaluator",
-            "recsys.evaluation.stage",
-            config=[config.model, config.evaluate, config.bless],
-        ),
+        code=step_code(config.model, config.evaluate, config.bless),
     )
     evaluation = evaluator.outputs["evaluation"]
     exporter = Exporter(
@@ -120,16 +113,14 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **{f"{what}_letters": channel for what, channel in letters.items()},
         **{f"{what}_digest": s.gen.exec_properties["files_digest"] for what, s in raw.items()},
         config=canonical_json(stage_of(config, ExportStage)),
-        code=code_fingerprint(
-            "components.exporter", "recsys.bundles.export", config=[config.model]
-        ),
+        code=step_code(config.model),
     )
     target = PushTarget(serving_root=str(root / "serving" / config.name), keep=config.push.keep)
     pusher = Pusher(
         bundle=exporter.outputs["bundle"],
         blessing=evaluator.outputs["blessing"],
         config=canonical_json(target),
-        code=code_fingerprint("components.pusher"),
+        code=step_code(),
     )
     reporter = Reporter(
         **input_letters,
@@ -143,7 +134,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         config=canonical_json(config),
         records=str(root / RUNS),
         run_id=platform.run_id,
-        code=code_fingerprint("components.reporter", config=[config]),
+        code=step_code(config),
     )
     reading = [step for source in raw.values() for step in (source.gen, *source.validation)]
     steps = [*reading, gate, previous, vocabulary_gen, *transforms.values(), encoder]

@@ -12,116 +12,98 @@ if TYPE_CHECKING:
     from recsys import losses as losses
     from recsys import metrics as metrics
     from recsys import models as models
-    from recsys.bundles.exporting import export
-    from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
-    from recsys.config.file_option import File
-    from recsys.config.load import load_config
-    from recsys.data.dataset import Data, open_data
-    from recsys.data.features import Feature
-    from recsys.data.ingest.standalone import ingest
-    from recsys.data.sources.source import Piece, RawBatch, Source
-    from recsys.data.sources.text_source import TextSource
-    from recsys.embedding import (
-        FeatureConfig,
-        Ragged,
-        ShardedEmbedding,
-        SparseModel,
-        TableConfig,
-        activate,
-        table_layout,
-    )
-    from recsys.errors import ConfigError, RecsysError, UsageError
-    from recsys.evaluation.api import compare, evaluate
-    from recsys.evaluation.baselines.baseline import Baseline
-    from recsys.evaluation.result import Comparison, EvaluationResult
-    from recsys.losses import Loss
-    from recsys.metrics.metric import Metric, RankedLists
-    from recsys.models import (
-        HistoryEncoder,
-        RetrievalModel,
-        TrainedModel,
-        TwoTower,
-        layers,
-        load_model,
-        save_model,
-    )
-    from recsys.models.auto import for_data
-    from recsys.registry import (
-        register_baseline,
-        register_encoder,
-        register_feature,
-        register_loss,
-        register_metric,
-        register_model,
-        register_row_optimizer,
-        register_source,
-    )
-    from recsys.serving.recommendations import LoadedBundle, load_bundle
-    from recsys.strict import Strict
-    from recsys.training import Trainer, TrainingResult
-    from recsys.vectors.publication import VectorPublication, publish_vectors
+    from recsys.bundles.exporting import export as export
+    from recsys.config import Config as Config
+    from recsys.config import RetrievalConfig as RetrievalConfig
+    from recsys.config import TrainConfig as TrainConfig
+    from recsys.config import TwoTowerConfig as TwoTowerConfig
+    from recsys.config.file_option import File as File
+    from recsys.config.load import load_config as load_config
+    from recsys.data.dataset import Data as Data
+    from recsys.data.dataset import open_data as open_data
+    from recsys.data.features import Feature as Feature
+    from recsys.data.ingest.standalone import ingest as ingest
+    from recsys.data.sources.source import Piece as Piece
+    from recsys.data.sources.source import RawBatch as RawBatch
+    from recsys.data.sources.source import Source as Source
+    from recsys.data.sources.text_source import TextSource as TextSource
+    from recsys.embedding import FeatureConfig as FeatureConfig
+    from recsys.embedding import Ragged as Ragged
+    from recsys.embedding import ShardedEmbedding as ShardedEmbedding
+    from recsys.embedding import SparseModel as SparseModel
+    from recsys.embedding import TableConfig as TableConfig
+    from recsys.embedding import activate as activate
+    from recsys.embedding import table_layout as table_layout
+    from recsys.errors import ConfigError as ConfigError
+    from recsys.errors import RecsysError as RecsysError
+    from recsys.errors import UsageError as UsageError
+    from recsys.evaluation.api import compare as compare
+    from recsys.evaluation.api import evaluate as evaluate
+    from recsys.evaluation.baselines.baseline import Baseline as Baseline
+    from recsys.evaluation.result import Comparison as Comparison
+    from recsys.evaluation.result import EvaluationResult as EvaluationResult
+    from recsys.losses import Loss as Loss
+    from recsys.metrics.metric import Metric as Metric
+    from recsys.metrics.metric import RankedLists as RankedLists
+    from recsys.models import HistoryEncoder as HistoryEncoder
+    from recsys.models import RetrievalModel as RetrievalModel
+    from recsys.models import TrainedModel as TrainedModel
+    from recsys.models import TwoTower as TwoTower
+    from recsys.models import layers as layers
+    from recsys.models import load_model as load_model
+    from recsys.models import save_model as save_model
+    from recsys.models.auto import for_data as for_data
+    from recsys.registry import register_baseline as register_baseline
+    from recsys.registry import register_encoder as register_encoder
+    from recsys.registry import register_feature as register_feature
+    from recsys.registry import register_loss as register_loss
+    from recsys.registry import register_metric as register_metric
+    from recsys.registry import register_model as register_model
+    from recsys.registry import register_row_optimizer as register_row_optimizer
+    from recsys.registry import register_source as register_source
+    from recsys.serving.recommendations import LoadedBundle as LoadedBundle
+    from recsys.serving.recommendations import load_bundle as load_bundle
+    from recsys.strict import Strict as Strict
+    from recsys.training.trainer import Trainer as Trainer
+    from recsys.training.training_result import TrainingResult as TrainingResult
+    from recsys.vectors.publication import VectorPublication as VectorPublication
+    from recsys.vectors.publication import publish_vectors as publish_vectors
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Baseline",
-    "Comparison",
-    "Config",
-    "ConfigError",
-    "Data",
-    "EvaluationResult",
-    "Feature",
-    "FeatureConfig",
-    "File",
-    "HistoryEncoder",
-    "LoadedBundle",
-    "Loss",
-    "Metric",
-    "Piece",
-    "Ragged",
-    "RankedLists",
-    "RawBatch",
-    "RecsysError",
-    "RetrievalConfig",
-    "RetrievalModel",
-    "ShardedEmbedding",
-    "Source",
-    "SparseModel",
-    "Strict",
-    "TableConfig",
-    "TextSource",
-    "TrainConfig",
-    "TrainedModel",
-    "Trainer",
-    "TrainingResult",
-    "TwoTower",
-    "TwoTowerConfig",
-    "UsageError",
-    "VectorPublication",
-    "activate",
-    "compare",
-    "evaluate",
-    "export",
-    "for_data",
-    "ingest",
-    "layers",
-    "load_bundle",
-    "load_config",
-    "load_model",
-    "losses",
-    "metrics",
-    "models",
-    "open_data",
-    "publish_vectors",
-    "register_baseline",
-    "register_encoder",
-    "register_feature",
-    "register_loss",
-    "register_metric",
-    "register_model",
-    "register_row_optimizer",
-    "register_source",
-    "save_model",
-    "table_layout",
-]
-__getattr__, __dir__ = lazy_contents(__name__, __file__)
+_NAMES = {
+    "recsys.bundles.exporting": "export",
+    "recsys.config": "Config RetrievalConfig TrainConfig TwoTowerConfig",
+    "recsys.config.file_option": "File",
+    "recsys.config.load": "load_config",
+    "recsys.data.dataset": "Data open_data",
+    "recsys.data.features": "Feature",
+    "recsys.data.ingest.standalone": "ingest",
+    "recsys.data.sources.source": "Piece RawBatch Source",
+    "recsys.data.sources.text_source": "TextSource",
+    "recsys.embedding": (
+        "FeatureConfig Ragged ShardedEmbedding SparseModel TableConfig activate table_layout"
+    ),
+    "recsys.errors": "ConfigError RecsysError UsageError",
+    "recsys.evaluation.api": "compare evaluate",
+    "recsys.evaluation.baselines.baseline": "Baseline",
+    "recsys.evaluation.result": "Comparison EvaluationResult",
+    "recsys.losses": "Loss losses",
+    "recsys.metrics": "metrics",
+    "recsys.metrics.metric": "Metric RankedLists",
+    "recsys.models": (
+        "HistoryEncoder RetrievalModel TrainedModel TwoTower load_model models save_model"
+    ),
+    "recsys.models.auto": "for_data",
+    "recsys.models.layers": "layers",
+    "recsys.registry": (
+        "register_baseline register_encoder register_feature register_loss register_metric "
+        "register_model register_row_optimizer register_source"
+    ),
+    "recsys.serving.recommendations": "LoadedBundle load_bundle",
+    "recsys.strict": "Strict",
+    "recsys.training.trainer": "Trainer",
+    "recsys.training.training_result": "TrainingResult",
+    "recsys.vectors.publication": "VectorPublication publish_vectors",
+}
+__all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)

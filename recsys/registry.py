@@ -7,8 +7,8 @@ Each is a class that is registered under a name and has a typed config:
         margin: float = 0.5
 
 A config refers to it by `loss: my_loss` or `loss: {type: my_loss, margin: 0.2}`. Built-in
-classes are registered in the same way. They are found by parsing the sources of their package,
-and imported only when a config names them, so that a config is read without Keras.
+classes are registered in the same way. `BUILT_INS` says where they are, so that they are imported
+only when a config names them, and a config is read without Keras.
 
 Classes of plugins are found in the modules that `plugins` in the config names, or that an
 installed package declares as an entry point of the group `recsys.plugins`.
@@ -24,7 +24,6 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
@@ -35,35 +34,96 @@ from recsys.errors import RecsysError, UsageError
 from recsys.system.unexpected import PLUGIN_PACKAGES
 
 ENTRY_POINTS = "recsys.plugins"
-HOMES = {
-    "model": "recsys.models",
-    "encoder": "recsys.models",
-    "loss": "recsys.losses",
-    "metric": "recsys.metrics",
-    "baseline": "recsys.evaluation",
-    "feature": "recsys.data",
-    "source": "recsys.data",
-    "row_optimizer": "recsys.embedding",
-    "launcher": "recsys.distributed",
+BUILT_INS = {
+    "model": {
+        "auto": "recsys.models.auto:AutoModel AutoConfig",
+        "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
+    },
+    "encoder": {
+        "mean": "recsys.models.encoders:PlaceWeights MeanConfig",
+        "none": "recsys.models.encoders:NoHistory NoHistoryConfig",
+        "attention": "recsys.models.encoders:AttentionPooling AttentionConfig",
+        "sequence": "recsys.models.encoders:SequenceEncoder SequenceConfig",
+        "fold_in": "recsys.models.fold_in:FoldIn FoldInConfig",
+        "sasrec": "recsys.models.sequences:SasRec SasRecConfig",
+        "ligr": "recsys.models.sequences:Ligr LigrConfig",
+        "hstu": "recsys.models.sequences:Hstu HstuConfig",
+    },
+    "loss": {
+        "bilateral_softmax": "recsys.losses.bilateral:BilateralSoftmax",
+        "cosine_contrastive": "recsys.losses.contrastive:CosineContrastive",
+        "bpr": "recsys.losses.pairwise:Bpr",
+        "sampled_softmax": "recsys.losses.softmax:SampledSoftmax",
+        "full_softmax": "recsys.losses.softmax:FullSoftmax",
+        "least_squares": "recsys.losses.squares:LeastSquares",
+    },
+    "metric": {
+        "recall": "recsys.metrics.accuracy:Recall",
+        "precision": "recsys.metrics.accuracy:Precision",
+        "hit_rate": "recsys.metrics.accuracy:HitRate",
+        "ndcg": "recsys.metrics.accuracy:Ndcg",
+        "map": "recsys.metrics.accuracy:MeanAveragePrecision",
+        "mrr": "recsys.metrics.accuracy:ReciprocalRank",
+        "auc": "recsys.metrics.accuracy:Auc",
+        "coverage": "recsys.metrics.beyond_accuracy:Coverage",
+        "gini": "recsys.metrics.beyond_accuracy:Gini",
+        "novelty": "recsys.metrics.beyond_accuracy:Novelty",
+        "popularity_lift": "recsys.metrics.beyond_accuracy:PopularityLift",
+        "diversity": "recsys.metrics.beyond_accuracy:Diversity",
+    },
+    "baseline": {
+        "ials": "recsys.evaluation.baselines.ials:Ials",
+        "item_knn": "recsys.evaluation.baselines.item_knn:ItemKnn",
+        "popularity": "recsys.evaluation.baselines.popularity:Popularity",
+        "recent_popularity": "recsys.evaluation.baselines.popularity:RecentPopularity",
+    },
+    "feature": {
+        "category": "recsys.data.features:CategoryFeature",
+        "categories": "recsys.data.features:CategoriesFeature",
+        "words": "recsys.data.features:WordsFeature",
+        "number": "recsys.data.features:NumberFeature",
+        "date": "recsys.data.features:DateFeature",
+    },
+    "source": {
+        "csv": "recsys.data.sources.csv_source:CsvSource",
+        "jsonl": "recsys.data.sources.jsonl_source:JsonLinesSource",
+        "parquet": "recsys.data.sources.parquet_source:ParquetSource",
+        "tfrecord": "recsys.data.sources.tfrecord_source:TFRecordSource",
+    },
+    "row_optimizer": {
+        "sgd": "recsys.embedding.optimizers:SGD SgdConfig",
+        "adagrad": "recsys.embedding.optimizers:Adagrad AdagradConfig",
+        "row_wise_adagrad": "recsys.embedding.optimizers:RowWiseAdagrad RowWiseAdagradConfig",
+        "lazy_adam": "recsys.embedding.optimizers:LazyAdam LazyAdamConfig",
+        "ftrl": "recsys.embedding.optimizers:Ftrl FtrlConfig",
+    },
+    "launcher": {
+        "local": "recsys.distributed.launchers:LocalLauncher",
+        "command": "recsys.distributed.launchers:CommandLauncher",
+    },
 }
-"""Package with the built-in classes of each kind, searched recursively."""
+"""Built-in classes by kind and name: `module:Class`, and the config of one that imports Keras."""
+_CONFIGS = {
+    "model": "recsys.config.architecture",
+    "encoder": "recsys.config.architecture",
+    "row_optimizer": "recsys.config.training",
+}
 _NEEDED = {"metric": ("title", "meaning")}
 """Class attributes without a default that a report needs."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_DECORATOR = re.compile(
-    r'^@(?:\w+\.)*register(?:_(?P<kind>\w+)\(|\("(?P<kind_2>\w+)",\s*)"(?P<name>\w+)"'
-    r'(?:,\s*config="(?P<config>[\w.:]+)")?',
-    re.MULTILINE,
-)
 ClassT = TypeVar("ClassT", bound=type)
 
 
 class _BuiltIn(NamedTuple):
-    """Location of a built-in class, read from its source."""
+    """Location of a built-in class, as `module:Class`, and of its config."""
 
-    module: str
+    path: str
     config: str | None
+
+    @property
+    def module(self) -> str:
+        return self.path.partition(":")[0]
 
 
 _registered: dict[tuple[str, str], type] = {}
@@ -73,7 +133,7 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
     """Returns a class decorator that registers a class under a name.
 
     Args:
-        kind: Kind of the class, a key of `HOMES`.
+        kind: Kind of the class, a key of `BUILT_INS`.
         name: Name in a config: lower-case letters, digits and `_`.
         config: `module:Class` of its config, if it must be available without importing the
             class; by default the class is its own config, or has one as `Config`.
@@ -85,10 +145,10 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
         UsageError: The kind is unknown, another class has the name, or a text for the report
             is missing (R109).
     """
-    if kind not in HOMES or not _NAME.fullmatch(name):
+    if kind not in BUILT_INS or not _NAME.fullmatch(name):
         raise UsageError(
             "R109",
-            f"A class must be registered as one of {', '.join(HOMES)}, with a lower-case name.",
+            f"A class must be registered as one of {', '.join(BUILT_INS)}, with a lower-case name.",
             "Write, for example, @recsys.register_loss('my_loss').",
             (kind, name),
         )
@@ -96,7 +156,7 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
     def decorate(cls: ClassT) -> ClassT:
         earlier = _registered.get((kind, name))
         built_in = _built_ins(kind).get(name)
-        is_ours = built_in is not None and built_in.module == cls.__module__
+        is_ours = built_in is not None and built_in.path == _path(cls)
         if (earlier and _path(earlier) != _path(cls)) or (built_in and not is_ours):
             raise UsageError(
                 "R109",
@@ -112,8 +172,9 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
                 f'Write, for example, {missing[0]}: ClassVar[str] = "…" in the class.',
                 _path(cls),
             )
-        if config is not None:
-            setattr(cls, "Config", _load(config))  # noqa: B010  mypy: any class may get one.
+        of_config = built_in.config if built_in else config
+        if of_config is not None:
+            setattr(cls, "Config", _load(of_config))  # noqa: B010  mypy: any class may get one.
         _registered[kind, name] = cls
         if not is_ours:
             PLUGIN_PACKAGES.add(cls.__module__.partition(".")[0])
@@ -232,7 +293,7 @@ class Choice:
     serialized as the name only if the class has no options.
 
     Args:
-        kind: Kind of the class, a key of `HOMES`.
+        kind: Kind of the class, a key of `BUILT_INS`.
         default: Name that a map without `type` refers to; None: `type` is required.
         key: Key of the name in the map.
     """
@@ -333,7 +394,7 @@ def modules_of(*parts: Any) -> list[str]:
     modules: set[str] = set()
     for part in parts:
         if isinstance(part, pydantic.BaseModel):
-            for kind in HOMES:
+            for kind in BUILT_INS:
                 with contextlib.suppress(ValueError):  # The part itself may be a choice.
                     modules.update(_chosen_modules(kind, name_of(kind, part)))
             for name, field in type(part).model_fields.items():
@@ -393,16 +454,12 @@ def _chosen_modules(kind: str, chosen: Any) -> list[str]:
 
 @functools.cache
 def _built_ins(kind: str) -> dict[str, _BuiltIn]:
-    """Returns the built-in classes of a kind by name, read from the sources of its package."""
-    package = HOMES[kind]
-    folder = Path(__file__).resolve().parent.joinpath(*package.split(".")[1:])
-    entries = {}
-    for file in sorted(folder.rglob("*.py")):
-        module = ".".join([package, *file.relative_to(folder).with_suffix("").parts])
-        for match in _DECORATOR.finditer(file.read_text()):
-            if (match["kind"] or match["kind_2"]) == kind:
-                entries[match["name"]] = _BuiltIn(module, match["config"])
-    return entries
+    """Returns the built-in classes of a kind by name."""
+    located = {name: text.split() for name, text in BUILT_INS[kind].items()}
+    return {
+        name: _BuiltIn(path, f"{_CONFIGS[kind]}:{config[0]}" if config else None)
+        for name, (path, *config) in located.items()
+    }
 
 
 @functools.cache

@@ -26,10 +26,11 @@ from recsys.training.processes import SERVICE
 from recsys.training.run_folders import RunFolders
 
 if TYPE_CHECKING:
-    from recsys.training.stage import train, write_model
+    from recsys.training.stage import train as train
+    from recsys.training.stage import write_model as write_model
 
-__all__ = ["main", "train", "write_model"]
-__getattr__, __dir__ = lazy_contents(__name__, __file__)
+_NAMES = {"recsys.training.stage": "train write_model"}
+__all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)
 
 _MODULE = "recsys.train"
 

@@ -113,7 +113,7 @@ def data_config(folder, **more):
 
 @pytest.mark.pipeline
 def test_an_ingest_leaves_out_forgotten_users_and_counts_their_rows(tmp_path):
-    from recsys.data.ingest import ingest
+    from recsys.data.ingest.standalone import ingest
 
     write_raw(tmp_path)
     forgotten = tmp_path / "forgotten.txt"

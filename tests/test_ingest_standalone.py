@@ -13,10 +13,10 @@ from recsys.config import (
     ItemColumns,
     ItemsConfig,
 )
-from recsys.data import open_data
 from recsys.data.catalogue import Catalogue
+from recsys.data.dataset import open_data
 from recsys.data.features import CategoriesFeature, WordsFeature
-from recsys.data.ingest import ingest
+from recsys.data.ingest.standalone import ingest
 from recsys.errors import RecsysError, UsageError
 
 pytestmark = pytest.mark.pipeline

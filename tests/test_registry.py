@@ -94,6 +94,28 @@ def test_a_cell_that_runs_twice_replaces_its_class():
     assert registry.get("loss", "test_twice") is second
 
 
+def test_the_table_of_built_ins_names_what_is_registered():
+    program = """
+import importlib, pathlib, recsys
+from recsys import registry
+root = pathlib.Path(recsys.__file__).parent.parent
+for file in root.glob("recsys/**/*.py"):
+    if "@register" in file.read_text() or "@registry.register" in file.read_text():
+        importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+for kind, name in sorted(registry._registered):
+    print(kind, name, registry._path(registry.get(kind, name)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    table = {
+        f"{kind} {name} {path.split()[0]}"
+        for kind, classes in registry.BUILT_INS.items()
+        for name, path in classes.items()
+    }
+    assert {*done.stdout.splitlines()} == table
+
+
 SOURCE = """
 from recsys import registry
 from recsys.config import Strict

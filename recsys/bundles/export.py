@@ -280,7 +280,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         "metrics": evaluation["metrics"] if evaluation else None,
         "lineage": describe_origin(sources.model, evaluation, sources.data_origin),
         "config": {**stage.model_dump(mode="json"), **trained_with},
-        "code": code_fingerprint("recsys.bundles.export", "recsys.train", config=[trained]),
+        "code": code_fingerprint(trained),
         "versions": {name: metadata.version(name) for name in _VERSIONS},
         **checked,
     }

@@ -86,7 +86,7 @@ class Simulation:
             "config": json.loads(canonical_json(self.config)),
             "options": dataclasses.asdict(options),
             "spans": [day.isoformat() for day in self._replay.days],
-            "code": code_fingerprint("recsys.train", config=[self.config]),
+            "code": code_fingerprint(self.config),
         }
         self.journal = BacktestJournal(out, plan)
 

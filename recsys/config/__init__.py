@@ -61,4 +61,24 @@ if TYPE_CHECKING:
     from recsys.strict import Strict as Strict
     from recsys.strict import canonical_json as canonical_json
 
-__getattr__, __dir__ = lazy_contents(__name__, __file__)
+_NAMES = {
+    "recsys.config.architecture": (
+        "AttentionConfig LEARNED_TEMPERATURE MeanConfig RetrievalConfig SequenceConfig "
+        "TwoTowerConfig"
+    ),
+    "recsys.config.data": (
+        "CsvFormat DataConfig EventSource Files GateConfig InteractionColumns "
+        "InteractionsConfig ItemColumns ItemsConfig ListOfEvents MOST_SKIPPED Order "
+        "RESERVED_FEATURE_NAMES SourceConfig Split TimestampUnit UserColumns UsersConfig "
+        "VocabulariesConfig VocabularyConfig read_feature write_feature"
+    ),
+    "recsys.config.evaluation": "BASELINES BlessConfig BlessRule EvaluateConfig EvaluateStage",
+    "recsys.config.run_config": "Config stage_of with_mesh",
+    "recsys.config.serving": "ExportConfig ExportStage",
+    "recsys.config.training": (
+        "HardNegativesConfig LayoutRules MeshConfig ShuffleConfig TrainConfig TrainStage "
+        "ValidationConfig WarmStartConfig parse_mesh"
+    ),
+    "recsys.strict": "Repeats Share Strict canonical_json",
+}
+__all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)

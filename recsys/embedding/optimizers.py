@@ -203,7 +203,7 @@ def _serializable(cls: type) -> type:
     return keras.saving.register_keras_serializable(package="recsys")(cls)
 
 
-@register_row_optimizer("sgd", config="recsys.config.training:SgdConfig")
+@register_row_optimizer("sgd")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGD(RowOptimizer):
@@ -219,7 +219,7 @@ class SGD(RowOptimizer):
         return row - rate * gradient, slots
 
 
-@register_row_optimizer("adagrad", config="recsys.config.training:AdagradConfig")
+@register_row_optimizer("adagrad")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adagrad(RowOptimizer):
@@ -241,7 +241,7 @@ class Adagrad(RowOptimizer):
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
 
 
-@register_row_optimizer("row_wise_adagrad", config="recsys.config.training:RowWiseAdagradConfig")
+@register_row_optimizer("row_wise_adagrad")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(RowOptimizer):
@@ -263,7 +263,7 @@ class RowWiseAdagrad(RowOptimizer):
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
 
 
-@register_row_optimizer("lazy_adam", config="recsys.config.training:LazyAdamConfig")
+@register_row_optimizer("lazy_adam")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyAdam(RowOptimizer):
@@ -294,7 +294,7 @@ class LazyAdam(RowOptimizer):
         return row, (momentum, velocity)
 
 
-@register_row_optimizer("ftrl", config="recsys.config.training:FtrlConfig")
+@register_row_optimizer("ftrl")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ftrl(RowOptimizer):

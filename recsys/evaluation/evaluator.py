@@ -38,7 +38,6 @@ from recsys.evaluation.scores import DotProducts, Progress, SystemProgress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.slices import Slice, make_slices
 from recsys.evaluation.systems import System
-from recsys.metrics import accuracy, beyond_accuracy  # noqa: F401  In the stage's fingerprint.
 from recsys.metrics.metric import Items, times_shown
 from recsys.registry import name_of
 

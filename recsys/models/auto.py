@@ -93,7 +93,7 @@ class DataShape:
         return self.new_items > _FEW_NEW * self.items
 
 
-@register_model("auto", config="recsys.config.architecture:AutoConfig")
+@register_model("auto")
 class AutoModel:
     """Stands in a config for the model that `for_data` chooses."""
 

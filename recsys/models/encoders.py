@@ -67,7 +67,7 @@ class HistoryEncoder(keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-@register_encoder("mean", config="recsys.config.architecture:MeanConfig")
+@register_encoder("mean")
 @keras.saving.register_keras_serializable(package="recsys")
 class PlaceWeights(HistoryEncoder):
     """Weighs the entries of a history by their place in it, the newest first.
@@ -86,7 +86,7 @@ class PlaceWeights(HistoryEncoder):
         return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
 
 
-@register_encoder("none", config="recsys.config.architecture:NoHistoryConfig")
+@register_encoder("none")
 @keras.saving.register_keras_serializable(package="recsys")
 class NoHistory(HistoryEncoder):
     """Leaves histories out: what a user is stands in the user's own row, and in features.
@@ -101,7 +101,7 @@ class NoHistory(HistoryEncoder):
         return ops.zeros_like(rows, dtype="float32")
 
 
-@register_encoder("attention", config="recsys.config.architecture:AttentionConfig")
+@register_encoder("attention")
 @keras.saving.register_keras_serializable(package="recsys")
 class AttentionPooling(HistoryEncoder):
     """Weighs the items of a history by what they are and by their place.
@@ -273,7 +273,7 @@ class AttentionBlock(keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-@register_encoder("sequence", config="recsys.config.architecture:SequenceConfig")
+@register_encoder("sequence")
 @keras.saving.register_keras_serializable(package="recsys")
 class SequenceEncoder(HistoryEncoder):
     """Returns the state of a history's newest item, which has seen all the older ones.

@@ -13,7 +13,7 @@ from recsys.models.encoders import HistoryEncoder
 from recsys.registry import register_encoder
 
 
-@register_encoder("fold_in", config="recsys.config.architecture:FoldInConfig")
+@register_encoder("fold_in")
 @keras.saving.register_keras_serializable(package="recsys")
 class FoldIn(HistoryEncoder):
     """Solves the vector of least loss for the items of a history, those of training kept.

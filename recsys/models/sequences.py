@@ -214,7 +214,7 @@ def _columns(at: keras.KerasTensor, length: int, dtype: str) -> keras.KerasTenso
     return ops.cast(ops.equal(at[..., None], ops.arange(length, dtype="int32")), dtype)
 
 
-@register_encoder("sasrec", config="recsys.config.architecture:SasRecConfig")
+@register_encoder("sasrec")
 @keras.saving.register_keras_serializable(package="recsys")
 class SasRec(PositionEncoder):
     """Self-attention over the items so far (SASRec: Kang and McAuley, ICDM 2018).
@@ -242,7 +242,7 @@ class SasRec(PositionEncoder):
         return {**super().get_config(), "width": self._width}
 
 
-@register_encoder("ligr", config="recsys.config.architecture:LigrConfig")
+@register_encoder("ligr")
 @keras.saving.register_keras_serializable(package="recsys")
 class Ligr(SasRec):
     """Self-attention with gates (LiGR: Borisyuk et al., "From Features to Transformers", 2025).
@@ -290,7 +290,7 @@ class GatedBlock(AttentionBlock):
         return x + self._drop(ops.sigmoid(self.feed_gate(x)) * self.narrow(inner), training)
 
 
-@register_encoder("hstu", config="recsys.config.architecture:HstuConfig")
+@register_encoder("hstu")
 @keras.saving.register_keras_serializable(package="recsys")
 class Hstu(PositionEncoder):
     """Attention without a softmax, gated (HSTU: Zhai et al., ICML 2024).

@@ -24,7 +24,7 @@ from recsys.models.lookups import Tensors
 from recsys.models.retrieval_model import RetrievalModel
 
 
-@registry.register_model("two_tower", config="recsys.config.architecture:TwoTowerConfig")
+@registry.register_model("two_tower")
 class TwoTower(RetrievalModel):
     """A user tower and an item tower that share the item table."""
 

@@ -65,7 +65,7 @@ def facts_of(module: str, stage: Strict, folders: Mapping[str, Path | None]) -> 
         folders: What it reads, by name; None: nothing of that name.
     """
     source = version_text(source_version())
-    code = code_fingerprint(module, config=[stage])[:16]
+    code = code_fingerprint(stage)[:16]
     read = {name: _digest_of(path) for name, path in folders.items() if path is not None}
     config = dict(_leaves("config", stage.model_dump(mode="json", context=BY_CONTENT)))
     return {"the code": f"{source} ({code})", **read, **config}

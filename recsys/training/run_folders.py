@@ -86,7 +86,7 @@ class RunFolders:
         identity = {
             "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
             "data": agreed(lambda: _data_fingerprint(data)),
-            "code": code_fingerprint("recsys.train", config=[stage]),
+            "code": code_fingerprint(stage),
             **({} if base is None else {"base": base}),
         }
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

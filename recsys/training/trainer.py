@@ -29,6 +29,7 @@ from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import replicate, tables_of
 from recsys.errors import UsageError
+from recsys.fingerprint import classes_without_source
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.retrieval_model import model_class
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows
@@ -261,6 +262,11 @@ class _Fit:
             part=part_of_process(self._mesh),
         )
         remarks += check_updates(train, len(self._source))
+        if unknown := classes_without_source(stage):
+            remarks.append(
+                f"This training can't be resumed: the source of {', '.join(unknown)} isn't known."
+                " Define it in a module, or in a notebook's cell with methods of its own."
+            )
         for sentence in (*remarks, kernels.warning()):
             if sentence:
                 note_once(sentence)

@@ -2,7 +2,7 @@
 
 import sys
 
-from recsys.data.ingest import ingest
+from recsys.data.ingest.standalone import ingest
 
 config, out = sys.argv[2:]
 ingest(config, out, progress=False)

@@ -9,13 +9,3 @@ segments.py       → events of each user, by day
 entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store
 """
-
-from typing import TYPE_CHECKING
-
-from recsys.contents import lazy_contents
-
-if TYPE_CHECKING:
-    from recsys.data.ingest.standalone import ingest
-
-__all__ = ["ingest"]
-__getattr__, __dir__ = lazy_contents(__name__, __file__)

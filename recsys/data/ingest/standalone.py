@@ -161,8 +161,7 @@ class _FolderIngestion:
         if source.interactions.query is not None:
             files = stage_query(source.interactions.query, letters / "query", self._options)
             source = source.with_files(files)
-        code = "recsys.data.ingest.ingestion"
-        fingerprint = "" if cache is None else code_fingerprint(code, config=[self._data])
+        fingerprint = "" if cache is None else code_fingerprint(self._data)
         pipeline = beam.Pipeline(options=self._options)
         counts = ingest_interactions(
             source, out, letters, pipeline, cache, fingerprint, with_examples=False
