@@ -16,11 +16,9 @@ reverse collective, in the same payload.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,8 +29,6 @@ from recsys.rounding import mixed
 PAYLOADS = ("float32", "bfloat16", "int8")
 _LEVELS = 127
 _COLUMN = 0x9E3779B1
-_FEW = 1 << 18
-"""Numbers of all devices that each may hold, to add them up."""
 
 
 def on_each_device(
@@ -101,28 +97,6 @@ def over_gloo() -> bool:
     they still send (jax-ml/jax#40830). So no step may hold a reduce-scatter there.
     """
     return jax.default_backend() == "cpu" and jax.distributed.is_initialized()
-
-
-_is_planning = contextvars.ContextVar("is_planning", default=False)
-
-
-@contextlib.contextmanager
-def planning() -> Iterator[None]:
-    """Lets CPUs stand for accelerators: a step that is compiled here is never run."""
-    token = _is_planning.set(True)
-    try:
-        yield
-    finally:
-        _is_planning.reset(token)
-
-
-def adds_in_order() -> bool:
-    """Returns whether sums are an all-to-all and an addition in the order of the devices.
-
-    They are on CPUs, in one process too, so that one and several compute the same bits: gloo
-    adds in another order where there are more than two processes.
-    """
-    return jax.default_backend() == "cpu" and not _is_planning.get()
 
 
 def packed_width(width: int, payload: str) -> int:
@@ -233,24 +207,15 @@ def columns_to_rows(x: jax.Array, group: Group, payload: str = "float32") -> jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def reduce_scatter(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
-    """Returns this device's part `[n / size, ...]` of the sum of all `x` `[n, ...]`."""
-    if payload == "float32" and not adds_in_order():
+    """Returns this device's part `[n / size, ...]` of the sum of all `x` `[n, ...]`.
+
+    Over gloo it is an all-to-all and an addition in the order of the devices.
+    """
+    if payload == "float32" and not over_gloo():
         groups = group.index_groups
         return jax.lax.psum_scatter(x, group.axis, axis_index_groups=groups, tiled=True)
     parts = x.reshape(group.size, -1, *x.shape[1:])
     return swap_chunks(parts, group, payload).sum(axis=0)
-
-
-def all_reduce(x: jax.Array, axis: str) -> jax.Array:
-    """Returns the sum of the `x` of all devices along an axis; it has no gradient."""
-    if not adds_in_order():
-        return jax.lax.psum(x, axis)
-    n = jax.lax.axis_size(axis)
-    group, room = Group(axis, n, n), -x.size % n
-    if n * x.size <= _FEW:  # One collective in place of two.
-        return _gather(x[None], group).sum(axis=0)
-    total = all_gather(reduce_scatter(jnp.pad(x.ravel(), (0, room)), group), group)
-    return total[: x.size].reshape(x.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

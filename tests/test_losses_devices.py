@@ -26,7 +26,6 @@ from softmax_reference import (
     use_kernels,
 )
 
-from recsys.collectives import planning
 from recsys.losses.over_candidates import plain_loss
 
 
@@ -129,8 +128,7 @@ def test_sizes_that_dont_divide_are_computed_too(distribution, n_queries, n_cand
 def test_devices_exchange_candidates_and_their_gradients_and_nothing_larger(kernels, distribution):
     args = placed(distribution, arguments(random_batch(64, 96, 16, items=40)))
     step = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
-    with planning():  # As accelerators do.
-        text = step.lower(*args).compile().as_text()
+    text = step.lower(*args).compile().as_text()
     collectives = re.findall(r"= (\w+\[[\d,]*\])\S* ([a-z-]+)\(.*replica_groups", text)
     assert {(shape, kind) for shape, kind in collectives if "," in shape} == {
         ("f32[96,16]", "all-gather"),

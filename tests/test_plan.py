@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import recsys
-from recsys.collectives import planning
 from recsys.config import MeshConfig
 from recsys.config.load import default_config_path, load_config
 from recsys.data.sequences import packing
@@ -106,7 +105,7 @@ def trained(config):
 def test_a_plan_is_what_the_step_of_the_real_model_holds(overrides):
     chosen = config(*overrides)
     plan = make_plan(chosen, ROWS, N)
-    with planning(), trained(chosen) as (model, placements):  # As on accelerators.
+    with trained(chosen) as (model, placements):
         assert plan.step == model.step_proof
         expected = [feature for table in model.step_traffic for feature in table.by_feature()]
         assert list(plan.traffic) == expected

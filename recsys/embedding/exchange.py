@@ -34,7 +34,6 @@ from jax.sharding import PartitionSpec
 from recsys.collectives import (
     Group,
     all_gather,
-    all_reduce,
     columns_to_rows,
     gather_parts,
     on_each_device,
@@ -329,7 +328,7 @@ def _each_gradient(
         shard_rows = _rows_of_shard(sharding, n_places)
         state = _on_device(sharding, state, uses, grads, change, shard_rows)
         if is_sum and sharding.split != "none":
-            state = jax.tree.map(lambda s: all_reduce(s, sharding.table_devices.axis), state)
+            state = jax.tree.map(lambda s: jax.lax.psum(s, sharding.table_devices.axis), state)
         return state
 
     use_specs = jax.tree.map(lambda _: sharding.batch_spec, uses)
@@ -418,7 +417,7 @@ def _summed(sharding: TableSharding, gradients: Gradients, shard_rows: int) -> G
     if scatters:
         sums = reduce_scatter(sums, sharding.table_devices)
     else:
-        sums = all_reduce(sums, sharding.batch_devices.axis)
+        sums = jax.lax.psum(sums, sharding.batch_devices.axis)
     here = jnp.arange(shard_rows, dtype=jnp.int32)
     return Gradients(Lookups(jnp.where(sums[:, -1] > 0, here, -1)), sums[:, :-1])
 

@@ -18,8 +18,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 from keras import ops
 
-from recsys.collectives import planning
-from recsys.embedding.device_order import in_device_order
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, recording, refuse
@@ -214,7 +212,7 @@ class SparseModel(keras.Model):
             return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), unknown)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
-        values, (grads, tap_grads) = in_device_order(grad_fn, tv, taps)
+        values, (grads, tap_grads) = grad_fn(tv, taps)
         _, (aux, read, counts, unknown) = values
         loss, y_pred, ntv, mv = aux
         self._step_counts = counts
@@ -341,9 +339,6 @@ class SparseModel(keras.Model):
     def prove(self, data: Any) -> Any:
         """Compiles and checks the training step ahead of time, for shapes alone.
 
-        On CPUs it sums over devices by reduce-scatter, as accelerators do; a step that is
-        run there does it by all-to-all.
-
         The model must have been built and compiled in an open
         `keras.StatelessScope(initialize_variables=False)`, so that no variable has a value.
 
@@ -357,8 +352,7 @@ class SparseModel(keras.Model):
             _place(variable)
         self.optimizer.build(self.trainable_variables)
         self._with_buffers(self._shapes(), data)
-        with planning():
-            return self._proven_step(self._shapes(), data)[1]
+        return self._proven_step(self._shapes(), data)[1]
 
     def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
         """Returns the state that `train_step` takes, without values."""

@@ -21,7 +21,6 @@ import keras
 import numpy as np
 import pydantic
 
-from recsys.collectives import all_reduce
 from recsys.config.training import RowOptimizerConfig
 from recsys.errors import UsageError
 from recsys.registry import get, names, register_row_optimizer
@@ -49,7 +48,7 @@ class Width:
     def sum(self, x: Array) -> Array:
         """Returns the sums `[rows, 1]` over whole rows of `x` `[rows, dim or part of it]`."""
         part = jnp.sum(x, axis=-1, keepdims=True)
-        return part if self.axis is None else all_reduce(part, self.axis)
+        return part if self.axis is None else jax.lax.psum(part, self.axis)
 
     def mean(self, x: Array) -> Array:
         """Returns the means `[rows, 1]` over whole rows."""

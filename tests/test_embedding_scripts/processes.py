@@ -2,9 +2,10 @@
 
     processes.py PROCESS PROCESSES PORT FOLDER
 
-Writes its variables into `parts/` and `whole/` of FOLDER, and into `0.npy`, … what the devices
-have of them. The last line is JSON: the loss, digests of the weights, the error that the last
-process had, and that of a full disk; and the hard negatives of which each mined a share.
+Writes its variables into `parts/` and `whole/` of FOLDER, into `0.npy`, … what the devices
+have of them, and into `step-PROCESSES.npz` the weights after the first step. The last line is
+JSON: the loss of each step, digests of the weights, the collectives of a step, the error that the
+last process had, and that of a full disk; and the hard negatives of which each mined a share.
 """
 
 import hashlib
@@ -83,13 +84,19 @@ columns = TableConfig("c", 60, DIM, optimizer=RowWiseAdagrad(0.5), placement="co
 activate(table_layout([table, columns]))
 model = Sum(table, columns)
 model.compile(optimizer=keras.optimizers.SGD(0.3, global_clipnorm=0.5))
-history = model.fit(batches(), steps_per_epoch=STEPS, shuffle=False, verbose=0).history
+feed = batches()
+one = model.fit(feed, steps_per_epoch=1, shuffle=False, verbose=0).history
 kept, split = sorted(model.embed.tables, key=lambda table: -table.rows)
 
 
 def whole(variable):
     """Returns all places of a variable `[places, width]`."""
     return multihost_utils.process_allgather(variable.value, tiled=True)
+
+
+def weights():
+    arrays = [whole(variable) for variable in (kept.embeddings, kept.slots[0], split.embeddings)]
+    return [*arrays, *(np.asarray(variable.value) for variable in model.trainable_variables)]
 
 
 def written(folder, limit):
@@ -120,6 +127,10 @@ def error_of(do):
 
 
 folder = Path(sys.argv[4])
+after_one = weights()
+if PROCESS == 0:
+    np.savez(folder / f"step-{PROCESSES}.npz", *after_one)
+rest = model.fit(feed, epochs=STEPS - 1, steps_per_epoch=1, shuffle=False, verbose=0).history
 if PROCESSES > 1:
     places = physical_rows(np.arange(ROWS), kept.n_physical)
     arrays = [whole(variable)[places] for variable in (kept.embeddings, kept.slots[0])]
@@ -139,10 +150,9 @@ config = HardNegativesConfig(count=1, pool=6, skip=1, guard=0.9)
 mined = hard_negatives.mine_hard_negatives(vectors, np.arange(61) > 0, config)
 lists = [mined.rows.tolist(), mined.lengths.tolist()]
 
-weights = [whole(variable) for variable in (kept.embeddings, kept.slots[0], split.embeddings)]
-weights += [np.asarray(variable.value) for variable in model.trainable_variables]
-digests = [hashlib.sha256(np.ascontiguousarray(array)).hexdigest() for array in weights]
-seen = {"loss": history["loss"][0], "weights": digests, "described": described}
+digests = [hashlib.sha256(np.ascontiguousarray(array)).hexdigest() for array in weights()]
+seen = {"losses": [*one["loss"], *rest["loss"]], "weights": digests, "described": described}
+seen["collectives"] = sorted(model.step_proof.collectives)
 errors = {
     "error": error_of(lambda: in_shares(damaged)),
     "no_error": error_of(lambda: in_shares(lambda share, shares: None)),
