@@ -20,6 +20,7 @@ INSTALL_TFX = "python -m recsys.distribution | pip install --no-deps -r /dev/std
 _BY_PIP = (
     "serve",
     "tune",
+    "ray",
 )  # The others need the overrides of pyproject.toml, which pip doesn't read.
 _OF_EVERY_PYTHON = {
     "tfx": "1.21.0",

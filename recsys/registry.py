@@ -100,6 +100,7 @@ BUILT_INS = {
     "launcher": {
         "local": "recsys.distributed.launchers:LocalLauncher",
         "command": "recsys.distributed.launchers:CommandLauncher",
+        "ray": "recsys.distributed.ray_launcher:RayLauncher",
     },
 }
 """Built-in classes by kind and name: `module:Class`, and the config of one that imports Keras."""

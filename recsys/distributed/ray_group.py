@@ -1,0 +1,308 @@
+"""The driver of a stage on Ray: `python -m recsys.distributed.ray_group LAUNCHER EVENTS STAGE …`.
+
+It places an actor for each host (`ray_host.py`), has them start the stage's processes, and asks
+each one again and again how its process does. A host that is lost or silent, or whose process
+failed, ends the group. `ray_launcher.py` starts it, again after a loss.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from recsys.distributed.launchers import started_again
+from recsys.distributed.ray_host import Host
+from recsys.distributed.ray_launcher import RayLauncher
+from recsys.errors import RecsysError, UsageError
+from recsys.system import events
+from recsys.system.process import last_json_line, stage_environment, stage_main, stage_result
+from recsys.system.signals import signals_to
+from recsys.training.processes import StopSignals
+
+_POLL_S = 0.1
+_WORDS_S = 3.0
+"""How long the other hosts may take to give a reason after one has failed [s]."""
+_SAVE_S = 120.0
+"""The same after a stop, when they save [s]."""
+_FEWER_S = 10.0
+"""How long fewer hosts are waited for, once those that are missing were waited for [s]."""
+_END_S = 8.0
+_STORE_BYTES = 80 << 20
+_HEALTH = {
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+_ABORTED = ("R388", "R389")
+"""Errors by which a process tells that another one was lost."""
+
+
+def main() -> dict[str, Any]:
+    """Runs the stage of the command line, or none, and returns the result of the first host."""
+    os.setpgid(0, 0)  # Ctrl-C comes to the run, which passes it on, and not to Ray's processes.
+    launcher = RayLauncher.model_validate_json(sys.argv[1])
+    try:
+        if not sys.argv[2:]:
+            _connect(launcher)
+            return {}
+        progress, module, *words = sys.argv[2:]
+
+        def attempt() -> dict[str, Any]:
+            Path(progress).unlink(missing_ok=True)
+            _connect(launcher)
+            with _placed(launcher) as actors:
+                return _Group(launcher, actors, module).run(words, Path(progress))
+
+        return started_again(launcher.restarts, attempt)
+    finally:
+        ray.shutdown()
+
+
+def _connect(launcher: RayLauncher) -> None:
+    """Connects to the cluster, or starts one of this machine whose only node is lost."""
+    if ray.is_initialized():
+        if launcher.address != "local" or any(node["Alive"] for node in ray.nodes()):
+            return
+        ray.shutdown()
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if launcher.address == "local":
+        own = {name: launcher.hosts * value for name, value in launcher.resources.items()}
+        own.pop("GPU", None)  # As many as there are.
+        how |= {"num_cpus": own.pop("CPU", 1.0), "resources": own, "_system_config": _HEALTH}
+        how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+    try:
+        ray.init(launcher.address, **how)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise UsageError(
+            "R268",
+            f"`launcher.address`, {launcher.address!r}, must be a cluster of Ray to which this"
+            " machine belongs.",
+            "Start the run on one of its nodes, or Ray on this machine: ray start --address=…",
+            str(error),
+        ) from None
+
+
+@contextmanager
+def _placed(launcher: RayLauncher) -> Iterator[list[Any]]:
+    """Yields an actor for each host: as many as asked for, or as the cluster has room for."""
+    bundle = launcher.resources
+    for n in range(launcher.hosts, (launcher.min_hosts or launcher.hosts) - 1, -1):
+        room = [node for node in ray.nodes() if node["Alive"] and _fits(bundle, node["Resources"])]
+        group = placement_group([bundle] * n, "STRICT_SPREAD" if len(room) >= n else "SPREAD")
+        if group.wait(launcher.wait_s if n == launcher.hosts else _FEWER_S):
+            break
+        remove_placement_group(group)
+    else:
+        raise RecsysError(
+            "R269",
+            f"Ray must have {bundle} free for each of {n} hosts within {launcher.wait_s:.0f} s.",
+            "Start nodes or end what runs there (ray status), or change launcher.hosts,"
+            " launcher.min_hosts or launcher.resources.",
+            f"{len(room)} nodes of this size",
+        )
+    if n < launcher.hosts:
+        _log(f"Goes on with {n} of {launcher.hosts} hosts: no node came for the others.")
+    own = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
+    how = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": own}
+    try:
+        yield [
+            ray.remote(Host)
+            .options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, i), **how)
+            .remote()
+            for i in range(n)
+        ]
+    finally:
+        remove_placement_group(group)
+
+
+def _fits(bundle: dict[str, float], node: dict[str, float]) -> bool:
+    return all(node.get(name, 0.0) >= value for name, value in bundle.items())
+
+
+class _Member:
+    """A host of the group, as the driver knows it.
+
+    Attributes:
+        code: Exit code of its process; None while that runs.
+        lost: Why it is lost; empty if it isn't.
+        ended: When it ended or was lost [s].
+    """
+
+    def __init__(self, index: int, actor: Any, address: str) -> None:
+        self.index, self.actor, self.address = index, actor, address
+        self.code: int | None = None
+        self.lost, self.printed, self.ended = "", "", 0.0
+        self._offset, self._silent_s = 0, 0.0
+        self.ask()
+
+    def __str__(self) -> str:
+        return f"host {self.index} ({self.address})"
+
+    def ask(self) -> None:
+        """Asks how its process does."""
+        self.answer = self.actor.look.remote(self._offset)
+
+    def hear(self) -> None:
+        """Takes its answer, which is there."""
+        try:
+            self.code, log, self._offset, self.printed = ray.get(self.answer)
+        except ActorUnavailableError:  # It may answer again.
+            self.ask()
+            return
+        except RayError as error:
+            self._lose(str(error).strip().splitlines()[-1])
+            return
+        self._silent_s = 0.0
+        sys.stderr.write(textwrap.indent(log, f"{self}: "))
+        if self.code is None:
+            self.ask()
+        else:
+            self.ended = time.monotonic()
+
+    def wait(self, seconds: float, limit_s: float) -> None:
+        """Counts time in which it did not answer [s]."""
+        self._silent_s += min(seconds, 1.0)  # More: this process stood still itself.
+        if self._silent_s > limit_s:
+            self._lose(f"no answer for {limit_s:.0f} s: its node or its link is down")
+
+    def _lose(self, reason: str) -> None:
+        self.lost, self.ended = reason, time.monotonic()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is not known to have ended."""
+        return self.code is None and not self.lost
+
+    def error(self) -> RecsysError | None:
+        """Returns the error of its process; None if that ended well, or without a reason."""
+        said = (last_json_line(self.printed) or {}).get("error")
+        return None if said is None else RecsysError.from_json(said)
+
+    def rank(self) -> tuple[int, float]:
+        """Returns a key: a failure that explains others comes before these."""
+        error = self.error()
+        is_killed = (self.code or 0) < 0 and self.code != -signal.SIGABRT
+        is_own = error is not None and error.code not in _ABORTED
+        return (0 if self.lost else 1 if is_killed else 2 if is_own else 3), self.ended
+
+    def failure(self) -> RecsysError:
+        """Returns the error by which it ends the group."""
+        return self.error() or RecsysError(
+            "R388",
+            f"All hosts of a run must stay alive and connected until its end; {self} was lost.",
+            "See its lines in the log; the same command resumes from the last checkpoint.",
+            self.lost or f"its process ended with exit code {self.code}, no reason given",
+        )
+
+
+class _Group:
+    """The hosts of a stage, of which none goes on without the others.
+
+    Args:
+        launcher: The config.
+        actors: An actor for each host.
+        module: The stage.
+    """
+
+    def __init__(self, launcher: RayLauncher, actors: Sequence[Any], module: str) -> None:
+        self._launcher, self._actors, self._module = launcher, actors, module
+        self._members: list[_Member] = []
+        self._stop = StopSignals()
+
+    def run(self, words: Sequence[str], progress: Path) -> dict[str, Any]:
+        """Runs the stage to its end.
+
+        Args:
+            words: Its command line.
+            progress: File for the events of the stage, which the first host writes.
+        """
+        with signals_to(self._heed):
+            try:
+                self._start(words, progress)
+                self._watch(progress)
+            finally:
+                self._end()
+        failed = [member for member in self._members if member.lost or member.code]
+        if not failed:
+            return stage_result(self._module, 0, self._members[0].printed)
+        first = min(failed, key=_Member.rank)
+        if self._stop.is_set and first.error() is None:
+            return stage_result(self._module, 1, "", [signal.SIGTERM])
+        raise first.failure()
+
+    def _start(self, words: Sequence[str], progress: Path) -> None:
+        actors, wait_s = self._actors, self._launcher.wait_s
+        try:
+            places = ray.get([actor.address.remote() for actor in actors], timeout=wait_s)
+            host, port = places[0]
+            words = [*words, "--coordinator", f"{f'[{host}]' if ':' in host else host}:{port}"]
+            words += ["--wait", str(wait_s), "--num-processes", str(len(actors))]
+            own = stage_environment("jax")
+            own |= {k: v for k, v in os.environ.items() if k == "OMP_NUM_THREADS"}
+            starts = []
+            for index, actor in enumerate(actors):
+                seen = {events.ENVIRONMENT_VARIABLE: str(progress) if index == 0 else ""}
+                command = [*words, "--process-id", str(index)]
+                starts.append(
+                    actor.start.remote(self._module, command, {**own, **seen}, str(Path.cwd()))
+                )
+            ray.get(starts, timeout=wait_s)
+        except (RayError, GetTimeoutError) as error:
+            rule = f"The actors of all hosts must start within {wait_s:.0f} s."
+            cure = "See Ray's logs on its nodes; the installation must be the same on each."
+            raise RecsysError("R388", rule, cure, str(error)) from None
+        for index, (address, _) in enumerate(places):
+            self._members.append(_Member(index, actors[index], address))
+
+    def _watch(self, progress: Path) -> None:
+        """Waits until all processes have ended; if one fails the others must follow."""
+        relay, is_told, now = events.relay(progress), False, time.monotonic()
+        while running := [member for member in self._members if member.is_running]:
+            answers = {member.answer: member for member in running}
+            ready, _ = ray.wait([*answers], num_returns=1, timeout=_POLL_S)
+            before, now = now, time.monotonic()
+            for member in running:
+                member.wait(now - before, self._launcher.silent_s)
+            for answer in ready:
+                answers[answer].hear()
+            relay()
+            if self._stop.is_set and not is_told:
+                is_told = True
+                for member in running:
+                    member.actor.stop.remote()
+            failed = [m.ended for m in self._members if m.lost or m.code]
+            if failed and now - min(failed) > (_SAVE_S if is_told else _WORDS_S):
+                return
+        relay()
+
+    def _end(self) -> None:
+        """Kills what still runs, and waits for its end where the node answers."""
+        with suppress(RayError):
+            kills = [actor.stop.remote(signal.SIGKILL) for actor in self._actors]
+            ray.wait(kills, num_returns=len(kills), timeout=_END_S)
+            for actor in self._actors:
+                ray.kill(actor)
+
+    def _heed(self, _signum: int, _frame: Any) -> None:
+        if self._stop.add():
+            sys.exit(1)
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+
+
+if __name__ == "__main__":
+    stage_main(main)

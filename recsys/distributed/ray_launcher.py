@@ -1,0 +1,100 @@
+"""`launcher: {kind: ray}`: Ray places, watches and restarts the processes of a stage.
+
+The stage's driver is a process of its own (`ray_group.py`), and so Ray's threads and signal
+handlers stay out of the run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+
+from recsys.distributed.launchers import Launcher, write_config
+from recsys.distribution import install_extra
+from recsys.errors import UsageError
+from recsys.registry import register
+from recsys.system.process import run_stage
+
+_DRIVER = "recsys.distributed.ray_group"
+
+
+@register("launcher", "ray")
+class RayLauncher(Launcher):
+    """An actor of Ray for each host, which runs the stage's process.
+
+    All nodes must reach `root` at the same path and have the same installation. The run must be
+    started on a node of the cluster.
+    """
+
+    hosts: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Processes of a stage, each on a node of its own if there are as many."""
+    min_hosts: Annotated[int, Field(ge=1)] | None = None
+    """Fewest hosts that go on if lost ones are not replaced; `null`: as many as `hosts`."""
+    address: Annotated[str, Field(pattern=r"^(local|auto|\S+:\d+)$")] = "local"
+    """`HOST:PORT` of a cluster; `auto`: the cluster that `RAY_ADDRESS` names or that this machine
+    belongs to; `local`: this machine alone, by a Ray that is started for each stage."""
+    resources: dict[str, PositiveFloat] = Field({"CPU": 1.0}, min_length=1)
+    """Resources that each host reserves: `CPU`, `GPU` or names of your own. Without `GPU` it
+    computes on CPUs."""
+    wait_s: PositiveFloat = 300.0
+    """How long nodes are waited for, and processes wait for each other [s]."""
+    silent_s: PositiveFloat = 4.0
+    """A host that has not answered for so long is lost [s]."""
+    restarts: NonNegativeInt = 3
+    """Times that a stage is started again, from its last checkpoint, after a host was lost."""
+
+    @model_validator(mode="after")
+    def _fewest_are_not_more(self) -> Self:
+        if (self.min_hosts or 1) > self.hosts:
+            raise ValueError(f"min_hosts must be at most hosts, {self.hosts}; not {self.min_hosts}")
+        return self
+
+    def check(self) -> None:
+        """Makes sure that Ray is installed, and that the cluster answers.
+
+        Raises:
+            UsageError: It isn't, or doesn't.
+        """
+        if find_spec("ray") is None:
+            rule = "`launcher: {kind: ray}` requires the extra `ray`."
+            raise UsageError("R268", rule, install_extra("ray"), "no package 'ray'")
+        if self.address != "local":
+            self._drive([])
+
+    def run(
+        self, module: str, config: str, arguments: Sequence[str], folder: Path
+    ) -> dict[str, Any]:
+        """Runs a stage and returns its result; see `Launcher.run`."""
+        file, progress = write_config(module, config, folder), folder / f"{module}.events.jsonl"
+        return self._drive([str(progress), module, "--config", str(file), *arguments])
+
+    def _drive(self, words: Sequence[str]) -> dict[str, Any]:
+        """Runs the driver: of a stage, or without `words` of nothing, to try the cluster."""
+        own = {"RAY_USAGE_STATS_ENABLED": "0"}
+        with tempfile.TemporaryDirectory(
+            prefix="recsys-ray-", ignore_cleanup_errors=True
+        ) as folder:
+            if self.address == "local":
+                own |= _local_ray(folder)
+            return run_stage(_DRIVER, [self.model_dump_json(), *words], own)
+
+
+def _local_ray(folder: str) -> dict[str, str]:
+    """Returns the environment of a Ray that only this machine reaches, and only by its token.
+
+    Args:
+        folder: Folder for its sockets and logs.
+    """
+    return {
+        "RAY_TMPDIR": folder,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # All ports on loopback, on Linux too.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # By default it writes one to the home folder.
+        "RAY_memory_monitor_refresh_ms": "0",  # The kernel says when memory has run out.
+    }
