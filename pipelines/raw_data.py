@@ -18,8 +18,7 @@ from tfx.proto import transform_pb2
 from tfx.types import BaseChannel
 
 from components.drift_validator import DriftLimits, DriftValidator
-from components.entity_gen import EntityGen, EntitySource
-from components.interaction_gen import InteractionGen
+from components.ingest import EntityGen, EntitySource, InteractionGen
 from pipelines.platforms import LOCAL, Platform
 from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, date_columns, feature_settings, id_column

@@ -12,14 +12,8 @@ from tfx.orchestration.pipeline import Pipeline
 
 from components.artifacts import Vocabularies
 from components.data_gate import DataGate
-from components.entity_gen import EntitySource
-from components.exporter import Exporter
-from components.interaction_encoder import InteractionEncoder
-from components.model_trainer import Trainer
-from components.pusher import Pusher, PushTarget
-from components.reporter import Reporter
-from components.retrieval_evaluator import RetrievalEvaluator
-from components.vocabulary_gen import VocabularyGen
+from components.ingest import EntitySource, InteractionEncoder, VocabularyGen
+from components.model import Exporter, Pusher, PushTarget, Reporter, RetrievalEvaluator, Trainer
 from pipelines.metadata_store import connection_config
 from pipelines.platforms import LOCAL, Platform
 from pipelines.raw_data import raw_sources, step_code

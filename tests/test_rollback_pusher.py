@@ -13,7 +13,7 @@ from tfx.types.standard_artifacts import Model, ModelBlessing, PushedModel
 
 from components.artifacts import ServingBundle
 from components.metadata import DESTINATION, WITHDRAWN
-from components.pusher import Pusher, PushTarget
+from components.model import Pusher, PushTarget
 from components.resolvers import LatestBlessedStrategy
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import rollback

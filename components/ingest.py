@@ -1,0 +1,216 @@
+"""The components that turn raw data into the data folder of a training."""
+
+import shutil
+from pathlib import Path
+
+import apache_beam as beam
+from tfx.dsl.component.experimental.annotations import (
+    BeamComponentParameter,
+    InputArtifact,
+    OutputArtifact,
+    Parameter,
+)
+from tfx.dsl.component.experimental.decorators import component
+from tfx.types.standard_artifacts import Examples, TransformGraph
+
+from components.artifacts import (
+    DeadLetters,
+    InteractionData,
+    Verdict,
+    Vocabularies,
+    set_parquet_splits,
+)
+from recsys.config import ItemsConfig, Strict, UsersConfig, VocabulariesConfig
+from recsys.data.ingest.bigquery import stage_query
+from recsys.data.ingest.entity_rows import (
+    SPLIT,
+    Transformed,
+    ingest_entities,
+    write_catalogue,
+    write_user_features,
+)
+from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
+from recsys.data.ingest.store_writer import build_store, make_vocabularies
+from recsys.data.input_files import seal_inputs
+from recsys.data.split import BY_TIME, SplitRule
+
+CUT_PROPERTY = "cut"
+"""Custom property of the examples: the moment that the training data end [seconds since 1970,
+UTC]; 0 where there are no times."""
+SPLIT_PROPERTY = "split"
+"""Custom property of the examples: how they were split; none by time."""
+
+
+@component(use_beam=True)
+def InteractionGen(
+    examples: OutputArtifact[Examples],
+    dead_letters: OutputArtifact[DeadLetters],
+    config: Parameter[str],
+    files_digest: Parameter[str],
+    segments: Parameter[str],
+    code: Parameter[str],
+    beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
+) -> None:
+    """Reads interactions, drops bad rows and duplicates, and splits them.
+
+    Args:
+        examples: Parquet examples, the splits `train` and `eval`.
+        dead_letters: The bad rows, and the counts of all.
+        config: `InteractionSource` as canonical JSON.
+        files_digest: Digest of the files' contents.
+        segments: Folder of what is kept of spans from run to run.
+        code: Fingerprint of the code.
+        beam_pipeline: Runs the work.
+    """
+    del files_digest
+    source = InteractionSource.model_validate_json(config)
+    if source.interactions.query is not None:
+        # Beside the dead letters, which name the rows of these files.
+        folder = Path(dead_letters.uri) / "query"
+        files = stage_query(source.interactions.query, folder, beam_pipeline.options)
+        source = source.with_files(files)
+    summary = ingest_interactions(
+        source, examples.uri, dead_letters.uri, beam_pipeline, Path(segments), code
+    )
+    set_parquet_splits(examples, SPLITS)
+    examples.set_int_custom_property(CUT_PROPERTY, summary["cut"])
+    if source.rule != BY_TIME:
+        examples.set_string_custom_property(SPLIT_PROPERTY, source.rule.text)
+
+
+def split_of(interactions: Examples) -> SplitRule:
+    """Returns how the examples that InteractionGen made were split."""
+    return SplitRule.from_text(interactions.get_string_custom_property(SPLIT_PROPERTY))
+
+
+class EntitySource(Strict):
+    """The part of the config on items, on users, or on both."""
+
+    items: ItemsConfig | None = None
+    """The catalogue."""
+    users: UsersConfig | None = None
+    """What is known of the users."""
+    forget: str | None = None
+    """File of the users to leave out, see `recsys.data.forgotten`."""
+
+
+@component(use_beam=True)
+def EntityGen(
+    examples: OutputArtifact[Examples],
+    dead_letters: OutputArtifact[DeadLetters],
+    config: Parameter[str],
+    files_digest: Parameter[str],
+    code: Parameter[str],
+    beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
+) -> None:
+    """Reads items or users, and drops bad rows and duplicates.
+
+    Args:
+        examples: Parquet examples of one split: the id, the title of items, and the
+            columns of the features, see docs/features.md.
+        dead_letters: The bad rows, and the counts of all.
+        config: `EntitySource` as canonical JSON, one side of it.
+        files_digest: Digest of the files' contents.
+        code: Fingerprint of the code.
+        beam_pipeline: Runs the work.
+    """
+    del files_digest, code
+    source = EntitySource.model_validate_json(config)
+    for what, entities in (("items", source.items), ("users", source.users)):
+        if entities is not None:
+            folders = examples.uri, dead_letters.uri
+            ingest_entities(what, entities, *folders, beam_pipeline, source.forget)
+    set_parquet_splits(examples, [SPLIT])
+
+
+@component
+def VocabularyGen(
+    interactions: InputArtifact[Examples],
+    verdict: InputArtifact[Verdict],
+    vocabularies: OutputArtifact[Vocabularies],
+    config: Parameter[str],
+    code: Parameter[str],
+    items: InputArtifact[Examples] = None,
+    users: InputArtifact[Examples] = None,
+    previous: InputArtifact[Vocabularies] = None,
+) -> None:
+    """Assigns rows to users, items and kinds of events; known ones keep theirs.
+
+    Args:
+        interactions: Examples; rows come from the split `train` alone.
+        verdict: The DataGate's; without it there is no training.
+        vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` of the events' kinds where
+            they have some, and `diff.json`, what changed in each.
+        config: `VocabulariesConfig` as canonical JSON.
+        code: Fingerprint of the code.
+        items: Examples of the catalogue, whose items all get a row.
+        users: Examples of the users' data, who all get a row.
+        previous: The vocabularies to go on from.
+    """
+    del verdict, code
+    known = {"users": users, "items": items}
+    make_vocabularies(
+        interactions=Path(interactions.uri),
+        cut=interactions.get_int_custom_property(CUT_PROPERTY),
+        entities={
+            name: Path(examples.uri) / f"Split-{SPLIT}"
+            for name, examples in known.items()
+            if examples is not None
+        },
+        previous=None if previous is None else Path(previous.uri),
+        out=Path(vocabularies.uri),
+        config=VocabulariesConfig.model_validate_json(config),
+        split=split_of(interactions),
+    )
+
+
+@component
+def InteractionEncoder(
+    interactions: InputArtifact[Examples],
+    vocabularies: InputArtifact[Vocabularies],
+    data: OutputArtifact[InteractionData],
+    config: Parameter[str],
+    code: Parameter[str],
+    items: InputArtifact[Examples] = None,
+    item_tokens: InputArtifact[Examples] = None,
+    item_graph: InputArtifact[TransformGraph] = None,
+    user_tokens: InputArtifact[Examples] = None,
+    user_graph: InputArtifact[TransformGraph] = None,
+) -> None:
+    """Writes everything that training and evaluation read into one folder.
+
+    Args:
+        interactions: Examples, the splits `train` and `eval`.
+        vocabularies: Rows of users and items.
+        data: The data folder, see docs/architecture.md.
+        config: `EntitySource` as canonical JSON.
+        code: Fingerprint of the code.
+        items: Examples of the catalogue, if there is one.
+        item_tokens: Token rows of the items, if they have features.
+        item_graph: The Transform graph that made them.
+        user_tokens: Token rows of the users, if they have features.
+        user_graph: The Transform graph that made them.
+    """
+    del code
+    folder = Path(data.uri)
+    shutil.copytree(vocabularies.uri, folder / "vocabulary", dirs_exist_ok=True)
+    build_store(
+        examples=Path(interactions.uri),
+        vocabularies=Path(vocabularies.uri),
+        cut=interactions.get_int_custom_property(CUT_PROPERTY),
+        store=folder / "store",
+        split=split_of(interactions),
+    )
+    sources = EntitySource.model_validate_json(config)
+    of_items = _transformed(item_tokens, item_graph)
+    write_catalogue(folder, sources.items, None if items is None else Path(items.uri), of_items)
+    of_users = _transformed(user_tokens, user_graph)
+    if sources.users is not None and of_users is not None:
+        write_user_features(folder, sources.users, of_users)
+    seal_inputs(folder)
+
+
+def _transformed(tokens: Examples | None, graph: TransformGraph | None) -> Transformed | None:
+    if tokens is None or graph is None:
+        return None
+    return Transformed(Path(tokens.uri), Path(graph.uri))
