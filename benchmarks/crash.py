@@ -43,7 +43,7 @@ from typer import Option
 from benchmarks.crash_world import MOMENTS, Ended, Kill, World
 from benchmarks.measure import log, print_line, repeated, run
 from recsys.bundles.bundle import verify
-from recsys.bundles.versions import versions
+from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
 from recsys.report.runs import RUNS, read_result
 

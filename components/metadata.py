@@ -9,7 +9,7 @@ from typing import Any
 import ml_metadata as mlmd
 from ml_metadata.proto.metadata_store_pb2 import Artifact, Event, Execution
 
-from recsys.bundles.versions import VersionRegistry
+from recsys.bundles.publishing import VersionRegistry
 
 CURRENT_MODEL = "current_model_id"
 """Custom property of a blessing, and of what was pushed by it: the model (TFX's name)."""

@@ -21,10 +21,9 @@ from recsys.config import Config
 from recsys.data.forgotten import Forgotten
 from recsys.errors import RecsysError, UsageError
 from recsys.forget import files
+from recsys.forget.files import finish_record, fresh, recover, replacing, start_record
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
 from recsys.forget.names import USER_COLUMN, Names, is_distinctive
-from recsys.forget.records import finish_record, start_record
-from recsys.forget.replacement import fresh, recover, replacing
 from recsys.report.index import write_index
 from recsys.runs.lock import run_lock
 from recsys.runs.retention import GONE, Thing, remove

@@ -28,11 +28,11 @@ from tfx.types.standard_artifacts import Model, ModelBlessing
 
 from components import artifacts
 from pipelines.kubeflow_entrypoint import BUCKET_SCHEME, OUR_TYPES, PLUGIN, addressed, mounted
-from pipelines.platforms import Platform
+from pipelines.raw_data import Platform
 from pipelines.retrieval_pipeline import create_pipeline
 from recsys.config import Config, SourceConfig
 from recsys.config.load import load_config
-from recsys.config.operation import KeepConfig
+from recsys.config.run_config import KeepConfig
 from recsys.data.sources.source_files import is_remote, patterns
 from recsys.distributed.launchers import LocalLauncher
 from recsys.distribution import install_extra

@@ -15,8 +15,7 @@ from components.data_gate import DataGate
 from components.ingest import EntitySource, InteractionEncoder, VocabularyGen
 from components.model import Exporter, Pusher, PushTarget, Reporter, RetrievalEvaluator, Trainer
 from pipelines.metadata_store import connection_config
-from pipelines.platforms import LOCAL, Platform
-from pipelines.raw_data import raw_sources, step_code
+from pipelines.raw_data import LOCAL, Platform, raw_sources, step_code
 from recsys.config import (
     Config,
     EvaluateStage,

@@ -26,9 +26,9 @@ from pipelines.metadata_store import check_place, claim_name
 from pipelines.recovery import cancel, clear_up
 from pipelines.run_errors import as_recsys_error, stopped_error
 from pipelines.run_record import Outputs, Recorder, new_run_id
-from recsys.bundles.versions import versions
+from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
-from recsys.forget.records import is_unfinished
+from recsys.forget.files import is_unfinished
 from recsys.runs.lock import RunLock, run_lock
 from recsys.system import events
 from recsys.system.process import log_traceback

@@ -1,4 +1,4 @@
-"""Fingerprints of code, for cache keys and checkpoints.
+"""The identity of the running code: its commit, and a fingerprint for cache keys.
 
 TFX's cache key of a component leaves out the modules that the component imports, so each of our
 components has a parameter `code`. It changes with any source file of ours, with the files of
@@ -12,16 +12,19 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import secrets
+import subprocess
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from recsys import __version__
 from recsys.registry import modules_of, registered_in
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -192,3 +195,49 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]"
     is_constant = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
     return repr(value) if is_constant else type(value).__name__
+
+
+_TIMEOUT_S = 10.0
+
+
+def source_version(root: Path = _ROOT) -> dict[str, Any]:
+    """Returns the commit of the code; without git, or outside a checkout, its version alone.
+
+    Args:
+        root: Folder that holds our packages.
+
+    Returns:
+        `version`, that of the package; `commit`, 40 hex digits or None; `is_dirty`, whether
+        the packages' sources differ from it, or None.
+    """
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    changes = None if commit is None else _git(root, "status", "--porcelain", "--", *_OURS)
+    return {
+        "version": __version__,
+        "commit": commit,
+        "is_dirty": None if changes is None else bool(changes),
+    }
+
+
+def version_text(source: Mapping[str, Any] | None) -> str:
+    """Returns in words what `source_version` returned; None was not recorded."""
+    if not source:
+        return "not recorded"
+    if not source.get("commit"):
+        return f"version {source.get('version')}, outside a git checkout"
+    dirty = ", with changes that were not committed" if source.get("is_dirty") else ""
+    return f"{source['commit']}{dirty}"
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """Returns what git prints, or None if it can't be had."""
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", *words]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    environment.pop("GIT_DIR", None)  # As a hook of another repository would have it.
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip()

@@ -29,9 +29,9 @@ from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.embedding.traffic import Collective, FeatureTraffic, leaving, total
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape, for_data
+from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import InputSpec, Tables
 from recsys.models.retrieval_model import RetrievalModel, model_class
-from recsys.models.spec import ModelSpec
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, uneven
 

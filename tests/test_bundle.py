@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from recsys.bundles import bundle as bundles
-from recsys.bundles.publishing import publish
-from recsys.bundles.versions import latest
+from recsys.bundles.publishing import latest, publish
 from recsys.errors import RecsysError
 
 _ROOT = Path(__file__).resolve().parent.parent

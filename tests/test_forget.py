@@ -26,7 +26,7 @@ from golden_runs import SMALL, recsys
 from on_tensorflow import run_on_tensorflow
 
 from recsys.bundles.bundle import read_manifest, verify
-from recsys.bundles.versions import VersionRegistry, versions
+from recsys.bundles.publishing import VersionRegistry, versions
 from recsys.cli import main
 from recsys.config import (
     DataConfig,
@@ -40,8 +40,8 @@ from recsys.data.features import CategoryFeature
 from recsys.data.forgotten import Forgotten
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.forget.files import fresh, recover, replacing
 from recsys.forget.names import GONE, Names
-from recsys.forget.replacement import fresh, recover, replacing
 from recsys.models import load_model
 
 PERSON = "late0"  # Knows no row of its own in the shared world; its events are held out.

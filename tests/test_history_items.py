@@ -16,7 +16,7 @@ from recsys.data.batches import each_once, items_for
 from recsys.data.dataset import open_data
 from recsys.embedding import SGD, LazyAdam
 from recsys.models import TwoTower
-from recsys.models.spec import FeatureSpec
+from recsys.models.inputs import FeatureSpec
 from recsys.training.trainer import Trainer
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)

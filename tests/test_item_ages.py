@@ -17,7 +17,7 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models import TwoTower
-from recsys.models.item_ages import KNOTS, ItemAges, item_births, moments
+from recsys.models.times import KNOTS, ItemAges, item_births, moments
 from recsys.training.trainer import Trainer
 
 MINUTE, DAY = 60, 86_400

@@ -18,8 +18,7 @@ import pytest
 from commands import run_main
 
 from recsys.bundles import bundle as bundles
-from recsys.bundles.publishing import Rollback, WithdrawnError, publish, rollback
-from recsys.bundles.versions import latest
+from recsys.bundles.publishing import Rollback, WithdrawnError, latest, publish, rollback
 from recsys.errors import RecsysError, UsageError
 
 _KILLS = Path(__file__).parent / "test_bundle_scripts" / "kills.py"

@@ -16,8 +16,7 @@ from components.metadata import DESTINATION, WITHDRAWN
 from components.model import Pusher, PushTarget
 from components.resolvers import LatestBlessedStrategy
 from recsys.bundles import bundle as bundles
-from recsys.bundles.publishing import rollback
-from recsys.bundles.versions import latest
+from recsys.bundles.publishing import latest, rollback
 from recsys.config import canonical_json
 
 pytestmark = pytest.mark.pipeline

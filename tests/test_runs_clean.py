@@ -21,7 +21,7 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
 from pipelines.recovery import clear_up
-from recsys.config.operation import KeepConfig
+from recsys.config.run_config import KeepConfig
 from recsys.errors import BusyError, RecsysError
 from recsys.runs.lock import run_lock
 from recsys.runs.retention import Thing, own_size, plan_files, remove

@@ -17,8 +17,8 @@ from commands import run_main
 from recsys import __version__
 from recsys.bundles.bundle import write_manifest
 from recsys.data.vocabulary import Vocabulary
+from recsys.fingerprint import source_version
 from recsys.runs.lineage import describe_origin, describe_source, model_fingerprint
-from recsys.system.source_version import source_version
 from recsys.training import warm_start
 
 SPANS = [

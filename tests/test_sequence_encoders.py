@@ -10,7 +10,7 @@ from recsys.bundles.signatures import fact_texts
 from recsys.data.history_facts import MOST_KINDS, N_WEIGHTS, weight_buckets
 from recsys.models import encoders
 from recsys.models.sequences import Hstu, Ligr, SasRec
-from recsys.models.time_buckets import N_BUCKETS, time_buckets
+from recsys.models.times import N_BUCKETS, time_buckets
 
 DIM, HEADS, LENGTH = 8, 2, 7
 KINDS = {"sasrec": SasRec, "ligr": Ligr, "hstu": Hstu}

@@ -47,7 +47,7 @@ class Answering:
 @pytest.fixture
 def answering(monkeypatch, tmp_path):
     monkeypatch.setattr("recsys.serving.recommendations.load_bundle", lambda _: Answering())
-    monkeypatch.setattr("recsys.bundles.versions.latest", lambda folder: tmp_path)
+    monkeypatch.setattr("recsys.bundles.publishing.latest", lambda folder: tmp_path)
     monkeypatch.setattr("recsys.cli.recommend.serving_folder", lambda config, root: tmp_path)
 
 

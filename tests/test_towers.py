@@ -28,8 +28,8 @@ from recsys.errors import UsageError
 from recsys.models import ModelSpec
 from recsys.models.encoders import PlaceWeights
 from recsys.models.inference import Inference
+from recsys.models.inputs import FeatureSpec
 from recsys.models.layers import UserGate
-from recsys.models.spec import FeatureSpec
 from recsys.strict import Strict
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)

@@ -17,6 +17,5 @@ item_table        ids, titles and features of the items
 model_card        MODEL_CARD.md
 warmup            TensorFlow Serving's warm-up requests
 bundle            the bundle on disk: its manifest and its check
-versions          the published versions of a serving root
-publishing        publish and roll back
+publishing        the published versions of a serving root: publish and roll back
 """

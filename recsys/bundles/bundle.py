@@ -2,7 +2,7 @@
 
 A bundle is a folder whose `manifest.json` lists every other file with its size and its
 sha256, see `recsys.system.manifest`. A published bundle is a whole-number folder of the
-serving root, see `recsys.bundles.versions`.
+serving root, see `recsys.bundles.publishing`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import tensorflow as tf
 
 from recsys.bundles import variables, warmup
 from recsys.bundles.bundle import MANIFEST, write_manifest
-from recsys.bundles.canonical_graph import make_canonical
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
@@ -35,7 +34,7 @@ from recsys.bundles.signatures import (
     popularity_shares,
     query_facts,
 )
-from recsys.bundles.variables import filled_later
+from recsys.bundles.variables import filled_later, make_canonical
 from recsys.config import ExportConfig, ExportStage, TrainStage
 from recsys.config.file_option import IN_FOLDER, read_in_folder
 from recsys.config.load import load_stage
@@ -47,18 +46,16 @@ from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
-from recsys.models.inputs import trained_rows
+from recsys.models.inputs import Side, trained_rows
 from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
 from recsys.models.saved_arrays import SavedRows
-from recsys.models.spec import Side
 from recsys.runs.lineage import describe_origin
 from recsys.serving.index_build import build
 from recsys.system.commit import commit_folder
 from recsys.system.disk import free_there
 from recsys.system.events import emit
 from recsys.system.files import read_json, read_result
-from recsys.system.memory import release_freed
-from recsys.system.process import stage_main
+from recsys.system.process import release_freed, stage_main
 
 
 @dataclasses.dataclass(frozen=True)

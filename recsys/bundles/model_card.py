@@ -11,8 +11,8 @@ import jinja2
 
 from recsys import registry
 from recsys.config import Repeats
+from recsys.fingerprint import version_text
 from recsys.registry import Choice
-from recsys.system.source_version import version_text
 
 
 def model_card(

@@ -11,6 +11,7 @@ of the SavedModel see whole variables: `RestoreV2` joins the slices.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf.fingerprint_pb2 import FingerprintDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 
 from recsys.bundles.row_slices import slice_bounds, slices
 from recsys.errors import RecsysError
@@ -280,3 +284,19 @@ def _mapped(path: Path, prefix: Path, key: str, shape: list[int], dtype: tf.DTyp
     values = np.memmap(path, lent, "c", shape=tuple(shape))
     tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
     return tensor if is_known else tf.bitcast(tensor, dtype)
+
+
+GRAPH, FINGERPRINT = "saved_model.pb", "fingerprint.pb"
+
+
+def make_canonical(folder: Path) -> None:
+    """Writes the graph of a SavedModel in one order, and its fingerprint without chance."""
+    saved = SavedModel.FromString((folder / GRAPH).read_bytes())
+    for graph in saved.meta_graphs:
+        functions = graph.graph_def.library.function
+        functions.sort(key=lambda function: function.signature.name)
+    content = saved.SerializeToString(deterministic=True)
+    (folder / GRAPH).write_bytes(content)
+    fingerprint = FingerprintDef.FromString(fingerprinting.CreateFingerprintDef(str(folder)))
+    fingerprint.uuid = str(int.from_bytes(hashlib.sha256(content).digest()[:16], "big"))
+    (folder / FINGERPRINT).write_bytes(fingerprint.SerializeToString(deterministic=True))

@@ -16,6 +16,7 @@ from recsys.cli.options import ConfigArgument, ConfigOption, Json, Root, Sets
 from recsys.cli.stages import call_pipeline
 from recsys.cli.terminal import Console, fitted_console, plain_size, titled_table
 from recsys.cli.tune import settings
+from recsys.fingerprint import version_text
 from recsys.formats import (
     change,
     change_span,
@@ -27,7 +28,6 @@ from recsys.formats import (
     moment,
     span,
 )
-from recsys.system.source_version import version_text
 
 if TYPE_CHECKING:
     from recsys.config import Config

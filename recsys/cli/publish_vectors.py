@@ -52,7 +52,7 @@ def publish_vectors(
 
     Lists the items that were removed since the last publication in the same folder.
     """
-    from recsys.bundles.versions import latest
+    from recsys.bundles.publishing import latest
     from recsys.vectors.publication import publish_vectors
 
     if model is not None and (config is not None or root is not None):

@@ -50,7 +50,7 @@ def recommend(
     as_json: Json = False,
 ) -> None:
     """Recommend items to a user, or to a file of users, with the newest pushed bundle."""
-    from recsys.bundles.versions import latest
+    from recsys.bundles.publishing import latest
 
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
     named = [name for name, value in options.items() if value is not None]

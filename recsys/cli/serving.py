@@ -158,7 +158,7 @@ def _list(serving: Path, *, as_json: bool) -> None:
 
 def _rows(serving: Path) -> list[dict[str, Any]]:
     """Returns the state of each version, newest first."""
-    from recsys.bundles.versions import versions, withdrawn_folders
+    from recsys.bundles.publishing import versions, withdrawn_folders
 
     published = {int(path.name): path for path in versions(serving)}
     folders = {**withdrawn_folders(serving), **published}

@@ -6,7 +6,7 @@ row of training from the newest event of the same user. Models read differences 
 A weight is read as its bucket on a scale of logarithms, a kind of event (`click`, `purchase`) as
 its place among the kinds of the data (`recsys.data.vocabulary.load_kinds`). The moment of a
 question itself is a fact too, for models that know how old items are then
-(`recsys.models.item_ages`).
+(`recsys.models.times`).
 """
 
 from __future__ import annotations

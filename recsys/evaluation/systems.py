@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, repeats_of_folder, verify
-from recsys.bundles.versions import versions
+from recsys.bundles.publishing import versions
 from recsys.config import Repeats
 from recsys.data.dataset import Data
 from recsys.data.history_facts import KINDS, UNKNOWN, Facts

@@ -1,10 +1,9 @@
 """Removes users from what runs have written: `recsys forget` (docs/forget.md).
 
 names          where an id stands in texts and JSON, and their removal
-replacement    a folder that is changed as a whole, or not at all
 model_folder   vocabularies and model folders: the rows are freed and overwritten
 served         the versions of a serving folder
-records        when and how much was removed
+files          reports, records and logs; a folder that is changed as a whole, or not at all
 
 Bundles are changed by `recsys.bundles.without_users`, which needs TensorFlow, and ML Metadata and
 TFX's artifacts by `pipelines.forget`.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
+import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ import pyarrow.parquet as pq
 
 from recsys.forget.names import Names
 from recsys.runs.retention import Thing
-from recsys.system.commit import commit_text
-from recsys.system.files import is_real_folder
+from recsys.system.commit import commit_folder, commit_text
+from recsys.system.files import DAMAGE, is_real_folder, read_json
+from recsys.system.held_folder import HeldFolder
 
 REBUILT = (
     *("InteractionGen", "UserGen", "Transform.Users", "InteractionEncoder", "Exporter"),
@@ -171,3 +176,93 @@ def _replace(path: Path, text: str) -> None:
         commit_text(text, path)
     except UnicodeEncodeError:  # Bytes that are no UTF-8.
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+RECORD = "forget.json"
+
+
+def start_record(root: Path, users: int) -> None:
+    """Adds a record of a removal that has begun."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    _write(root, [*_read(root), {"started": now, "finished": None, "users": users}])
+
+
+def finish_record(root: Path, removed: dict[str, Any]) -> None:
+    """Completes the newest record with what was removed."""
+    *before, last = _read(root)
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    _write(root, [*before, {**last, "finished": now, "removed": removed}])
+
+
+def is_unfinished(root: Path) -> bool:
+    """Returns whether the newest removal was cut short."""
+    records = _read(root)
+    return bool(records) and records[-1]["finished"] is None
+
+
+def _read(root: Path) -> list[dict[str, Any]]:
+    try:
+        return list(read_json(root / RECORD)["removals"])
+    except DAMAGE:
+        return []
+
+
+def _write(root: Path, removals: list[dict[str, Any]]) -> None:
+    commit_text(json.dumps({"format": 1, "removals": removals}, indent=1) + "\n", root / RECORD)
+
+
+_NEW, _OLD = ".forget-new-", ".forget-old-"
+
+
+@contextmanager
+def linked_copy(folder: Path) -> Iterator[Path]:
+    """Yields a copy of `folder` beside it, made of hard links, and removes it at the end."""
+    copy = folder.with_name(f"{_NEW}{folder.name}")
+    with HeldFolder(folder.parent) as parent:
+        parent.remove(copy)
+        try:
+            shutil.copytree(folder, copy, symlinks=True, copy_function=_link)
+            yield copy
+        finally:
+            parent.remove(copy)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Yields a copy of `folder` to change; at the end it takes the place of `folder`.
+
+    Args:
+        folder: The folder. Nothing in it changes before the end, and nothing if the block raises.
+    """
+    old = folder.with_name(f"{_OLD}{folder.name}")
+    with linked_copy(folder) as copy, HeldFolder(folder.parent) as parent:
+        yield copy
+        parent.rename(folder, old)
+        commit_folder(copy, folder)
+        parent.remove(old)
+
+
+def fresh(path: Path) -> Path:
+    """Returns the path of a file of the copy, unlinked, so that it can be written anew."""
+    path.unlink(missing_ok=True)
+    return path
+
+
+def recover(parent: Path) -> None:
+    """Completes or undoes what a killed call of `replacing` left in a folder."""
+    with HeldFolder(parent) as held:
+        for old in sorted(parent.glob(f"{_OLD}*")):
+            name = old.name.removeprefix(_OLD)
+            new, folder = parent / f"{_NEW}{name}", parent / name
+            if not folder.exists():
+                held.rename(new if new.exists() else old, folder)
+            held.remove(old)
+        for new in sorted(parent.glob(f"{_NEW}*")):
+            held.remove(new)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # A file system without links.
+        shutil.copy2(source, target)

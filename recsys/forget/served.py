@@ -13,13 +13,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recsys.bundles.bundle import manifest_digest, read_manifest
-from recsys.bundles.publishing import only_publisher, publish
-from recsys.bundles.versions import HIDDEN, VersionRegistry, versions, withdrawn_folders
+from recsys.bundles.publishing import (
+    HIDDEN,
+    VersionRegistry,
+    only_publisher,
+    publish,
+    versions,
+    withdrawn_folders,
+)
 from recsys.bundles.without_users import INSTEAD_OF, knows, take_out
 from recsys.errors import RecsysError
+from recsys.forget.files import linked_copy, recover, replacing
 from recsys.forget.model_folder import free_rows
 from recsys.forget.names import Names
-from recsys.forget.replacement import linked_copy, recover, replacing
 
 
 @dataclasses.dataclass

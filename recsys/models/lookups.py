@@ -25,9 +25,8 @@ from recsys.data.catalogue import of_history
 from recsys.data.history_facts import ASKED, ASKED_AT, ITEM, OF_EVENTS, PLACE
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
-from recsys.models.bag_weights import BagWeights
-from recsys.models.item_graph import ItemGraph
-from recsys.models.spec import ModelSpec, Side
+from recsys.models.counted_layers import BagWeights, ItemGraph
+from recsys.models.inputs import ModelSpec, Side
 
 Tensors = dict[str, keras.KerasTensor]
 Tables = dict[str, TableConfig]

@@ -27,14 +27,12 @@ from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
 from recsys.losses.loss import SHARED_BY_ALL
 from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
-from recsys.models.bag_weights import BagWeights
-from recsys.models.inputs import ModelInputs
-from recsys.models.item_ages import ItemAges
-from recsys.models.item_graph import ItemGraph
+from recsys.models.counted_layers import BagWeights, ItemGraph
+from recsys.models.inputs import ModelInputs, ModelSpec, Side
 from recsys.models.layer_names import keras_seeds, name_attributes
 from recsys.models.layers import Latest, LogTemperature
 from recsys.models.lookups import LookupModel, Tables, Tensors
-from recsys.models.spec import ModelSpec, Side
+from recsys.models.times import ItemAges
 
 _READ_BY_ID = {"users": "user_row", "items": "id_row", "item_bias": "item_bias"}
 """Tables whose rows a user or a candidate reads one by one, and what `look_up` calls them."""

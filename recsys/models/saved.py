@@ -45,7 +45,7 @@ from recsys.embedding.layout import (
 from recsys.embedding.table import WEIGHTS, Table, placed
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference
-from recsys.models.inputs import ModelInputs
+from recsys.models.inputs import ModelInputs, ModelSpec
 from recsys.models.retrieval_model import RetrievalModel, model_class
 from recsys.models.saved_arrays import (
     NpyFile,
@@ -56,7 +56,6 @@ from recsys.models.saved_arrays import (
     path_of,
     write_variables,
 )
-from recsys.models.spec import ModelSpec
 from recsys.models.summary import SUMMARY, damaged, read_summary, summary_text
 from recsys.registry import plugins_needed
 from recsys.system import manifest as manifests

@@ -28,7 +28,7 @@ from recsys.data.history_facts import (
 )
 from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks, newest_item
 from recsys.models.layers import Dropout, Linear, Norm
-from recsys.models.time_buckets import N_BUCKETS, time_buckets
+from recsys.models.times import N_BUCKETS, time_buckets
 from recsys.registry import register_encoder
 
 _BESIDE_MEAN = 0.05

@@ -22,13 +22,13 @@ import yaml
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.fingerprint import version_text
 from recsys.formats import count, counted, figure, is_number
 from recsys.report.charts import Point, Size, draw_curve, picture
 from recsys.report.evaluated import metric_title
 from recsys.report.run_artifacts import Artifacts, MissingError, read_array, read_json, read_table
 from recsys.report.runs import read_steps
 from recsys.report.statistics_page import read_column
-from recsys.system.source_version import version_text
 
 _SIDES = ("users", "items")
 

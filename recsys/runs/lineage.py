@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from recsys.data.vocabulary import Vocabulary
+from recsys.fingerprint import source_version
 from recsys.system.files import digest_of_files
-from recsys.system.source_version import source_version
 
 FORMAT = 1
 _STATE = "training_state/manifest.json"  # As `recsys.training.warm_start` has it.

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import tenacity
 
-from recsys.config.operation import NotifyConfig
+from recsys.config.run_config import NotifyConfig
 from recsys.runs.summary import one_line
 
 _LONGEST_ANSWER = 64 << 10

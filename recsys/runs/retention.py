@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from recsys.bundles.versions import versions, withdrawn_folders
-from recsys.config.operation import KeepConfig
+from recsys.bundles.publishing import versions, withdrawn_folders
+from recsys.config.run_config import KeepConfig
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.segments import segments_in_use
 from recsys.report.runs import RUNS

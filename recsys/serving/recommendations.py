@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from recsys.bundles.bundle import MANIFEST
+from recsys.bundles.publishing import latest
 from recsys.bundles.signatures import QUERY_TIME
-from recsys.bundles.versions import latest
 from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import counted, html_table

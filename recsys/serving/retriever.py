@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.bundles.bundle import direction_width, verify
+from recsys.bundles.publishing import is_version
 from recsys.bundles.signatures import (
     NO_SCORE,
     POPULAR,
@@ -29,7 +30,6 @@ from recsys.bundles.signatures import (
     Signature,
     check_fact_texts,
 )
-from recsys.bundles.versions import is_version
 from recsys.data.history_facts import OF_EVENTS
 from recsys.data.sources.values import plain_id
 from recsys.errors import RecsysError, UsageError

@@ -7,6 +7,8 @@ result, or its error, as the last line of stdout; whatever else is printed goes 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import io
 import json
 import os
@@ -231,3 +233,17 @@ def last_json_line(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return result if isinstance(result, dict) else None
+
+
+def release_freed() -> None:
+    """Returns freed memory to the system, as after compiling, or before another process needs it.
+
+    The allocators of Arrow and C would keep it for later use; only glibc can trim that of C.
+    """
+    import pyarrow as pa  # Most processes need none.
+
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

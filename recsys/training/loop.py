@@ -18,7 +18,7 @@ import keras
 from recsys.config import TrainConfig
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
-from recsys.system.memory import release_freed
+from recsys.system.process import release_freed
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
 from recsys.training.distributed import StepWatch, StopRequest, agreed, ending_after, meet
 from recsys.training.hard_negatives import EpochTasks

@@ -18,13 +18,12 @@ from typing import Any, Literal
 
 from recsys.config.file_option import BY_CONTENT
 from recsys.errors import RecsysError, UsageError
-from recsys.fingerprint import code_fingerprint
+from recsys.fingerprint import code_fingerprint, source_version, version_text
 from recsys.strict import Strict
 from recsys.system.commit import commit_text
 from recsys.system.disk import storage_error
 from recsys.system.files import DAMAGE, read_json
 from recsys.system.host_connections import is_loopback, plain_address
-from recsys.system.source_version import source_version, version_text
 
 SEEN_WITHIN_S = 30.0
 """How long a file of one host may take until another one sees it [s]: caches of NFS."""

@@ -21,11 +21,11 @@ from recsys.data.dataset import Data
 from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
+from recsys.fingerprint import source_version
 from recsys.models import ModelInputs, RetrievalModel, model_class, save_model
 from recsys.models.auto import described, for_data, outgrown
 from recsys.models.inference import embed_queries
 from recsys.models.saved import save_candidates
-from recsys.system.source_version import source_version
 from recsys.training import distributed
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import check_backend

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from recsys.bundles.bundle import MANIFEST, direction_width, manifest_digest, verify
 from recsys.bundles.item_table import CATALOGUE, column_of, token_lists
+from recsys.bundles.publishing import is_version, latest, versions
 from recsys.bundles.row_slices import SLICE_BYTES, read_rows
-from recsys.bundles.versions import is_version, latest, versions
 from recsys.data.catalogue import TITLES, FeatureBags, open_features
 from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
 from recsys.data.vocabulary import Vocabulary

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.versions import versions
+from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder

@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 
 from recsys.bundles import bundle as bundles
-from recsys.bundles.publishing import publish, rollback
-from recsys.bundles.versions import latest, versions
+from recsys.bundles.publishing import latest, publish, rollback, versions
 from recsys.errors import RecsysError
 
 _SYSTEM = {"posix", "fcntl", "_io"}

@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 
 from recsys.bundles import bundle as bundles
-from recsys.bundles.publishing import publish, rollback
-from recsys.bundles.versions import versions
+from recsys.bundles.publishing import publish, rollback, versions
 from recsys.errors import RecsysError
 from recsys.serving.catalogue_search import CatalogueSearch
 

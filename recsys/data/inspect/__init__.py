@@ -4,8 +4,7 @@ names        roles suggested by column names
 dialect      format, encoding, delimiter and header of files
 profile      statistics of each column, and units or formats of times
 roles        which column is the user, the item, the time …, and why
-overlap      columns that hold the ids of a catalogue
-sides        files of items and users, and the features that their columns make
+sides        files of items and users: the columns of their ids, and features
 findings     what a run would reject, and duplicates
 split_proposal  how the data can be split
 remarks      sentences on what is remarkable

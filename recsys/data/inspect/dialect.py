@@ -13,9 +13,8 @@ from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
 from recsys.data.inspect.encodings import guess_encoding, reading
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource
-from recsys.data.sources.folder_columns import folder_columns
 from recsys.data.sources.jsonl_source import JsonLinesSource
-from recsys.data.sources.pieces import format_of_name, open_source
+from recsys.data.sources.pieces import folder_columns, format_of_name, open_source
 from recsys.data.sources.source_files import SourceFile, match_files, skipped_files
 from recsys.data.sources.streams import (
     HEADER_LIMIT_BYTES,

@@ -11,7 +11,6 @@ from recsys.data.entities import LEAST_JOIN
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
 from recsys.data.inspect.names import name_score, shown
-from recsys.data.inspect.overlap import Overlap, find_overlap
 from recsys.data.inspect.profile import Advance, Profile, fits_format, profile_columns
 from recsys.data.inspect.remarks import remarks_on
 from recsys.data.inspect.roles import (
@@ -27,7 +26,7 @@ from recsys.data.inspect.roles import (
     parse_map,
     yes_of,
 )
-from recsys.data.inspect.sides import ROLE, Side, find_side, with_findings
+from recsys.data.inspect.sides import ROLE, Overlap, Side, find_overlap, find_side, with_findings
 from recsys.data.inspect.split_proposal import Proposal, propose, timed
 from recsys.data.sources.source_files import span_pattern
 from recsys.errors import RecsysError, UsageError

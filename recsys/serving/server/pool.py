@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recsys.bundles.bundle import MANIFEST
-from recsys.bundles.versions import is_version, versions
+from recsys.bundles.publishing import is_version, versions
 from recsys.errors import RecsysError
 from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, HttpError
 from recsys.serving.server.prometheus import ServerMetrics

@@ -1,18 +1,8 @@
-"""The age of an item at the time of a query, as a part of the score, one dot product.
+"""Times in models: buckets of the time between events, and the ages of items.
 
-The score of an item born at b, for a query at time t, is the similarity plus g(m - b): m is the
-last of K moments that isn't after t, and g a learned function, the same for all items. The
-item's K numbers are g of its ages at the K moments, the query's are 1 at its moment and 0
-elsewhere, so that their dot product is that term.
-
-Ages are counted at a moment *before* the query, and an item is born with its first training
-event, so an item's own event never reveals that the item exists: items that weren't seen before
-the moment share a learned value with items without any event, as in serving. The last moment is
-the end of the training events: all later queries have it, and no training example does.
-
-Time-dependent biases of items in bins are Koren's ("Collaborative Filtering with Temporal
-Dynamics", KDD 2009, section 4.1), there free numbers of each item; age as an input of a ranking
-is Covington et al.'s "example age" (RecSys 2016, section 3.3).
+Bucket k holds the times t with floor(ln(max(1, t)) / 0.301) = k, each about a third longer than
+the one before, as in the code of HSTU (Zhai et al., "Actions Speak Louder than Words", ICML
+2024): 70 of them reach from a second to `OLDEST`, 34 years.
 """
 
 from __future__ import annotations
@@ -29,6 +19,38 @@ from recsys.data.history_facts import OLDEST, UNKNOWN, minutes
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import UNKNOWN_ROW
 
+_WIDTH = 0.301
+_N_KNOWN = math.floor(math.log(OLDEST) / _WIDTH) + 1
+N_BUCKETS = 1 + _N_KNOWN
+"""The first is of times that nobody knows."""
+
+# First second of each bucket, and of the one behind the last.
+_FIRST = np.ceil(np.exp(_WIDTH * np.arange(_N_KNOWN + 1))).astype(np.int32)
+_FIRST[0] = 0
+
+
+def time_buckets(age: keras.KerasTensor, asked: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the bucket of the time from an event to a later moment `[…]` int32.
+
+    Exactly the same on every backend, though they round logarithms differently.
+
+    Args:
+        age: Age of the event `[…]` int32 [s]; below 0: unknown.
+        asked: Age of the moment, likewise; both may be broadcast. A moment before the event is
+            taken for the event's own.
+
+    Returns:
+        0 where one of the two is unknown, else 1 … `N_BUCKETS` - 1.
+    """
+    passed = ops.maximum(age - asked, 0)
+    guess = ops.log(ops.cast(ops.maximum(passed, 1), "float32")) / _WIDTH
+    guess = ops.minimum(ops.cast(guess, "int32"), _N_KNOWN - 1)
+    above, below = (ops.take(_FIRST, guess + step, axis=0) for step in (1, 0))
+    bucket = guess + ops.cast(passed >= above, "int32") - ops.cast(passed < below, "int32")
+    is_known = ops.logical_and(age >= 0, asked >= 0)
+    return ops.where(is_known, 1 + bucket, 0)
+
+
 _N_KNOTS = 16
 _HOUR = 60.0
 _STEP = math.log1p(OLDEST / 60 / _HOUR) / (_N_KNOTS - 1)
@@ -39,6 +61,19 @@ KNOTS = np.expm1(_STEP * np.arange(_N_KNOTS)) * _HOUR
 @keras.saving.register_keras_serializable(package="recsys")
 class ItemAges(keras.layers.Layer):
     """Keeps when items were born, and learns what their age adds to their score.
+
+    The score of an item born at b, for a query at time t, is the similarity plus g(m - b): m is
+    the last of K moments that isn't after t, and g a learned function, the same for all items.
+    The item's K numbers are g of its ages at the K moments, the query's are 1 at its moment and 0
+    elsewhere, so that their dot product is that term.
+
+    Ages are counted at a moment *before* the query, and an item is born with its first training
+    event, so an item's own event never reveals that the item exists: items that weren't seen
+    before the moment share a learned value with items without any event, as in serving. The last
+    moment is the end of the training events: all later queries have it, and no training example
+    does. Time-dependent biases of items in bins are Koren's ("Collaborative Filtering with
+    Temporal Dynamics", KDD 2009, section 4.1), there free numbers of each item; age as an input
+    of a ranking is Covington et al.'s "example age" (RecSys 2016, section 3.3).
 
     Births and moments are weights that come from the training events and that no step changes,
     so they are saved, restored and exported with the model. Each device holds all of them.
