@@ -25,7 +25,6 @@ from recsys.errors import RecsysError
 from recsys.report.index import write_index
 from recsys.runs.lock import run_lock
 from recsys.runs.retention import (
-    GONE,
     Thing,
     oldest_record,
     plan_files,
@@ -34,7 +33,6 @@ from recsys.runs.retention import (
     served_versions,
 )
 from recsys.system.events import emit
-from recsys.system.held_folder import link_on_the_way
 
 _SMALL = ("ModelBlessing", "PushedModel", "Verdict", "ExampleStatistics")
 """Types that always stay: some kB each, and the resolvers look into all of them."""
@@ -53,19 +51,12 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
         of what could not be removed.
 
     Raises:
-        RecsysError: A run holds the root (R601), its folder of what is removed is a link
-            (R605), or it can't be written.
+        RecsysError: A run holds the root (R601), or it can't be written.
     """
     root = config.root_folder
     if not root.is_dir():
         return {**plan_json([]), "applied": False, "failed": []}
     with run_lock(root):
-        if link := link_on_the_way(root, root / GONE):
-            rule = (
-                f"The folder {GONE!r} of a root must not be a link, since files are removed in it."
-            )
-            cure = "Nothing was changed. Check its target, and remove the link."
-            raise RecsysError("R605", rule, cure, str(link))
         things = _plan(config, open_store(config))
         plan = plan_json(things)
         goes = [thing for thing in things if thing.goes]
@@ -174,11 +165,8 @@ def _reasons(config: Config, artifacts: Sequence[Artifact], since: float) -> dic
 
 def _thing(root: Path, artifact: Artifact, reasons: Mapping[int, str]) -> Thing:
     path = Path(artifact.uri)
-    link = link_on_the_way(root, path)
     why, goes = reasons.get(artifact.id, ""), False
-    if link is not None:
-        why = f"{link.name!r} is a link, and what it leads to is left alone"
-    elif path.resolve().parent.parent.parent != (root / "artifacts").resolve():
+    if path.resolve().parent.parent.parent != (root / "artifacts").resolve():
         why = "it lies outside of this root"
     elif artifact.state == Artifact.DELETED:
         why, goes = "it was marked as removed, and its removal was cut short", True

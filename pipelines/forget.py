@@ -19,7 +19,7 @@ from pipelines.metadata_store import DATABASE_NAME, open_store, with_password
 from pipelines.recovery import sweep_empty
 from recsys.config import Config
 from recsys.data.forgotten import Forgotten
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 from recsys.forget import files
 from recsys.forget.files import finish_record, fresh, recover, replacing, start_record
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
@@ -28,7 +28,6 @@ from recsys.report.index import write_index
 from recsys.runs.lock import run_lock
 from recsys.runs.retention import GONE, Thing, remove
 from recsys.system.events import emit
-from recsys.system.held_folder import link_on_the_way
 
 _STATISTICS = "FeatureStats.pb"
 
@@ -58,20 +57,10 @@ def forget(config: Config, ids: Sequence[str]) -> dict[str, Any]:
     if not root.is_dir():
         return {"users": len(names.ids), "found": False, "version": None, "failed": []}
     with run_lock(root):
-        _refuse_links(root)
         start_record(root, len(names.ids))
         done = _forget(config, root, names)
         finish_record(root, {name: n for name, n in done.items() if type(n) is int})
     return done
-
-
-def _refuse_links(root: Path) -> None:
-    for name in (GONE, "artifacts", "segments", "serving", "checkpoints", "logs", "runs"):
-        if link := link_on_the_way(root, root / name):
-            rule = (
-                f"The folder {name!r} of a root must not be a link, since files are changed in it."
-            )
-            raise RecsysError("R605", rule, "Check its target, and remove the link.", str(link))
 
 
 def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from recsys.errors import RecsysError
 from recsys.report.index import INDEX
 from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import RESULT, STEPS, RunRecord, read_steps, run_folders
-from recsys.system.files import folders_in
-from recsys.system.held_folder import HeldFolder, link_on_the_way
+from recsys.system.files import folders_in, remove
 
 _UNFINISHED = (Execution.NEW, Execution.RUNNING, Execution.CANCELED)
 _MADE = (Event.PENDING_OUTPUT, Event.OUTPUT, Event.DECLARED_OUTPUT)
@@ -73,10 +72,9 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
     """
     orphans = find_orphans(store, pipeline)
     ids = [execution.id for execution in orphans]
-    with HeldFolder(root) as held:
-        partial = [*_partial_outputs(root / "artifacts", ids), *_partial_records(root)]
-        swept = [path for path in partial if _remove(held, path)]
-    _sweep_serving(root, serving)
+    partial = [*_partial_outputs(root / "artifacts", ids), *_partial_records(root)]
+    swept = [path for path in partial if _remove(path)]
+    _sweep_serving(serving)
     runs = record_killed(root)
     mark_failed(store, orphans)
     cleared = Cleared(runs, ids, swept)
@@ -163,29 +161,25 @@ def _partial_records(root: Path) -> Iterator[Path]:
 
 def sweep_empty(root: Path) -> None:
     """Removes the empty folders that TFX leaves, one for each execution."""
-    with HeldFolder(root) as held:
-        for step in folders_in(root / "artifacts"):
-            for path in folders_in(step / _EXECUTIONS):
-                if not any(path.iterdir()):
-                    _remove(held, path)
+    for step in folders_in(root / "artifacts"):
+        for path in folders_in(step / _EXECUTIONS):
+            if not any(path.iterdir()):
+                _remove(path)
 
 
-def _remove(root: HeldFolder, path: Path) -> bool:
+def _remove(path: Path) -> bool:
     """Removes a file or a folder; returns whether it is gone. If it stays, it does no harm."""
     try:
-        root.remove(path)
+        remove(path)
     except OSError as error:
         logging.warning("%s could not be removed: %s", path, error.strerror)
         return False
     return True
 
 
-def _sweep_serving(root: Path, serving: Path) -> None:
-    """Has the publisher sweep what a push that was killed left, but not behind a link."""
+def _sweep_serving(serving: Path) -> None:
+    """Removes what a killed push left."""
     if not serving.is_dir():
-        return
-    if link := link_on_the_way(root, serving):
-        logging.warning("%s is a link, and what it leads to is left alone.", link)
         return
     try:
         with only_publisher(serving):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,6 @@ def make_bundle(folder: Path, content: str = "weights") -> Path:
 
 def enlarge(path: Path, size: int) -> None:
     os.truncate(path, size)
-
-
-def replace(path: Path, make: Callable[[Path], None]) -> None:
-    path.unlink()
-    make(path)
-
-
-def link(path: Path) -> None:
-    """Puts a link in the place of a file or folder, which is as it was, elsewhere."""
-    elsewhere = path.parent.parent / f"elsewhere-{path.name}"
-    path.rename(elsewhere)
-    path.symlink_to(elsewhere)
 
 
 def versions(serving_root: Path) -> list[str]:
@@ -82,22 +69,14 @@ def test_a_whole_bundle_is_verified(tmp_path):
         (lambda b: (b / "manifest.json").unlink(), "R501", "manifest.json"),
         (lambda b: (b / "manifest.json").write_text('{"files": {'), "R501", "manifest.json"),
         (lambda b: (b / "manifest.json").write_text("[]"), "R501", "manifest.json"),
-        (lambda b: (b / "manifest.json").write_text("[" * 100_000), "R501", "manifest.json"),
         (lambda b: (b / "manifest.json").write_bytes(b"\xff\xfe"), "R501", "manifest.json"),
-        (lambda b: enlarge(b / "manifest.json", 17 << 20), "R501", "16777216 bytes"),
         (lambda b: enlarge(b / "saved_model.pb", 1 << 40), "R502", "1099511627776 bytes"),
-        (lambda b: replace(b / "saved_model.pb", os.mkfifo), "R514", "saved_model.pb"),
-        (lambda b: replace(b / "manifest.json", os.mkfifo), "R501", "no plain file"),
-        (lambda b: link(b / "saved_model.pb"), "R514", "a symbolic link"),
-        (lambda b: link(b / "variables"), "R514", "variables"),
-        (lambda b: link(b / "manifest.json"), "R501", "no plain file"),
-        (lambda b: (b / "stray").symlink_to("/nowhere"), "R514", "stray"),
-        (lambda b: replace(b / "saved_model.pb", os.mkdir), "R502", "missing"),
+        (lambda b: (b / "manifest.json").write_text('{"format": 1, "files": {"a": null}}'),
+         "R501", "'a': None"),
     ],
     ids=[
         "one-byte", "short", "missing", "added", "no-manifest", "half-manifest", "no-map",
-        "deep-manifest", "no-text", "endless-manifest", "endless-file", "pipe", "manifest-pipe",
-        "link", "folder-link", "manifest-link", "dead-link", "folder",
+        "no-text", "endless-file", "no-description",
     ],
 )  # fmt: skip
 def test_damage_is_refused_and_named(tmp_path, damage, code, named):
@@ -106,30 +85,6 @@ def test_damage_is_refused_and_named(tmp_path, damage, code, named):
     with pytest.raises(RecsysError, match=code) as refused:
         bundles.verify(bundle)
     assert named in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        '{"../outside": {"sha256": "%s", "size": 1}}',
-        '{"/etc/passwd": {"sha256": "%s", "size": 1}}',
-        '{"a//b": {"sha256": "%s", "size": 1}}', '{"./a": {"sha256": "%s", "size": 1}}',
-        '{"a\\u0000b": {"sha256": "%s", "size": 1}}',
-        '{"manifest.json": {"sha256": "%s", "size": 1}}',
-        '{"a": {"sha256": "%s", "size": true}}', '{"a": {"sha256": "%s", "size": 1.0}}',
-        '{"a": {"sha256": "x%s", "size": 1}}', '{"a": {"sha256": 7, "size": 1}}',
-        '{"a": {"sha256": "%s"}}', '{"a": null}',
-        '{"a": {"sha256": "%s", "size": 1}, "a": {"sha256": "%s", "size": 1}}',
-        '{"a": NaN}', "[]",
-    ],
-)  # fmt: skip
-def test_a_manifest_of_another_form_is_refused(tmp_path, files):
-    (tmp_path / "outside").write_text("x")
-    bundle = make_bundle(tmp_path / "b")
-    text = files.replace("%s", "0" * 64)
-    (bundle / "manifest.json").write_text(f'{{"format": 1, "files": {text}}}')
-    with pytest.raises(RecsysError, match="R501"):
-        bundles.read_manifest(bundle)
 
 
 @pytest.mark.parametrize("format_", ['"1"', "2", "null"])
@@ -209,14 +164,6 @@ def test_what_is_no_version_is_left_alone_and_its_number_is_not_taken(tmp_path):
     assert (root / "7").read_text() == "a file"
 
 
-def test_a_link_is_no_version(tmp_path):
-    root = tmp_path / "serving"
-    publish(make_bundle(tmp_path / "b"), root, keep=1)
-    (root / "2").symlink_to(tmp_path / "b")
-    assert latest(root).name == "1"
-    assert publish(make_bundle(tmp_path / "c", "c"), root, keep=1).name == "3"
-
-
 def test_a_number_is_never_given_again(tmp_path):
     root = tmp_path / "serving"
     for n in range(1, 4):
@@ -230,7 +177,7 @@ def test_a_number_is_never_given_again(tmp_path):
     "ledger",
     [None, "", "{", "[]", "[" * 10_000, '{"highest": "9"}', '{"highest": -1, "pinned": null}',
      '{"highest": 5, "pinned": null, "withdrawn": []}', '{"highest": true, "pinned": 1}',
-     '{"highest": 1e99, "pinned": 1, "withdrawn": {"x": 1}}', " " * (2 << 20), "pipe", "link"],
+     '{"highest": 1e99, "pinned": 1, "withdrawn": {"x": 1}}'],
 )  # fmt: skip
 def test_without_its_ledger_or_with_a_damaged_one_the_folders_count(tmp_path, ledger):
     root = tmp_path / "serving"
@@ -239,39 +186,10 @@ def test_without_its_ledger_or_with_a_damaged_one_the_folders_count(tmp_path, le
     file = root / ".versions.json"
     assert json.loads(file.read_text())["highest"] == 3
     file.unlink()
-    if ledger == "pipe":
-        os.mkfifo(file)
-    elif ledger == "link":
-        (tmp_path / "outside").write_text('{"highest": 70, "pinned": null, "withdrawn": {}}')
-        file.symlink_to(tmp_path / "outside")
-    elif ledger is not None:
+    if ledger is not None:
         file.write_text(ledger)
     assert publish(make_bundle(tmp_path / "b4", "4"), root, keep=2).name == "4"
     assert json.loads(file.read_text()) == {"highest": 4, "pinned": None, "withdrawn": {}}
-    if ledger == "link":
-        assert json.loads((tmp_path / "outside").read_text())["highest"] == 70
-
-
-@pytest.mark.parametrize("name", [".lock", ".publish-2", ".publish-versions.json"])
-def test_a_link_in_the_way_is_never_written_through(tmp_path, name):
-    root, outside = tmp_path / "serving", tmp_path / "outside"
-    publish(make_bundle(tmp_path / "a", "a"), root, keep=2)
-    outside.write_text("precious")
-    (root / name).unlink(missing_ok=True)
-    (root / name).symlink_to(outside)
-    if name == ".lock":
-        with pytest.raises(RecsysError, match="R511"):
-            publish(make_bundle(tmp_path / "b", "b"), root, keep=2)
-    else:
-        assert publish(make_bundle(tmp_path / "b", "b"), root, keep=2).name == "2"
-    assert outside.read_text() == "precious"
-
-
-def test_a_pipe_for_a_lock_is_not_waited_for(tmp_path):
-    root = tmp_path / "serving"
-    root.mkdir()
-    os.mkfifo(root / ".lock")
-    assert publish(make_bundle(tmp_path / "b"), root, keep=2).name == "1"
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["no-folder", "empty-folder"])

@@ -1,106 +1,98 @@
-"""Bundles that are damaged, or made in bad faith: refused with a sentence, whatever they hold."""
+"""Bundles that are damaged by accident are refused with a sentence, and never published."""
 
 from __future__ import annotations
 
-import json
+import os
+import random
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parent / "test_bundle_scripts"))
-import mutations
-
 from recsys.bundles import bundle as bundles
-from recsys.bundles.publishing import publish
+from recsys.bundles.publishing import publish, versions
 from recsys.errors import RecsysError
-from recsys.serving.recommendations import load_bundle
 
-_SCRIPT = Path(mutations.__file__)
+Damage = Callable[[Path, random.Random], object]
 
 
-def make_bundle(folder: Path) -> Path:
-    """Writes what a bundle holds beside a SavedModel, and stand-ins for that."""
-    for name in ("variables", "vocabulary"):
-        (folder / name).mkdir(parents=True)
-    (folder / "saved_model.pb").write_bytes(bytes(range(256)) * 8)
-    (folder / "variables" / "variables.index").write_bytes(bytes(300))
-    pq.write_table(pa.table({"id": ["a", "b"], "title": ["A", "B"]}), folder / "titles.parquet")
-    pq.write_table(pa.table({"id": ["u", "v"]}), folder / "vocabulary" / "users.parquet")
-    bundles.write_manifest(folder, {"k": 2, "name": "tiny", "config": {}})
-    return folder
+def files_of(bundle: Path) -> list[Path]:
+    return sorted(path for path in bundle.rglob("*") if path.is_file())
+
+
+def flip_bits(bundle: Path, rng: random.Random) -> None:
+    path = rng.choice(files_of(bundle))
+    content = bytearray(path.read_bytes())
+    for _ in range(rng.choice([1, 8])):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def truncate(bundle: Path, rng: random.Random) -> None:
+    path = rng.choice(files_of(bundle))
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def remove(bundle: Path, rng: random.Random) -> None:
+    rng.choice(files_of(bundle)).unlink()
+
+
+def add(bundle: Path, rng: random.Random) -> None:
+    path = bundle / rng.choice(["x", ".x", "a/b/c", "variables/x", "ü", "\udcff", "a\nb"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(rng.randbytes(5))
+
+
+def swap(bundle: Path, rng: random.Random) -> None:
+    a, b = rng.sample(files_of(bundle), 2)
+    content = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(content)
+
+
+DAMAGES: list[Damage] = [flip_bits, truncate, remove, add, swap]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return make_bundle(tmp_path_factory.mktemp("whole") / "bundle")
+    bundle = tmp_path_factory.mktemp("whole") / "bundle"
+    (bundle / "variables").mkdir(parents=True)
+    (bundle / "saved_model.pb").write_bytes(bytes(range(256)) * 8)
+    (bundle / "variables" / "variables.index").write_bytes(bytes(300))
+    bundles.write_manifest(bundle, {"k": 2, "name": "tiny", "config": {}})
+    return bundle
 
 
-@settings(max_examples=100)
-@given(seed=st.integers(0, 2**32))
-def test_no_damage_brings_more_than_a_sentence(tmp_path_factory, whole, seed):
-    folder = tmp_path_factory.mktemp("mutated")
+def code_of(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except RecsysError as error:
+        return error.code
+    return "ok"
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32), damage=st.sampled_from(DAMAGES))
+def test_damage_is_found_and_never_published(tmp_path_factory, whole, seed, damage):
+    folder = tmp_path_factory.mktemp("damaged")
     bundle = shutil.copytree(whole, folder / "bundle")
-    (folder / "outside").mkdir()
-    (folder / "outside" / "secret").write_text("secret")
     publish(whole, folder / "serving", keep=2)
-    mutations.mutate(bundle, seed)
-    mutations.try_one(bundle, folder / "serving")
-    assert mutations.code_of(lambda: load_bundle(bundle)) != "ok"  # There is no SavedModel.
-    assert (folder / "outside" / "secret").read_text() == "secret"
-    assert len(list((folder / "outside").iterdir())) == 1
+    damage(bundle, random.Random(seed))
+    # A bit of the manifest's own fields, such as `name`, may change; its files may not.
+    is_changed = any(
+        (bundle / path.relative_to(whole)).read_bytes() != path.read_bytes()
+        for path in files_of(whole)
+        if path.name != "manifest.json" and (bundle / path.relative_to(whole)).exists()
+    ) or {path.relative_to(bundle) for path in files_of(bundle)} != {
+        path.relative_to(whole) for path in files_of(whole)
+    }
+    code = code_of(lambda: bundles.verify(bundle))
+    assert code in ("ok", "R501", "R502", "R503")
+    assert code != "ok" or not is_changed
+    assert (code_of(lambda: publish(bundle, folder / "serving", keep=2)) == "ok") == (code == "ok")
+    for version in versions(folder / "serving"):
+        bundles.verify(version)
     shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("way", mutations.MUTATIONS, ids=lambda way: way.__name__)
-def test_every_way_does_damage(tmp_path, whole, way):
-    codes = set()
-    for seed in range(20):
-        bundle = shutil.copytree(whole, tmp_path / f"b{seed}")
-        try:
-            way(bundle, mutations.random.Random(seed))
-        except RecsysError:
-            continue
-        codes.add(mutations.code_of(lambda b=bundle: mutations.read_contents(b)))
-    assert codes - {"ok"}
-
-
-def run_script(n: int, seed: str, bundle: Path, folder: Path) -> dict[str, Any]:
-    said = subprocess.run(
-        [sys.executable, _SCRIPT, str(n), seed, bundle, folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 0, said.stderr[-3000:]
-    found: dict[str, Any] = json.loads(said.stdout)
-    return found
-
-
-def check(found: dict[str, Any]) -> None:
-    assert found["outside"] == []  # Nothing but the folders was opened.
-    assert found["slowest_s"] < 10
-    assert len(found["ways"]) == len(mutations.MUTATIONS)
-    assert any(name.startswith("publish R") for name in found["codes"])
-    assert found["codes"]["as a version, rollback R517"] > 0
-    assert found["codes"]["as a version, rollback ok"] > 0
-
-
-@pytest.mark.slow
-def test_no_file_outside_is_opened(tmp_path, whole):
-    check(run_script(100, "few", whole, tmp_path))
-
-
-@pytest.mark.faults
-@pytest.mark.slow
-def test_ten_thousand_damaged_bundles(tmp_path, whole):
-    found = run_script(10_000, "many", whole, tmp_path)
-    check(found)
-    assert found["tried"] == 10_000

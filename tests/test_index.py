@@ -1,8 +1,5 @@
 """The index of a bundle: what it finds, what it leaves out, and what is refused."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 
@@ -178,51 +175,6 @@ def test_too_few_queries_are_joined_by_such_as_lie_near_items(world):
     np.testing.assert_array_equal(made[:5], queries[:5])
     assert (np.linalg.norm(made, axis=1) > 0).all()
     assert len(judging_queries(queries, items, rows)) == 600
-
-
-def _edit(name, change):
-    def damage(folder):
-        found = np.load(folder / name)
-        np.save(folder / name, change(found))
-
-    return damage
-
-
-def _json(**fields):
-    def damage(folder):
-        path = folder / "index.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-    return damage
-
-
-DAMAGE = {
-    "no-file": lambda folder: (folder / "middles.npy").unlink(),
-    "cut": lambda folder: (folder / "list_of.npy").write_bytes(b"\x93NUMPY"),
-    "pickle": lambda folder: np.save(folder / "ranges.npy", np.array([{}]), allow_pickle=True),
-    "no-json": lambda folder: (folder / "index.json").write_text("{"),
-    "a-list": lambda folder: (folder / "index.json").write_text("[]"),
-    "format": _json(format=2),
-    "effort": _json(effort=0),
-    "effort-high": _json(effort=10**9),
-    "effort-true": _json(effort=True),
-    "list-beyond": _edit("list_of.npy", lambda x: x + 10**6),
-    "list-below": _edit("list_of.npy", lambda x: x - 10**6),
-    "fewer-items": _edit("list_of.npy", lambda x: x[1:]),
-    "narrow": _edit("middles.npy", lambda x: x[:, 1:]),
-    "none": _edit("middles.npy", lambda x: x[:0]),
-    "wide": _edit("middles.npy", lambda x: x.astype(np.float64)),
-    "nan": _edit("ranges.npy", lambda x: x * np.nan),
-    "scalar": _edit("middles.npy", lambda x: x[0, 0]),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_what_faiss_would_trust_is_checked_first(world, built, tmp_path, damage):
-    shutil.copytree(built[0], tmp_path, dirs_exist_ok=True)
-    damage(tmp_path / "index")
-    with pytest.raises(RecsysError, match=r"\[R582\]"):
-        read_index(tmp_path, *world[:2])
 
 
 def test_a_bundle_without_an_index_has_none(world, tmp_path):

@@ -222,7 +222,7 @@ def test_a_kill_before_any_call_leaves_the_old_or_the_new_version(
         [sys.executable, _KILLS, scenario, tmp_path], capture_output=True, text=True, check=True
     )
     found = [json.loads(line) for line in said.stdout.splitlines()]
-    assert len(found) > 30
+    assert len(found) > 20
     newest = [one["versions"][-1] for one in found]
     assert set(newest) <= {before[-1], *after[-1:]}
     assert newest[0] == before[-1]

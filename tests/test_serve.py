@@ -66,10 +66,6 @@ def add_index(bundle):
     build(bundle, items, is_item, items[:0], _K, IndexConfig(kind="ann", lists=1))
 
 
-def cut(file):
-    file.write_bytes(file.read_bytes()[:-4])
-
-
 class Process:
     """A `recsys serve` that runs."""
 
@@ -256,9 +252,7 @@ def test_versions_come_and_go_under_load_and_no_request_fails(server, folder, bu
     assert "recsys_model_swaps_total 3.0" in metrics
 
 
-def test_the_index_of_a_bundle_answers_and_a_damaged_one_is_refused(
-    server, folder, bundle, tmp_path
-):
+def test_the_index_of_a_bundle_answers(server, folder, bundle, tmp_path):
     pytest.importorskip("faiss", reason="needs FAISS")
     before = server.predict("recommend", instances=[ASK]).json()
     indexed = another(bundle, tmp_path, "indexed", add_index)
@@ -268,11 +262,6 @@ def test_the_index_of_a_bundle_answers_and_a_damaged_one_is_refused(
     assert found["predictions"][0]["candidate_ids"] == before["predictions"][0]["candidate_ids"]
     scores = [answer["predictions"][0]["scores"] for answer in (found, before)]
     np.testing.assert_allclose(*scores, atol=1e-6)
-    # Its manifest is right: whoever made it meant it so.
-    broken = another(indexed, tmp_path, "broken", lambda out: cut(out / "index" / "list_of.npy"))
-    publish(broken, folder, 9)
-    server.wait_for(lambda: f"version {number + 1} refused: [R582]" in server.log)
-    assert server.version() == number
 
 
 def test_a_signal_while_nothing_was_pushed_ends_it_at_once_and_other_machines_are_warned_of(

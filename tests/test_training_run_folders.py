@@ -119,20 +119,3 @@ def test_a_run_that_still_goes_on_is_neither_removed_nor_joined(tmp_path):
         holder.kill()
     with other.locked():  # The kernel freed it.
         pass
-
-
-def test_nothing_behind_a_link_is_written_or_removed(tmp_path):
-    outside = tmp_path / "outside"
-    (outside / "last" / "100").mkdir(parents=True)
-    for n, name in enumerate(NAMES[1:4]):
-        saved(tmp_path, name, 10 + n)
-    (tmp_path / "checkpoints" / NAMES[4]).symlink_to(outside)
-    assert [path.name for path in folders(tmp_path).remove_others()] == NAMES[1:2]
-    linked = folders(tmp_path, NAMES[4])
-    with pytest.raises(RecsysError, match="R381"), linked.locked():
-        pass
-    (tmp_path / "checkpoints" / NAMES[0]).mkdir()
-    (tmp_path / "checkpoints" / NAMES[0] / "last").symlink_to(outside)
-    with pytest.raises(RecsysError, match="R381"), folders(tmp_path).locked():
-        pass
-    assert [path.name for path in outside.rglob("*")] == ["last", "100"]

@@ -66,8 +66,8 @@ def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]
         names: The files to read; None: every one, and that there are no others.
 
     Raises:
-        RecsysError: A file is missing or changed (R502), not in the manifest (R503), or no
-            plain file (R514); or there is no whole manifest (R501).
+        RecsysError: A file is missing or changed (R502) or not in the manifest (R503), or there
+            is no whole manifest (R501).
     """
     manifest = read_manifest(bundle)
     try:
@@ -75,10 +75,6 @@ def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]
             manifests.verify_folder(bundle / MANIFEST, manifest)
         else:
             _verify_some(bundle, manifest["files"], names)
-    except manifests.SpecialFileError as error:
-        rule = f"The bundle {str(bundle)!r} must contain regular files only: {error.name!r}."
-        cure = "Replace it by the file itself, or run again: recsys run."
-        raise RecsysError("R514", rule, cure, error.reason) from None
     except manifests.ManifestError as error:
         code = "R503" if isinstance(error, manifests.UnlistedFileError) else "R502"
         rule = f"The file {error.name!r} of {str(bundle)!r} must match the manifest."

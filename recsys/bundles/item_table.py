@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +32,27 @@ def write_catalogue(folder: Path, catalogue: Catalogue) -> None:
     """
     path = folder / CATALOGUE
     path.parent.mkdir(exist_ok=True)
+    with pq.ParquetWriter(path, catalogue_schema(catalogue)) as writer:
+        for batch in catalogue_batches(catalogue, _ROWS):
+            writer.write_batch(batch)
+
+
+def catalogue_schema(catalogue: Catalogue) -> pa.Schema:
+    """Returns the schema of `catalogue_batches`: `id`, `title` and the named features."""
+    named = [feature for feature in catalogue.features if feature.tokens is not None]
+    lists = [pa.field(column_of(f.name), pa.list_(pa.string())) for f in named]
+    return pa.schema([("id", pa.string()), ("title", pa.string()), *lists])
+
+
+def catalogue_batches(catalogue: Catalogue, n_lines: int) -> Iterator[pa.RecordBatch]:
+    """Yields a line for each item row from 1 on, `n_lines` at a time."""
     named = [feature for feature in catalogue.features if feature.tokens is not None]
     tokens = {f.name: pa.array(list(f.tokens or ()), pa.string()) for f in named}
-    names = [pa.field(column_of(f.name), pa.list_(pa.string())) for f in named]
-    schema = pa.schema([("id", pa.string()), ("title", pa.string()), *names])
-    with pq.ParquetWriter(path, schema) as writer:
-        for start in range(1, max(2, catalogue.n_rows), _ROWS):
-            rows = slice(start, start + _ROWS)
-            texts = [pa.array(x[rows], pa.string()) for x in (catalogue.ids, catalogue.titles)]
-            bags = [token_lists(feature, tokens[feature.name], rows) for feature in named]
-            writer.write_batch(pa.RecordBatch.from_arrays([*texts, *bags], schema=schema))
+    for start in range(1, max(2, catalogue.n_rows), n_lines):
+        rows = slice(start, start + n_lines)
+        texts = [pa.array(x[rows], pa.string()) for x in (catalogue.ids, catalogue.titles)]
+        bags = [token_lists(feature, tokens[feature.name], rows) for feature in named]
+        yield pa.RecordBatch.from_arrays([*texts, *bags], schema=catalogue_schema(catalogue))
 
 
 def column_of(feature: str) -> str:

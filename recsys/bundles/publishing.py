@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,16 +24,14 @@ import pydantic
 from recsys.bundles.bundle import manifest_digest, verify
 from recsys.errors import RecsysError, UsageError
 from recsys.strict import Strict
-from recsys.system.commit import commit_file, commit_folder
+from recsys.system.commit import commit_file, commit_folder, only_writer, sync_file
 from recsys.system.disk import free_there
-from recsys.system.files import read_plain
-from recsys.system.held_folder import HeldFolder
+from recsys.system.files import remove, retire
 
 LEDGER = ".versions.json"
 HIDDEN = ".publish-"
 """Start of the names of what a publisher is at; after a kill it is debris."""
 _WITHDRAWN = ".withdrawn-"
-_LONGEST = 1 << 20
 _MOST_WITHDRAWN = 1000
 
 
@@ -56,7 +53,7 @@ def _numbered(serving_root: Path, prefix: str) -> dict[int, Path]:
     paths = serving_root.iterdir() if serving_root.is_dir() else ()
     named = [path for path in paths if path.name.startswith(prefix)]
     numbered = [path for path in named if is_version(path.name.removeprefix(prefix))]
-    folders = [path for path in numbered if path.is_dir() and not path.is_symlink()]
+    folders = [path for path in numbered if path.is_dir()]
     return dict(sorted((int(path.name.removeprefix(prefix)), path) for path in folders))
 
 
@@ -96,7 +93,7 @@ class VersionRegistry(Strict):
     def open(cls, serving_root: Path) -> VersionRegistry:
         """Reads the registry, and what the folders know better."""
         try:
-            kept = cls.model_validate_json(read_plain(serving_root / LEDGER, _LONGEST))
+            kept = cls.model_validate_json((serving_root / LEDGER).read_bytes())
         except (OSError, ValueError):
             kept = cls()
         there = {int(path.name) for path in versions(serving_root)}
@@ -118,9 +115,7 @@ class VersionRegistry(Strict):
         fields = self.model_dump() | changes
         fields["withdrawn"] = dict(list(fields["withdrawn"].items())[-_MOST_WITHDRAWN:])
         temporary = serving_root / f"{HIDDEN}versions.json"
-        temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # Never through a link.
-            json.dump(fields, file)
+        temporary.write_text(json.dumps(fields), encoding="utf-8")
         commit_file(temporary, serving_root / LEDGER)
 
 
@@ -155,10 +150,10 @@ def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
     if keep < 1:
         raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
     verify(bundle)
-    with only_publisher(serving_root) as held:
+    with only_publisher(serving_root):
         registry = VersionRegistry.open(serving_root)
-        path = _published_already(bundle, serving_root) or _add(bundle, held, registry)
-        _prune(held, keep, registry.pinned)
+        path = _published_already(bundle, serving_root) or _add(bundle, serving_root, registry)
+        _prune(serving_root, keep, registry.pinned)
     return path
 
 
@@ -173,8 +168,7 @@ def _published_already(bundle: Path, serving_root: Path) -> Path | None:
     return published[-1]
 
 
-def _add(bundle: Path, held: HeldFolder, registry: VersionRegistry) -> Path:
-    serving_root = held.path
+def _add(bundle: Path, serving_root: Path, registry: VersionRegistry) -> Path:
     digest = manifest_digest(bundle)
     for number, withdrawn in registry.withdrawn.items():
         if withdrawn == digest:
@@ -192,39 +186,37 @@ def _add(bundle: Path, held: HeldFolder, registry: VersionRegistry) -> Path:
         raise OSError(f"no number is left above {registry.highest}")
     temporary, final = serving_root / f"{HIDDEN}{number}", serving_root / str(number)
     try:
-        shutil.copytree(bundle, temporary, symlinks=True)
+        shutil.copytree(bundle, temporary)
         verify(temporary)  # It may have changed while it was copied.
         # Before it can be seen: were it deleted by hand, its number would be forgotten.
         registry.save(serving_root, highest=number)
         commit_folder(temporary, final)
     finally:
         with contextlib.suppress(OSError):
-            held.remove(temporary)  # A full disk gets its space back.
+            remove(temporary)  # A full disk gets its space back.
     return final
 
 
-def _prune(held: HeldFolder, keep: int, pinned: int | None) -> None:
+def _prune(serving_root: Path, keep: int, pinned: int | None) -> None:
     """Deletes old versions, and all but the newest `keep` of those rolled back."""
-    serving_root = held.path
     old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
     rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
     if rolled_back:  # What they hold is not to be forgotten.
         VersionRegistry.open(serving_root).save(serving_root)
     for path in [*old, *rolled_back]:
-        hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
-        held.retire(path, hidden)
+        retire(path, serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}")
 
 
 @contextlib.contextmanager
-def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
-    """Waits for other publishers, and sweeps after those that were killed.
+def only_publisher(serving_root: Path) -> Iterator[None]:
+    """Waits for other publishers, and removes what killed ones left.
 
-    Yields:
-        The folder, which is what is removed and renamed in whatever its path leads to then.
+    Raises:
+        RecsysError: The folder can't be written (R511).
     """
     try:
-        with HeldFolder.for_writer(serving_root, HIDDEN) as held:
-            yield held
+        with only_writer(serving_root, HIDDEN):
+            yield
     except OSError as error:
         rule = (
             f"The serving folder {str(serving_root)!r} must be a folder that can be written"
@@ -269,7 +261,7 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
     """
     if not versions(serving_root) and not withdrawn_folders(serving_root):
         raise _nothing_before(serving_root)
-    with only_publisher(serving_root) as held:
+    with only_publisher(serving_root):
         number, target = _target(serving_root, to)
         newer = [path for path in versions(serving_root) if int(path.name) > number]
         served = serving_root / str(number)
@@ -281,11 +273,11 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
                 registry.save(serving_root, pinned=number, withdrawn=withdrawn)
         # The last rename alone changes which number is the highest.
         if target != served:
-            _rename(held, target, served)
+            _rename(target, served)
         for path in newer:
             hidden = hidden_folder(serving_root, int(path.name))
-            held.remove(hidden)
-            _rename(held, path, hidden)
+            remove(hidden)
+            _rename(path, hidden)
         return Rollback(served, [int(path.name) for path in newer])
 
 
@@ -314,10 +306,9 @@ def _target(serving_root: Path, to: int | None) -> tuple[int, Path]:
     return number, there[number]
 
 
-def _rename(held: HeldFolder, path: Path, to: Path) -> None:
-    held.rename(path, to)
-    with held.opened(to.parent) as folder:
-        os.fsync(folder)
+def _rename(path: Path, to: Path) -> None:
+    path.rename(to)
+    sync_file(to.parent)
 
 
 def _nothing_before(serving_root: Path) -> RecsysError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -14,9 +14,6 @@ from recsys.cli.serving import serving_folder
 from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import UsageError
 from recsys.formats import counted
-
-if TYPE_CHECKING:
-    from recsys.vectors.publication import VectorPublication
 
 
 def publish_vectors(
@@ -28,27 +25,20 @@ def publish_vectors(
             help="Model folder, bundle, or root of a run. Default: the newest pushed bundle.",
         ),
     ] = None,
-    formats: Annotated[
-        list[str] | None,
-        Option("--format", help="parquet (the default), vertex, milvus; repeatable."),
-    ] = None,
     columns: Annotated[
         str | None,
         Option(
-            metavar="NAME[:TYPE],…",
-            help="Columns besides the vectors; types: text, list, whole, number. Default: all.",
+            metavar="NAME,…",
+            help="Columns besides the vectors. Default: title and all named features.",
         ),
     ] = None,
     shard_rows: Annotated[int, Option(min=1, help="Highest number of items per file.")] = 500_000,
-    changed_only: Annotated[
-        bool, Option("--changed-only", help="Only write items changed since the last publication.")
-    ] = False,
     keep: Annotated[int, Option(min=1, help="Number of newest publications to keep.")] = 2,
     config: ConfigOption = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Export item vectors for a vector database: Parquet, Vertex AI Vector Search, Milvus.
+    """Export item vectors for a vector database, as Parquet.
 
     Lists the items that were removed since the last publication in the same folder.
     """
@@ -69,10 +59,8 @@ def publish_vectors(
         published = publish_vectors(
             source,
             out,
-            formats=formats or ["parquet"],
             columns=None if columns is None else [name for name in columns.split(",") if name],
             shard_rows=shard_rows,
-            changed_only=changed_only,
             keep=keep,
             report=report,
         )
@@ -80,16 +68,8 @@ def publish_vectors(
         fields = {**dataclasses.asdict(published), "folder": str(published.folder)}
         print(json.dumps({"model": str(source), **fields}))
         return
-    for line in _sentences(published):
-        Console().write_line(line)
-
-
-def _sentences(published: VectorPublication) -> list[str]:
-    n_items = counted(published.written, "vector", "vectors")
-    lines = [f"{n_items} of {published.dim} numbers: {published.folder}"]
-    if published.unchanged:
-        lines.append(f"{counted(published.unchanged, 'item is', 'items are')} unchanged.")
+    vectors = counted(published.items, "vector", "vectors")
+    Console().write_line(f"{vectors} of {published.dim} numbers: {published.folder}")
     if published.deleted:
         removed = counted(published.deleted, "item was", "items were")
-        lines.append(f"{removed} removed since the last publication and must be deleted.")
-    return lines
+        Console().write_line(f"{removed} removed since the last publication and must be deleted.")

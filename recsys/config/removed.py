@@ -17,7 +17,10 @@ CONFIG: Mapping[str, str] = {
 
 `a.b=name` is both `b: name` and `b: {type: name}`. `*` in a path is any item of a list.
 """
-COMMAND_LINE: Mapping[str, str] = {}
+COMMAND_LINE: Mapping[str, str] = {
+    "publish-vectors --changed-only": "Publish all items, and upsert them; deletions are listed.",
+    "publish-vectors --format": "Vectors are Parquet; docs/vectors.md loads them into engines.",
+}
 """Cure by command, `plot`, or by command and option, `train --hosts`."""
 
 

@@ -24,14 +24,13 @@ from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
 from recsys.system.commit import commit_text
-from recsys.system.files import read_plain
+from recsys.system.files import open_regular
 
 LeaveOut = Callable[[RawBatch], tuple[RawBatch, int]]
 """Returns a batch without the rows to leave out, and how many they are."""
 
 _HEADER = re.compile("recsys forget 1 ([0-9a-f]{32})")
 _HASH = re.compile("[0-9a-f]{32}")
-_LIMIT_BYTES = 1 << 30
 _WORDS = (re.compile(r"""[^\s,;|"'{}\[\]():=]+"""), re.compile(r"[^,;|\t]+"))
 
 
@@ -60,7 +59,8 @@ class Forgotten:
             RecsysError: The file is missing or damaged (R931).
         """
         try:
-            header, *lines = read_plain(Path(path), _LIMIT_BYTES).decode("ascii").splitlines()
+            with open_regular(path) as file:
+                header, *lines = file.read().decode("ascii").splitlines()
             match, bad = _HEADER.fullmatch(header), [x for x in lines if not _HASH.fullmatch(x)]
             received = "another first line" if match is None else f"the line {bad[:1]}"
             if match is not None and not bad:

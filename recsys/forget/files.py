@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from recsys.forget.names import Names
 from recsys.runs.retention import Thing
 from recsys.system.commit import commit_folder, commit_text
-from recsys.system.files import DAMAGE, is_real_folder, read_json
-from recsys.system.held_folder import HeldFolder
+from recsys.system.files import DAMAGE, folders_in, read_json, remove
 
 REBUILT = (
     *("InteractionGen", "UserGen", "Transform.Users", "InteractionEncoder", "Exporter"),
@@ -47,11 +46,11 @@ def rebuilt(root: Path) -> Iterator[Thing]:
     """Yields what is removed as a whole: it holds users by the thousand, and is made anew."""
     for step in REBUILT:
         for folder in sorted((root / "artifacts" / step).glob("*/*")):
-            if is_real_folder(folder) and folder.parent.name != ".system":
+            if folder.is_dir() and folder.parent.name != ".system":
                 yield Thing(step, folder, "it is made anew", goes=True)
     for name, kind in (("segments", "segment"), ("checkpoints", "checkpoints")):
-        folders = [path for path in (root / name).glob("*") if is_real_folder(path)]
-        yield from (Thing(kind, path, "it is made anew", goes=True) for path in sorted(folders))
+        for path in folders_in(root / name):
+            yield Thing(kind, path, "it is made anew", goes=True)
     for trial in sorted(root.glob("tuning/*/trials/*")):
         yield Thing("trial", trial, "its checkpoints hold users", goes=True)
 
@@ -144,9 +143,9 @@ def _files(folder: Path, root: Path) -> Iterator[Path]:
         is_own = folder == root and path.name in _OWN
         if is_own or (folder == root / "artifacts" and path.name in _OWN_STEPS):
             continue
-        if is_real_folder(path):
+        if path.is_dir():
             yield from _files(path, root)
-        elif path.is_file() and not path.is_symlink():
+        elif path.is_file():
             yield path
 
 
@@ -218,13 +217,12 @@ _NEW, _OLD = ".forget-new-", ".forget-old-"
 def linked_copy(folder: Path) -> Iterator[Path]:
     """Yields a copy of `folder` beside it, made of hard links, and removes it at the end."""
     copy = folder.with_name(f"{_NEW}{folder.name}")
-    with HeldFolder(folder.parent) as parent:
-        parent.remove(copy)
-        try:
-            shutil.copytree(folder, copy, symlinks=True, copy_function=_link)
-            yield copy
-        finally:
-            parent.remove(copy)
+    remove(copy)
+    try:
+        shutil.copytree(folder, copy, copy_function=_link)
+        yield copy
+    finally:
+        remove(copy)
 
 
 @contextmanager
@@ -235,11 +233,11 @@ def replacing(folder: Path) -> Iterator[Path]:
         folder: The folder. Nothing in it changes before the end, and nothing if the block raises.
     """
     old = folder.with_name(f"{_OLD}{folder.name}")
-    with linked_copy(folder) as copy, HeldFolder(folder.parent) as parent:
+    with linked_copy(folder) as copy:
         yield copy
-        parent.rename(folder, old)
+        folder.rename(old)
         commit_folder(copy, folder)
-        parent.remove(old)
+        remove(old)
 
 
 def fresh(path: Path) -> Path:
@@ -250,15 +248,14 @@ def fresh(path: Path) -> Path:
 
 def recover(parent: Path) -> None:
     """Completes or undoes what a killed call of `replacing` left in a folder."""
-    with HeldFolder(parent) as held:
-        for old in sorted(parent.glob(f"{_OLD}*")):
-            name = old.name.removeprefix(_OLD)
-            new, folder = parent / f"{_NEW}{name}", parent / name
-            if not folder.exists():
-                held.rename(new if new.exists() else old, folder)
-            held.remove(old)
-        for new in sorted(parent.glob(f"{_NEW}*")):
-            held.remove(new)
+    for old in sorted(parent.glob(f"{_OLD}*")):
+        name = old.name.removeprefix(_OLD)
+        new, folder = parent / f"{_NEW}{name}", parent / name
+        if not folder.exists():
+            (new if new.exists() else old).rename(folder)
+        remove(old)
+    for new in sorted(parent.glob(f"{_NEW}*")):
+        remove(new)
 
 
 def _link(source: str, target: str) -> None:

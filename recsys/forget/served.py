@@ -26,6 +26,7 @@ from recsys.errors import RecsysError
 from recsys.forget.files import linked_copy, recover, replacing
 from recsys.forget.model_folder import free_rows
 from recsys.forget.names import Names
+from recsys.system.files import retire
 
 
 @dataclasses.dataclass
@@ -94,8 +95,8 @@ def forget_in_versions(
 
 def _retire(serving_root: Path, old: Path, new: Path) -> None:
     """Removes the version that a new one replaces; a rollback goes to the one before it."""
-    with only_publisher(serving_root) as held:
+    with only_publisher(serving_root):
         registry = VersionRegistry.open(serving_root)
         if registry.pinned == int(old.name):
             registry.save(serving_root, pinned=int(new.name))
-        held.retire(old, serving_root / f"{HIDDEN}old-{old.name}")
+        retire(old, serving_root / f"{HIDDEN}old-{old.name}")

@@ -22,12 +22,11 @@ from recsys.config.run_config import KeepConfig
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.segments import segments_in_use
 from recsys.report.runs import RUNS
-from recsys.system.files import folders_in, is_real_folder
-from recsys.system.held_folder import HeldFolder, link_on_the_way
+from recsys.system import files
+from recsys.system.files import folders_in
 
 GONE = ".gone"
 """Folder under a root for what is being removed."""
-_FOLDERS = (GONE, "artifacts", "checkpoints", "logs", "runs", "segments", "serving", "tensorboard")
 _TRAINING = re.compile("[0-9a-f]{16}")
 
 Runs = Sequence[tuple[str, float]]
@@ -67,7 +66,7 @@ def plan_json(things: Iterable[Thing]) -> dict[str, Any]:
 
 def own_size(path: Path) -> int:
     """Returns the bytes that a removal frees: none for a file with a hard link elsewhere."""
-    walk = os.walk(path) if is_real_folder(path) else [(str(path.parent), [], [path.name])]
+    walk = os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]
     statuses: dict[tuple[int, int], list[os.stat_result]] = {}
     for folder, _, names in walk:
         for name in names:
@@ -96,11 +95,6 @@ def plan_files(
         yield Thing("rest", path, "a removal was cut short", goes=True)
     for number, path in served_versions(root / "serving" / name).items():
         yield Thing(f"version {number}", path, "push.keep decides on it", goes=False)
-    places = [*(root / folder for folder in _FOLDERS), root / "serving" / name]
-    for path in [*places, *_children(root / "runs"), *_children(root / "checkpoints")]:
-        if path.is_symlink():
-            why = "it is a link, and what it leads to is left alone"
-            yield Thing("link", path, why, goes=False)
 
 
 def served_versions(serving: Path) -> dict[int, Path]:
@@ -131,7 +125,7 @@ def _records(root: Path, runs: Runs, keep: KeepConfig) -> Iterator[Thing]:
     boards = _trainings(root / "tensorboard")
     records = [(root / RUNS / run, started) for run, started in runs]
     dated = [
-        *(("record", path, moment) for path, moment in records if _is_record(root, path)),
+        *(("record", path, moment) for path, moment in records if path.is_dir()),
         *(("log", path, _written(path)) for path in logs),
         *(("tensorboard", path, _written(path)) for path in boards),
     ]
@@ -139,10 +133,6 @@ def _records(root: Path, runs: Runs, keep: KeepConfig) -> Iterator[Thing]:
         goes = moment < since
         why = "it is older than every record that stays" if goes else "keep.records keeps it"
         yield Thing(kind, path, why, goes)
-
-
-def _is_record(root: Path, path: Path) -> bool:
-    return path.parent == root / RUNS and path.is_dir() and link_on_the_way(root, path) is None
 
 
 def _segments(root: Path, examples: Iterable[Path], keep: KeepConfig) -> Iterator[Thing]:
@@ -159,7 +149,7 @@ def _segments(root: Path, examples: Iterable[Path], keep: KeepConfig) -> Iterato
 
 
 def _children(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if is_real_folder(folder) else []
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _trainings(folder: Path) -> list[Path]:
@@ -179,10 +169,10 @@ def _written(path: Path) -> float:
 
 
 def remove(root: Path, things: Iterable[Thing], report: Callable[[Thing], None]) -> list[list[str]]:
-    """Removes things below `root`; links below it are not followed.
+    """Removes things; of a link only the link itself.
 
     Args:
-        root: Folder of everything that the runs write; links that lead to it are followed.
+        root: Folder of everything that the runs write.
         things: The things to remove.
         report: Called with each removed thing.
 
@@ -190,43 +180,42 @@ def remove(root: Path, things: Iterable[Thing], report: Callable[[Thing], None])
         Path and reason of what could not be removed.
     """
     failed = []
-    with HeldFolder(root) as held:
-        for thing in things:
-            try:
-                _remove(held, thing)
-            except OSError as error:
-                failed.append([str(thing.path), error.strerror or str(error)])
-            else:
-                report(thing)
+    for thing in things:
+        try:
+            _remove(root / GONE, thing)
+        except OSError as error:
+            failed.append([str(thing.path), error.strerror or str(error)])
+        else:
+            report(thing)
     return failed
 
 
-def _remove(root: HeldFolder, thing: Thing) -> None:
+def _remove(gone: Path, thing: Thing) -> None:
     if thing.kind == "rest":
-        root.remove(thing.path)
+        files.remove(thing.path)
         return
-    if root.is_link(thing.path):
-        raise OSError(errno.EPERM, "it is a link, and what it leads to is left alone")
-    with _not_in_use(root, thing):
-        hidden = root.make(GONE) / "--".join(root.parts(thing.path))
-        root.remove(hidden)
+    with _not_in_use(thing):
+        gone.mkdir(exist_ok=True)
+        hidden = gone / "--".join(thing.path.parts[-3:])
+        files.remove(hidden)
         try:
-            root.rename(thing.path, hidden)
+            thing.path.rename(hidden)
         except OSError as error:
             if error.errno != errno.EXDEV:  # A folder of the root may lie on another disk.
                 raise
             hidden = thing.path
-        root.remove(hidden)
+        files.remove(hidden)
 
 
 @contextmanager
-def _not_in_use(root: HeldFolder, thing: Thing) -> Iterator[None]:
+def _not_in_use(thing: Thing) -> Iterator[None]:
     """Refuses checkpoints that a training writes: it holds the lock in their folder."""
     if thing.kind != "checkpoints":
         yield
         return
-    try:
-        with root.locked(thing.path, "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
-            yield
-    except BlockingIOError:
-        raise OSError(errno.EBUSY, "a training is writing it") from None
+    with (thing.path / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "a training is writing it") from None
+        yield

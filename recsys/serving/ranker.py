@@ -68,8 +68,7 @@ class Ranker:
         """Returns the ranker of a bundle, with its index if it has one.
 
         Raises:
-            RecsysError: The index can't be used (R580, R582), or the embeddings are
-                damaged (R544).
+            RecsysError: FAISS is missing (R580), or the embeddings don't fit the items (R544).
         """
         n_rows = len(is_item)
         if embeddings.ndim != 2 or len(embeddings) != n_rows or embeddings.dtype != np.float32:

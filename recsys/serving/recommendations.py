@@ -328,7 +328,7 @@ def load_bundle(path: str | Path) -> LoadedBundle:
         path: Folder of a bundle, or of published versions, of which the newest is loaded.
 
     Raises:
-        RecsysError: The bundle is damaged (R501 … R503, R514), lacks something (R543, R544),
+        RecsysError: The bundle is damaged (R501 … R503), lacks something (R543, R544),
             or TensorFlow is missing (R542).
     """
     folder = Path(path)

@@ -101,9 +101,8 @@ class Retriever:
         """Loads a bundle, after a check of all of its files.
 
         Raises:
-            RecsysError: The bundle is damaged (R501 … R503, R514), lacks something (R544),
-                has an index that can't be used (R580, R582), or TensorFlow is missing
-                (R542) or can't load it (R543).
+            RecsysError: The bundle is damaged (R501 … R503) or lacks something (R544), FAISS is
+                missing (R580), or TensorFlow is missing (R542) or can't load it (R543).
         """
         manifest = verify(bundle)
         catalogue = CatalogueSearch.open(bundle, direction_width(manifest))

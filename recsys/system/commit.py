@@ -1,13 +1,33 @@
-"""Atomic writes: files and folders that exist whole or not at all."""
+"""Atomic writes: files and folders that exist whole or not at all, by one writer at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recsys.system.disk import naming
+from recsys.system.files import remove
+
+
+@contextmanager
+def only_writer(folder: Path, unfinished: str) -> Iterator[None]:
+    """Waits for other writers of a folder, and removes what killed ones left.
+
+    The system frees the lock of a killed writer.
+
+    Args:
+        folder: The folder, made if missing.
+        unfinished: Prefix of the names of unfinished files and folders.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{unfinished}*"):
+            remove(left)
+        yield
 
 
 def commit_folder(temporary: Path, final: Path) -> None:

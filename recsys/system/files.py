@@ -1,4 +1,4 @@
-"""Reads files that may be damaged or malicious; lists folders; temporary folders."""
+"""Reads files that may be damaged; lists and removes folders; temporary folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from recsys.errors import RecsysError, UsageError
 
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What reading a file of fields, and taking fields that it should have, may raise."""
-_LONGEST_JSON = 256 << 20
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -43,18 +42,14 @@ def local_folder(root: str | Path) -> Path:
     return Path(root)
 
 
-def open_regular(path: str | Path, flags: int = 0) -> BufferedReader:
-    """Opens a regular file to be read, by a link too.
-
-    Args:
-        path: The file.
-        flags: More of `os.open`.
+def open_regular(path: str | Path) -> BufferedReader:
+    """Opens a regular file that a config or a user names.
 
     Raises:
         OSError: It is a pipe, a device or a folder, or can't be read.
     """
     # Without waiting: a pipe opens only when a writer comes.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
@@ -83,17 +78,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the fields of a JSON file.
 
     Raises:
-        OSError: It is missing, not a regular file, or can't be read.
-        ValueError: It is not a JSON object, or is too long or too deep.
+        OSError: It is missing or can't be read.
+        ValueError: It is not a JSON object.
     """
-    with open_regular(path) as file:
-        content = file.read(_LONGEST_JSON + 1)
-    if len(content) > _LONGEST_JSON:
-        raise ValueError(f"{path.name} has more than {_LONGEST_JSON} bytes")
-    try:
-        fields = json.loads(content)
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deep") from None
+    fields = json.loads(path.read_bytes())
     if not isinstance(fields, dict):
         raise ValueError(f"{path.name} holds no map")
     return fields
@@ -112,30 +100,6 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def read_plain(path: Path, limit_bytes: int) -> bytes:
-    """Returns the content of a plain file.
-
-    Raises:
-        OSError: It is none, or longer than the limit, or can't be read.
-    """
-    with open_plain(path) as file:
-        content = file.read(limit_bytes + 1)
-    if len(content) > limit_bytes:
-        raise OSError(f"more than {limit_bytes} bytes")
-    return content
-
-
-def open_plain(path: Path) -> BufferedReader:
-    """Opens a plain file to be read; its folder must be a real one.
-
-    Raises:
-        OSError: It is a link, a pipe, a device or a folder, or can't be read.
-    """
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError("no plain file")
-    return open_regular(path, os.O_NOFOLLOW)  # It may be another one by now.
-
-
 def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
     """Returns a sha256 in hex of the contents of files, and of their names from `folder` on.
 
@@ -150,14 +114,23 @@ def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def is_real_folder(path: Path) -> bool:
-    """Returns whether a path is a folder, and no link to one."""
-    return path.is_dir() and not path.is_symlink()
-
-
 def folders_in(folder: Path) -> list[Path]:
-    """Returns the folders in a folder that may not be there, sorted; links are none."""
-    return sorted(filter(is_real_folder, folder.iterdir())) if is_real_folder(folder) else []
+    """Returns the folders in a folder, sorted; none if it does not exist."""
+    return sorted(filter(Path.is_dir, folder.iterdir())) if folder.is_dir() else []
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link, or a folder with its content, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def retire(path: Path, hidden: Path) -> None:
+    """Renames a folder and removes it, so that it is never seen in part."""
+    path.rename(hidden)
+    remove(hidden)
 
 
 # --- temporary folders that don't outlive their program, even where it is killed

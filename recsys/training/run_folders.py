@@ -26,8 +26,7 @@ from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.commit import commit_text
-from recsys.system.files import digest_of_files
-from recsys.system.held_folder import HeldFolder
+from recsys.system.files import digest_of_files, remove
 from recsys.training.processes import note
 
 _KEPT_OTHERS = 2
@@ -124,18 +123,8 @@ class RunFolders:
         The kernel frees the lock when the process ends, however.
 
         Raises:
-            RecsysError: Another run holds it (R380), or one of them is a link (R381).
+            RecsysError: Another run holds it (R380).
         """
-        # A link is refused: removing checkpoints must not delete files behind it.
-        for folder in (self.checkpoints, self.last, self.best, self.negatives):
-            if folder.is_symlink():
-                raise RecsysError(
-                    "R381",
-                    "No folder of a training's checkpoints may be a link.",
-                    "Check its target, and remove the link; to keep checkpoints"
-                    " elsewhere, name that folder with --checkpoints.",
-                    str(folder),
-                )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         with _lock(self.checkpoints):
             commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
@@ -162,8 +151,8 @@ class RunFolders:
         """
         removed = []
         for path in self._others()[_KEPT_OTHERS:]:
-            with suppress(RecsysError, OSError), _lock(path), HeldFolder(path.parent) as held:
-                held.remove(path)
+            with suppress(RecsysError, OSError), _lock(path):
+                remove(path)
                 removed.append(path)
                 note(f"Removed the checkpoints of an older run: {path}")
         return removed
@@ -173,7 +162,7 @@ class RunFolders:
         others = [
             path
             for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
-            if path.name != self.checkpoints.name and not path.is_symlink()
+            if path.name != self.checkpoints.name
         ]
         return sorted(others, key=_written, reverse=True)
 

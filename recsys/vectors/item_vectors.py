@@ -1,15 +1,11 @@
-"""The item vectors of a model folder or a bundle, with the columns of the items, in slices.
-
-A slice is a table with the columns `id`, `embedding` and those that were chosen; rows that
-are no items are left out. Neither the matrix nor the catalogue is ever in memory whole.
-"""
+"""The item vectors of a model folder or a bundle, with the columns of the items, in slices."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,32 +13,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.bundle import MANIFEST, direction_width, manifest_digest, verify
-from recsys.bundles.item_table import CATALOGUE, column_of, token_lists
+from recsys.bundles.item_table import CATALOGUE, catalogue_batches, catalogue_schema
 from recsys.bundles.publishing import is_version, latest, versions
 from recsys.bundles.row_slices import SLICE_BYTES, read_rows
-from recsys.data.catalogue import TITLES, FeatureBags, open_features
+from recsys.data.catalogue import Catalogue
 from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.models.summary import read_summary
+from recsys.models.summary import SUMMARY, read_summary
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE
 
-ID, EMBEDDING, TITLE = "id", "embedding", "title"
-_ITEMS = "vocabulary/items.parquet"
-
-ColumnType = Literal["text", "list", "whole", "number"]
-"""What a column holds: one text, a list of texts, a whole number, or a number."""
-TYPES: dict[ColumnType, pa.DataType] = {
-    "text": pa.string(),
-    "list": pa.list_(pa.string()),
-    "whole": pa.int64(),
-    "number": pa.float64(),
-}
-Columns = Mapping[str, ColumnType]
-
-_Batches = Callable[[Sequence[str], int], Iterator[pa.RecordBatch]]
-"""Yields `id` and other columns of the item rows from 1 on, so many lines at a time."""
+ID, EMBEDDING = "id", "embedding"
+_EMBEDDINGS = "item_embeddings.npy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +33,18 @@ class ItemVectors:
 
     Attributes:
         folder: The model folder, or the bundle.
-        embeddings: Of each item row `[item rows, dim]` float32; a memory map.
-        columns: What is known of the items: names of columns, the title among them.
-        origin: What a manifest says of the model: `kind`, `digest`, `version`, `name`.
-        has_bias: Whether the last number of a vector is a bias, beside which a query has 1.
+        embeddings: Vector of each item row `[item rows, dim]` float32; a memory map.
+        catalogue: Columns of the items: `id`, `title` and the named features.
+        origin: `kind`, `digest`, `version` and `name` of the model.
+        has_bias: Whether the last number of a vector is a bias, where a query has 1.
     """
 
     folder: Path
     embeddings: np.ndarray
-    columns: tuple[str, ...]
+    catalogue: pa.Schema
     origin: Mapping[str, Any]
     has_bias: bool
-    _batches: _Batches
+    _lines: Callable[[int], Iterator[pa.RecordBatch]]
 
     @classmethod
     def open(cls, folder: Path) -> ItemVectors:
@@ -80,78 +62,56 @@ class ItemVectors:
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector, a bias included."""
+        """Width of a vector, a bias included."""
         return int(self.embeddings.shape[1])
 
-    def vocabulary(self) -> Vocabulary:
-        """Returns the vocabulary of the items."""
-        return Vocabulary.load(self.folder / _ITEMS)
-
-    def typed(self, chosen: Sequence[str] | None) -> dict[str, ColumnType]:
-        """Returns the columns to publish with their types.
-
-        Args:
-            chosen: `name` or `name:type` each; None: the title, and all others as lists.
+    def chosen(self, columns: Sequence[str] | None) -> list[str]:
+        """Returns the columns to publish; all by default.
 
         Raises:
-            UsageError: There is no such column or type, or the title is no text (R593).
+            UsageError: There is no such column (R593).
         """
-        if chosen is None:
-            return {name: "text" if name == TITLE else "list" for name in self.columns}
-        columns: dict[str, ColumnType] = {}
-        for text in chosen:
-            name, _, type_ = text.partition(":")
-            type_ = type_ or ("text" if name == TITLE else "list")
-            if name not in self.columns or type_ not in TYPES or (name, type_) in _NO_TITLE:
-                rule = (
-                    f"A column must be one of {', '.join(self.columns)}; its type, behind a"
-                    f" colon, {', '.join(get_args(ColumnType))}. The title is a text."
-                )
-                raise UsageError("R593", rule, "Write, for example, title,genres:list.", text)
-            columns[name] = type_
-        return columns
+        known = self.catalogue.names[1:]
+        unknown = [name for name in columns or () if name not in known]
+        if unknown:
+            rule = f"A column must be one of {', '.join(known)}."
+            raise UsageError("R593", rule, "Write, for example, title,genres.", unknown[0])
+        return known if columns is None else [*columns]
 
-    def slices(self, columns: Columns) -> Iterator[tuple[int, pa.Table]]:
-        """Yields the items slice by slice, with the number of item rows that were read.
+    def schema(self, columns: Sequence[str]) -> pa.Schema:
+        """Returns the schema of `batches`."""
+        named = {published(name): self.catalogue.field(name).type for name in columns}
+        return pa.schema({ID: pa.string(), EMBEDDING: pa.list_(pa.float32(), self.dim), **named})
 
-        Args:
-            columns: The columns, with their types.
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields the items with `id`, `embedding` and `columns`, without rows that are no items.
 
         Raises:
-            RecsysError: A vector isn't finite, or the folder is damaged (R591); a value
-                isn't of its column's type (R593).
+            RecsysError: A vector isn't finite, or the folder is damaged (R591).
         """
-        start, n_lines = 1, max(1, SLICE_BYTES // (4 * self.dim))
+        start = 1
         try:
-            for lines in self._batches(list(columns), n_lines):
+            for lines in self._lines(max(1, SLICE_BYTES // (4 * self.dim))):
                 vectors = read_rows(self.embeddings, start, start + len(lines))
                 start += len(lines)
-                yield start, self._table(lines, vectors, columns)
+                yield self._batch(lines, vectors, columns)
         except (*DAMAGE, pa.ArrowException) as error:
             raise _damaged(self.folder, f"{type(error).__name__}: {error}") from None
         if start != len(self.embeddings):
-            received = f"{start - 1:,} items for {len(self.embeddings):,} vectors"
+            received = f"{start - 1:,} items for {len(self.embeddings) - 1:,} vectors"
             raise _damaged(self.folder, received)
 
-    def _table(self, lines: pa.RecordBatch, vectors: np.ndarray, columns: Columns) -> pa.Table:
-        if len(vectors) != len(lines):
-            raise _damaged(self.folder, f"more items than {len(self.embeddings):,} vectors")
+    def _batch(
+        self, lines: pa.RecordBatch, vectors: np.ndarray, columns: Sequence[str]
+    ) -> pa.RecordBatch:
         is_item = pc.fill_null(pc.not_equal(lines[ID], ""), False)
         lines, vectors = lines.filter(is_item), vectors[is_item.to_numpy(zero_copy_only=False)]
         if not np.isfinite(vectors).all():
-            first = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-            raise _damaged(self.folder, f"a vector that isn't finite, of {lines[ID][first]}")
-        arrays = {
-            ID: lines[ID].cast(pa.string()),
-            EMBEDDING: pa.FixedSizeListArray.from_arrays(
-                pa.array(vectors.astype(np.float32, copy=False).ravel()), self.dim
-            ),
-        }
-        typed = {name: _as_type(lines, name, type_) for name, type_ in columns.items()}
-        return pa.table({**arrays, **{published(name): x for name, x in typed.items()}})
-
-
-_NO_TITLE = {(TITLE, type_) for type_ in TYPES if type_ != "text"}
+            raise _damaged(self.folder, "a vector that isn't finite")
+        flat = pa.array(vectors.astype(np.float32, copy=False).ravel())
+        embeddings = pa.FixedSizeListArray.from_arrays(flat, self.dim)
+        arrays = [lines[ID], embeddings, *(lines[name] for name in columns)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema(columns))
 
 
 def published(column: str) -> str:
@@ -160,7 +120,7 @@ def published(column: str) -> str:
 
 
 def _resolved(folder: Path) -> Path:
-    if (folder / MANIFEST).exists() or (folder / "model.json").exists():
+    if (folder / MANIFEST).exists() or (folder / SUMMARY).exists():
         return folder
     if versions(folder):
         return latest(folder)
@@ -168,31 +128,28 @@ def _resolved(folder: Path) -> Path:
     if len(served) == 1:
         return latest(served[0])
     rule = (
-        "Vectors are published of a model folder, a bundle, a folder of versions, or the root of"
-        " a run with one model under serving/."
+        "Vectors are published from a model folder, a bundle, a folder of versions, or the root"
+        " of a run with one model under serving/."
     )
     raise UsageError("R590", rule, "Name one of them.", str(folder))
 
 
 def _open_bundle(bundle: Path) -> ItemVectors:
-    files = ("item_embeddings.npy", CATALOGUE, _ITEMS)
-    manifest = verify(bundle, files)
-    path = bundle / CATALOGUE
-    schema = pq.read_schema(path)
-
-    def batches(columns: Sequence[str], n_lines: int) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(n_lines, columns=[ID, *columns])
-
+    manifest = verify(bundle, (_EMBEDDINGS, CATALOGUE))
     version = int(bundle.name) if is_version(bundle.name) else None
     origin = {"kind": "bundle", "digest": manifest_digest(bundle), "version": version}
+
+    def lines(n_lines: int) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(bundle / CATALOGUE) as file:
+            yield from file.iter_batches(n_lines)
+
     return ItemVectors(
         bundle,
-        np.load(bundle / files[0], mmap_mode="r", allow_pickle=False),
-        tuple(schema.names[1:]),
+        np.load(bundle / _EMBEDDINGS, mmap_mode="r", allow_pickle=False),
+        pq.read_schema(bundle / CATALOGUE),
         {**origin, "name": manifest.get("name")},
         direction_width(manifest) is not None,
-        batches,
+        lines,
     )
 
 
@@ -200,60 +157,16 @@ def _open_model(folder: Path) -> ItemVectors:
     stage = read_summary(folder)["stage"]
     verify_inputs(folder)
     verify_candidates(folder)
-    catalogue, matrix = folder / "catalogue", folder / CANDIDATES
-    embeddings = np.load(matrix, mmap_mode="r", allow_pickle=False)
-    features = {
-        column_of(feature.name): feature
-        for feature in open_features(catalogue, len(embeddings))
-        if feature.tokens is not None
-    }
-
-    def batches(columns: Sequence[str], n_lines: int) -> Iterator[pa.RecordBatch]:
-        yield from _model_batches(catalogue / TITLES, features, columns, n_lines)
-
+    catalogue, matrix = Catalogue.open(folder / "catalogue"), folder / CANDIDATES
     digest = manifests.checksums(folder, [matrix.name])[matrix.name]["sha256"]
-    origin = {"kind": "model", "digest": digest, "version": None, "name": None}
-    has_bias = direction_width({"config": stage}) is not None
-    columns = (TITLE, *features)
-    return ItemVectors(folder, embeddings, columns, origin, has_bias, batches)
-
-
-def _model_batches(
-    titles: Path, features: Mapping[str, FeatureBags], columns: Sequence[str], n_lines: int
-) -> Iterator[pa.RecordBatch]:
-    tokens = {
-        name: pa.array(list(features[name].tokens or ()), pa.string())
-        for name in columns
-        if name in features
-    }
-    start = 1
-    with pq.ParquetFile(titles) as file:
-        for lines in file.iter_batches(n_lines, columns=[ID, TITLE]):
-            rows = slice(start, start + len(lines))
-            start = rows.stop
-            arrays = {name: lines[name] for name in (ID, TITLE)}
-            arrays |= {name: token_lists(features[name], x, rows) for name, x in tokens.items()}
-            yield pa.RecordBatch.from_pydict({name: arrays[name] for name in (ID, *columns)})
-
-
-def _as_type(lines: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
-    column = lines[name]
-    if type_ == "list":
-        return column.cast(TYPES["list"])
-    texts = _first(column) if pa.types.is_list(column.type) else column
-    try:
-        return texts.cast(TYPES[type_])
-    except pa.ArrowInvalid as error:
-        rule = f"Every value of the column {name!r} must be a {type_}."
-        cure = f"Publish it as text or as list: --columns {name}:text."
-        raise UsageError("R593", rule, cure, str(error)) from None
-
-
-def _first(lists: pa.ListArray) -> pa.Array:
-    """Returns the first element of each list; null of an empty one."""
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    starts = np.cumsum(counts) - counts
-    return lists.flatten().take(pa.array(starts, pa.int64(), mask=counts == 0))
+    return ItemVectors(
+        folder,
+        np.load(matrix, mmap_mode="r", allow_pickle=False),
+        catalogue_schema(catalogue),
+        {"kind": "model", "digest": digest, "version": None, "name": None},
+        direction_width({"config": stage}) is not None,
+        lambda n_lines: catalogue_batches(catalogue, n_lines),
+    )
 
 
 def _damaged(folder: Path, received: str) -> RecsysError:

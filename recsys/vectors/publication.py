@@ -1,24 +1,19 @@
-"""Publishing item vectors: numbered folders, each compared with the one before.
+"""Publishing item vectors: numbered folders of Parquet files, each with the deletions since.
 
-    3/manifest.json            model, dim, metric, columns, counts, and a sha256 of each file
-    3/ids/part-00000.parquet   id of every item, and a digest of what is published of it
-    3/deleted/part-….parquet   ids of the publication before that are gone
-    3/parquet/, vertex/, milvus/    what an engine imports, see `recsys.vectors.vector_files`
+    3/manifest.json             model, dim, metric, columns, counts, and a sha256 of each file
+    3/items/part-00000.parquet  `id`, `embedding` and the columns
+    3/deleted.parquet           `id` of the items that only the publication before has
 
-A publication is written under a hidden name and renamed when all of it is on the disk: a
-reader sees whole publications alone, whatever stops the writer.
+A publication is written under a hidden name and renamed when it is complete and on the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,38 +21,32 @@ import pyarrow.parquet as pq
 from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests
-from recsys.system.commit import commit_folder
+from recsys.system.commit import commit_folder, only_writer
 from recsys.system.disk import free_there
-from recsys.system.held_folder import HeldFolder
-from recsys.vectors.item_vectors import EMBEDDING, ID, Columns, ItemVectors, published
-from recsys.vectors.vector_files import FORMATS
+from recsys.system.files import DAMAGE, remove, retire
+from recsys.vectors.item_vectors import EMBEDDING, ID, ItemVectors, published
 
-MANIFEST = "manifest.json"
-_FORMAT = 1
+MANIFEST, ITEMS, DELETED = "manifest.json", "items", "deleted.parquet"
+_FORMAT = 2
 _HIDDEN = ".partial-"
-_IDS, _DELETED, _DIGEST = "ids", "deleted", "digest"
 
 Report = Callable[[int, int], None]
-"""Called with the item rows that are written, and all of them."""
+"""Called with the number of written items, and the number of item rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VectorPublication:
-    """What was published.
+    """A publication.
 
     Attributes:
-        folder: The publication.
-        items: Items of the model.
-        written: Items whose vectors were written.
-        unchanged: Items that were left out, as they are as they were.
-        deleted: Items of the publication before that are gone.
-        dim: Numbers of a vector.
+        folder: Its folder.
+        items: Number of items.
+        deleted: Number of items of the publication before that are gone.
+        dim: Width of a vector.
     """
 
     folder: Path
     items: int
-    written: int
-    unchanged: int
     deleted: int
     dim: int
 
@@ -66,76 +55,61 @@ def publish_vectors(
     source: str | Path,
     out: str | Path,
     *,
-    formats: Sequence[str] = ("parquet",),
     columns: Sequence[str] | None = None,
     shard_rows: int = 500_000,
-    changed_only: bool = False,
     keep: int = 2,
     report: Report | None = None,
 ) -> VectorPublication:
-    """Writes the item vectors of a model for search engines, as the next number in `out`.
+    """Writes the item vectors of a model for a search engine, as the next number in `out`.
 
-    A vector's dot product with a query's embedding is the score, a bias included: it is the
-    last number, where a query has 1. Ids that the publication before had and this one
-    hasn't are its deletions.
+    The score is the dot product of an item's vector and a query's embedding. A bias is the last
+    number of an item's vector, where a query has 1.
 
     Args:
         source: A model folder, a bundle, a folder of versions, or the root of a run.
-        out: Folder of the publications; made if missing.
-        formats: `parquet`, `vertex`, `milvus`.
-        columns: What is published beside the vectors, `name` or `name:type` each, of type
-            `text`, `list`, `whole` or `number`; None: the title and all named features.
-        shard_rows: Items of a file, at the most.
-        changed_only: Leave items out whose vector and columns are as in the publication
-            before.
-        keep: Newest publications that stay, this one included.
-        report: Called now and then with the item rows that are written, and all of them.
+        out: Folder of the publications; created if missing.
+        columns: Columns beside the vectors; None: the title and all named features.
+        shard_rows: Maximum number of items per file.
+        keep: Number of newest publications to keep, this one included.
+        report: Called now and then with the number of written items, and of item rows.
 
     Raises:
-        UsageError: An option is wrong (R590, R593, R594, R596), or `out` is a file (R592).
+        UsageError: An option is wrong (R590, R593, R596), or `out` is a file (R592).
         RecsysError: The model is damaged (R501, R502, R591), the publication before is
             (R595), or the folder can't be written (R592).
     """
-    _check_options(formats, shard_rows, keep)
+    if shard_rows < 1 or keep < 1:
+        received = {"shard_rows": shard_rows, "keep": keep}
+        rule = "A file must have at least one item, and at least one publication must be kept."
+        raise UsageError("R596", rule, "Correct --shard-rows or --keep.", received)
     vectors = ItemVectors.open(Path(source))
-    chosen = vectors.typed(columns)
-    with _only_writer(Path(out)) as held:
-        before = versions(held.path)
-        previous = _Previous.open(before[-1], vectors) if before else None
-        if changed_only and previous is not None:
-            previous.check_formats(formats)
+    chosen, out = vectors.chosen(columns), Path(out)
+    with _only_publisher(out):
+        before = versions(out)
+        previous = _ids_of(before[-1]) if before else pa.array([], pa.large_string())
         number = 1 + (int(before[-1].name) if before else 0)
-        folder, final = held.path / f"{_HIDDEN}{number}", held.path / str(number)
+        folder, final = out / f"{_HIDDEN}{number}", out / str(number)
         try:
-            with _Writing(folder, vectors, chosen, formats, shard_rows) as writing:
-                publication = writing.run(previous, changed_only=changed_only, report=report)
+            ids = _write_items(folder / ITEMS, vectors, chosen, shard_rows, report)
+            deleted = previous.filter(pc.invert(pc.is_in(previous, value_set=ids)))
+            pq.write_table(pa.table({ID: deleted}), folder / DELETED)
+            publication = VectorPublication(final, len(ids), len(deleted), vectors.dim)
+            _write_manifest(folder, vectors, chosen, publication)
             commit_folder(folder, final)
         finally:
             with contextlib.suppress(OSError):
-                held.remove(folder)  # A full disk gets its space back.
-        for old in versions(held.path)[:-keep]:
-            hidden = held.path / f"{_HIDDEN}old-{old.name}"
-            held.retire(old, hidden)
-    return dataclasses.replace(publication, folder=final)
-
-
-def _check_options(formats: Sequence[str], shard_rows: int, keep: int) -> None:
-    wrong = [name for name in formats if name not in FORMATS]
-    if wrong or not formats or len(set(formats)) < len(formats) or shard_rows < 1 or keep < 1:
-        rule = (
-            f"Vectors are published as {', '.join(FORMATS)}, each once, with at least one item a"
-            " file and one publication that stays."
-        )
-        received = {"formats": list(formats), "shard_rows": shard_rows, "keep": keep}
-        raise UsageError("R596", rule, "Correct --format, --shard-rows or --keep.", received)
+                remove(folder)  # A full disk gets its space back.
+        for old in versions(out)[:-keep]:
+            retire(old, out / f"{_HIDDEN}old-{old.name}")
+    return publication
 
 
 @contextlib.contextmanager
-def _only_writer(out: Path) -> Iterator[HeldFolder]:
-    """Waits for other writers, and sweeps after those that were killed."""
+def _only_publisher(out: Path) -> Iterator[None]:
+    """Waits for other publishers, and removes what killed ones left."""
     try:
-        with HeldFolder.for_writer(out, _HIDDEN) as held:
-            yield held
+        with only_writer(out, _HIDDEN):
+            yield
     except (FileExistsError, NotADirectoryError) as error:
         rule = f"The vectors must be written into a folder; {str(out)!r} is a file, or inside one."
         raise UsageError("R592", rule, "Name a folder: --out DIR.", str(error)) from None
@@ -148,221 +122,73 @@ def _only_writer(out: Path) -> Iterator[HeldFolder]:
         raise RecsysError("R592", rule, cure, str(error)) from None
 
 
-class _Writing:
-    """One publication that is being written."""
+def _write_items(
+    folder: Path,
+    vectors: ItemVectors,
+    columns: Sequence[str],
+    shard_rows: int,
+    report: Report | None,
+) -> pa.Array:
+    """Writes the items in files of at most `shard_rows`, and returns their ids."""
+    folder.mkdir(parents=True)
+    schema, ids = vectors.schema(columns), [pa.array([], pa.large_string())]
+    with contextlib.ExitStack() as opened:
 
-    def __init__(
-        self,
-        folder: Path,
-        vectors: ItemVectors,
-        columns: Columns,
-        formats: Sequence[str],
-        shard_rows: int,
-    ) -> None:
-        self._folder, self._vectors, self._columns = folder, vectors, columns
-        options = columns, vectors.dim, shard_rows
-        self._files = {name: FORMATS[name](folder / name, *options) for name in formats}
-        self._shard_rows = shard_rows
+        def open_part(number: int) -> pq.ParquetWriter:
+            opened.close()
+            return opened.enter_context(pq.ParquetWriter(folder / _part(number), schema))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for files in self._files.values():
-            files.abandon()
-
-    def run(
-        self, previous: _Previous | None, *, changed_only: bool, report: Report | None
-    ) -> VectorPublication:
-        """Writes everything; the manifest comes last."""
-        n_items = n_written = 0
-        ids = _TableFiles(self._folder / _IDS, self._shard_rows)
-        n_rows = len(self._vectors.embeddings)
-        for row, items in self._vectors.slices(self._columns):
-            digests = _digests(items, self._columns)
-            ids.write(pa.table({ID: items[ID], _DIGEST: digests}))
-            n_items += len(items)
-            if changed_only and previous is not None:
-                items = items.filter(pa.array(previous.differs(items[ID], digests)))
-            n_written += len(items)
-            for files in self._files.values():
-                files.write(items)
+        writer, n_parts, room = open_part(0), 1, shard_rows
+        for batch in vectors.batches(columns):
+            ids.append(batch[ID].cast(pa.large_string()))
+            while len(batch):
+                if not room:
+                    writer, n_parts, room = open_part(n_parts), n_parts + 1, shard_rows
+                now = batch.slice(0, room)
+                writer.write_batch(now)
+                batch, room = batch.slice(len(now)), room - len(now)
             if report is not None:
-                report(row, n_rows)
-        ids.close()
-        for files in self._files.values():
-            files.close()
-        n_deleted = self._delete(previous) if previous is not None else 0
-        publication = VectorPublication(
-            self._folder, n_items, n_written, n_items - n_written, n_deleted, self._vectors.dim
-        )
-        self._describe(publication, previous, changed_only=changed_only)
-        return publication
-
-    def _delete(self, previous: _Previous) -> int:
-        gone = _TableFiles(self._folder / _DELETED, self._shard_rows)
-        for block in previous.gone():
-            gone.write(pa.table({ID: block}))
-        gone.close()
-        if previous.n_gone:
-            for files in self._files.values():
-                files.delete(previous.gone())
-        return previous.n_gone
-
-    def _describe(
-        self, publication: VectorPublication, previous: _Previous | None, *, changed_only: bool
-    ) -> None:
-        names = ("items", "written", "unchanged", "deleted")
-        fields = {
-            "format": _FORMAT,
-            "model": dict(self._vectors.origin),
-            "dim": publication.dim,
-            "dtype": "float32",
-            "metric": "dot product",
-            "bias": "last number; a query has 1 there" if self._vectors.has_bias else None,
-            "query": {"signatures": ["prepare_query", "embed_query"], "output": EMBEDDING},
-            "columns": {published(name): type_ for name, type_ in self._columns.items()},
-            "formats": list(self._files),
-            "previous": None if previous is None else previous.number,
-            "changed_only": changed_only and previous is not None,
-            "counts": {name: getattr(publication, name) for name in names},
-        }
-        files = manifests.checksums(self._folder, manifests.file_names(self._folder))
-        manifests.write_manifest(self._folder / MANIFEST, fields, files)
+                report(sum(map(len, ids)), len(vectors.embeddings) - 1)
+    return pa.concat_arrays(ids)
 
 
-class _TableFiles:
-    """Parquet files of small tables; none where there are no rows."""
-
-    def __init__(self, folder: Path, shard_rows: int) -> None:
-        self._folder, self._shard_rows = folder, shard_rows
-        self._pending: list[pa.Table] = []
-        self._n_files = 0
-
-    def write(self, table: pa.Table) -> None:
-        self._pending.append(table)
-        while sum(map(len, self._pending)) >= self._shard_rows:
-            self._write(self._shard_rows)
-
-    def close(self) -> None:
-        if any(map(len, self._pending)):
-            self._write(self._shard_rows)
-
-    def _write(self, n: int) -> None:
-        table = pa.concat_tables(self._pending)
-        self._pending = [table.slice(n)]
-        self._folder.mkdir(exist_ok=True)
-        pq.write_table(table.slice(0, n), self._folder / f"part-{self._n_files:05}.parquet")
-        self._n_files += 1
+def _part(number: int) -> str:
+    return f"part-{number:05}.parquet"
 
 
-class _Previous:
-    """The publication before, compared with a model.
+def _ids_of(folder: Path) -> pa.Array:
+    """Returns the ids of a publication.
 
-    Args:
-        folder: The publication.
-        vectors: What is published now.
+    Raises:
+        RecsysError: It is damaged or of an earlier version (R595).
     """
-
-    def __init__(self, folder: Path, vectors: ItemVectors) -> None:
-        self.number = int(folder.name)
+    try:
         manifest = manifests.read_manifest(folder / MANIFEST)
-        files: manifests.Files = manifest["files"]
-        listed = {name: files[name] for name in sorted(files) if name.startswith(f"{_IDS}/")}
-        manifests.verify_files(folder, listed)
-        self._formats: list[str] = manifest["formats"]
-        self._paths = [folder / name for name in listed]
-        self._items = vectors.vocabulary()
-        # 8 bytes a row: by far less than its vector.
-        self._digest = np.zeros(self._items.n_rows, np.uint64)
-        self._is_there = np.zeros(self._items.n_rows, bool)
-        self.n_gone = 0
-        for table in self._tables():
-            rows = self._items.rows(table[ID])
-            is_own = rows >= self._items.first_own_row
-            self._digest[rows[is_own]] = table[_DIGEST].to_numpy()[is_own]
-            self._is_there[rows[is_own]] = True
-            self.n_gone += int((~is_own).sum())
-
-    @classmethod
-    def open(cls, folder: Path, vectors: ItemVectors) -> _Previous:
-        """Reads a publication.
-
-        Raises:
-            RecsysError: It is damaged (R595).
-        """
-        try:
-            return cls(folder, vectors)
-        except (
-            manifests.ManifestError,
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-            pa.ArrowException,
-        ) as error:
-            rule = f"{str(folder)!r} must be a complete publication, to find removed items."
-            cure = (
-                "Restore it; or publish into another folder, and make the index of the engine again"
-                " from that."
-            )
-            received = f"{type(error).__name__}: {error}"
-            raise RecsysError("R595", rule, cure, received) from None
-
-    def check_formats(self, formats: Sequence[str]) -> None:
-        """Raises UsageError if it lacks one of `formats`: its changes are unknown (R596)."""
-        if not set(formats) <= set(self._formats):
-            rule = (
-                f"Changes alone can be published in the formats of publication {self.number}:"
-                f" {', '.join(self._formats)}."
-            )
-            cure = "Name those with --format, or leave --changed-only out once."
-            raise UsageError("R596", rule, cure, list(formats))
-
-    def differs(self, ids: pa.ChunkedArray, digests: np.ndarray) -> np.ndarray:
-        """Returns which items are new, or not as they were `[n]` bool."""
-        rows = self._items.rows(ids)
-        return ~self._is_there[rows] | (self._digest[rows] != digests)
-
-    def gone(self) -> Iterator[pa.Array]:
-        """Yields the ids that the model doesn't have, file by file."""
-        for table in self._tables():
-            is_gone = self._items.rows(table[ID]) < self._items.first_own_row
-            ids = table[ID].combine_chunks().filter(pa.array(is_gone))
-            if len(ids):
-                yield ids
-
-    def _tables(self) -> Iterator[pa.Table]:
-        for path in self._paths:
-            yield pq.read_table(path, partitioning=None)
+        if manifest["format"] != _FORMAT:
+            raise ValueError(f"format {manifest['format']!r}")
+        manifests.verify_folder(folder / MANIFEST, manifest)
+        parts = sorted((folder / ITEMS).glob("*.parquet"))
+        tables = [pq.read_table(part, columns=[ID]) for part in parts]
+        return pa.concat_tables(tables)[ID].cast(pa.large_string()).combine_chunks()
+    except (*DAMAGE, manifests.ManifestError, pa.ArrowException) as error:
+        rule = f"The publication {str(folder)!r} must be complete, to know what was deleted since."
+        cure = "Restore it, or publish into another folder and build the engine's index anew."
+        raise RecsysError("R595", rule, cure, str(error)) from None
 
 
-def _digests(items: pa.Table, columns: Columns) -> np.ndarray:
-    """Returns a digest of the vector and the columns of each item `[n]` uint64."""
-    numbers = items[EMBEDDING].combine_chunks().flatten().to_numpy(zero_copy_only=True)
-    size = 4 * len(numbers) // max(1, len(items))
-    memory = np.ascontiguousarray(numbers).view(np.uint8).data
-    described = repr(sorted(columns.items())).encode()
-    start = hashlib.blake2b(described, digest_size=8)
-    digests = np.empty(len(items), np.uint64)
-    for place, text in enumerate(_texts(items, columns)):
-        digest = start.copy()
-        digest.update(memory[place * size : (place + 1) * size])
-        digest.update(text.encode())
-        digests[place] = int.from_bytes(digest.digest(), "little")
-    return digests
-
-
-def _texts(items: pa.Table, columns: Columns) -> list[str]:
-    """Returns what the columns of each item hold, as one text."""
-    texts = [items[published(name)] for name in columns]
-    joined = [
-        pc.fill_null(
-            pc.binary_join(x, "\x1f") if pa.types.is_list(x.type) else x.cast(pa.string()), "\x1d"
-        )
-        for x in texts
-    ]
-    if not joined:
-        return [""] * len(items)
-    result: list[str] = pc.binary_join_element_wise(*joined, "\x1e").to_pylist()
-    return result
+def _write_manifest(
+    folder: Path, vectors: ItemVectors, columns: Sequence[str], publication: VectorPublication
+) -> None:
+    fields = {
+        "format": _FORMAT,
+        "model": dict(vectors.origin),
+        "dim": publication.dim,
+        "dtype": "float32",
+        "metric": "dot product",
+        "bias": "last number; a query has 1 there" if vectors.has_bias else None,
+        "query": {"signatures": ["prepare_query", "embed_query"], "output": EMBEDDING},
+        "columns": [published(name) for name in columns],
+        "counts": {"items": publication.items, "deleted": publication.deleted},
+    }
+    files = manifests.checksums(folder, manifests.file_names(folder))
+    manifests.write_manifest(folder / MANIFEST, fields, files)

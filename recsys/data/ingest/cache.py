@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.system.commit import commit_folder
-from recsys.system.files import folders_in
-from recsys.system.held_folder import HeldFolder
+from recsys.system.files import folders_in, remove
 from recsys.system.manifest import (
     ManifestError,
     checksums,
@@ -105,11 +104,10 @@ class ContentCache:
 
     def remove_unfinished(self) -> None:
         """Removes partial folders of killed writers."""
-        begun = [path for path in folders_in(self.root) if _BEGUN.fullmatch(path.name)]
-        with HeldFolder(self.root.parent) as parent:
-            for path in begun:
+        for path in folders_in(self.root):
+            if _BEGUN.fullmatch(path.name):
                 with suppress(OSError):
-                    parent.remove(path)
+                    remove(path)
 
 
 def sweep(
@@ -118,8 +116,7 @@ def sweep(
     """Removes unused cached folders; artifacts that link to their files stay intact.
 
     Args:
-        root: Root of the cache; nothing happens where there is none, or a link, which may
-            lead to folders of others.
+        root: Root of the cache; it may be missing.
         keep: Names of those in use, as `segments_in_use` gives them.
         unused_for_s: Only what wasn't used for so long is removed [seconds].
         dry_run: Return what would be removed, without removing it.
@@ -134,8 +131,7 @@ def sweep(
             continue
         removed[path.name] = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         if not dry_run:
-            with HeldFolder(root.parent) as parent:
-                parent.remove(path)
+            remove(path)
     return removed
 
 

@@ -1,6 +1,4 @@
-"""Files of fields from elsewhere, as a store's or a bundle's: damage is one sentence."""
-
-import os
+"""Damaged JSON files of a store, a bundle or a model folder are an error of one sentence."""
 
 import pytest
 
@@ -13,20 +11,10 @@ from recsys.models.saved import load_model
 
 _CONTENTS = {
     "nothing": b"",
+    "half": b'{"format": 1, "parts": {"tra',
     "no fields": b"{}",
     "a list": b"[1]",
-    "null": b"null",
-    "deep lists": b"[" * 100_000 + b"]" * 100_000,
-    "deep maps": b'{"format": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001,
     "no UTF-8": b'{"format": "\xff\xfe"}',
-    "half a character": b'{"format": "\\ud800", "features": "\\udc00", "spec": "\\ud800"}',
-    "a long number": b'{"format": ' + b"9" * 10_000 + b"}",
-    "no number": b'{"format": NaN, "features": Infinity, "spec": NaN, "stage": 1}',
-    "fields of other kinds": b'{"format": 1, "parts": [1], "cut": Infinity, "features": [7],'
-    b' "spec": [], "stage": {}, "files": []}',
-    "fields of other kinds inside": b'{"format": 1, "parts": {"train": {"a": 1}, "eval": "x"},'
-    b' "cut": Infinity, "features": [{"name": 5, "rows": {}}], "spec": {}, "stage": {}}',
-    "controls": b'{"format": "\\u001b[31m\\u202e"}',
 }
 
 
@@ -64,19 +52,7 @@ def reading(request, tmp_path):
 
 
 @pytest.mark.parametrize("content", _CONTENTS.values(), ids=_CONTENTS)
-def test_hostile_fields_are_one_sentence(reading, capsys, content):
+def test_damaged_json_is_one_sentence(reading, capsys, content):
     read, folder, path = reading
     path.write_bytes(content)
-    see_sentence(read, folder, capsys)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
-def test_what_is_no_file_is_one_sentence(reading, capsys, kind):
-    read, folder, path = reading
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero" if kind == "device" else path)
     see_sentence(read, folder, capsys)
