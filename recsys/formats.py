@@ -72,9 +72,11 @@ def size(n_bytes: Any) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """Returns `0.4 s`, `48 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Returns `756 µs`, `2.38 ms`, `0.4 s`, `48 s`, `3 min 20 s` or `2 h 5 min`."""
     if not is_number(seconds):
         return ABSENT
+    if 0 < seconds < 0.05:
+        return f"{1e6 * seconds:.3g} µs" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

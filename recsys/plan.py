@@ -312,18 +312,16 @@ class Hosts:
     Attributes:
         hosts: How many.
         devices_per_host: Devices of each.
-        link: What a device sends to others of its host [bytes/s], one way; by default
-            NVLink 4 of an H100.
-        fabric: What a device sends to other hosts [bytes/s], one way; by default a link of
-            400 Gbit/s for each device.
+        link: What a device sends to others of its host [bytes/s], one way.
+        fabric: What a device sends to other hosts [bytes/s], one way.
         disk: What a host writes of a checkpoint [bytes/s].
     """
 
     hosts: int
     devices_per_host: int
-    link: int = 450_000_000_000
-    fabric: int = 50_000_000_000
-    disk: int = 2_000_000_000
+    link: int
+    fabric: int
+    disk: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,6 +352,11 @@ class HostsPlan:
     def floor_s(self) -> float:
         """The least time of a step [s], if all is sent while both links and devices are busy."""
         return max(self.within_s, self.leaving_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all figures, those of the hosts too."""
+        fields = dataclasses.asdict(self)
+        return {**fields.pop("hosts"), **fields, "floor_s": self.floor_s}
 
     @classmethod
     def of(cls, plan: Plan, hosts: Hosts) -> HostsPlan:

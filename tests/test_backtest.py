@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.cli.simulate_nights import _show
-from recsys.cli.terminal import Console
+from recsys.cli.simulate_nights import for_people
 from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
@@ -246,13 +245,13 @@ def test_the_page_shows_each_night(tmp_path: Path) -> None:
     assert text.count("<svg") >= 3 * 2
 
 
-def test_a_comparison_is_shown_where_there_is_one(tmp_path, capsys):
+def test_a_comparison_is_shown_where_there_is_one():
     names = ("cold", "cold_at_the_end", "frozen_at_the_end")
     summary = dict.fromkeys([f"warm_over_{name}" for name in names])
     summary |= dict.fromkeys(["steps_of_warm_over_cold", "train_seconds_of_warm_over_cold"])
     summary |= {"nights": 2, "states": {"blessed": 2}, "seconds": 1.0}
-    _show(Console(), "recall@10", summary, tmp_path)
-    assert "warm against" not in capsys.readouterr().out
-    ratio = {"ratio": 1.1, "interval": (1.0, 1.2), "nights": 2}
-    _show(Console(), "recall@10", summary | {"warm_over_cold": ratio}, tmp_path)
-    assert "warm against" in capsys.readouterr().out
+    title = "recall@10 over 2 nights"
+    assert for_people("recall@10", summary)[title] == []
+    ratio = {"ratio": 1.5, "interval": (1.0, 1.25), "nights": 2}
+    [row] = for_people("recall@10", summary | {"warm_over_cold": ratio})[title]
+    assert (row["warm against"], row["change"], row["nights"]) == ("cold", 0.5, 2)

@@ -96,10 +96,9 @@ def test_movielens_dat_files_need_no_word_beside_the_catalogue(here, capsys):
 
 def test_without_header_and_catalogue_user_and_item_are_asked_for(here, capsys):
     write_movielens_1m(here)
-    assert check("ratings.dat") == 1
-    out = capsys.readouterr().out
-    assert "Undecided:" in out
-    assert "--map user=c1,item=c2" in out
+    result = found(capsys, "ratings.dat")
+    assert [sentence.partition(":")[0] for sentence in result["undecided"]] == ["item", "user"]
+    assert "--map user=c1,item=c2" in result["try"]
     assert not (here / "ratings.yaml").exists()
     assert check("ratings.dat", "--map", "user=1,item=2") == 0
     assert n_good(here / "ratings.yaml") == (3000, 3000)
@@ -108,8 +107,7 @@ def test_without_header_and_catalogue_user_and_item_are_asked_for(here, capsys):
 def test_the_suggested_command_can_be_pasted_and_names_columns_like_ids(here, capsys):
     rows = "".join(f"{n},{u},{i},{r}\n" for n, (u, i, r, _) in enumerate(events(3000)))
     (here / "my file.csv").write_text("line,alpha,beta,stars\n" + rows)
-    assert check("my file.csv") == 1
-    pasted = shlex.split(capsys.readouterr().out.rpartition("for example: ")[2])
+    pasted = shlex.split(found(capsys, "my file.csv")["try"])
     assert pasted == ["recsys", "check", "my file.csv", "--map", "user=alpha,item=beta"]
     assert check(*pasted[2:]) == 0
 

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from commands import run_main
 
-from recsys.cli import main
 from recsys.config.load import load_config
 from recsys.data.ingest.window import check_sources
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
@@ -256,12 +255,9 @@ def test_rows_of_catalogues_are_looked_at(tmp_path, capsys):
     assert side["rejected"] == {"empty item id": 1, "wrong number of fields": 1, too_long: 1}
     assert side["rejected_examples"]["empty item id"][1] == 11
     assert side["interactions_known"] == 240
-    with pytest.raises(SystemExit):
-        main(["check", *map(str, (tmp_path / "f.csv", "--items", tmp_path / "g.csv")),
-              "--out", str(tmp_path / "c.yaml")])  # fmt: skip
-    out = capsys.readouterr().out
-    assert "They cover 80.00% of the interactions' items" in out
-    assert "a run would stop" in out
+    stops, covers, *_ = (sentence for sentence in result["remarks"] if "items" in sentence)
+    assert "a run would stop" in stops
+    assert "80.00%" in covers
 
 
 @pytest.mark.parametrize(
@@ -367,9 +363,7 @@ def test_epoch_seconds_and_days_without_signs_are_dates_of_items(tmp_path, capsy
     out = tmp_path / "c.yaml"
     assert run_main(*words, "--out", out) == 0
     said = capsys.readouterr().out
-    assert "1,400,000,000" not in said
-    assert "1,990" not in said
+    assert not {"1,400,000,000", "1400000000", "1,990"} & set(said.split())
     features = {feature.name: feature for feature in load_config(out).data.items.features}
     assert {feature.value for feature in features.values()} == {"date"}
     assert features["day"].detail == "%Y%m%d"
-    assert "30 of 30 rows good" in said

@@ -37,30 +37,15 @@ def test_a_package_without_kernels_says_what_to_install(monkeypatch):
     monkeypatch.setenv("RECSYS_NATIVE", "0")
     check = doctor.check_kernels()
     assert check.state == "warn"
-    assert "slower" in check.message
     assert "apt install gcc" in check.fix
 
 
 @pytest.mark.parametrize(
-    ("printed", "state", "told"),
-    [
-        ("0.10.2 437.5", "warn", ["437.5", "jax#38806"]),
-        ("0.10.2 1.3", "ok", ["1.3"]),  # With the option for XLA.
-        ("0.12.0 60.0", "warn", ["60.0", "jax#38806"]),
-        ("0.10.2 0", "warn", ["not measured", "0.11.0", "jax#38806"]),
-        ("0.11.0 0", "warn", ["not measured", "jax#38806"]),
-        ("0.11.1 0", "ok", ["not measured"]),
-        ("0.10.1 0", "ok", ["not measured"]),
-    ],
+    ("printed", "is_slow"), [("jaxlib 0.10.2: 437.5", True), ("1: 1.3", False), ("1: not", False)]
 )
-def test_slow_sums_of_equal_ids_on_a_gpu_are_named_with_their_cure(
-    monkeypatch, printed, state, told
-):
-    monkeypatch.setattr(doctor, "_probe", lambda name, program, judge, **_: judge(printed))
-    check = doctor.check_gpu_sums()
-    assert check.state == state
-    assert all(part in check.message for part in told)
-    assert ("Python 3.12" in check.fix) == (state == "warn")
+def test_slow_sums_of_equal_ids_on_a_gpu_are_a_warning(monkeypatch, printed, is_slow):
+    monkeypatch.setattr(doctor, "_probe", lambda name, program, is_wrong, *_, **__: is_wrong)
+    assert doctor.check_gpu_sums()(printed) == is_slow
 
 
 def test_on_a_cpu_the_sums_are_not_measured():
@@ -84,7 +69,7 @@ def test_keras_backend_must_not_stand_in_the_way(value, state):
 
 def test_a_missing_package_is_named_with_its_fix():
     check = doctor.check_packages("x", ("numpy", "no-such-distribution"), "fail")
-    expected = ("x", "fail", "not installed: no-such-distribution", "uv sync --all-extras")
+    expected = ("x", "fail", "no-such-distribution is not installed", "uv sync --all-extras")
     assert check == expected
 
 
@@ -191,6 +176,6 @@ def test_the_exit_code_follows_the_checks_and_json_has_each(monkeypatch, tmp_pat
     ]  # fmt: skip
     (tmp_path / "i.csv").unlink()
     assert run_main("doctor", path) == 1
-    lines = capsys.readouterr().out.splitlines()
-    wrong = next(index for index, line in enumerate(lines) if line.startswith("✗ data"))
-    assert lines[wrong + 1].strip() == "fix: Correct the paths."
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data ")]
+    assert row.split()[1] == "fail"
+    assert row.rstrip().endswith("Correct")

@@ -122,5 +122,5 @@ def test_the_command_says_what_comes_next(tmp_path):
         [sys.executable, "-m", "recsys", "init", "mine"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "Next: cd mine && recsys run"
+    assert done.stdout.splitlines()[-1].endswith("cd mine && recsys run")
     assert (tmp_path / "mine" / "recsys.yaml").exists()

@@ -295,33 +295,23 @@ def test_plain_bytes_are_taken_as_they_are(n_bytes):
 # --- the command
 
 
-def test_it_prints_tables_at_100_columns_and_no_name_is_cut(config, capsys, monkeypatch):
+def test_the_tables_are_printed(config, capsys):
     assert plan(str(config), "--devices", "8", "--memory", "80GB", *ALL) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    lines = printed.out.splitlines()
-    assert lines[0] == "Rows: as given."
-    assert max(map(len, lines)) <= 100
-    [users] = [line for line in lines if line.startswith("│ users") and "," in line]
-    cells = [cell.strip() for cell in users.strip("│").split("│")]
-    padded = "1,000,001,280"
-    assert cells == ["users", "1,000,000,000", padded, "row", "8", "32.0 GB", "32.0 GB"]
-    assert "which fits in 80.0 GB" in printed.out
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "72")
-    assert plan(str(config), "--devices", "4", "--memory", "1MB") == 1
-    narrow = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert max(map(len, narrow.splitlines()[1:])) <= 72
-    assert "…" not in narrow
-    assert "│ users " in narrow
+    lines = [line.split() for line in printed.out.splitlines()]
+    assert lines[0] == ["rows", "as", "given"]
+    assert ["fits", "yes"] in lines
+    [users] = [line for line in lines if line[:1] == ["users"] and "row" in line]
+    assert users[:5] == ["users", "row", "1,000,000,000", "1,000,001,280", "64"]
 
 
 def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):
     words = [str(config), "--devices", "4", "--memory", "80GB", *ALL]
     assert plan(*words) == 1
     printed = capsys.readouterr()
-    assert "which does not fit in 80.0 GB" in printed.out
-    assert re.search(r"│ --devices 8 +│ +\S+ GB │ +\S+ GB │ +yes │", printed.out)
+    assert re.search(r"^fits +no$", printed.out, re.MULTILINE)
+    assert re.search(r"^--devices 8 +\S+ GB +\S+ GB +yes *$", printed.out, re.MULTILINE)
     [sentence] = printed.err.splitlines()
     assert sentence.startswith("[R373] A device needs 140.8 GB")
     assert "it has 80.0 GB. Changes that fit: --devices 8; or " in sentence
@@ -365,10 +355,7 @@ def test_what_is_typed_wrong_exits_with_2(config, arguments, capsys):
 def test_hosts_say_what_they_hold_send_and_write(config, capsys):
     words = [str(config), "--hosts", "2", "--devices-per-host", "4", "--fabric", "10GB", *ALL]
     assert plan(*words) == 0
-    printed = capsys.readouterr().out
-    assert "On 2 hosts of 4 devices" in printed
-    assert re.search(r"│ sent by a device to other hosts +│ +\S+ \S+ │ +10.0 GB │", printed)
-    assert max(map(len, printed.split("On 2 hosts")[0].splitlines())) <= 100
+    assert re.search(r"^leaving time +\S+ [µm]s$", capsys.readouterr().out, re.MULTILINE)
     assert plan(*words, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     hosts = summary["hosts"]
@@ -401,14 +388,3 @@ def test_devices_are_simulated_and_neither_tfx_nor_tensorflow_imported(config):
     summary, heavy = done.stdout.splitlines()
     assert json.loads(summary)["mesh"] == {"batch_parts": 16, "table_shards": 16}
     assert heavy == "[]", done.stderr
-
-
-def test_the_page_shows_the_tables_that_the_command_prints(capsys):
-    page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
-    section = page[page.index("## recsys plan") : page.index("## recsys init")]
-    expected = re.search(
-        r"^`recsys plan --devices 8`.*?```text\n(.*?)Memory of each device", section, re.M | re.S
-    )
-    assert plan("--devices", "8", "--set", "root=no-run") == 0
-    printed = capsys.readouterr().out.partition("Memory of each device")[0]
-    assert [line.rstrip() for line in printed.splitlines()] == expected[1].splitlines()

@@ -290,13 +290,13 @@ def test_a_stranger_is_answered_by_popularity_and_told_apart(exported_world, ser
     assert run_main("recommend", "--root", served, "--user", stranger, "-k", 3) == 0
     said = capsys.readouterr()
     assert f"For user {stranger}" in said.out
-    assert "source: popularity" in said.out
+    assert "popularity, because this user is unknown" in said.out
     assert "%" in said.out
     assert f"The user {stranger!r} is not in the data" in said.err
     assert "'u0', 'u1', 'u2'" in said.err
     assert run_main("recommend", "--root", served, "--user", "u1", "-k", 3) == 0
     said = capsys.readouterr()
-    assert "source: user" in said.out
+    assert "the trained embedding of this user" in said.out
     assert "stranger" not in said.err
     assert "known ids" not in said.err
 

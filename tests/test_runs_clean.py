@@ -251,7 +251,7 @@ def test_the_command_shows_the_plan_and_carries_it_out(store, tmp_path, capsys):
     folders = there(store)
     assert run_main(*words) == 0
     text = capsys.readouterr().out
-    assert "Dry run: 10 entries, 1.0 kB would be removed." in text
+    assert "entries 10 freed 1.0 kB" in " ".join(text.split())
     assert "artifacts/Trainer/model/" in text
     assert there(store) == folders
     assert run_main(*words, "--apply", "--json") == 0

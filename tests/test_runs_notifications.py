@@ -113,7 +113,7 @@ def test_runs_are_read_newest_first_with_those_that_did_not_end(tmp_path):
 
 
 def test_the_runs_are_listed_for_people_and_for_programs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setenv("COLUMNS", "200")
     RunRecord(tmp_path / "runs/2026-02-01").start("movies", ["A"], 1e9)
     RunRecord(tmp_path / "runs/2026-02-01").end(RESULT)
     RunRecord(tmp_path / "runs/2026-02-02").start("movies", ["A"], 1e9)

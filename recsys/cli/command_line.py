@@ -6,7 +6,6 @@ Each command is a function. Heavy packages are imported only when a command runs
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -26,18 +25,12 @@ from recsys.cli.publish_vectors import publish_vectors
 from recsys.cli.recommend import recommend
 from recsys.cli.run import run
 from recsys.cli.serving import rollback, serve
+from recsys.cli.signature import command_of
 from recsys.cli.simulate_nights import simulate_nights
 from recsys.cli.stages import export, train
 from recsys.cli.tune import tune
 from recsys.config.removed import check_command_line
 from recsys.system import lean_imports
-
-
-def _paragraphs(docstring: str | None) -> str:
-    """Returns a docstring with a line for each paragraph, for the terminal to break."""
-    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
 
 app = Typer(
     name="recsys",
@@ -52,7 +45,7 @@ for _command in (
     *(compare, export, publish_vectors, doctor, plan, init, synth, simulate_nights),
     *(freeze_schema, schema),
 ):
-    app.command(help=_paragraphs(_command.__doc__))(_command)
+    app.command()(command_of(_command))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,27 +7,26 @@ and writes to the output folder of a run.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.text import Text
+from rich.progress import SpinnerColumn
 from typer import Exit
 
 from recsys.cli.options import ConfigArgument, Json
-from recsys.cli.terminal import Console
+from recsys.cli.show import emit
+from recsys.cli.terminal import Console, progress_bar
 from recsys.distribution import EXACT_SET, NAME, SYNC, WIDE_SET, install_extra
 from recsys.errors import RecsysError
 from recsys.formats import counted
@@ -39,12 +38,9 @@ PIPELINE = (
 WIDE_GLIBC, EXACT_GLIBC = (2, 34), (2, 39)
 """Lowest glibc for the wheels of each of the two sets of TFX packages; in the first set,
 pyfarmhash determines it."""
-_MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
 _GIB = 2**30
 _LEAST_MEMORY_GIB, _LEAST_DISK_GIB = 4.0, 2.0
 _TIMEOUT_S = 180.0
-_SLOW_SINCE, _FAST_AGAIN = (0, 10, 2), (0, 11, 1)
-"""Versions of jaxlib between which the sums of jax#38806 are slow on a GPU."""
 _LARGEST_SLOWDOWN = 10.0
 _FAST_SUMS = (
     "Use jaxlib 0.11.1 or newer, which needs Python 3.12: uv sync --python 3.12; or try"
@@ -70,17 +66,15 @@ class Check(NamedTuple):
 
 def doctor(config: ConfigArgument = None, as_json: Json = False) -> None:
     """Check whether this machine can run recsys, and print how to fix problems."""
-    console = Console(stderr=as_json)
     checks = []
-    for check in examine(config):
-        checks.append(check)
-        head = Text.assemble(_MARKS[check.state], f" {check.name:<15} ")
-        console.write_line(head + Text(check.message), hang=len(head))
-        if check.fix:
-            console.write_line(f"{'':<{len(head)}}fix: {check.fix}", "bold")
+    with progress_bar(Console(stderr=True), SpinnerColumn()) as bar:
+        task = bar.add_task("checking", total=None, text="")
+        for check in examine(config):
+            checks.append(check)
+            bar.update(task, text=f"{check.name} {check.state}")
     is_healthy = all(check.state != "fail" for check in checks)
-    if as_json:
-        print(json.dumps({"ok": is_healthy, "checks": [check._asdict() for check in checks]}))
+    result = {"ok": is_healthy, "checks": [check._asdict() for check in checks]}
+    emit(result, as_json=as_json, people={"checks": checks})
     raise Exit(0 if is_healthy else 1)
 
 
@@ -117,46 +111,36 @@ def check_python(python: tuple[int, int], glibc: tuple[int, ...]) -> Check:
         return Check("python", "fail", text, "Use Python 3.11 or 3.12: uv sync --python 3.11")
     if not glibc:
         return Check("python", "warn", text, "Use a Linux with glibc.")
-    if glibc >= needed:
-        return Check("python", "ok", text)
-    if glibc >= WIDE_GLIBC:
-        return Check("python", "fail", text, f"Use Python 3.11: {SYNC} --python 3.11")
-    return Check("python", "fail", text, "Use Debian 12, Ubuntu 22.04 or newer.")
+    if glibc < WIDE_GLIBC:
+        return Check("python", "fail", text, "Use Debian 12, Ubuntu 22.04 or newer.")
+    return _check("python", text, glibc < needed, f"Use Python 3.11: {SYNC} --python 3.11", "fail")
 
 
 def check_memory(available: int) -> Check:
     """Checks the available memory [bytes]."""
-    text = f"{available / _GIB:.1f} GiB free"
-    if available >= _LEAST_MEMORY_GIB * _GIB:
-        return Check("memory", "ok", text)
     fix = f"The shipped config needs {_LEAST_MEMORY_GIB:.0f} GiB: close other programs."
-    return Check("memory", "warn", text, fix)
+    is_low = available < _LEAST_MEMORY_GIB * _GIB
+    return _check("memory", f"{available / _GIB:.1f} GiB free", is_low, fix)
 
 
 def check_packages(
-    name: str, packages: tuple[str, ...], missing_is: str, pins: Mapping[str, str] | None = None
+    name: str, packages: Sequence[str], missing_is: str, pins: Mapping[str, str] | None = None
 ) -> Check:
     """Checks that the packages of a group are installed, in their pinned versions."""
-    versions = installed_versions(packages)
-    missing = [package for package in packages if package not in versions]
-    wrong = [
-        f"{package} is {versions[package]}, not {version}"
-        for package, version in (pins or {}).items()
-        if versions.get(package, version) != version
-    ]
-    if wrong:
-        return Check(name, "fail", "; ".join(wrong), SYNC)
-    if missing:
-        return Check(name, missing_is, f"not installed: {', '.join(missing)}", SYNC)
-    return Check(name, "ok", ", ".join(f"{package} {versions[package]}" for package in packages))
+    versions = {package: _version(package) for package in packages}
+    for package, version in versions.items():
+        if version is None:
+            return Check(name, missing_is, f"{package} is not installed", SYNC)
+        if version != (pins or {}).get(package, version):
+            return Check(name, "fail", f"{package} is {version}, not {(pins or {})[package]}", SYNC)
+    return Check(name, "ok", ", ".join(f"{package} {v}" for package, v in versions.items()))
 
 
 def check_keras_backend(value: str | None) -> Check:
     """Checks `KERAS_BACKEND`, which the processes of a run inherit."""
-    if value in (None, "", "jax"):
-        return Check("KERAS_BACKEND", "ok", value or "not set; each stage sets its own")
-    text = f"{value!r}: runs ignore it, but your own programs use it"
-    return Check("KERAS_BACKEND", "warn", text, "unset KERAS_BACKEND")
+    is_other = value not in (None, "", "jax")
+    text = f"{value!r}: runs ignore it, but your own programs use it" if is_other else value
+    return _check("KERAS_BACKEND", text or "not set", is_other, "unset KERAS_BACKEND")
 
 
 def check_config(path: Path | None) -> Iterator[Check]:
@@ -175,13 +159,12 @@ def check_config(path: Path | None) -> Iterator[Check]:
         yield Check("config", "fail", str(error), "Correct the config.")
         return
     yield Check("config", "ok", config.name)
-    counts = []
     sources = {"interactions": config.data.interactions, **config.data.sides}
     try:
-        for what, source in sources.items():
-            if source.files:
-                n_files = len(match_files(source, what))
-                counts.append(f"{what}: {counted(n_files, 'file', 'files')}")
+        files = {
+            what: match_files(source, what) for what, source in sources.items() if source.files
+        }
+        counts = [f"{what}: {counted(len(of), 'file', 'files')}" for what, of in files.items()]
         yield Check("data", "ok", ", ".join(counts))
     except RecsysError as error:
         yield Check("data", "fail", str(error), "Correct the paths.")
@@ -204,23 +187,16 @@ def check_root(root: Path) -> Check:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = f"{'Free disk space' if is_full else 'Change its permissions'}, or --set root=DIR."
         return Check("root", "fail", f"{folder}: {error.strerror}", fix)
+    fix = "Free disk space, or use another folder: --set root=DIR."
     text = f"{root} is writable, {free / _GIB:.1f} GiB free"
-    if free >= _LEAST_DISK_GIB * _GIB:
-        return Check("root", "ok", text)
-    return Check("root", "warn", text, "Free disk space, or use another folder: --set root=DIR.")
+    return _check("root", text, free < _LEAST_DISK_GIB * _GIB, fix)
 
 
 def check_jax() -> Check:
     """Checks the devices of JAX."""
     program = "import jax; d = jax.devices(); print(len(d), jax.default_backend(), d[0])"
-
-    def judge(printed: str) -> Check:
-        if " cpu " in printed and _has_gpu():
-            fix = "Install JAX with CUDA: uv pip install 'jax[cuda12]'"
-            return Check("jax devices", "warn", f"{printed}; an NVIDIA GPU is not used", fix)
-        return Check("jax devices", "ok", printed)
-
-    return _probe("jax devices", program, judge)
+    fix = "The NVIDIA GPU is not used. Install JAX with CUDA: uv pip install 'jax[cuda12]'"
+    return _probe("jax devices", program, lambda text: _has_gpu() and " cpu " in text, fix)
 
 
 def check_gpu_sums() -> Check:
@@ -228,56 +204,31 @@ def check_gpu_sums() -> Check:
     program = """
 import jax, jaxlib
 from recsys.embedding.duplicates_probe import slowdown
-print(jaxlib.__version__, 0 if jax.default_backend() == "cpu" else slowdown())
+times = "not measured without a GPU" if jax.default_backend() == "cpu" else f"{slowdown():.1f}"
+print(f"jaxlib {jaxlib.__version__}: time of equal ids over that of different ones: {times}")
 """
 
-    def judge(printed: str) -> Check:
-        version, slowdown = printed.split()[0], float(printed.split()[1])
-        text = f"jaxlib {version}: equal ids take {slowdown:.1f} times as long as different ones"
-        numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-        is_known = _SLOW_SINCE <= numbers < _FAST_AGAIN
-        if not slowdown:
-            text = f"jaxlib {version}: not measured, as JAX uses no GPU"
-            text += "; 0.10.2 and 0.11.0 are hundreds of times slower for equal ids" * is_known
-        if slowdown > _LARGEST_SLOWDOWN or (is_known and not slowdown):
-            return Check("GPU sums", "warn", f"{text} (jax#38806)", _FAST_SUMS)
-        return Check("GPU sums", "ok", text)
+    def is_slow(text: str) -> bool:
+        times = text.rpartition(": ")[2]
+        return times[0].isdigit() and float(times) > _LARGEST_SLOWDOWN
 
-    return _probe("GPU sums", program, judge, broken="warn", KERAS_BACKEND="jax")
+    return _probe("GPU sums", program, is_slow, _FAST_SUMS, "warn", KERAS_BACKEND="jax")
 
 
 def check_kernels() -> Check:
     """Checks that the C kernels can be loaded."""
     program = "from recsys import kernels as k; s = k.status(); print(s.reason or s.path)"
-
-    def judge(printed: str) -> Check:
-        if printed.endswith(".so"):
-            return Check("C kernels", "ok", f"loaded {Path(printed).name.split('.')[0].strip('_')}")
-        fix = f"apt install gcc, then {SYNC} --reinstall-package {NAME}"
-        return Check("C kernels", "warn", f"{printed}; training on CPUs is slower", fix)
-
-    return _probe("C kernels", program, judge, broken="warn", JAX_PLATFORMS="cpu")
+    fix = f"Training on CPUs is slower. apt install gcc, then {SYNC} --reinstall-package {NAME}"
+    return _probe("C kernels", program, lambda text: not text.endswith(".so"), fix, "warn")
 
 
 def check_tfx() -> Check:
     """Checks that the packages of the pipeline can be imported."""
-    if not installed_versions(("tfx",)):
+    if _version("tfx") is None:
         text = "TFX is not installed: `recsys run` can't work"
         return Check("tfx imports", "warn", text, install_extra("pipeline"))
-    program = "import tfx.v1, tensorflow_data_validation, ml_metadata"
-    good = Check("tfx imports", "ok", "tfx, tensorflow-data-validation and ml-metadata import")
-    return _probe("tfx imports", program, lambda _: good, KERAS_BACKEND="jax")
-
-
-def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Returns the versions of those `packages` that are installed."""
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    program = "import tfx.v1, tensorflow_data_validation, ml_metadata; print('all import')"
+    return _probe("tfx imports", program, KERAS_BACKEND="jax")
 
 
 def available_memory() -> int:
@@ -292,10 +243,15 @@ def available_memory() -> int:
     return min(free, limit - used)
 
 
+def _check(name: str, text: str, is_wrong: bool, fix: str, wrong: str = "warn") -> Check:
+    return Check(name, wrong, text, fix) if is_wrong else Check(name, "ok", text)
+
+
 def _probe(
     name: str,
     program: str,
-    judge: Callable[[str], Check],
+    is_wrong: Callable[[str], bool] = lambda text: False,
+    fix: str = "",
     broken: str = "fail",
     **environment: str,
 ) -> Check:
@@ -304,7 +260,8 @@ def _probe(
     Args:
         name: Name of the check.
         program: Python code.
-        judge: Turns the last line of output into a check.
+        is_wrong: Whether the last line of output is a warning.
+        fix: How to fix what it warns of.
         broken: State of the check if the program fails.
         **environment: Additional environment variables.
     """
@@ -319,7 +276,8 @@ def _probe(
         text = f"unknown: timed out after {_TIMEOUT_S:g} s (load {os.getloadavg()[0]:.1f})"
         return Check(name, broken, text, "Try again when the machine is less busy: recsys doctor")
     if done.returncode == 0:
-        return judge((done.stdout.strip().splitlines() or [""])[-1])
+        text = (done.stdout.strip().splitlines() or [""])[-1]
+        return _check(name, text, is_wrong(text), fix)
     if done.returncode == -signal.SIGKILL:
         fix = "The machine is probably out of memory: close other programs, and try again."
         return Check(name, broken, "unknown: the system killed the process", fix)
@@ -327,6 +285,14 @@ def _probe(
     is_import = last.startswith(("ImportError", "ModuleNotFoundError"))
     fix = SYNC if is_import else f"See the full output: {shlex.join(command)}"
     return Check(name, broken, f"exit code {done.returncode}: {last}", fix)
+
+
+def _version(package: str) -> str | None:
+    """Returns the installed version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _has_gpu() -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from rich.table import Table
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any
 
 from recsys.cli import stages
 from recsys.cli.options import (
@@ -25,27 +23,27 @@ from recsys.cli.options import (
     Sets,
     Wait,
 )
-from recsys.cli.terminal import Console, fitted_console, titled_table
+from recsys.cli.show import show
+from recsys.cli.terminal import Console
 from recsys.errors import UsageError
+from recsys.formats import change, change_span
 
 if TYPE_CHECKING:
     from recsys.config import EvaluateStage
-    from recsys.evaluation.result import Comparison, Shown
+    from recsys.evaluation.result import EvaluationResult, Shown
 
 
 def evaluate(
+    measured: Path | None = None,
+    /,
+    *,
     data: Data,
     out: Out,
-    measured: Annotated[
-        Path | None, Argument(metavar="MODEL", help="Bundle or model folder.")
-    ] = None,
-    model: Annotated[Path | None, Option(help="MODEL as an option.")] = None,
+    model: Path | None = None,
     config: EvaluationConfig = None,
     sets: Sets = None,
     plugin_folder: PluginFolder = None,
-    against: Annotated[
-        Path | None, Option(metavar="MODEL", help="Last blessed model, to compare with.")
-    ] = None,
+    against: Path | None = None,
     processes: Processes = 1,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
@@ -58,6 +56,11 @@ def evaluate(
     Writes evaluation.json and report.html into --out. Prints a table on stderr, and the result
     as JSON on stdout if that is no terminal. With several processes, each holds a part of the
     tables and of the catalogue, and the first one writes and prints.
+
+    Args:
+        measured: Bundle or model folder.
+        model: The same as an option.
+        against: Last blessed model, to compare with.
     """
     named = [path for path in (measured, model) if path is not None]
     if len(named) != 1:
@@ -67,6 +70,8 @@ def evaluate(
             "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
             [str(path) for path in named],
         )
+    from recsys.evaluation.result import EvaluationResult
+
     loaded, origin = _evaluation_config(config, sets or [], named[0], plugin_folder)
     result = stages.evaluate(
         loaded,
@@ -82,24 +87,39 @@ def evaluate(
     )
     if not result.pop("process", 0):
         result["report"] = str(_report(loaded, data, named[0], out))
-        _show(out, result, origin, is_against=against is not None)
+        evaluated = EvaluationResult.load(out)
+        not_against = against is not None and evaluated.content["blessed_model"] is None
+        people = {
+            **figures_for_people(evaluated),
+            "--against": _NOT_AGAINST if not_against else None,
+            "thresholds": origin,
+            **{name: result[name] for name in ("evaluation", "report")},
+            **verdict_for_people(result),
+        }
+        show(people, Console(stderr=True))
     if as_json or not sys.stdout.isatty():
         print(json.dumps(result))
 
 
 def compare(
-    a: Annotated[Path, Argument(metavar="A", help="Bundle or model folder.")],
-    b: Annotated[Path, Argument(metavar="B", help="Bundle or model folder to compare with A.")],
+    a: Path,
+    b: Path,
+    /,
     data: Data,
     config: EvaluationConfig = None,
     sets: Sets = None,
     plugin_folder: PluginFolder = None,
-    out: Annotated[Path | None, Option(help="Folder to write comparison.json into.")] = None,
+    out: Path | None = None,
     as_json: JsonForPrograms = False,
 ) -> None:
     """Evaluate two models on the same queries and report which is better, with its confidence.
 
     Prints a table on stderr, and the result as JSON on stdout if that is no terminal.
+
+    Args:
+        a: Bundle or model folder.
+        b: Bundle or model folder to compare with A.
+        out: Folder to write comparison.json into.
     """
     from recsys.config import EvaluateStage, stage_of
     from recsys.evaluation.result import Comparison, EvaluationResult
@@ -111,7 +131,8 @@ def compare(
         evaluation = EvaluationResult.load(scratch).content
     comparison = Comparison(evaluation, stage.bless.metric)
     comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
-    _show_comparison(comparison, evaluation)
+    people = {"A": str(a), "B": str(b), **_table(comparison), "": comparison.sentence}
+    show(people, Console(stderr=True))
     if out is not None:
         comparison.save(out)
     if as_json or not sys.stdout.isatty():
@@ -164,71 +185,45 @@ def _report(config: EvaluateStage, data: Path, subject: Path, out: Path) -> Path
     )
 
 
-# --- a table and a sentence, on stderr
+# --- what people see
 
-_WIDTH = 100
-"""Line width if there is no terminal [characters]."""
-_NOT_AGAINST = (
-    "The model of --against was not compared, because bless.over_blessed is 0; use recsys compare."
-)
+_NOT_AGAINST = "The model was not compared, because bless.over_blessed is 0; use recsys compare."
 
 
-def _show(folder: Path, result: dict[str, Any], origin: str, *, is_against: bool) -> None:
-    """Prints the metrics, the verdict and the output files.
+def figures_for_people(evaluated: EvaluationResult) -> dict[str, Any]:
+    """Returns the metrics of all systems, and how far the model lies from each other one."""
+    from recsys.report.evaluated import Evaluated, repeats_in_words
 
-    Args:
-        folder: Folder with `evaluation.json`.
-        result: Result that the command prints on stdout.
-        origin: What the thresholds are those of.
-        is_against: Whether --against was given.
-    """
-    from recsys.evaluation.result import EvaluationResult
-
-    console = fitted_console(_WIDTH, stderr=True)
-    shown = EvaluationResult.load(folder)
-    evaluation = shown.content
-    console.print(_new_table(shown))
-    if evaluation.get("meaning"):
-        console.write_line(evaluation["meaning"])
-    for note in shown.notes()[:-1]:
-        console.write_line(note)
-    print_repeats(console, evaluation)
-    if is_against and evaluation["blessed_model"] is None:
-        console.write_line(_NOT_AGAINST)
-    console.write_line(f"Thresholds: {origin}.")
-    if warning := evaluation["verdict"].get("warning"):
-        console.write_line(warning, "bold red")
-    style = "bold green" if result["blessed"] else "bold yellow"
-    console.write_line(shown.sentence, style)
-    for reason in result["reasons"]:
-        console.write_line(f"  {reason}")
-    for name in ("evaluation", "report"):
-        console.write_line(f"{name:<10} {result[name]}")
+    content = evaluated.content
+    figures = Evaluated(content, content["verdict"].get("metric"))
+    apart = {key: figures.difference(key, figures.deciding) for key in figures.others}
+    return {
+        **_table(evaluated),
+        f"Difference in {figures.deciding}": [
+            {
+                "from": figures.name(key),
+                "difference": change(difference.relative),
+                "interval": difference.interval and change_span(difference.interval),
+                "": difference.outcome,
+            }
+            for key, difference in apart.items()
+        ],
+        "notes": [*evaluated.notes()[:-1], repeats_in_words(content)],
+        "meaning": content.get("meaning"),
+    }
 
 
-def _show_comparison(comparison: Comparison, evaluation: dict[str, Any]) -> None:
-    console = fitted_console(_WIDTH, stderr=True)
-    for name in ("a", "b"):
-        console.write_line(f"{name.upper()}  {comparison.content[name]}")
-    console.print(_new_table(comparison))
-    print_repeats(console, evaluation)
-    style = "bold" if comparison.better else ""
-    console.write_line(comparison.sentence, style)
+def verdict_for_people(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a verdict, with its reasons and warning."""
+    return {
+        "warning": verdict.get("warning"),
+        "reasons": verdict.get("reasons"),
+        "state": "blessed" if verdict.get("blessed") else "refused",
+        "verdict": verdict.get("sentence"),
+    }
 
 
-def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
-    """Prints how held-out events that repeat an item were treated, if there are any."""
-    from recsys.report.evaluated import repeats_in_words
-
-    if text := repeats_in_words(evaluation):
-        console.write_line(text.replace("\N{NO-BREAK SPACE}", " "))
-
-
-def _new_table(shown: Shown) -> Table:
-    """Returns a table of a result."""
-    first, *others = shown.headings()
-    table = titled_table(shown.title(), first, *others, numbers=others)
-    table.columns[0].no_wrap = True
-    for row in shown.rows():
-        table.add_row(*row)
-    return table
+def _table(shown: Shown) -> dict[str, Any]:
+    """Returns the table of a result, by its title."""
+    headings = shown.headings()
+    return {shown.title(): [dict(zip(headings, row, strict=True)) for row in shown.rows()]}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
-
-from recsys.cli.options import ConfigArgument, Force, Json, Out, Sets
+from recsys.cli.options import ConfigArgument, Count, Force, Json, Out, Seed, Sets
+from recsys.cli.show import emit
 from recsys.errors import UsageError
 from recsys.system.disk import storage_error
 
@@ -19,18 +16,18 @@ _NAME, _DATA = "movielens_small", "ml-latest-small"
 
 
 def init(
-    folder: Annotated[
-        Path, Argument(metavar="FOLDER", help="Folder to write. Default: the current folder.")
-    ] = Path(),
+    folder: Path = Path(),
+    /,
     as_json: Json = False,
 ) -> None:
-    """Write a config, recsys.yaml, and MovieLens sample data."""
-    paths = write_start(folder)
-    if as_json:
-        print(json.dumps({"files": [str(path) for path in paths]}))
-        return
-    print("\n".join(f"Wrote {path}" for path in paths))
-    print("Next: recsys run" if folder == Path() else f"Next: cd {folder} && recsys run")
+    """Write a config, recsys.yaml, and MovieLens sample data.
+
+    Args:
+        folder: Folder to write. Default: the current folder.
+    """
+    result = {"files": [str(path) for path in write_start(folder)]}
+    then = "recsys run" if folder == Path() else f"cd {folder} && recsys run"
+    emit(result, as_json=as_json, people={"wrote": result["files"], "next": then})
 
 
 def write_start(folder: Path) -> list[Path]:
@@ -105,17 +102,24 @@ def _taken(path: str) -> UsageError:
 
 
 def synth(
-    users: Annotated[int, Option(min=1, help="Number of users.")],
-    items: Annotated[int, Option(min=1, help="Number of items.")],
-    interactions: Annotated[int, Option(min=1, help="Number of interactions.")],
+    users: Count,
+    items: Count,
+    interactions: Count,
     out: Out,
-    seed: Annotated[int, Option(min=0, help="Random seed; the same seed gives the same data.")] = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Generate synthetic data of any size, with learnable structure, and a config for them."""
+    """Generate synthetic data of any size, with learnable structure, and a config for them.
+
+    Args:
+        users: Number of users.
+        items: Number of items.
+        interactions: Number of interactions.
+        seed: Random seed; the same seed gives the same data.
+    """
     from recsys.synth import synthesize
 
     summary = synthesize(out, users=users, items=items, interactions=interactions, seed=seed)
-    print(json.dumps(dataclasses.asdict(summary), default=str))
+    emit(summary, as_json=True)
 
 
 def freeze_schema(
@@ -126,9 +130,8 @@ def freeze_schema(
     from recsys.config.load import load_config
 
     words = ["--out", str(out.resolve()), *(["--force"] if force else [])]
-    print(
-        "\n".join(call_pipeline("freeze-schema", words, load_config(config, sets or []))["files"])
-    )
+    done = call_pipeline("freeze-schema", words, load_config(config, sets or []))
+    print("\n".join(done["files"]))
 
 
 def schema() -> None:

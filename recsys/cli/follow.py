@@ -71,13 +71,13 @@ class RunView:
             case "run_started":
                 self._clear_bar()
                 self._steps, self.run_id = event["steps"], event.get("run")
-                self._say(Text(f"{event['name']}: {len(self._steps)} steps into {event['root']}"))
+                self._say(f"{event['name']}: {len(self._steps)} steps into {event['root']}")
             case "step_started":
                 self._start(event["step"])
             case "progress":
                 self._advance(event)
             case "note":
-                self._say(Text(f"  {event['step']}: {event['text']}"))
+                self._say(f"{event['step']}: {event['text']}", head="  ")
             case "step_finished":
                 self._finish(event)
             case "error":
@@ -95,7 +95,7 @@ class RunView:
             self._bar.update(task, completed=done, total=total, text=text)
         if self._bar.disable and time.monotonic() - self._spoke > _QUIET_S:
             share = f"{done / total:.0%}  " if done is not None and total else ""
-            self._say(Text(f"  {event['step']}  {share}{text}"))
+            self._say(f"{event['step']}  {share}{text}", head="  ")
 
     def _finish(self, event: dict[str, Any]) -> None:
         self._clear_bar()
@@ -112,14 +112,14 @@ class RunView:
             f"  {event['seconds']:>7.1f} s",
             "  ",
         )
-        self._say(line + Text(outcome), hang=len(line))
+        self._say(outcome, head=line)
 
     def _clear_bar(self) -> None:
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
 
-    def _say(self, line: Text, hang: int | None = None) -> None:
-        self._console.write_line(line, hang=hang)
+    def _say(self, line: str, head: str | Text = "") -> None:
+        self._console.write_line(line, head=head)
         self._spoke = time.monotonic()
 
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Exit
 
 from recsys.cli.options import ConfigOption, Json, Sets
+from recsys.cli.show import emit
 from recsys.cli.stages import call_pipeline
-from recsys.cli.terminal import fitted_console
 from recsys.errors import UsageError
-from recsys.formats import counted
-
-_WIDTH = 130  # Without a terminal.
 
 
 def forget(
-    users: Annotated[list[str] | None, Argument(metavar="USER…", help="User ids.")] = None,
-    file: Annotated[
-        Path | None, Option("--file", help="Text file with more user ids, one per line.")
-    ] = None,
+    users: list[str] | None = None,
+    /,
+    file: Path | None = None,
     config: ConfigOption = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -32,6 +27,10 @@ def forget(
 
     Later runs leave them out: `data.forget` in the config names the file of their hashes. What
     items have learned from them stays until the next training.
+
+    Args:
+        users: User ids.
+        file: Text file with more user ids, one per line.
     """
     from recsys.config.load import load_config
 
@@ -40,10 +39,10 @@ def forget(
         path = Path(scratch) / "users.json"
         path.write_text(json.dumps(ids), encoding="utf-8")
         done = call_pipeline("forget", ["--users", str(path)], loaded)
-    if as_json:
-        print(json.dumps({"root": loaded.root, **done}))
-    else:
-        _show(done, len(ids))
+    failed = [f"{path} could not be removed: {why}" for path, why in done["failed"]]
+    counts = {name: n for name, n in done.items() if n or name == "found"}
+    people = {"users left out by later runs": len(ids), **counts, "failed": failed}
+    emit({"root": loaded.root, **done}, as_json=as_json, people=people)
     raise Exit(1 if done["failed"] else 0)
 
 
@@ -71,26 +70,3 @@ def _ids(users: Sequence[str], file: Path | None) -> list[str]:
 def _refused(received: str) -> UsageError:
     rule = "recsys forget needs at least one user id."
     return UsageError("R934", rule, "Name users, or a UTF-8 file of one id per line.", received)
-
-
-def _show(done: Mapping[str, Any], n: int) -> None:
-    console = fitted_console(_WIDTH)
-    console.write_line(f"Later runs leave out {counted(n, 'user', 'users')}.")
-    if not done["found"]:
-        console.write_line("No trace of them was found in this root.", "bold")
-        return
-    for name, singular, plural in (
-        ("events", "event", "events"),
-        ("versions", "served or earlier version", "served or earlier versions"),
-        ("models", "model folder", "model folders"),
-        ("vocabularies", "folder of vocabularies", "folders of vocabularies"),
-        ("statistics", "folder of statistics", "folders of statistics"),
-        ("texts", "report, record or log", "reports, records and logs"),
-        ("removed", "folder that the next run makes anew", "folders that the next run makes anew"),
-    ):
-        if done[name]:
-            console.write_line(f"  {counted(done[name], singular, plural)}")
-    if done["version"]:
-        console.write_line(f"Published without them: {done['version']}", "bold")
-    for path, why in done["failed"]:
-        console.write_line(f"{path} could not be removed: {why}", "red")

@@ -27,6 +27,9 @@ Root = Annotated[
         help="Folder of the runs. Default: `root` in the config.",
     ),
 ]
+Count = Annotated[int, Option(min=1)]
+MaybeCount = Annotated[int | None, Option(min=1)]
+Seed = Annotated[int, Option(min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on stdout.")]
 AlwaysJson = Annotated[bool, Option("--json", hidden=True, help="JSON is always printed.")]
 JsonForPrograms = Annotated[

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from rich.table import Table
-from rich.text import Text
-from typer import Argument, Exit, Option
+from typer import Exit, Option
 
 from recsys.cli.options import ConfigArgument, ConfigOption, Json, Root, Sets
+from recsys.cli.show import emit
 from recsys.cli.stages import call_pipeline
-from recsys.cli.terminal import Console, fitted_console, plain_size, titled_table
-from recsys.cli.tune import settings
 from recsys.fingerprint import version_text
-from recsys.formats import (
-    change,
-    change_span,
-    count,
-    counted,
-    duration,
-    figure,
-    is_number,
-    moment,
-    span,
-)
+from recsys.formats import change, change_span, figure, is_number, moment, span
 
-if TYPE_CHECKING:
-    from recsys.config import Config
-
-_WIDTH = 130  # Without a terminal.
-_COLOURS = {
-    "blessed": "green",
-    "best": "green",
-    "refused": "yellow",
-    "failed": "red",
-    "interrupted": "red",
-}
 _DATABASE = "metadata.sqlite"
 _SHOWN_FILES = 10
-_GONE = "no longer there"
 
 
 # --- runs
@@ -51,101 +25,77 @@ _GONE = "no longer there"
 def runs(
     config: ConfigArgument = None,
     root: Root = None,
-    most: Annotated[int, Option("-n", min=1, help="Number of runs to list.")] = 20,
+    n: Annotated[int, Option("-n", min=1)] = 20,
     as_json: Json = False,
 ) -> None:
-    """List past runs, newest first: result, metric, data and pushed version."""
+    """List past runs, newest first: result, metric, data and pushed version.
+
+    Args:
+        n: Number of runs to list.
+    """
     from recsys.config.load import load_config
     from recsys.runs.summary import read_summaries
-    from recsys.tuning.study_records import read_records
+    from recsys.tuning.study_records import read_records, shown_state
 
     folder = root or load_config(config).root_folder
-    nights, damaged = read_summaries(folder, most)
+    nights, damaged = read_summaries(folder, n)
     studies = read_records(folder)
-    if as_json:
-        listed = [{"record": record, "why": why} for record, why in damaged]
-        content = {"root": str(folder), "runs": nights, "damaged": listed, "studies": studies}
-        print(json.dumps(content))
-        return
-    console = fitted_console(_WIDTH)
-    if nights:
-        console.print(_runs_table(folder, nights))
-    else:
-        console.write_line(f"There are no records of runs in {folder}.")
-    for record, why in damaged:
-        console.write_line(f"{record} can't be read: {why}", "yellow")
+    is_named = len({night["name"] for night in nights}) > 1
+    listed = [{"record": record, "why": why} for record, why in damaged]
+    result = {"root": str(folder), "runs": nights, "damaged": listed, "studies": studies}
+    people = {
+        f"Runs in {folder}": [_run_row(night, is_named=is_named) for night in nights],
+        "": None if nights else f"There are no records of runs in {folder}.",
+        "damaged": [f"{record} can't be read: {why}" for record, why in damaged],
+    }
     for study in studies:
-        console.print(_trials_table(study, most))
+        trials = study["trials"][::-1][:n]
+        people[f"Trials of the study {study['name']}"] = [
+            {
+                "trial": trial["number"],
+                "seconds": trial["seconds"],
+                "state": "best" if trial["number"] == study["best"] else shown_state(trial),
+                study["metric"]: trial["value"],
+                "settings": trial["parameters"],
+            }
+            for trial in trials
+        ]
+    emit(result, as_json=as_json, people=people)
 
 
-def _trials_table(study: Mapping[str, Any], most: int) -> Table:
-    """Returns a table of the newest trials of a study."""
-    from recsys.tuning.study_records import shown_state
-
-    title = f"Trials of the study {study['name']}"
-    table = titled_table(title, "trial", "duration", "state", study["metric"], "settings")
-    for trial in study["trials"][::-1][:most]:
-        state = "best" if trial["number"] == study["best"] else shown_state(trial)
-        measured = "" if trial["value"] is None else figure(trial["value"])
-        cells = [str(trial["number"]), duration(trial["seconds"]), state, measured]
-        cells.append(settings(trial["parameters"]))
-        row = [Text(cell) for cell in cells]
-        row[2].stylize(_COLOURS.get(state, ""))
-        table.add_row(*row)
-    return table
-
-
-def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
+def _run_row(night: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
+    """Returns what people see of the summary of a run."""
     from recsys.report.span_words import spans_in_words
 
-    headings = ["run", "duration", "verdict", "metric", "change", "rows"]
-    has_spans = any(spans_in_words(night["data"]["spans"]) for night in nights)
-    table = titled_table(f"Runs in {folder}", *headings, *(["spans"] if has_spans else []))
-    several = len({night["name"] for night in nights}) > 1
-    for night in nights:
-        started, data = night["started"], night["data"]
-        cells = [
-            started[:16].replace("T", " ") if started else str(night["run"]),
-            duration(night["seconds"]),
-            _verdict(night),
-            *_metric_and_change(night),
-            f"{count(data['read'])}\n{count(data['rejected'])} rejected"
-            if is_number(data["read"])
-            else "",
-            "\n".join(spans_in_words(data["spans"])),
-        ]
-        cells[0] += f"\n{night['name']}" if several else ""
-        # Text, because data may look like markup.
-        row = [Text(cell) for cell in cells]
-        row[2].stylize(_COLOURS.get(night["state"], ""))
-        table.add_row(*row if has_spans else row[:-1])
-    return table
-
-
-def _verdict(night: Mapping[str, Any]) -> str:
-    state = str(night["state"])
-    step = f" in {night['step']}" if night["step"] else ""
-    if night["metrics"] is not None:
-        version = f", version {night['version']}" if night["version"] is not None else ""
-        return f"{state}{version}\n{'warm' if night['carried'] else 'cold'} start"
-    if state == "failed":
-        code = str(night["error"] or "").partition("]")[0].lstrip("[")
-        return f"failed{step}{f', {code}' if code else ''}"
-    return f"{state}{step}" if state in ("running", "interrupted") else state
-
-
-def _metric_and_change(night: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the deciding metric and its change from the last blessed model."""
-    metric = (night["metrics"] or {}).get(night["deciding"])
+    started, data = night["started"], night["data"]
+    metric = (night["metrics"] or {}).get(night["deciding"]) or {}
     blessed = (night["against"] or {}).get("blessed_model") or {}
-    value = apart = ""
-    if metric:
-        ends = f"\n{span(metric['interval'])}" if metric["interval"] else ""
-        value = f"{night['deciding']} {figure(metric['value'])}{ends}"
-    if is_number(blessed.get("relative")):
-        ends = f"\n{change_span(blessed['interval'])}" if blessed["interval"] else ""
-        apart = f"{change(blessed['relative'])}{ends}"
-    return value, apart
+    code = str(night["error"] or "").partition("]")[0].lstrip("[")
+    step = f" in {night['step']}" if night["step"] else ""
+    state = [f"{night['state']}{step}", code]
+    if night["metrics"] is not None:
+        version = night["version"] is not None and f"version {night['version']}"
+        state = [night["state"], version, "warm start" if night["carried"] else "cold start"]
+    return {
+        "run": started[:16].replace("T", " ") if started else night["run"],
+        "name": night["name"] if is_named else None,
+        "duration": night["seconds"],
+        "state": ", ".join(filter(None, state)),
+        "metric": metric and f"{night['deciding']} {_with_ends(figure, span, metric, 'value')}",
+        "change": _with_ends(change, change_span, blessed, "relative"),
+        "rows": data["read"],
+        "rejected": data["rejected"],
+        "spans": spans_in_words(data["spans"]),
+    }
+
+
+def _with_ends(
+    text: Callable[[Any], str], ends: Callable[[Any], str], measured: Mapping[str, Any], name: str
+) -> str:
+    """Returns a figure with its interval; an empty text if it was not measured."""
+    if not is_number(measured.get(name)):
+        return ""
+    return f"{text(measured[name])} {ends(measured['interval']) if measured['interval'] else ''}"
 
 
 # --- clean
@@ -166,33 +116,20 @@ def clean(
     loaded = load_config(config, sets or [])
     root = str(loaded.root_folder)  # Before TFX is imported.
     done = call_pipeline("clean", ["--apply"] if apply else [], loaded)
-    if as_json:
-        print(json.dumps({"root": root, **done}))
-    else:
-        _show_cleaning(loaded, done)
+    goes, stays = done["goes"], done["stays"]
+    title = "Removed" if done["applied"] else "Would be removed; --apply removes them"
+    hint = "Set `keep` in the config to remove old runs."
+    people = {
+        f"Kept in {root}": _files(root, _grouped(stays)),
+        f"{title}, from {root}": _files(root, goes),
+        "failed": [f"{file} could not be removed: {why}" for file, why in done["failed"]],
+        "entries": len(goes),
+        "freed": done["freed"],
+        "kept": done["kept"],
+        "": None if goes else f"Nothing to remove. {'' if loaded.keep.is_set else hint}",
+    }
+    emit({"root": root, **done}, as_json=as_json, people=people)
     raise Exit(1 if done["failed"] else 0)
-
-
-def _show_cleaning(config: Config, done: Mapping[str, Any]) -> None:
-    """Prints which files are removed and which are kept, with the reasons."""
-    console, root = fitted_console(_WIDTH), config.root_folder
-    if done["stays"]:
-        console.print(_files_table(f"Kept in {root}", root, _grouped(done["stays"])))
-    if done["goes"]:
-        title = "Removed" if done["applied"] else "Would be removed"
-        console.print(_files_table(f"{title} from {root}", root, done["goes"]))
-    for file, why in done["failed"]:
-        console.write_line(f"{file} could not be removed: {why}", "red")
-    things = f"{counted(len(done['goes']), 'entry', 'entries')}, {plain_size(done['freed'])}"
-    kept = f"{plain_size(done['kept'])} kept."
-    if not done["goes"]:
-        hint = " Set `keep` in the config to remove old runs."
-        sentence = f"Nothing to remove; {kept}{'' if config.keep.is_set else hint}"
-    elif done["applied"]:
-        sentence = f"Removed: {things}; {kept}"
-    else:
-        sentence = f"Dry run: {things} would be removed. Add --apply to remove them."
-    console.write_line(sentence, "bold")
 
 
 def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -205,29 +142,35 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: -group["size"])
 
 
-def _files_table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
-    table = titled_table(title, "kind", "size", "path", "reason", numbers=["size"])
-    table.columns[1].no_wrap = True
-    for thing in things:
-        path, more = Path(thing["path"]), thing.get("n", 1) - 1
-        where = str(path.relative_to(root)) if root in path.parents else str(path)
-        if more:
-            where += f" and {more:,} more"
-        size = plain_size(thing["size"])
-        table.add_row(Text(thing["kind"]), size, Text(where), Text(thing["why"]))
-    return table
+def _files(root: str, things: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what people see of files that are kept or removed."""
+    return [
+        {
+            "kind": thing["kind"],
+            "size": thing["size"],
+            "path": thing["path"].removeprefix(f"{root}/"),
+            "more": thing.get("n", 1) - 1 or None,
+            "reason": thing["why"],
+        }
+        for thing in things
+    ]
 
 
 # --- lineage
 
 
 def lineage(
-    bundle: Annotated[Path, Argument(metavar="BUNDLE", help="Bundle, or pushed version.")],
+    bundle: Path,
+    /,
     config: ConfigOption = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Show the data, code, config, vocabularies and earlier models that a bundle was made from."""
+    """Show the data, code, config, vocabularies and earlier models that a bundle was made from.
+
+    Args:
+        bundle: Bundle, or pushed version.
+    """
     from recsys.bundles.bundle import manifest_digest, read_manifest
 
     manifest = read_manifest(bundle)
@@ -240,14 +183,7 @@ def lineage(
         "metadata": metadata,
         "no_metadata": why,
     }
-    if as_json:
-        print(json.dumps(origin))
-        return
-    console = Console()
-    lines = list(_lines(origin))
-    width = max(len(name) for name, _ in lines)
-    for name, text in lines:
-        console.write_line(Text.assemble((f"{name:<{width}}  ", "bold"), text), hang=width + 2)
+    emit(origin, as_json=as_json, people=_origin(origin))
 
 
 def _metadata(
@@ -267,70 +203,67 @@ def _metadata(
     return (known, None) if known else (None, f"{config or where} has no record of this bundle")
 
 
-def _lines(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    known, counts = origin["lineage"] or {}, origin["counts"] or {}
-    source, evaluation = known.get("source") or {}, known.get("evaluation") or {}
-    yield "bundle", f"{origin['bundle']}, digest {_short(origin['digest'])}"
-    yield "name", str(origin["name"])
-    yield from _data(known.get("data") or {})
-    yield "code", _short(origin["code"])
-    for stage in ("training", "export"):
-        yield "commit", f"{stage}: {version_text(source.get(stage))}"
-    yield "versions", ", ".join(f"{n} {v}" for n, v in (origin["versions"] or {}).items())
-    for name, digest in (known.get("vocabulary") or {}).items():
-        yield "vocabulary", f"{name}: {_short(digest)}"
-    users = counted(counts.get("users"), "user", "users")
-    yield "holds", f"{counted(counts.get('items'), 'item', 'items')}, histories of {users}"
-    yield "model", _short(known.get("model"))
-    yield "warm start", _base(known.get("base"))
-    if evaluation:
-        yield "evaluation", str(evaluation.get("sentence"))
-    if origin["metadata"] is None:
-        yield "steps", f"unknown: {origin['no_metadata']}"
-    else:
-        yield from _steps(origin["metadata"])
+def _origin(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what people see of the origin of a bundle."""
+    known = origin["lineage"] or {}
+    source, base = known.get("source") or {}, known.get("base") or {}
+    metadata = origin["metadata"] or {"steps": [], "models": []}
+    return {
+        "bundle": origin["bundle"],
+        "digest": _short(origin["digest"]),
+        "name": origin["name"],
+        "data": [_data_row(what, data) for what, data in (known.get("data") or {}).items()],
+        "code": _short(origin["code"]),
+        "training": version_text(source.get("training")),
+        "export": version_text(source.get("export")),
+        "versions": origin["versions"],
+        "vocabulary": {n: _short(d) for n, d in (known.get("vocabulary") or {}).items()},
+        "holds": origin["counts"],
+        "model": _short(known.get("model")),
+        "warm start": {
+            "from the model": _short(base.get("fingerprint")),
+            "trained until": moment(base.get("trained_until")),
+            "warm starts": base.get("warm_starts"),
+        }
+        if base
+        else "none: trained from scratch",
+        "evaluation": (known.get("evaluation") or {}).get("sentence"),
+        "steps": [
+            {
+                "step": step["step"],
+                "run": step["run"],
+                "code": _short(step["code"]),
+                "files": _short(step["files_digest"]),
+                "no longer there": [
+                    Path(o["path"]).parent.name for o in step["outputs"] if not o["is_there"]
+                ],
+            }
+            for step in metadata["steps"]
+        ],
+        "models, newest first": [
+            {**model, "is_there": "" if model["is_there"] else "no longer there"}
+            for model in metadata["models"]
+        ],
+        "steps are unknown": origin["no_metadata"],
+    }
 
 
-def _data(data: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for what, source in data.items():
-        files, counts = source.get("files") or [], source.get("counts") or {}
-        more = f" and {len(files) - _SHOWN_FILES} more" if len(files) > _SHOWN_FILES else ""
-        rows = f"{count(counts.get('read'))} rows, {count(counts.get('rejected'))} rejected"
-        names = ", ".join(files[-_SHOWN_FILES:])
-        yield "data", f"{what}: {names}{more}; {rows}; digest {_short(source.get('digest'))}"
-        if counts.get("split", "time") != "time":
-            yield "", f"split: {counts['split']}"
-        elif counts.get("cut") is not None:
-            yield "", f"split at {moment(counts['cut'])}"
-        spans = source.get("spans") or []
-        read = [part["name"] for part in spans if part.get("state") in ("read", "reused")]
-        others = [f"; {part['name']} {part['state']}" for part in spans if part["name"] not in read]
-        if spans:
-            ends = f"{read[0]} … {read[-1]}" if read else "none"
-            yield "spans", f"{len(read)} read ({ends}){''.join(others)}"
-
-
-def _base(base: Mapping[str, Any] | None) -> str:
-    if base is None:
-        return "none: trained from scratch"
-    return (
-        f"from the model {_short(base.get('fingerprint'))}, trained on events until"
-        f" {moment(base.get('trained_until'))}; {count(base.get('warm_starts'))} warm starts since"
-        " it was trained from scratch"
-    )
-
-
-def _steps(metadata: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for step in metadata["steps"]:
-        gone = [Path(o["path"]).parent.name for o in step["outputs"] if not o["is_there"]]
-        missing = f"; {', '.join(gone)}: {_GONE}" if gone else ""
-        digest = f"; files {_short(step['files_digest'])}" if step["files_digest"] else ""
-        yield step["step"], f"run {step['run']}; code {_short(step['code'])}{digest}{missing}"
-    for place, model in enumerate(metadata["models"]):
-        what = "started from" if place else "its model"
-        there = "" if model["is_there"] else f" ({_GONE})"
-        yield "models", f"{what}: {model['path']}{there}, of run {model['run']}"
+def _data_row(what: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    files, counts = source.get("files") or [], source.get("counts") or {}
+    spans: dict[str, list[str]] = {}
+    for part in source.get("spans") or []:
+        spans.setdefault(part.get("state"), []).append(part["name"])
+    return {
+        "": what,
+        "files": [*files[-_SHOWN_FILES:], *(["…"] if len(files) > _SHOWN_FILES else [])],
+        "rows": counts.get("read"),
+        "rejected": counts.get("rejected"),
+        "digest": _short(source.get("digest")),
+        "split": counts.get("split"),
+        "cut": moment(counts["cut"]) if counts.get("cut") is not None else None,
+        "spans": {state: f"{names[0]} … {names[-1]}" for state, names in spans.items()},
+    }
 
 
 def _short(digest: Any) -> str:
-    return str(digest)[:16] if digest else "–"
+    return str(digest)[:16] if digest else ""

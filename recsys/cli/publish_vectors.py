@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
-
-from recsys.cli.options import ConfigOption, Json, Root
+from recsys.cli.options import ConfigOption, Count, Json, Root
 from recsys.cli.serving import serving_folder
+from recsys.cli.show import emit
 from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import UsageError
-from recsys.formats import counted
 
 
 def publish_vectors(
-    out: Annotated[Path, Option(help="Folder of the numbered publications.")],
-    model: Annotated[
-        Path | None,
-        Argument(
-            metavar="MODEL",
-            help="Model folder, bundle, or root of a run. Default: the newest pushed bundle.",
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        Option(
-            metavar="NAME,…",
-            help="Columns besides the vectors. Default: title and all named features.",
-        ),
-    ] = None,
-    shard_rows: Annotated[int, Option(min=1, help="Highest number of items per file.")] = 500_000,
-    keep: Annotated[int, Option(min=1, help="Number of newest publications to keep.")] = 2,
+    model: Path | None = None,
+    /,
+    *,
+    out: Path,
+    columns: str | None = None,
+    shard_rows: Count = 500_000,
+    keep: Count = 2,
     config: ConfigOption = None,
     root: Root = None,
     as_json: Json = False,
@@ -41,6 +27,13 @@ def publish_vectors(
     """Export item vectors for a vector database, as Parquet.
 
     Lists the items that were removed since the last publication in the same folder.
+
+    Args:
+        model: Model folder, bundle, or root of a run. Default: the newest pushed bundle.
+        out: Folder of the numbered publications.
+        columns: Columns besides the vectors, NAME,…. Default: title and all named features.
+        shard_rows: Highest number of items per file.
+        keep: Number of newest publications to keep.
     """
     from recsys.bundles.publishing import latest
     from recsys.vectors.publication import publish_vectors
@@ -64,12 +57,5 @@ def publish_vectors(
             keep=keep,
             report=report,
         )
-    if as_json:
-        fields = {**dataclasses.asdict(published), "folder": str(published.folder)}
-        print(json.dumps({"model": str(source), **fields}))
-        return
-    vectors = counted(published.items, "vector", "vectors")
-    Console().write_line(f"{vectors} of {published.dim} numbers: {published.folder}")
-    if published.deleted:
-        removed = counted(published.deleted, "item was", "items were")
-        Console().write_line(f"{removed} removed since the last publication and must be deleted.")
+    fields = {**dataclasses.asdict(published), "folder": str(published.folder)}
+    emit({"model": str(source), **fields}, as_json=as_json)

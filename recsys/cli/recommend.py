@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
 from typer import Option
 
 from recsys.cli.options import ConfigOption, Json, Root
 from recsys.cli.serving import serving_folder
-from recsys.cli.terminal import Console, progress_bar, titled_table
-from recsys.errors import UsageError, visible
-from recsys.formats import counted, duration
+from recsys.cli.show import emit
+from recsys.cli.terminal import Console, progress_bar
+from recsys.errors import UsageError
 
 if TYPE_CHECKING:
     from recsys.serving.batch_file import Answered
@@ -23,33 +21,37 @@ if TYPE_CHECKING:
 
 _SHOWN_HISTORY = 10
 _RESTS_ON = {
-    "user": "source: user, the trained embedding of this user",
-    "history": "source: history, the earlier items of this user",
-    "features": "source: features, the features of this user",
-    "popularity": "source: popularity, because this user is unknown;"
+    "user": "user, the trained embedding of this user",
+    "history": "history, the earlier items of this user",
+    "features": "features, the features of this user",
+    "popularity": "popularity, because this user is unknown;"
     " the score is the item's share of all positive interactions",
 }
 
 
 def recommend(
-    user: Annotated[str | None, Option(help="User id; any text.")] = None,
-    users: Annotated[Path | None, Option(metavar="FILE", help="File of user ids.")] = None,
-    k: Annotated[int, Option("-k", min=1, help="Number of items per user.")] = 10,
+    user: str | None = None,
+    users: Path | None = None,
+    k: Annotated[int, Option("-k", min=1)] = 10,
     config: ConfigOption = None,
     root: Root = None,
-    out: Annotated[Path | None, Option(help="Parquet file to write, with --users.")] = None,
-    column: Annotated[str | None, Option(help="Id column of FILE. Default: the first.")] = None,
-    batch: Annotated[int, Option(min=1, max=1 << 20, help="Users of FILE per batch.")] = 8192,
-    at: Annotated[
-        str,
-        Option(
-            metavar="TIME",
-            help="Query time, for models that use times: seconds since 1970 or ISO 8601.",
-        ),
-    ] = "",
+    out: Path | None = None,
+    column: str | None = None,
+    batch: Annotated[int, Option(min=1, max=1 << 20)] = 8192,
+    at: str = "",
     as_json: Json = False,
 ) -> None:
-    """Recommend items to a user, or to a file of users, with the newest pushed bundle."""
+    """Recommend items to a user, or to a file of users, with the newest pushed bundle.
+
+    Args:
+        user: User id; any text.
+        users: File of user ids.
+        k: Number of items per user.
+        out: Parquet file to write, with --users.
+        column: Id column of the file of users. Default: the first.
+        batch: Users of the file per batch.
+        at: Query time, for models that use times: seconds since 1970 or ISO 8601.
+    """
     from recsys.bundles.publishing import latest
 
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
@@ -58,19 +60,17 @@ def recommend(
     if user is not None and named == ["--user"]:
         bundle = latest(serving_folder(config, root))
         answer = _recommend_user(bundle, user, k, at)
-        show = functools.partial(_show_user, answer)
+        people = _for_people(answer)
     elif user is None and users is not None and out is not None:
         bundle = latest(serving_folder(config, root))
-        answer, name = _recommend_file(bundle, users, out, column, k, batch, at)
-        show = functools.partial(_show_file, answer, name)
+        answer = _recommend_file(bundle, users, out, column, k, batch, at)
+        people = dataclasses.asdict(answer)
     else:
         rule = "Items are recommended either to one user or to the users of a file."
         cure = "Give --user ID, or --users FILE --out FILE.parquet."
         raise UsageError("R548", rule, cure, named)
-    if as_json:
-        print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
-    else:
-        show(Console())
+    result = {"bundle": str(bundle), **dataclasses.asdict(answer)}
+    emit(result, as_json=as_json, people=people)
 
 
 # --- one user
@@ -95,21 +95,19 @@ def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations
     return answer
 
 
-def _show_user(answer: Recommendations, console: Console) -> None:
-    title = f"For user {visible(answer.user_id)}"
-    table = titled_table(title, "score", "id", "title", numbers=["score"])
-    for item in answer.items:
-        # Shares of a large catalogue are small.
-        score = f"{item.score:.3%}" if answer.source == "popularity" else f"{item.score:.4f}"
-        table.add_row(score, Text(visible(item.id)), Text(visible(item.title)))
-    console.print(table)
-    console.write_line(_RESTS_ON[answer.source], "dim")
-    if answer.history:
+def _for_people(answer: Recommendations) -> dict[str, Any]:
+    """Returns the items, what they rest on, and the newest items of the history."""
+    history = [item.title for item in answer.history]
+    more = [f"and {len(history) - _SHOWN_HISTORY:,} more"] if len(history) > _SHOWN_HISTORY else []
+    # The score of a popular item is its share of the interactions, which is small.
+    score = "share" if answer.source == "popularity" else "score"
+    items = [{score: item.score, "id": item.id, "title": item.title} for item in answer.items]
+    return {
+        f"For user {answer.user_id}": items,
+        "source": _RESTS_ON[answer.source],
         # Titles have commas: "Fugitive, The".
-        shown = "; ".join(visible(item.title) for item in answer.history[:_SHOWN_HISTORY])
-        n_more = len(answer.history) - _SHOWN_HISTORY
-        more = f"; and {n_more:,} more" if n_more > 0 else ""
-        console.write_line(f"history, newest first: {shown}{more}", "dim")
+        "history, newest first": "; ".join([*history[:_SHOWN_HISTORY], *more]),
+    }
 
 
 # --- a file of users
@@ -117,8 +115,8 @@ def _show_user(answer: Recommendations, console: Console) -> None:
 
 def _recommend_file(
     bundle: Path, users: Path, out: Path, column: str | None, k: int, batch: int, at: str
-) -> tuple[Answered, str]:
-    """Writes the top `k` new items of each user in a file; also returns the id column."""
+) -> Answered:
+    """Writes the top `k` new items of each user in a file."""
     from recsys.serving.batch_file import UsersFile, batch_answer, recommend_file
     from recsys.serving.retriever import Retriever
 
@@ -135,26 +133,4 @@ def _recommend_file(
             progress.update(task, advance=n_bytes, text=f"{done:,} users")
 
         answer = functools.partial(batch_answer, retriever, query_time=at)
-        return recommend_file(answer, file, out, k, batch, report), file.column
-
-
-def _show_file(answered: Answered, column: str, console: Console) -> None:
-    rate = answered.users / max(answered.seconds, 1e-9)
-    console.write_line(
-        f"Recommended to {counted(answered.users, 'user', 'users')} of the column {column!r} in"
-        f" {duration(answered.seconds)}, {rate:,.0f} per second: {answered.out}"
-    )
-    if answered.unknown:
-        console.write_line(
-            f"{counted(answered.unknown, 'of them is', 'of them are')} not in the data of the"
-            " bundle (column 'known')."
-        )
-    if answered.sources:
-        parts = ", ".join(f"{name} {n:,}" for name, n in answered.sources.items())
-        console.write_line(f"Sources of the recommendations (column 'source'): {parts}.")
-    if answered.rejected_file is not None:
-        console.write_line(
-            f"{counted(answered.rejected, 'row has', 'rows have')} no valid user id, and"
-            f" {'was' if answered.rejected == 1 else 'were'} written with the reason to"
-            f" {answered.rejected_file}"
-        )
+        return recommend_file(answer, file, out, k, batch, report)

@@ -7,17 +7,14 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
 from recsys.cli.options import ConfigOption, Json, Root
-from recsys.cli.terminal import Console, titled_table
+from recsys.cli.show import emit
 from recsys.distribution import install_extra
 from recsys.errors import UsageError, visible
-
-if TYPE_CHECKING:
-    from recsys.bundles.publishing import Rollback
 
 
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:
@@ -47,22 +44,25 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
 def serve(
     config: ConfigOption = None,
     root: Root = None,
-    model_dir: Annotated[
-        Path | None, Option(help="Folder of the versions. Default: that of the run.")
-    ] = None,
-    name: Annotated[str | None, Option(help="Model name. Default: the name of the folder.")] = None,
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0: any free one.")] = 8501,
-    versions: Annotated[int, Option(min=1, max=8, help="Number of newest versions to load.")] = 1,
-    hosts: Annotated[
-        list[str] | None,
-        Option("--allow-host", metavar="NAME", help="Host name to accept; repeatable."),
-    ] = None,
+    model_dir: Path | None = None,
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535)] = 8501,
+    versions: Annotated[int, Option(min=1, max=8)] = 1,
+    hosts: Annotated[list[str] | None, Option("--allow-host")] = None,
     as_json: Json = False,
 ) -> None:
     """Serve the pushed model over HTTP, with the API of TensorFlow Serving and a web page.
 
     Prints the URL once the server is ready. New versions are loaded when they are pushed.
+
+    Args:
+        model_dir: Folder of the versions. Default: that of the run.
+        name: Model name. Default: the name of the folder.
+        host: Address to listen on.
+        port: Port; 0: any free one.
+        versions: Number of newest versions to load.
+        hosts: Host name to accept; repeatable.
     """
     folder = _folder(config, root, model_dir, name)
     try:
@@ -114,46 +114,31 @@ def _folder(
 def rollback(
     config: ConfigOption = None,
     root: Root = None,
-    to: Annotated[int | None, Option(metavar="VERSION", help="Serve this version again.")] = None,
-    list_only: Annotated[bool, Option("--list", help="List the versions and exit.")] = False,
+    to: int | None = None,
+    list_only: Annotated[bool, Option("--list")] = False,
     as_json: Json = False,
 ) -> None:
-    """Withdraw the newest version, so that the one before it is served again."""
+    """Withdraw the newest version, so that the one before it is served again.
+
+    Args:
+        to: Version to serve again.
+        list_only: List the versions and exit.
+    """
     from recsys.bundles.publishing import rollback as roll_back
 
     serving = serving_folder(config, root)
     if list_only:
-        _list(serving, as_json=as_json)
+        emit({"serving": str(serving), "versions": _rows(serving)}, as_json=as_json)
         return
     done = roll_back(serving, to)
-    number = int(done.served.name)
-    if as_json:
-        bundle = str(done.served)
-        print(json.dumps({"served": number, "bundle": bundle, "withdrawn": done.withdrawn}))
-        return
-    console = Console()
-    console.write_line(f"Now serving version {number}: {done.served}")
+    result = {"served": int(done.served.name), "bundle": str(done.served)}
+    withdrawn: dict[str, Any] = {"withdrawn, and not published again": done.withdrawn}
     if done.withdrawn:
-        console.write_line(_undo(done, config, root))
-
-
-def _undo(done: Rollback, config: Path | None, root: Path | None) -> str:
-    options = {"--config": config, "--root": root, "--to": done.withdrawn[-1]}
-    words = [word for name, value in options.items() if value is not None for word in (name, value)]
-    command = shlex.join(["recsys", "rollback", *map(str, words)])
-    gone = ", ".join(map(str, done.withdrawn))
-    return f"Withdrawn, and not published again: {gone}. To restore: {command}"
-
-
-def _list(serving: Path, *, as_json: bool) -> None:
-    rows = _rows(serving)
-    if as_json:
-        print(json.dumps({"serving": str(serving), "versions": rows}))
-        return
-    table = titled_table(f"Versions in {serving}", "version", "state", "since")
-    for row in rows:
-        table.add_row(str(row["version"]), row["state"], row["since"])
-    Console().print(table)
+        options = {"--config": config, "--root": root, "--to": done.withdrawn[-1]}
+        words = [str(w) for option in options.items() if option[1] is not None for w in option]
+        withdrawn["to restore"] = shlex.join(["recsys", "rollback", *words])
+    people = {**result, **withdrawn}
+    emit({**result, "withdrawn": done.withdrawn}, as_json=as_json, people=people)
 
 
 def _rows(serving: Path) -> list[dict[str, Any]]:

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from recsys.cli.options import ConfigArgument, Json, Out, Sets
+from recsys.cli.options import ConfigArgument, Json, MaybeCount, Out, Seed, Sets
+from recsys.cli.show import show
 from recsys.cli.stages import require_pipeline
-from recsys.cli.terminal import Console, titled_table
-from recsys.formats import change, duration
+from recsys.cli.terminal import Console
+from recsys.formats import change
 
 
 def simulate_nights(
     out: Out,
     config: ConfigArgument = None,
-    by: Annotated[
-        Literal["day", "week", "month"], Option(help="Period of data per night.")
-    ] = "month",
-    nights: Annotated[
-        int | None, Option(min=2, help="Number of nights. Default: half the periods.")
-    ] = None,
-    window: Annotated[
-        int | None, Option(min=1, help="Number of newest spans to read. Default: all.")
-    ] = None,
-    broken: Annotated[
-        int, Option(min=0, help="Number of spans that are broken, and repaired a night later.")
-    ] = 0,
-    seed: Annotated[int, Option(min=0, help="Random seed for the broken spans.")] = 0,
-    arms: Annotated[
-        bool, Option("--arms/--no-arms", help="Also evaluate cold and frozen models.")
-    ] = True,
+    by: Literal["day", "week", "month"] = "month",
+    nights: Annotated[int | None, Option(min=2)] = None,
+    window: MaybeCount = None,
+    broken: Seed = 0,
+    seed: Seed = 0,
+    arms: bool = True,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Backtest: replay past data night by night, and compare warm, cold and frozen models.
 
     An interrupted simulation resumes when the same command is run again.
+
+    Args:
+        by: Period of data per night.
+        nights: Number of nights. Default: half the periods.
+        window: Number of newest spans to read. Default: all.
+        broken: Number of spans that are broken, and repaired a night later.
+        seed: Random seed for the broken spans.
+        arms: Also evaluate cold and frozen models.
     """
     require_pipeline()
     from recsys.cli.simulation import Options, Simulation
@@ -50,31 +48,32 @@ def simulate_nights(
     simulation.run()
     page, journal = simulation.write_page(), simulation.journal
     summary = summarize(journal.nights)
-    _show(Console(stderr=as_json), simulation.config.bless.metric, summary, page)
+    people = for_people(simulation.config.bless.metric, summary)
+    show({**people, "page": str(page)}, Console(stderr=as_json))
     if as_json:
         files = {"page": str(page), "nights_file": str(journal.file)}
         print(json.dumps({**summary, **files}))
 
 
-def _show(console: Console, metric: str, summary: dict[str, Any], page: Path) -> None:
-    numbers = ("difference", "95 % interval", "nights")
-    title = f"{metric} over {summary['nights']} nights"
-    table = titled_table(title, "warm against", *numbers, numbers=numbers)
-    rows = {
+def for_people(metric: str, summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns the summary with a table of the comparisons."""
+    names = {
         "cold": "warm_over_cold",
         "cold, in the last quarter": "warm_over_cold_at_the_end",
         "frozen, in the last quarter": "warm_over_frozen_at_the_end",
         "cold, in steps of training": "steps_of_warm_over_cold",
         "cold, in seconds of training": "train_seconds_of_warm_over_cold",
     }
-    for text, name in rows.items():
-        ratio = summary[name]
-        if ratio is not None:
-            ends = " … ".join(change(end - 1) for end in ratio["interval"] or ()) or "too few"
-            table.add_row(text, change(ratio["ratio"] - 1), ends, str(ratio["nights"]))
-    if table.row_count:  # None with --no-arms.
-        console.print(table)
-    for state, n in summary["states"].items():
-        console.print(f"{state}: {n}")
-    console.write_line(f"page     {page}")
-    console.print(f"seconds  {summary['seconds']}  ({duration(summary['seconds'])})")
+    rows = [
+        {
+            "warm against": text,
+            "change": summary[name]["ratio"] - 1,
+            "95 % interval": " … ".join(change(end - 1) for end in summary[name]["interval"] or ())
+            or "too few",
+            "nights": summary[name]["nights"],
+        }
+        for text, name in names.items()
+        if summary[name] is not None  # Without arms it is.
+    ]
+    title = f"{metric} over {summary['nights']} nights"
+    return {title: rows, **{name: summary[name] for name in ("states", "seconds")}}

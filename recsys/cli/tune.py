@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from typer import Option
 
 from recsys.cli.failure import log_of_failure, print_error
-from recsys.cli.options import ConfigArgument, Data, Json, Sets
+from recsys.cli.options import ConfigArgument, Data, Json, MaybeCount, Seed, Sets
+from recsys.cli.show import show, value_text
 from recsys.cli.terminal import Console, progress_bar
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
@@ -26,25 +27,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 def tune(
     data: Data,
     config: ConfigArgument = None,
-    minutes: Annotated[
-        float, Option(min=0.01, help="Time budget of the study, over all calls.")
-    ] = 60.0,
-    vary: Annotated[
-        list[str] | None,
-        Option(
-            metavar="KEY=RANGE",
-            help="Range of a key: log:0.001..0.1, 16..256, 64..512/64, mean|attention; repeatable.",
-        ),
-    ] = None,
-    space: Annotated[
-        Path | None, Option(metavar="FILE", help="YAML that maps keys to ranges.")
-    ] = None,
-    study: Annotated[str, Option(metavar="NAME", help="Name of the study.")] = "study",
-    trials: Annotated[int | None, Option(min=1, help="Highest number of trials.")] = None,
-    pruner: Annotated[
-        Literal["median", "hyperband", "none"], Option(help="Pruner that stops poor trials early.")
-    ] = "median",
-    seed: Annotated[int, Option(min=0, help="Random seed of the sampler.")] = 0,
+    minutes: Annotated[float, Option(min=0.01)] = 60.0,
+    vary: list[str] | None = None,
+    space: Path | None = None,
+    study: str = "study",
+    trials: MaybeCount = None,
+    pruner: Literal["median", "hyperband", "none"] = "median",
+    seed: Seed = 0,
     sets: Sets = None,
     as_json: Json = False,
 ) -> None:
@@ -53,6 +42,16 @@ def tune(
     Trials are compared on the validation part; the held-out part is never read. A stopped or
     killed study resumes when the same command is run again. Without --vary and --space, the
     default search space of the two towers is used.
+
+    Args:
+        minutes: Time budget of the study, over all calls.
+        vary: Range of a key, KEY=RANGE: log:0.001..0.1, 16..256, 64..512/64, mean|attention;
+            repeatable.
+        space: YAML file that maps keys to ranges.
+        study: Name of the study.
+        trials: Highest number of trials.
+        pruner: Pruner that stops poor trials early.
+        seed: Random seed of the sampler.
     """
     from recsys.config.load import load_config
     from recsys.runs.lock import run_lock
@@ -103,23 +102,8 @@ def tune(
     }
     if as_json:
         print(json.dumps(summary))
-        return
-    console.write_line(
-        f"Best: {tuning.metric} {figure(best['value'])}, trial {best['number']}:"
-        f" {settings(best['parameters'])}",
-        "bold",
-    )
-    console.write_line(f"Wrote {summary['config']}; every trial: {summary['page']}")
-
-
-def settings(parameters: dict[str, Any]) -> str:
-    """Returns the hyperparameters of a trial on one line."""
-    return ", ".join(
-        f"{key.rpartition('.')[2]} {value:.4g}"
-        if isinstance(value, float)
-        else f"{key.rpartition('.')[2]} {value}"
-        for key, value in parameters.items()
-    )
+    else:
+        show(summary, console)
 
 
 class TuneView:
@@ -169,7 +153,7 @@ class TuneView:
         outcome = "" if state == "complete" else f"({record['error'] or state}) "
         self._console.write_line(
             f"{mark} trial {number:>3}  {measured}{outcome}· {duration(record['seconds'])}"
-            f" · {settings(record['parameters'])}"
+            f" · {value_text('', record['parameters'])}"
         )
 
     def show(self, event: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +82,22 @@ class Findings:
     def n_duplicates(self) -> int:
         """Rows that repeat an earlier one."""
         return self.keys.n_added - len(self.keys)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the counts, as `recsys check --json` prints them."""
+        return {
+            "rows": self.n_read,
+            "good": self.n_good,
+            "positives": self.n_positive,
+            "rejected": self.rejected,
+            "rejected_examples": self.examples,
+            "duplicates": self.n_duplicates,
+            "duplicates_are_exact": self.keys.is_exact,
+            "duplicate_share": self.n_duplicates / max(1, self.keys.n_added),
+            "empty_lists": self.n_empty,
+            "first": self.first,
+            "last": self.last,
+        }
 
     def add(
         self, batch: RawBatch, rows: pa.RecordBatch, letters: pa.RecordBatch, keys: list[str]

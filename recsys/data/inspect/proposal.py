@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from recsys.config import InteractionColumns, InteractionsConfig
+from recsys.config import InteractionColumns, InteractionsConfig, write_feature
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
@@ -66,6 +67,43 @@ class Inspection:
     undecided: list[str]
     options: list[str]
     remarks: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `recsys check --json` prints, without the config that it wrote."""
+        understood, config, csv = self.understood, self.config, self.understood.source.csv
+        explode = understood.source.explode
+        unknown = dict.fromkeys(Findings().to_json())
+        sides = {
+            what: {
+                "id": side.id and side.id.column,
+                "title": side.title and side.title.column,
+                "features": [write_feature(feature) for feature in side.features],
+                "left_out": side.left_out,
+                "conflicts": side.findings and side.findings.n_conflicts,
+                **(side.findings.to_json() if side.findings else unknown),
+                "interactions_known": self.findings and self.findings.n_known.get(what),
+            }
+            for what, side in self.sides.items()
+        }
+        return {
+            "files": [file.path for file in understood.files],
+            "format": understood.format,
+            "compression": understood.compression or None,
+            "csv": csv.model_dump(mode="json") if understood.format == "csv" else None,
+            "evidence": understood.evidence,
+            "columns": [profile.to_json() for profile in self.profiles.values()],
+            "roles": {role: vars(decided) for role, decided in self.roles.decided.items()},
+            "explode": explode and explode.model_dump(),
+            "timestamp_unit": config and config.timestamp_unit,
+            "timestamp_format": config and config.timestamp_format,
+            "split": self.split and self.split.split,
+            "split_reason": self.split and self.split.reason,
+            "order": config and config.ordered_by,
+            **(self.findings.to_json() if self.findings else unknown),
+            **sides,
+            "remarks": self.remarks,
+            "undecided": self.undecided,
+        }
 
 
 def inspect_files(
@@ -180,7 +218,7 @@ def _inspect(
                 f" them by a glob: {shown(globs[0], 100)}"
             ]
         else:
-            remarks = remarks_on(config, profiles, roles, findings, split.part)
+            remarks = remarks_on(config, profiles, roles, findings, sides, split.part)
     read = [understood, *(side.understood for side in sides.values())]
     ids = [
         profiles[roles.decided[role].column] for role in ("user", "item") if role in roles.decided

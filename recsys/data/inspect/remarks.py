@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from recsys.config import InteractionsConfig
+from recsys.config import GateConfig, InteractionsConfig
 from recsys.data.inspect.findings import ENOUGH_IDS, Findings
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.roles import Roles, has_few_numbers
+from recsys.data.inspect.sides import Side
 from recsys.data.interactions import remark_on_positives
 from recsys.formats import counted
 
 _MANY_REPEATS = 0.01
 _FEWEST = 2
+_NEARLY_ALL = 0.9
 
 
 def remarks_on(
@@ -21,6 +23,7 @@ def remarks_on(
     profiles: Mapping[str, Profile],
     roles: Roles,
     findings: Findings,
+    sides: Mapping[str, Side],
     part: str | None,
 ) -> list[str]:
     """Returns what is remarkable, a sentence each.
@@ -30,15 +33,44 @@ def remarks_on(
         profiles: Their columns.
         roles: Which column is what.
         findings: What a run would do with the rows; some are positives.
+        sides: The items and the users.
         part: The column that names the parts, if one does.
     """
     return [
+        *_on_rows("interactions", findings),
+        *(remark for what, side in sides.items() for remark in _on_side(what, side, findings)),
         *_too_few(findings),
         *filter(None, [remark_on_positives(config, findings.n_positive, findings.n_good)]),
         *_histories(config, findings),
         *_repeats(findings),
         *_without_role(profiles, {*(role.column for role in roles.decided.values()), part}),
     ]
+
+
+def _on_rows(what: str, findings: Findings) -> Iterator[str]:
+    if findings.n_rejected > GateConfig().max_rejected_share * findings.n_read:
+        yield (
+            f"{findings.n_rejected:,} of {findings.n_read:,} rows of {what} are rejected, which"
+            " exceeds data.gate.max_rejected_share: a run would stop. Repair the data, or raise"
+            " the threshold."
+        )
+
+
+def _on_side(what: str, side: Side, interactions: Findings) -> Iterator[str]:
+    if side.findings is None:
+        return
+    yield from _on_rows(what, side.findings)
+    share = interactions.n_known.get(what, 0) / max(1, interactions.keys.n_added)
+    if share < _NEARLY_ALL:
+        yield f"The file of {what} has {share:.2%} of the interactions' {what}."
+    if side.findings.n_conflicts:
+        times = [p.name for p in side.profiles.values() if p.kind == "time" or p.unit is not None]
+        such = f", such as {shown(times[0])}" if times else ""
+        yield (
+            f"{side.findings.n_conflicts:,} rows of {what} have other values than an earlier row"
+            f" with their id, of which the first is used. Set data.{what}.latest to the column"
+            f" that says which is newest{such}."
+        )
 
 
 def _too_few(findings: Findings) -> Iterator[str]:
