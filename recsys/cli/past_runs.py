@@ -12,7 +12,6 @@ from typer import Exit, Option
 from recsys.cli.options import ConfigArgument, ConfigOption, Json, Root, Sets
 from recsys.cli.show import emit
 from recsys.cli.stages import call_pipeline
-from recsys.fingerprint import version_text
 from recsys.formats import change, change_span, figure, is_number, moment, span
 
 _DATABASE = "metadata.sqlite"
@@ -74,7 +73,7 @@ def _run_row(night: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
     step = f" in {night['step']}" if night["step"] else ""
     state = [f"{night['state']}{step}", code]
     if night["metrics"] is not None:
-        version = night["version"] is not None and f"version {night['version']}"
+        version = "" if night["version"] is None else f"version {night['version']}"
         state = [night["state"], version, "warm start" if night["carried"] else "cold start"]
     return {
         "run": started[:16].replace("T", " ") if started else night["run"],
@@ -205,6 +204,8 @@ def _metadata(
 
 def _origin(origin: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what people see of the origin of a bundle."""
+    from recsys.fingerprint import version_text
+
     known = origin["lineage"] or {}
     source, base = known.get("source") or {}, known.get("base") or {}
     metadata = origin["metadata"] or {"steps": [], "models": []}
