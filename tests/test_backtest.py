@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import json
-import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from recsys.cli.simulate_nights import for_people
 from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
+from recsys.report.index import read_runs
+from recsys.report.runs import RunRecord
 from recsys.runs.backtest import (
-    BREAKS,
+    LANDING,
     BacktestData,
     BacktestJournal,
-    as_seconds,
-    draw_broken,
-    periods,
+    add_arms,
     replay_config,
-    span_file,
+    summarize,
 )
-from recsys.runs.backtest_page import summarize, write_page
-
-_DAYS = st.dates(dt.date(1995, 1, 1), dt.date(2035, 1, 1))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Ratings of 2020 with a nested item column and one bad row; a catalogue with features."""
     folder = tmp_path_factory.mktemp("raw")
     rng = np.random.default_rng(0)
-    start = as_seconds([dt.date(2020, 1, 1)])[0]
+    start = 1_577_836_800  # 2020-01-01
     rows = [
         {
             "who": f"u{rng.integers(20)}",
@@ -91,17 +86,19 @@ def test_every_good_row_arrives_once_in_the_span_of_its_time(
             seen = (row["who"], row["what"]["id"], int(at.timestamp()))
             wanted.setdefault(day, []).append(seen)
     for night in range(4):
-        table = pq.read_table(replay.write_span(tmp_path, night))
+        replay.write_night(tmp_path, night)
+        day = replay.days[night].isoformat()
+        table = pq.read_table(tmp_path / LANDING / day / "events.parquet")
         names = ("user_id", "item_id", "timestamp")
         found = list(zip(*(table[name].to_pylist() for name in names), strict=True))
-        assert sorted(found) == sorted(wanted[replay.days[night].isoformat()])
+        assert sorted(found) == sorted(wanted[day])
 
 
 def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Path) -> None:
     replay = BacktestData.read(config, "month", 12)
     sizes = []
     for night in range(3):
-        replay.write_entities(tmp_path, night)
+        replay.write_night(tmp_path, night)
         items = pq.read_table(tmp_path / "items.parquet")["item_id"].to_pylist()
         heard = {i for events in replay.events[: night + 1] for i in events["item_id"].to_pylist()}
         assert set(items) == heard
@@ -111,8 +108,7 @@ def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Pa
 
 def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_path: Path) -> None:
     replay = BacktestData.read(config, "month", 2)
-    replay.write_span(tmp_path, 1)
-    replay.write_entities(tmp_path, 1)
+    replay.write_night(tmp_path, 1)
     raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
     again = Config.model_validate_json(json.dumps(raw))
     source = again.data.interactions
@@ -126,55 +122,22 @@ def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_p
     assert [feature.name for feature in again.data.items.features] == ["tags", "price"]
 
 
-@given(_DAYS, _DAYS, st.sampled_from(["day", "week", "month"]))
-def test_periods_follow_each_other_without_a_gap(a: dt.date, b: dt.date, by: str) -> None:
-    first, last = min(a, b), max(a, b)
-    last = min(last, first + dt.timedelta(days=900))
-    found = periods(first, last, by)
-    assert found[0] <= first
-    assert found[-1] <= last
-    starts = {
-        "day": lambda d: True,
-        "week": lambda d: d.weekday() == 0,
-        "month": lambda d: d.day == 1,
-    }
-    every = [found[0] + dt.timedelta(days=n) for n in range((last - found[0]).days + 1)]
-    assert found == [day for day in every if starts[by](day)]
-    assert all(second % 86_400 == 0 for second in as_seconds(found))
-
-
-@given(st.integers(2, 400), st.integers(0, 2**31), st.data())
-def test_broken_spans_lie_apart(n_nights: int, seed: int, data: st.DataObject) -> None:
-    n = data.draw(st.integers(0, (n_nights - 2) // 2))
-    found = draw_broken(n_nights, n, seed)
-    nights = sorted(found)
-    assert len(nights) == n
-    assert all(0 < night < n_nights - 1 for night in nights)
-    assert all(b - a > 1 for a, b in itertools.pairwise(nights))
-
-
-@pytest.mark.parametrize("kind", sorted(BREAKS))
-def test_a_broken_span_is_not_read_as_a_good_one(kind: str, config: Config, tmp_path: Path) -> None:
-    replay = BacktestData.read(config, "month", 2)
-    file = replay.write_span(tmp_path, 0)
-    BREAKS[kind](file)
-    raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
-    source = Config.model_validate_json(json.dumps(raw)).data.interactions
-    file_name = str(span_file(tmp_path, replay.days[0]))
-    if kind == "wrong times":
-        (piece,) = plan_pieces(source, "interactions", interaction_columns(source))
-        bad = sum(parse_interactions(b, source, 2**31)[1].num_rows for b in read_piece(piece))
-        assert bad >= replay.events[0].num_rows // 3
-    else:
-        with pytest.raises(RecsysError, match=re.escape(file_name)):
-            plan_pieces(source, "interactions", interaction_columns(source))
+@pytest.mark.parametrize("period", ["day", "week", "month"])
+def test_a_span_has_the_events_of_its_period(config: Config, period: str) -> None:
+    replay = BacktestData.read(config, period, 3)
+    assert len(replay.days) == 3
+    assert sum(events.num_rows for events in replay.events) == 499
+    days = [pc.cast(events["timestamp"], pa.timestamp("s")) for events in replay.events]
+    assert all(day.weekday() == 0 for day in replay.days) or period != "week"
+    assert all(day.day == 1 for day in replay.days) or period != "month"
+    for first, then, times in zip(replay.days[1:], [*replay.days[2:], None], days[1:], strict=True):
+        assert min(times.to_pylist()).date() >= first
+        assert then is None or max(times.to_pylist()).date() < then
 
 
 def test_a_simulation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     out, plan = tmp_path / "out", {"nights": 3}
     BacktestJournal(out, plan).add({"span": "2020-01-01"})
-    with (out / "nights.jsonl").open("a") as file:
-        file.write('{"span": "2020-0')
     again = BacktestJournal(out, plan)
     assert again.nights == [{"span": "2020-01-01"}]
     again.add({"span": "2020-02-01"})
@@ -228,24 +191,23 @@ def test_the_interval_holds_the_ratio_of_random_nights() -> None:
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
 
 
-def test_the_page_shows_each_night(tmp_path: Path) -> None:
-    failed = {"span": "2020-01-05", "events": 3, "broken": "cut off", "repaired": ["2020-01-02"],
-              "state": "failed", "error": "[R221] <damaged>", "seconds": 1.5}  # fmt: skip
-    nights = [*(_night(n, 0.1, 0.2) for n in range(4)), failed]
-    page = write_page(tmp_path, "shop", "recall@10", nights, tmp_path / "run" / "index.html")
-    text = page.read_text()
-    for word in (
-        "2020-01-05",
-        "cut off",
-        "&lt;damaged&gt;",
-        "span 2020-01-02 repaired",
-        "run/index",
-    ):
-        assert word in text
-    assert text.count("<svg") >= 3 * 2
+def test_the_page_of_all_runs_shows_the_arms(tmp_path: Path) -> None:
+    for number in (1, 2):
+        record = RunRecord(tmp_path / "runs" / str(number))
+        record.start("shop", ["Trainer"], 1_770_000_000.0)
+        record.step("Trainer", "ran", "first run", 1.0, 1_770_000_000.0)
+        measured = {"recall@10": 0.1}
+        record.end({"name": "shop", "metrics": measured, "deciding": "recall@10", "started": 1.0})
+        add_arms(tmp_path, str(number), {"cold": {"metrics": {"recall@10": 0.25}}})
+    runs, damaged = read_runs(tmp_path)
+    assert not damaged
+    assert [run.figure("cold", "recall@10") for run in runs] == [0.25, 0.25]
+    page = (tmp_path / "index.html").read_text()
+    assert "cold</li>" in page
+    assert page.count("<polyline") == 2
 
 
-def test_a_comparison_is_shown_where_there_is_one():
+def test_a_comparison_is_shown_if_there_is_one():
     names = ("cold", "cold_at_the_end", "frozen_at_the_end")
     summary = dict.fromkeys([f"warm_over_{name}" for name in names])
     summary |= dict.fromkeys(["steps_of_warm_over_cold", "train_seconds_of_warm_over_cold"])

@@ -17,7 +17,7 @@ from recsys.synth import synthesize
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.thorough]
 
-_OPTIONS = ("--by", "month", "--nights", "4", "--broken", "1", "--json")
+_OPTIONS = ("--by", "month", "--nights", "4", "--json")
 _SETS = ("train.epochs=4", "model.dim=16", "model.history=5", "evaluate.baselines=[popularity]",
          "bless.at_least=0.0", "bless.over={}", "bless.over_blessed=0.0",
          "bless.over_strongest=0.0", "bless.sure_loss=allow",
@@ -54,20 +54,17 @@ def test_each_night_is_replayed_once(simulated: tuple[Path, dict[str, Any]]) -> 
     nights = [json.loads(line) for line in (out / "nights.jsonl").read_text().splitlines()]
     assert [night["span"] for night in nights] == [f"2023-{m:02}-01" for m in (9, 10, 11, 12)]
     assert told["nights"] == 4
-    assert told["broken_spans"] == 1
-    (broken,) = [number for number, night in enumerate(nights) if night["broken"]]
-    # Nothing is new but the catalogue, where somebody was heard of in the span.
-    assert nights[broken]["state"] in ("nothing new", "blessed")
-    assert nights[broken + 1]["repaired"] == [nights[broken]["span"]]
     assert not nights[0]["warm"]["base"]
-    whole = [night for night in nights if night["state"] != "nothing new"]
-    for night in whole[1:]:
+    for night in nights[1:]:
         assert night["warm"]["base"]
         assert night["warm"]["steps"] * 3 < night["cold"]["steps"]
         assert 0 < night["frozen"]["value"] < 1
 
 
-def test_the_pages_show_what_came_broken(simulated: tuple[Path, dict[str, Any]]) -> None:
-    out, _ = simulated
-    assert "broken span" in (out / "nights.html").read_text()
-    assert "set aside" in (out / "run" / "index.html").read_text()
+def test_the_page_of_all_runs_shows_the_arms(simulated: tuple[Path, dict[str, Any]]) -> None:
+    out, told = simulated
+    page = (out / "run" / "index.html").read_text()
+    assert told["page"] == str(out / "run" / "index.html")
+    assert "<h2>4 runs</h2>" in page
+    assert "cold</li>" in page
+    assert "frozen</li>" in page

@@ -115,7 +115,7 @@ def test_runs_stand_newest_first_with_what_came_of_them(root: Root) -> None:
 
 def points(page: str) -> int:
     """Returns how many models are drawn in the first picture."""
-    picture = page.partition('<div class="wide">')[2].partition("</svg>")[0]
+    picture = page.partition('<svg class="chart"')[2].partition("</svg>")[0]
     series = picture.rpartition('<g class="series s0">')[2]
     return series.partition('<g class="mark">')[2].partition("</g>")[0].count("<path")
 

@@ -12,19 +12,15 @@ import pytest
 from recsys import formats
 from recsys.report import run_figures
 from recsys.report.charts import (
-    LEFT,
-    RIGHT,
+    Chart,
+    Estimate,
     Series,
-    draw_cloud,
-    draw_curve,
-    draw_lines,
-    thin_out,
+    draw_interval,
+    shared_range,
     ticks,
 )
 from recsys.report.evaluated import repeats_in_words
 from recsys.report.statistics_page import read_column, write_statistics
-from recsys.report.whiskers import Estimate, shared_range
-from recsys.tuning.tuning_page import write_tuning_page
 
 
 @pytest.mark.parametrize(
@@ -106,13 +102,20 @@ def test_ticks_are_round_and_enclose(
     assert ticks(low, high, about) == pytest.approx(expected)
 
 
-def test_thinning_keeps_the_ends_and_means_the_rest() -> None:
-    points = [(float(i), float(i % 2)) for i in range(1002)]
-    thinned = thin_out(points, 12)
-    assert len(thinned) == 12
-    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
-    assert thinned[1] == (50.5, 0.5)
-    assert thin_out(points, 2000) == points
+def test_a_long_curve_is_drawn_with_few_points() -> None:
+    points = [(float(i), float(i % 2)) for i in range(3000)]
+    svg = str(Chart("", "words", [Series(0, points, has_marks=False)]).svg)
+    [path] = re.findall(r'points="(.*?)"', svg)
+    heights = {float(place.split(",")[1]) for place in path.split()}
+    assert len(path.split()) == 300
+    assert len(heights) == 1  # Each of them is the mean of five 0s and five 1s.
+
+
+def test_a_gap_breaks_the_line() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, 1.0), (4.0, 1.0)]
+    svg = str(Chart("", "words", [Series(0, points)]).svg)
+    assert svg.count("<polyline") == 2
+    assert svg.count("<path d=") == 4
 
 
 def test_one_scale_holds_all_figures_and_zero_but_no_interval_without_bounds() -> None:
@@ -125,30 +128,47 @@ def test_one_scale_holds_all_figures_and_zero_but_no_interval_without_bounds() -
     assert shared_range([]).low < shared_range([]).high
 
 
-@pytest.mark.parametrize("block_rows", [3, 7, 1000])
-def test_nearest_equals_the_whole_matrix(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_figures, "_BLOCK_ITEMS", block_rows)
+@pytest.mark.parametrize(
+    ("estimate", "side", "arrows"),
+    [
+        (Estimate(0.1, 0.05, 0.15), "better", 0),
+        (Estimate(-0.1, -0.2, -0.05), "worse", 0),
+        (Estimate(0.1, -0.05, 0.15), "level", 0),
+        (Estimate(0.1, -50.0, 50.0), "level", 2),
+        (Estimate(9.0, 8.0, 50.0), "better", 1),
+    ],
+)
+def test_an_interval_has_the_side_of_its_ends(estimate: Estimate, side: str, arrows: int) -> None:
+    scale = shared_range([Estimate(0.0, -0.2, 0.2)])
+    drawn = str(draw_interval(estimate, scale, "<words>"))
+    assert f'<g class="{side}">' in drawn
+    assert drawn.count('class="arrow"') == arrows
+    dots = re.findall(r'cx="([\d.]+)"', drawn)
+    assert [float(x) for x in dots] == [scale.at(estimate.value)] * scale.holds(estimate.value)
+    assert "&lt;words&gt;" in drawn
+
+
+def test_nearest_items_equal_the_whole_matrix() -> None:
     embeddings = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
     embeddings[17] = np.nan
-    queries = np.array([5, 39, 1])
+    norms = np.linalg.norm(embeddings, axis=1)
     is_item = ~np.isin(np.arange(40), [0, 2, 20])  # Shared rows, and a free one.
-    rows, cosines = run_figures.nearest_items(embeddings, queries, is_item)
-    for query, found, scores in zip(queries, rows, cosines, strict=True):
+    for query in (5, 39, 1):
+        found, scores = run_figures.nearest_items(embeddings, norms, query, is_item)
         expected = {}
         for row in range(1, 40):
             if row != query and is_item[row]:
                 a, b = embeddings[query].astype(float), embeddings[row].astype(float)
                 expected[row] = 0.0 if row == 17 else a @ b / np.sqrt((a @ a) * (b @ b))
         best = sorted(expected, key=lambda row: -expected[row])[:5]
-        assert found.tolist() == best
+        assert found == best
         assert scores == pytest.approx([expected[row] for row in best], abs=1e-5)
 
 
-def test_nearest_of_two_items_is_the_other_one() -> None:
+def test_the_nearest_of_two_items_is_the_other_one() -> None:
     is_item = np.array([False, True, True])
-    rows, cosines = run_figures.nearest_items(np.eye(3, dtype=np.float32), np.array([1]), is_item)
-    assert rows.tolist() == [[2]]
-    assert cosines.tolist() == [[0.0]]
+    eye = np.eye(3, dtype=np.float32)
+    assert run_figures.nearest_items(eye, np.ones(3), 1, is_item) == ([2], [0.0])
 
 
 @pytest.mark.parametrize(
@@ -210,72 +230,10 @@ def test_a_page_of_statistics_names_its_rows_and_rounds_its_means(tmp_path: Path
     assert '<p class="lead">9 rows in train, 9 rows in eval.</p>' in page
 
 
-def places(picture: str, text: str) -> tuple[float, str]:
-    """Returns where the label `text` of a picture stands, and its anchor."""
-    found = re.search(rf'x="([\d.]+)"[^>]*text-anchor="(\w+)">{re.escape(text)}<', picture)
-    assert found is not None
-    return float(found[1]), found[2]
-
-
-def test_the_ends_of_a_logarithmic_axis_stand_off_its_frame_and_it_is_named() -> None:
+def test_the_ends_of_a_logarithmic_axis_are_off_its_frame_and_it_is_named() -> None:
     line = Series(0, [(10.0, 0.1), (31.6227766, 0.2), (100.0, 0.3)])
-    ticks = [(10.0, "10"), (31.6227766, "32"), (100.0, "100")]
-    drawn = str(draw_lines([line], ticks, "words", (480, 260), x_name="k", log_x=True))
-    at = [places(drawn, name) for _, name in ticks]
-    assert [anchor for _, anchor in at] == ["middle"] * 3
-    first, middle, last = (x for x, _ in at)
-    assert middle == pytest.approx((first + last) / 2, abs=0.2)
-    assert (first - LEFT, 480 - RIGHT - last) == pytest.approx((15.7, 15.7), abs=0.2)
-    assert "k (logarithmic)" in drawn
-
-
-def test_a_name_at_the_end_of_an_axis_stays_within_the_picture() -> None:
-    points = [(0.0, 1.0), (100_000.0, 2.0)]
-    assert places(str(draw_curve(points, (330, 200), "words")), "100,000")[1] == "end"
-    assert places(str(draw_curve([(0.0, 1.0), (10.0, 2.0)], (330, 200), "words")), "10")[1] == (
-        "middle"
-    )
-
-
-def test_counts_of_zero_stand_clear_of_the_largest_dot() -> None:
-    drawn = str(draw_cloud([(0.0, 0.0)] * 500 + [(9.0, 9.0)], (330, 300), ("a", "b"), "words"))
-    largest = max(
-        (float(r), float(x), float(y))
-        for x, y, r in re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="([\d.]+)"', drawn)
-    )
-    zeros = re.findall(r'x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">0<', drawn)
-    (left, _, beside), (_, base, below) = zeros
-    assert (beside, below) == ("end", "middle")
-    radius, x, y = largest
-    assert float(left) < x - radius
-    assert float(base) - 9 > y + radius  # The digits are 9 pixels high.
-    assert "a (logarithmic)" in drawn
-    assert "b (logarithmic)" in drawn
-
-
-def test_a_study_of_one_trial_has_no_empty_charts_and_names_what_is_unfinished(
-    tmp_path: Path,
-) -> None:
-    trial = {
-        "value": 0.25,
-        "parameters": {"model.dim": 64},
-        "seconds": 9.0,
-        "looks": [],
-        "error": "",
-    }
-    trials = [
-        {**trial, "number": 0, "state": "complete"},
-        {**trial, "number": 1, "state": "running", "value": None},
-    ]
-    record = {"name": "s", "metric": "m", "seconds": 70, "minutes": 1, "best": 0, "trials": trials}
-    page = write_tuning_page(tmp_path, record).read_text()
-    assert "<svg" not in page
-    assert "plotted once two of them have been measured" in page
-    assert "1 complete, 1 unfinished" in page
-    assert "running" not in page.partition("<main>")[2]
-    trials[1] |= {"state": "complete", "value": 0.5, "parameters": {"train.table_rate": 0.0123456}}
-    page = write_tuning_page(tmp_path, record).read_text()
-    assert "<svg" in page
-    # A long key breaks between its words, and is the key when it is copied.
-    [key] = re.findall(r">([^>]*<wbr>train.*?)</th>", page)
-    assert key == "<wbr>train.<wbr>table_<wbr>rate"
+    labels = [(10.0, "10"), (31.6227766, "32"), (100.0, "100")]
+    svg = str(Chart("", "words", [line], labels, x_name="k", is_log=True).svg)
+    at = [float(re.findall(rf'x="([\d.]+)"[^>]*>{name}<', svg)[0]) for _, name in labels]
+    assert at[1] == pytest.approx((at[0] + at[2]) / 2, abs=0.2)
+    assert "k (logarithmic)" in svg

@@ -20,7 +20,6 @@ from report_run import VALIDATION, Run
 from recsys.report.index import write_index
 from recsys.report.runs import RunRecord
 from recsys.report.statistics_page import write_statistics
-from recsys.runs.backtest_page import write_page
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from browser import CHROMIUM, Browser
@@ -43,15 +42,6 @@ def index(folder: Path) -> Path:
     return write_index(folder)
 
 
-def nights(folder: Path) -> Path:
-    arm = {"value": 0.1, "interval": [0.05, 0.2], "seconds": 1.0, "steps": 25, "base": "model/1"}
-    night = {
-        "span": "2020-01-01", "events": 10, "broken": None, "repaired": [], "state": "blessed",
-        "seconds": 2.0, "warm": arm, "cold": arm, "frozen": arm,
-    }  # fmt: skip
-    return write_page(folder, SCRIPT, "recall@10", [night, night], folder / "index.html")
-
-
 def statistics(folder: Path) -> Path:
     splits = VALIDATION["interactions"]["splits"]
     text = {"name": SCRIPT, "kind": "text", "missing": 0.5, "values": 4, "unique": 2}
@@ -61,7 +51,7 @@ def statistics(folder: Path) -> Path:
     return page
 
 
-PAGES = [report, index, nights, statistics]
+PAGES = [report, index, statistics]
 
 
 class Elements(html.parser.HTMLParser):

@@ -64,7 +64,7 @@ def runs(
 
 def _run_row(night: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
     """Returns what people see of the summary of a run."""
-    from recsys.report.span_words import spans_in_words
+    from recsys.report.runs import spans_in_words
 
     started, data = night["started"], night["data"]
     metric = (night["metrics"] or {}).get(night["deciding"]) or {}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from recsys.cli.options import ConfigArgument, Json, MaybeCount, Out, Seed, Sets
+from recsys.cli.options import ConfigArgument, Json, MaybeCount, Out, Sets
 from recsys.cli.show import show
 from recsys.cli.stages import require_pipeline
 from recsys.cli.terminal import Console
@@ -20,8 +20,6 @@ def simulate_nights(
     by: Literal["day", "week", "month"] = "month",
     nights: Annotated[int | None, Option(min=2)] = None,
     window: MaybeCount = None,
-    broken: Seed = 0,
-    seed: Seed = 0,
     arms: bool = True,
     sets: Sets = None,
     as_json: Json = False,
@@ -34,19 +32,17 @@ def simulate_nights(
         by: Period of data per night.
         nights: Number of nights. Default: half the periods.
         window: Number of newest spans to read. Default: all.
-        broken: Number of spans that are broken, and repaired a night later.
-        seed: Random seed for the broken spans.
         arms: Also evaluate cold and frozen models.
     """
     require_pipeline()
     from recsys.cli.simulation import Options, Simulation
     from recsys.config.load import load_config
-    from recsys.runs.backtest_page import summarize
+    from recsys.runs.backtest import summarize
 
-    options = Options(by, nights, window, broken, seed, arms)
+    options = Options(by, nights, window, arms)
     simulation = Simulation(load_config(config, sets or []), out.resolve(), options)
     simulation.run()
-    page, journal = simulation.write_page(), simulation.journal
+    page, journal = simulation.page, simulation.journal
     summary = summarize(journal.nights)
     people = for_people(simulation.config.bless.metric, summary)
     show({**people, "page": str(page)}, Console(stderr=as_json))

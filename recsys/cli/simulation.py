@@ -15,19 +15,19 @@ from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import count, duration, figure
-from recsys.report.evaluated import MODEL
+from recsys.report.evaluated import MODEL, Evaluated
 from recsys.report.index import INDEX
+from recsys.report.run_artifacts import read_json
 from recsys.runs.backtest import (
-    BREAKS,
-    BacktestArms,
+    ARMS,
+    WARM,
     BacktestData,
     BacktestJournal,
-    draw_broken,
-    read_evaluated,
+    add_arms,
+    measure_arms,
     replay_config,
     training_facts,
 )
-from recsys.runs.backtest_page import ARMS, WARM, write_page
 
 _LEAST_NIGHTS = 2
 
@@ -40,16 +40,12 @@ class Options:
         by: Period of data per night: day, week or month.
         nights: Number of nights; None: half the periods of the data.
         window: Number of newest spans to read; None: all.
-        broken: Number of spans that are broken, and repaired a night later.
-        seed: Random seed for the broken spans.
         arms: Whether to evaluate cold and frozen models for comparison.
     """
 
     by: str
     nights: int | None
     window: int | None
-    broken: int
-    seed: int
     arms: bool
 
 
@@ -63,6 +59,7 @@ class Simulation:
 
     Attributes:
         journal: The finished nights.
+        page: The page of all runs, with the nights.
 
     Raises:
         RecsysError: The data can't be read, or `out` contains another simulation.
@@ -80,8 +77,7 @@ class Simulation:
         self._replay = BacktestData.read(config, options.by, options.nights)
         _check(len(self._replay.days), options)
         self.config = _of_nights(config, out, options)
-        self._broken = draw_broken(len(self._replay.days), options.broken, options.seed)
-        self._arms = BacktestArms(self.config, out)
+        self.page = self.config.root_folder / INDEX
         plan = {
             "config": json.loads(canonical_json(self.config)),
             "options": dataclasses.asdict(options),
@@ -100,30 +96,15 @@ class Simulation:
         for number in range(done, n_nights):
             night = self._night(number)
             self.journal.add(night)
-            self.write_page()
             self._talk.write_line(_line(night, number, n_nights))
-
-    def write_page(self) -> Path:
-        """Writes the page of the finished nights and returns its path."""
-        index = self.config.root_folder / INDEX
-        metric = self.config.bless.metric
-        return write_page(self._out, self.config.name, metric, self.journal.nights, index)
 
     def _night(self, number: int) -> dict[str, Any]:
         """Writes the data of a night and runs the pipeline on them."""
         started = time.monotonic()
-        repaired = [number - 1] if number - 1 in self._broken else []
-        for span in repaired:
-            self._replay.write_span(self._out, span)
-        file = self._replay.write_span(self._out, number)
-        if number in self._broken:
-            BREAKS[self._broken[number]](file)
-        self._replay.write_entities(self._out, number)
+        self._replay.write_night(self._out, number)
         night = {
             "span": self._replay.days[number].isoformat(),
             "events": self._replay.events[number].num_rows,
-            "broken": self._broken.get(number),
-            "repaired": [self._replay.days[span].isoformat() for span in repaired],
             **self._run(),
         }
         return {**night, "seconds": round(time.monotonic() - started, 1)}
@@ -137,19 +118,22 @@ class Simulation:
             summary = follow([pipeline_module("run"), str(config)], log, view)
         except RecsysError as error:
             return {"state": "failed", "error": str(error)}
-        metric = self.config.bless.metric
-        evaluation = read_evaluated(Path(summary["evaluation"]), metric)
-        ends = evaluation.interval(metric)
-        warm = {"value": evaluation.figure(MODEL, metric), "interval": ends and list(ends)}
-        warm |= training_facts(Path(summary["model"]))
-        model = Path(summary["model"])
+        metric, model = self.config.bless.metric, Path(summary["model"])
+        evaluation = Evaluated(read_json(Path(summary["evaluation"]), "The evaluation"), metric)
+        warm = {"value": evaluation.figure(MODEL, metric), **training_facts(model)}
+        warm["interval"] = evaluation.interval(metric)
         last = self.journal.nights[-1] if self.journal.nights else {}
         if str(model) == last.get("model"):
             return {"state": "nothing new", "model": str(model), WARM: warm}
-        state = "blessed" if summary["blessed"] else "refused"
-        self._arms.freeze(model)
-        others = self._arms.measure(Path(summary["data"])) if self._options.arms else {}
-        return {"state": state, "model": str(model), WARM: warm, **others}
+        night = {"state": "blessed" if summary["blessed"] else "refused", "model": str(model)}
+        if not self._options.arms:
+            return {**night, WARM: warm}
+        others = measure_arms(self.config, self._out, model, Path(summary["data"]))
+        add_arms(self.config.root_folder, summary["night"]["run"], others)
+        values = {
+            arm: {"value": facts.pop("metrics")[metric], **facts} for arm, facts in others.items()
+        }
+        return {**night, WARM: warm, **values}
 
 
 def _of_nights(config: Config, out: Path, options: Options) -> Config:
@@ -172,22 +156,11 @@ def _check(n_spans: int, options: Options) -> None:
             "Reduce --nights, use a shorter period (--by day), or add data.",
             f"{n_spans} {options.by}s",
         )
-    if not 0 <= options.broken <= (n_spans - 2) // 2:
-        raise UsageError(
-            "R913",
-            "Each broken span must have an intact span before and after it.",
-            f"Set --broken to at most {(n_spans - 2) // 2} for {n_spans} nights.",
-            options.broken,
-        )
 
 
 def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
     parts = [f"night {number + 1} of {n_nights}", night["span"], night["state"]]
     parts += [f"{arm} {figure(night[arm]['value'])}" for arm in ARMS if night.get(arm)]
-    if night.get("broken"):
-        parts.append(f"broken span: {night['broken']}")
-    parts += [f"{day} repaired" for day in night["repaired"]]
-
     if night.get("error"):
         parts.append(night["error"])
     return " · ".join([*parts, duration(night["seconds"])])

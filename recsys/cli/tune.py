@@ -55,19 +55,20 @@ def tune(
     """
     from recsys.config.load import load_config
     from recsys.runs.lock import run_lock
-    from recsys.tuning.search_space import read_space
     from recsys.tuning.study_records import FOLDER
 
     if not _NAME.fullmatch(study):
         rule = "The name of a study must consist of letters, digits, `_`, `.` and `-`."
         raise UsageError("R921", rule, "Name another with --study.", study)
-    written = read_space(space, vary or [])
     os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras' own default loads TensorFlow.
     try:
+        from recsys.tuning.search_space import read_space
+        from recsys.tuning.storage import storage_url
         from recsys.tuning.tuning_study import TuneOptions, TuningStudy
     except ImportError as error:
         rule = "`recsys tune` requires Optuna, from the extra `tune`."
         raise UsageError("R922", rule, install_extra("tune"), error.name) from None
+    written = read_space(space, vary or [])
     folder = load_config(config, sets or []).root_folder / FOLDER / study
     options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
     console = Console(stderr=True)
@@ -94,7 +95,7 @@ def tune(
     summary = {
         "folder": str(folder),
         "config": str(folder / "best.yaml"),
-        "page": str(folder / "index.html"),
+        "storage": storage_url(folder),
         "metric": tuning.metric,
         "best": best,
         "trials": len(tuning.records()),
@@ -103,7 +104,7 @@ def tune(
     if as_json:
         print(json.dumps(summary))
     else:
-        show(summary, console)
+        show({**summary, "charts": f"optuna-dashboard {summary['storage']}"}, console)
 
 
 class TuneView:

@@ -20,6 +20,8 @@ CONFIG: Mapping[str, str] = {
 COMMAND_LINE: Mapping[str, str] = {
     "publish-vectors --changed-only": "Publish all items, and upsert them; deletions are listed.",
     "publish-vectors --format": "Vectors are Parquet; docs/vectors.md loads them into engines.",
+    "simulate-nights --broken": "Leave it out: nights are replayed without broken spans.",
+    "simulate-nights --seed": "Leave it out: nothing is drawn.",
 }
 """Cure by command, `plot`, or by command and option, `train --hosts`."""
 

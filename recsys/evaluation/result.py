@@ -154,7 +154,7 @@ class EvaluationResult(Shown):
 
     def plot(self) -> Any:
         """Returns the metrics over their cut-off as pictures, for a notebook or a file."""
-        from recsys.report.over_k import plot_metrics
+        from recsys.report.figures import plot_metrics
 
         return plot_metrics(self.content)
 

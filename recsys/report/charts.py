@@ -1,56 +1,47 @@
-"""Charts as SVG: no script, and colours that the page's style sheet decides.
+"""Charts as SVG, without scripts; the page's style sheet decides on the colours.
 
-Every series has a dash and a mark of its own, so that colour alone never tells two apart; the
+Each series has its own dash and marker, so that colour alone never distinguishes two; the
 classes `s0` … `s5` take both from the style sheet.
 
-Measured against matplotlib 3.10 (`svg.fonttype: none`): importing it takes 1.7 s of a core and
-a chart of six series 104 ms and 17 KB, an interval in a table's row 15 ms and 2.3 KB. Here a
-chart takes 0.3 ms and 2.8 KB, an interval 8 µs and 0.3 KB. A report has some 20 charts and
-50 intervals, so matplotlib would cost about 4.5 s a run.
+Measured against matplotlib 3.10 (`svg.fonttype: none`): its import takes 1.7 s, a chart of six
+series 104 ms and 17 KB. Here a chart takes 0.3 ms and 2.8 KB. A report has some 20 charts and
+50 intervals, so matplotlib would cost about 4.5 s per run.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from recsys.formats import count
+from recsys.formats import count, is_number
 
 Tick = tuple[float, str]
-Size = tuple[int, int]
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 42
+Point = tuple[float, float | None]
+
+WIDTH, HEIGHT = 480, 250
+LEFT, RIGHT, TOP, BOTTOM = 50, 12, 14, 42
+"""Size and margins of a chart [pixels]."""
 _Y_TICKS = 5
-_HALF_LETTER = 3.8
-"""Half of the width of a letter of a label, at most [pixels]."""
-_LOG = " (logarithmic)"
-
-
-def picture(
-    title: str, caption: str, draw: Callable[[Size], Markup], wide: Size, narrow: Size
-) -> dict[str, Any]:
-    """Returns a chart for desktops and for phones, with its `title` and `caption`."""
-    return {"title": title, "caption": caption, "wide": draw(wide), "narrow": draw(narrow)}
-
-
-# --- scales and ticks
+_INSET = 16
+"""Distance of the first and last marker from the ends of the x axis [pixels]."""
+_MOST_POINTS = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Turns numbers into places along one side of a chart.
+    """Maps numbers to positions along one axis of a chart.
 
     Attributes:
         low: The number at `start`.
-        high: The number at `end`, another one than `low`.
-        start: First place [pixels].
-        end: Last place [pixels]; before `start` for an axis that points up.
-        is_log: Whether equal ratios are equally far apart; the numbers are positive then.
+        high: The number at `end`, different from `low`.
+        start: First position [pixels].
+        end: Last position [pixels]; before `start` for an axis that points up.
+        is_log: Whether the scale is logarithmic.
     """
 
     low: float
@@ -60,14 +51,12 @@ class Scale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Returns the place of `value` [pixels], to a tenth."""
-        low, high = self.low, self.high
-        if self.is_log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return round(self.start + (self.end - self.start) * (value - low) / (high - low), 1)
+        """Returns the position of `value` [pixels], to a tenth."""
+        low, high, x = map(math.log if self.is_log else float, (self.low, self.high, value))
+        return round(self.start + (self.end - self.start) * (x - low) / (high - low), 1)
 
     def holds(self, value: float) -> bool:
-        """Returns whether `value` lies on the scale."""
+        """Returns whether `value` is on the scale."""
         return self.low <= value <= self.high
 
 
@@ -84,90 +73,160 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def spread(n: int, most: int) -> list[int]:
-    """Returns at most `most` of 0 … `n - 1`, evenly spread, the first and the last among them."""
-    return sorted({round(place) for place in np.linspace(0, n - 1, min(n, most)).tolist()})
+    """Returns at most `most` of 0 … `n - 1`, evenly spread, including the first and the last."""
+    return sorted({round(index) for index in np.linspace(0, n - 1, min(n, most)).tolist()})
 
 
-def decades(high: float) -> list[float]:
-    """Returns 1, 10, 100, … up to the first that reaches `high`; two at least."""
-    n = max(1, math.ceil(math.log10(max(high, 1.0)) - 1e-9))
-    return [10.0**i for i in range(n + 1)]
-
-
-def named(places: Sequence[float]) -> list[Tick]:
-    """Returns places with their numbers as text, all with as many decimals."""
-    texts = [f"{place:g}" for place in places]
+def _named(values: Sequence[float]) -> list[Tick]:
+    """Returns numbers with their texts, all with the same number of decimals."""
+    texts = [f"{value:g}" for value in values]
     if any("e" in text for text in texts):
-        return list(zip(places, texts, strict=True))
+        return list(zip(values, texts, strict=True))
     decimals = max(len(text.partition(".")[2]) for text in texts)
-    return [(place, f"{place:.{decimals}f}") for place in places]
+    return [(value, f"{value:.{decimals}f}") for value in values]
 
 
-# --- frames
+# --- charts with two axes
+
+_MARKS = (
+    "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",  # a dot
+    "m-3.2 -3.2h6.4v6.4h-6.4z",
+    "m0 -4.3l4.1 7.5h-8.2z",
+    "m0 -4.7l4.7 4.7l-4.7 4.7l-4.7 -4.7z",
+    "m-3.2 -3.2l6.4 6.4m0 -6.4l-6.4 6.4",  # a cross
+    "m0 4.3l4.1 -7.5h-8.2z",
+)
+"""The marker of each style, relative to its position."""
+
+
+class Series(NamedTuple):
+    """One series of a chart.
+
+    Attributes:
+        style: Its marker and dash, see `key`.
+        points: x and y of each point; a y of None breaks the line.
+        intervals: x, low end and high end of each whisker.
+        has_marks: Whether points have a marker; long curves have none.
+    """
+
+    style: int
+    points: Sequence[Point]
+    intervals: Sequence[tuple[float, float, float]] = ()
+    has_marks: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
-class _Frame:
-    """A chart's size [pixels] and its two axes."""
+class Chart:
+    """A chart.
 
-    width: int
-    height: int
-    x: Scale
-    y: Scale
+    Attributes:
+        title: Its title; may be empty.
+        caption: The chart in words.
+        series: The series; the first is drawn on top.
+        x_ticks: Labelled positions on the x axis; None: round numbers.
+        x_name: Label of the x axis.
+        is_log: Whether the x axis is logarithmic.
+        from_zero: Whether the y axis contains 0.
+        events: x and a word, such as `failed`, whose first letter is drawn below the axis.
+    """
 
-    @classmethod
-    def around(
-        cls, x: tuple[float, float], y: Iterable[float], size: Size, *, log_x: bool = False
-    ) -> tuple[_Frame, list[Tick]]:
-        """Returns a frame whose axis up holds all of `y`, and the ticks of that axis."""
-        values, (width, height) = list(y), size
-        places = ticks(min(values), max(values), _Y_TICKS)
-        end = x[1] if x[1] > x[0] else x[0] + 1.0
-        across = Scale(x[0], end, LEFT, width - RIGHT, log_x)
-        up = Scale(places[0], places[-1], height - BOTTOM, TOP)
-        return cls(width, height, across, up), named(places)
+    title: str
+    caption: str
+    series: Sequence[Series]
+    x_ticks: Sequence[Tick] | None = None
+    x_name: str = ""
+    is_log: bool = False
+    from_zero: bool = True
+    events: Sequence[tuple[float, str]] = ()
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        """Returns the place of the data point (x, y) [pixels]."""
-        return self.x.at(x), self.y.at(y)
-
-    def axes(
-        self, x_ticks: Iterable[Tick], y_ticks: Iterable[Tick], x_name: str, drop: int = 0
-    ) -> str:
-        """Returns lines across at `y_ticks`, and the names of all ticks and of the axis.
-
-        Args:
-            x_ticks: Places across that have a name.
-            y_ticks: Places up that have a line and a name.
-            x_name: What is across.
-            drop: How much lower the names across stand, to leave room for marks [pixels].
-        """
-        end, base = self.width - RIGHT, self.height - BOTTOM
-        parts = [
-            f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{y}" y2="{y}"/>'
-            + _label(LEFT - 6, y + 4, "end", text)
-            for y, text in ((self.y.at(tick), text) for tick, text in y_ticks)
-        ]
+    @property
+    def svg(self) -> Markup:
+        """The chart as SVG; empty without a point."""
+        points = [point for series in self.series for point in series.points]
+        whiskers = [interval for series in self.series for interval in series.intervals]
+        x = [x for x, _ in points] + [x for x, _ in self.events]
+        y = [y for _, y in points if y is not None] + [e for _, *ends in whiskers for e in ends]
+        if not y:
+            return Markup()
+        zero = [0.0] if self.from_zero else []
+        y_ticks = _named(ticks(min(y + zero), max(y + zero), _Y_TICKS))
+        up = Scale(y_ticks[0][0], y_ticks[-1][0], HEIGHT - BOTTOM, TOP)
+        end = max(x) if max(x) > min(x) else min(x) + 1.0
+        across = Scale(min(x), end, LEFT + _INSET, WIDTH - RIGHT - _INSET, self.is_log)
+        parts = [self._axes(across, up, y_ticks)]
+        parts += [_drawn_series(across, up, series) for series in reversed(self.series)]
         parts += [
-            _label(x, base + 16 + drop, "middle" if self._has_room(x, text) else "end", text)
-            for x, text in ((self.x.at(tick), text) for tick, text in x_ticks)
+            f'<g class="event {escape(word)}">'
+            f"{_label(across.at(at), up.start + 15, 'middle', word[:1].upper(), 'letter')}</g>"
+            for at, word in self.events
         ]
-        if x_name:
-            parts.append(_label((LEFT + end) / 2, base + 35, "middle", x_name))
+        return _svg("chart", WIDTH, HEIGHT, "".join(parts), self.caption)
+
+    def _axes(self, x: Scale, y: Scale, y_ticks: Sequence[Tick]) -> str:
+        """Returns the grid, and the labels of ticks and axes."""
+        end, base, low = WIDTH - RIGHT, y.start, 32 if self.events else 16
+        parts = [
+            f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{at}" y2="{at}"/>'
+            + _label(LEFT - 6, at + 4, "end", text)
+            for at, text in ((y.at(tick), text) for tick, text in y_ticks)
+        ]
+        x_ticks = self.x_ticks
+        if x_ticks is None:
+            steps = ticks(x.low, x.high, 4)
+            x_ticks = [(at, count(at)) for at in steps if x.holds(at) and at == int(at)]
+        parts += [_label(x.at(at), base + low, "middle", text) for at, text in x_ticks]
+        if self.x_name:
+            name = f"{self.x_name} (logarithmic)" if self.is_log else self.x_name
+            parts.append(_label((LEFT + end) / 2, base + 35, "middle", name))
         return "".join(parts)
 
-    def _has_room(self, x: float, text: str) -> bool:
-        """Returns whether a name centred at `x` ends within the chart."""
-        return x + _HALF_LETTER * len(text) <= self.width
 
-    def drawn(self, content: str, says: str, kind: str = "") -> Markup:
-        """Returns the whole chart; `says` is the chart in words."""
-        return svg(f"picture {kind}", (self.width, self.height), content, says)
+def _drawn_series(x: Scale, y: Scale, series: Series) -> str:
+    parts = [_whisker(x.at(at), y.at(low), y.at(high)) for at, low, high in series.intervals]
+    points = series.points if series.has_marks else _thinned(series.points)
+    parts += [f'<polyline class="stroke" points="{path}"/>' for path in _paths(x, y, points)]
+    if series.has_marks:
+        marks = [_mark(series.style, x.at(a), y.at(b)) for a, b in points if b is not None]
+        parts.append(f'<g class="mark">{"".join(marks)}</g>')
+    return f'<g class="series s{series.style % len(_MARKS)}">{"".join(parts)}</g>'
 
 
-def svg(kind: str, size: Size, content: str, says: str = "") -> Markup:
-    """Returns a picture of so many pixels; `says` is the picture in words."""
-    width, height = size
+def _thinned(points: Sequence[Point]) -> list[Point]:
+    """Returns at most `_MOST_POINTS` points, the means of stretches that are equally long."""
+    if len(points) <= _MOST_POINTS:
+        return list(points)
+    stretches = np.array_split(np.array(points, np.float64), _MOST_POINTS)
+    return [(float(x), float(y)) for x, y in (stretch.mean(axis=0) for stretch in stretches)]
+
+
+def _paths(x: Scale, y: Scale, points: Iterable[Point]) -> Iterator[str]:
+    """Yields the positions of each stretch of points without a gap."""
+    stretch: list[str] = []
+    for a, b in [*points, (0.0, None)]:
+        if b is not None:
+            stretch.append(f"{x.at(a)},{y.at(b)}")
+            continue
+        if len(stretch) > 1:
+            yield " ".join(stretch)
+        stretch = []
+
+
+def _whisker(x: float, low: float, high: float) -> str:
+    caps = "".join(f"M{x - 3:g} {end}h6" for end in (high, low))
+    return f'<path class="whisker" d="M{x} {high}V{low}{caps}"/>'
+
+
+def _mark(style: int, x: float, y: float) -> str:
+    return f'<path d="M{x:g} {y:g}{_MARKS[style % len(_MARKS)]}"/>'
+
+
+def key(style: int) -> Markup:
+    """Returns a sample of the series `style`, for a legend."""
+    line = f'<path class="stroke" d="M1 6h32"/><g class="mark">{_mark(style, 17, 6)}</g>'
+    return _svg("key-sample", 34, 12, f'<g class="series s{style % len(_MARKS)}">{line}</g>')
+
+
+def _svg(kind: str, width: int, height: int, content: str, says: str = "") -> Markup:
     role = f'role="img" aria-label="{escape(says)}"' if says else 'aria-hidden="true"'
     return Markup(  # noqa: S704 - numbers, and text that `_label` and this escape
         f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -179,245 +238,95 @@ def _label(x: float, y: float, anchor: str, text: str, kind: str = "label") -> s
     return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-# --- lines with a mark and a dash each
+# --- small charts for the rows of a table
 
-_MARKS = (
-    "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",  # a dot
-    "m-3.2 -3.2h6.4v6.4h-6.4z",
-    "m0 -4.3l4.1 7.5h-8.2z",
-    "m0 -4.7l4.7 4.7l-4.7 4.7l-4.7 -4.7z",
-    "m-3.2 -3.2l6.4 6.4m0 -6.4l-6.4 6.4",  # a cross
-    "m0 4.3l4.1 -7.5h-8.2z",
-)
-"""The mark of each style, around its place."""
-_CAP = 3.0
-_ROOM_FOR_MARKS = 16
-_LOG_MARGIN = 0.04
-"""Room before the first and after the last place of a logarithmic axis, as a share of it."""
+_ROW_WIDTH, _ROW_HEIGHT = 150, 18
+_PAD, _MIDDLE = 7, 9
+_WIDEST = 3.0
 
 
-class Series(NamedTuple):
-    """One line.
+class Estimate(NamedTuple):
+    """A value and the ends of its interval."""
 
-    Attributes:
-        style: Which mark and dash it has, see `key`.
-        points: Places across and values; a value of None breaks the line.
-        intervals: Place across, low end and high end of each whisker.
+    value: float
+    low: float
+    high: float
+
+
+def shared_range(estimates: Iterable[Estimate], also: Iterable[float] = (0.0,)) -> Scale:
+    """Returns one scale for intervals that are drawn below each other.
+
+    It holds all values, and an interval unless it is much wider than the values are apart:
+    one unbounded interval would leave no room for the others.
+
+    Args:
+        estimates: The intervals.
+        also: Other numbers that must be on the scale.
     """
-
-    style: int
-    points: Sequence[tuple[float, float | None]]
-    intervals: Sequence[tuple[float, float, float]] = ()
-
-    def values(self) -> list[float]:
-        """Returns every number that must be within the chart."""
-        ends = [end for _, *both in self.intervals for end in both]
-        return [y for _, y in self.points if y is not None] + ends
-
-
-def key(style: int) -> Markup:
-    """Returns a sample of the series `style`, for a legend."""
-    line = f'<path class="stroke" d="M1 6h32"/><g class="mark">{_mark(style, 17, 6)}</g>'
-    return svg("key-sample", (34, 12), f'<g class="series s{style % len(_MARKS)}">{line}</g>')
+    shown = list(estimates)
+    values = [estimate.value for estimate in shown] + list(also)
+    low, high = min(values), max(values)
+    widths = sorted(estimate.high - estimate.low for estimate in shown)
+    room = max(high - low, widths[len(widths) // 2] if widths else 0.0) * _WIDEST or 1.0
+    ends = [end for estimate in shown for end in estimate[1:]]
+    low = min([low, *(max(end, low - room) for end in ends)])
+    high = max([high, *(min(end, high + room) for end in ends)])
+    if high <= low:
+        low, high = low - 1.0, high + 1.0
+    return Scale(low, high, _PAD, _ROW_WIDTH - _PAD)
 
 
-def draw_lines(
-    series: Sequence[Series],
-    x_ticks: Sequence[Tick],
+def draw_interval(
+    estimate: Estimate,
+    scale: Scale,
     says: str,
-    size: Size,
-    *,
-    x_name: str = "",
-    log_x: bool = False,
-    margin: float = 0.0,
-    events: Sequence[tuple[float, str]] = (),
+    zero: float | None = 0.0,
+    least: float | None = None,
 ) -> Markup:
-    """Returns a chart of lines; empty where no series has a number.
+    """Returns an interval; an end beyond the scale is an arrow.
 
     Args:
-        series: The lines; the first is drawn on top.
-        x_ticks: Places across that have a name.
+        estimate: The value and its interval.
+        scale: The scale, see `shared_range`.
         says: The chart in words.
-        size: Width and height [pixels].
-        x_name: What is across.
-        log_x: Whether the axis across is logarithmic.
-        margin: Room before the first and after the last place across, in its numbers; a
-            logarithmic axis has its own.
-        events: Places across with a word, such as `failed`, whose first letter marks them.
+        zero: Position of the thin line that means no difference; None for none. It decides
+            the colour of an interval that doesn't contain it.
+        least: Position of the dashed line of a threshold; None for none.
     """
-    values = [value for line in series for value in line.values()]
-    if not values:
-        return Markup()
-    places = [x for line in series for x, _ in line.points] + [x for x, _ in events]
-    ends = (min(places) - margin, max(places) + margin)
-    if log_x:
-        pad = (max(places) / min(places)) ** _LOG_MARGIN
-        ends, x_name = (min(places) / pad, max(places) * pad), x_name and f"{x_name}{_LOG}"
-    frame, y_ticks = _Frame.around(ends, [0.0, *values], size, log_x=log_x)
-    drawn = [frame.axes(x_ticks, y_ticks, x_name, _ROOM_FOR_MARKS if events else 0)]
-    drawn += [_series(frame, line) for line in reversed(series)]
-    drawn += [
-        f'<g class="event {escape(word)}">'
-        f"{_label(frame.x.at(x), frame.y.start + 15, 'middle', word[:1].upper(), 'letter')}</g>"
-        for x, word in events
-    ]
-    return frame.drawn("".join(drawn), says)
-
-
-def _series(frame: _Frame, series: Series) -> str:
-    whiskers = "".join(_error_bar(frame, *interval) for interval in series.intervals)
-    paths = _paths(frame, series.points)
-    lines = "".join(f'<polyline class="stroke" points="{path}"/>' for path in paths)
-    marks = "".join(_mark(series.style, *frame.at(x, y)) for x, y in series.points if y is not None)
-    kind = f"series s{series.style % len(_MARKS)}"
-    return f'<g class="{kind}">{whiskers}{lines}<g class="mark">{marks}</g></g>'
-
-
-def _paths(frame: _Frame, points: Sequence[tuple[float, float | None]]) -> Iterator[str]:
-    """Yields the places of each stretch of points without a gap."""
-    stretch: list[str] = []
-    for x, y in [*points, (0.0, None)]:
-        if y is not None:
-            stretch.append("{},{}".format(*frame.at(x, y)))
-            continue
-        if len(stretch) > 1:
-            yield " ".join(stretch)
-        stretch = []
-
-
-def _error_bar(frame: _Frame, x: float, low: float, high: float) -> str:
-    across, top = frame.at(x, high)
-    bottom, cap = frame.y.at(low), f"{across - _CAP:g}"
-    return (
-        f'<path class="whisker" d="M{across} {top}V{bottom}M{cap} {top}h{2 * _CAP:g}'
-        f'M{cap} {bottom}h{2 * _CAP:g}"/>'
+    lines = "".join(
+        f'<line class="{kind}" x1="{scale.at(x)}" x2="{scale.at(x)}" y1="0" y2="{_ROW_HEIGHT}"/>'
+        for kind, x in (("zero", zero), ("least", least))
+        if x is not None and scale.holds(x)
     )
+    value, low, high = estimate
+    side = "level"
+    if zero is not None and not low <= zero <= high:
+        side = "better" if low > zero else "worse"
+    first, last = (scale.at(min(max(end, scale.low), scale.high)) for end in (low, high))
+    parts = [f'<path class="whisker" d="M{first} {_MIDDLE}H{last}"/>']
+    for end, at, way in ((low, first, -1), (high, last, 1)):
+        if scale.holds(end):
+            parts.append(f'<path class="whisker" d="M{at} {_MIDDLE - 4}v8"/>')
+        elif (end > scale.high) == (way > 0):
+            parts.append(f'<path class="arrow" d="M{at + 5 * way} {_MIDDLE}l{-6 * way} -4.5v9z"/>')
+    if scale.holds(value):
+        parts.append(f'<circle class="dot" cx="{scale.at(value):g}" cy="{_MIDDLE}" r="3.5"/>')
+    content = f'{lines}<g class="{side}">{"".join(parts)}</g>'
+    return _svg("interval", _ROW_WIDTH, _ROW_HEIGHT, content, says)
 
 
-def _mark(style: int, x: float, y: float) -> str:
-    return f'<path d="M{x:g} {y:g}{_MARKS[style % len(_MARKS)]}"/>'
-
-
-def dot(x: float, y: float, r: float, kind: str) -> str:
-    """Returns a dot of a class of the style sheet."""
-    return f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{r:g}"/>'
-
-
-# --- one curve over the steps of a training
-
-Point = tuple[float, float]
-_MOST_POINTS = 300
-
-
-def draw_curve(points: Sequence[Point], size: Size, says: str, best: float | None = None) -> Markup:
-    """Returns the chart of `points` (step, value), sorted by step; empty for none.
-
-    Args:
-        points: Finite numbers.
-        size: Width and height [pixels].
-        says: The chart in words.
-        best: A step to mark.
-    """
-    if not points:
+def draw_bars(heights: Sequence[object]) -> Markup:
+    """Returns a histogram; empty if all heights are 0."""
+    numbers = [value if is_number(value) else 0.0 for value in heights]
+    highest = max(numbers, default=0.0)
+    if highest <= 0:
         return Markup()
-    thinned = thin_out(points, _MOST_POINTS)
-    end = max(thinned[-1][0], 1.0)
-    frame, y_ticks = _Frame.around((0.0, end), (value for _, value in thinned), size)
-    steps = ticks(0.0, end, max(4, size[0] // 140))
-    x_ticks = [(step, count(step)) for step in steps if step <= end and step == int(step)]
-    path = " ".join("{},{}".format(*frame.at(*point)) for point in thinned)
-    parts = [frame.axes(x_ticks, y_ticks, "step"), f'<polyline class="line" points="{path}"/>']
-    parts.append(dot(*frame.at(*thinned[-1]), 3.5, "dot"))
-    parts += [dot(*frame.at(*point), 7, "ring") for point in points if point[0] == best]
-    return frame.drawn("".join(parts), says)
-
-
-def thin_out(points: Sequence[Point], at_most: int) -> list[Point]:
-    """Returns at most `at_most` points: means of equal stretches, and the ends as they are."""
-    if len(points) <= at_most:
-        return list(points)
-    inner = points[1:-1]
-    stretch = math.ceil(len(inner) / (at_most - 2))
-    means = [np.mean(inner[i : i + stretch], axis=0) for i in range(0, len(inner), stretch)]
-    return [points[0], *((float(x), float(y)) for x, y in means), points[-1]]
-
-
-# --- clouds of dots
-
-_STRIP = 22
-"""Room for the counts of 0, which a logarithm can't show [pixels]."""
-_CELL = 5.0
-_LEAST_R, _MOST_R = 2.0, 7.0
-_DROP = 4
-"""How much lower the counts across stand, below the largest dots [pixels]."""
-
-
-def draw_cloud(
-    points: Sequence[Point],
-    size: Size,
-    names: tuple[str, str],
-    says: str,
-    slope: float | None = None,
-) -> Markup:
-    """Returns the chart of `points`; empty for none.
-
-    Points that would lie upon each other are one dot, the larger the more they are.
-
-    Args:
-        points: Counts across and up, none negative.
-        size: Width and height [pixels].
-        names: What is across, and what is up.
-        says: The chart in words.
-        slope: Draws the line up = slope × across.
-    """
-    if not points:
-        return Markup()
-    (width, height), zero = size, size[1] - BOTTOM
-    x_ticks, y_ticks = (decades(max(counts)) for counts in zip(*points, strict=True))
-    across = Scale(1.0, x_ticks[-1], LEFT + _STRIP, width - RIGHT, is_log=True)
-    up = Scale(1.0, y_ticks[-1], zero - _STRIP, TOP + 12, is_log=True)
-    frame = _Frame(width, height, across, up)
-    parts = [
-        frame.axes(_short(x_ticks), _short(y_ticks), f"{names[0]}{_LOG}", _DROP),
-        f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{zero}" y2="{zero}"/>',
-        _label(LEFT - _MOST_R - 3, zero + 4, "end", "0"),
-        _label(LEFT, zero + 16 + _DROP, "middle", "0"),
-        _label(0, 10, "start", f"{names[1]}{_LOG}"),
-        _slope(frame, slope) if slope else "",
-        f'<g class="cloud">{"".join(_dots(frame, points))}</g>',
-    ]
-    return frame.drawn("".join(parts), says, "scatter")
-
-
-def _short(places: Iterable[float]) -> list[Tick]:
-    """Names powers of ten so that they fit beside an axis: `1,000`, `100 k`, `10 M`."""
-    units = ((1e7, 1e6, " M"), (1e4, 1e3, " k"), (0.0, 1.0, ""))
-    ticks = []
-    for place in places:
-        size, sign = next((size, sign) for least, size, sign in units if place >= least)
-        ticks.append((place, f"{place / size:,.0f}{sign}"))
-    return ticks
-
-
-def _dots(frame: _Frame, points: Iterable[Point]) -> Iterator[str]:
-    """Yields a dot for each cell of the chart that holds a point."""
-    cells = collections.Counter(
-        (
-            round((frame.x.at(x) if x >= 1 else LEFT) / _CELL),
-            round((frame.y.at(y) if y >= 1 else frame.height - BOTTOM) / _CELL),
-        )
-        for x, y in points
+    step = 100 / len(numbers)
+    # The smallest bar is still visible.
+    tall = [max(1.0, 24 * value / highest) if value > 0 else 0.0 for value in numbers]
+    bars = "".join(
+        f'<rect x="{i * step:.1f}" y="{24 - high:.1f}" width="{max(step - 1, 1):.1f}"'
+        f' height="{high:.1f}"/>'
+        for i, high in enumerate(tall)
     )
-    most = max(cells.values())
-    for (x, y), n in sorted(cells.items()):
-        r = _LEAST_R + (_MOST_R - _LEAST_R) * math.sqrt((n - 1) / most)
-        yield f'<circle cx="{x * _CELL:g}" cy="{y * _CELL:g}" r="{r:.1f}"/>'
-
-
-def _slope(frame: _Frame, slope: float) -> str:
-    """Returns the part of the line that lies within the axes."""
-    first, last = max(1.0, 1.0 / slope), min(frame.x.high, frame.y.high / slope)
-    if last <= first:
-        return ""
-    (x1, y1), (x2, y2) = frame.at(first, slope * first), frame.at(last, slope * last)
-    return f'<line class="even" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
+    return _svg("bar-chart", 100, 24, bars)

@@ -75,9 +75,22 @@ class Evaluated:
         """Keys of the model and of all that it is compared with."""
         return [MODEL, *self.others]
 
-    def figure(self, key: str, metric: str) -> Any:
+    def figure(self, key: str | None, metric: str) -> Any:
         """Returns the figure of a system; None if there is none."""
         return self._figures.get(key, {}).get(metric)
+
+    def shown(self, key: str, metric: str) -> str:
+        """Returns the figure of a system as text; a share of the catalogue is in percent."""
+        value = self.figure(key, metric)
+        return share(value) if metric.startswith("coverage@") else figure(value)
+
+    def beats(self, key: str, metric: str) -> bool:
+        """Returns whether the figure of another system is better than the model's."""
+        value, model = self.figure(key, metric), self.metrics[metric]
+        better = self.description(metric)["better"]
+        if not (is_number(value) and is_number(model)):
+            return False
+        return (better == "higher" and value > model) or (better == "lower" and value < model)
 
     def interval(self, metric: str) -> tuple[float, float] | None:
         """Returns the interval of the model's figure; None if there is none."""
@@ -93,8 +106,8 @@ class Evaluated:
         }
         return max(known, key=lambda key: known[key], default=None)
 
-    def difference(self, key: str, metric: str) -> RelativeDifference:
-        """Returns how far the model lies from `key` in `metric`."""
+    def difference(self, key: str | None, metric: str) -> RelativeDifference:
+        """Returns the model's difference from the system `key`, if there is one, in `metric`."""
         comparison = (self.part.get("comparisons") or {}).get(key) or {}
         if "relative" not in comparison:
             comparison = comparison.get(metric) or {}
@@ -111,8 +124,11 @@ class Evaluated:
             return ""
         if ends[0] <= 0 <= ends[1]:
             return "level"
-        is_lower_better = self.description(metric)["better"] == "lower"
-        return "better" if (ends[0] > 0) != is_lower_better else "worse"
+        return (
+            "better"
+            if (ends[0] > 0) != (self.description(metric)["better"] == "lower")
+            else "worse"
+        )
 
     def description(self, metric: str) -> dict[str, Any]:
         """Returns `title`, `meaning` and `better` of a metric, with or without a cut-off."""
@@ -126,18 +142,18 @@ class Evaluated:
         """Returns whether a metric describes the lists, without a better direction."""
         return self.description(metric)["better"] is None
 
-    def name(self, key: str) -> str:
-        """Returns what a system is called at the head of a column."""
-        return system_name(key, self.part)
+    def name(self, key: str | None) -> str:
+        """Returns the name of a system in a heading; empty for none."""
+        return "" if key is None else system_name(key, self.part)
 
-    def long_name(self, key: str) -> str:
-        """Returns what a system is called in a sentence."""
+    def long_name(self, key: str | None) -> str:
+        """Returns the name of a system in a sentence."""
         return "the last blessed model" if key == BLESSED else self.name(key)
 
     def style(self, key: str) -> int:
-        """Returns the mark and dash of a system in every picture, see `charts`."""
+        """Returns the marker and dash of a system in every chart, see `charts`."""
         if key in _STYLES:
-            return style_of(key)
+            return _STYLES.index(key)
         own = [other for other in self.others if other not in _STYLES]
         free = [n for n, other in enumerate(_STYLES) if n and other not in self.others]
         return free[own.index(key) % len(free)] if free and key in own else len(_STYLES) - 1
@@ -166,11 +182,6 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
     if is_number(of_all) and of_all >= _MANY_REPEATS:
         text += " If lists may contain items that users have seen, set repeats to include."
     return text
-
-
-def style_of(key: str) -> int:
-    """Returns the mark and dash of a system whose evaluation isn't at hand."""
-    return _STYLES.index(key) if key in _STYLES else len(_STYLES) - 1
 
 
 def system_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
@@ -205,11 +216,6 @@ def metric_title(metric: str, evaluation: Mapping[str, Any] | None = None) -> st
     """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
     family, at, k = metric.partition("@")
     return f"{metric_description(family, evaluation)['title']}{at}{k}"
-
-
-def shown(metric: str, value: Any) -> str:
-    """Returns a figure as people read it: a share of the catalogue in percent."""
-    return share(value) if metric.startswith("coverage@") else figure(value)
 
 
 def cut_offs(metrics: Collection[str]) -> list[int]:

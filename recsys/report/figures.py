@@ -1,14 +1,14 @@
-"""The figures of the evaluation: the decision, metrics, comparisons, slices and examples.
+"""Figures of the evaluation: the decision, metrics, comparisons, slices and examples.
 
-Each `read_…` returns numbers and names; the templates turn them into text.
+Each `read_…` returns numbers, names and charts; the templates put them into words and tables.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -23,19 +23,10 @@ from recsys.formats import (
     share,
     span,
 )
-from recsys.report.charts import Size, draw_cloud, picture
-from recsys.report.evaluated import (
-    MODEL,
-    Evaluated,
-    RelativeDifference,
-    cut_offs,
-    metric_title,
-    repeats_in_words,
-    shown,
-    system_name,
-)
+from recsys.report.charts import Chart, Estimate, Scale, Series, draw_interval, key, shared_range
+from recsys.report.evaluated import MODEL, Evaluated, RelativeDifference, cut_offs, metric_title
+from recsys.report.page import style_sheet, templates
 from recsys.report.run_artifacts import Artifacts, MissingError
-from recsys.report.whiskers import Estimate, draw_whisker, shared_range
 
 # --- the decision
 
@@ -45,26 +36,17 @@ def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
     verdict = artifacts.evaluated.get("verdict")
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
         raise MissingError("The evaluation has no verdict.")
+    evaluated = Evaluated.of(artifacts)
     rules = [_rule(rule) for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
-    return {
-        "is_blessed": verdict["blessed"],
-        "sentence": verdict.get("sentence") or "",
-        "warning": verdict.get("warning") or "",
-        "rules": sorted(rules, key=lambda rule: rule["passed"]),
-        "reasons": verdict.get("reasons") or [],
-        "pushed": artifacts.pushed,
-        "version": PurePath(artifacts.pushed or "").name,
-        "not_pushed": artifacts.not_pushed or "",
-        "lost": _lost(Evaluated.of(artifacts)),
-    }
-
-
-def _lost(evaluated: Evaluated) -> dict[str, str] | None:
-    """Returns the strongest baseline if it is significantly better; else None."""
     strongest = evaluated.strongest(of_baselines=True)
-    if strongest is None or evaluated.difference(strongest, evaluated.deciding).outcome != "worse":
-        return None
-    return {"metric": evaluated.title(evaluated.deciding), "to": evaluated.name(strongest)}
+    is_lost = evaluated.difference(strongest, evaluated.deciding).outcome == "worse"
+    return {
+        **verdict,
+        "rules": sorted(rules, key=lambda rule: rule["passed"]),
+        "version": PurePath(artifacts.pushed or "").name,
+        "metric": evaluated.title(evaluated.deciding),
+        "lost_to": evaluated.name(strongest) if is_lost else "",
+    }
 
 
 def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,35 +63,10 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     words = f"{write(value)}, {write_span(ends)}; at least {write(threshold)} required"
     estimate = Estimate(value, *ends)
     scale = shared_range([estimate], [threshold, 0.0])
-    return row | {"picture": draw_whisker(estimate, scale, words, zero=zero, least=threshold)}
+    return row | {"picture": draw_interval(estimate, scale, words, zero=zero, least=threshold)}
 
 
-def read_tiles(artifacts: Artifacts) -> list[dict[str, Any]]:
-    """Returns the headline figures, the deciding one first."""
-    evaluated = Evaluated.of(artifacts)
-    k = evaluated.deciding.partition("@")[2] or "10"
-    names = dict.fromkeys([evaluated.deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
-    return [_tile(evaluated, name) for name in names if name in evaluated.metrics][:4]
-
-
-def _tile(evaluated: Evaluated, name: str) -> dict[str, Any]:
-    tile: dict[str, Any] = {
-        "name": evaluated.title(name),
-        "value": shown(name, evaluated.metrics[name]),
-        "interval": evaluated.interval(name),
-        "decides": name == evaluated.deciding,
-        "difference": RelativeDifference(),
-    }
-    other = evaluated.strongest()
-    if name.startswith("coverage@"):
-        return tile | {"coverage_k": name.partition("@")[2]}
-    if other is None:
-        return tile
-    tile |= {"other": evaluated.name(other), "other_figure": evaluated.figure(other, name)}
-    return tile | {"difference": evaluated.difference(other, name)}
-
-
-# --- tables of metrics
+# --- metrics
 
 _PROTOCOLS = {
     "each_moment": (
@@ -125,9 +82,20 @@ _ONCE = ("once per user", "one query per user, from the user's training events")
 
 
 def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns the metrics under the protocol that the config chose."""
+    """Returns the metrics under the protocol that the config chose, and the headline figures."""
     evaluated = Evaluated.of(artifacts)
-    return _measured(evaluated, str(evaluated.part.get("query", "each_moment")), is_chosen=True)
+    deciding, metrics = evaluated.deciding, evaluated.metrics
+    k = deciding.partition("@")[2] or "10"
+    tiles = dict.fromkeys([deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
+    beyond = [name for name in metrics if evaluated.is_beyond(name)]
+    if order := list((evaluated.part.get("descriptions") or {}).get("metrics") or ()):
+        beyond.sort(key=lambda name: order.index(name.partition("@")[0]))
+    return {
+        **_measured(evaluated, str(evaluated.part.get("query", "each_moment"))),
+        "decides": deciding,
+        "tiles": [name for name in tiles if name in metrics][:4],
+        "beyond": _at_cut_off(beyond, deciding),
+    }
 
 
 def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
@@ -143,22 +111,21 @@ def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
     if not evaluation.get(other):
         raise MissingError("The evaluation has only one protocol.")
     shared = {name: evaluation.get(name) for name in ("confidence", "descriptions")}
-    evaluated = Evaluated(shared | evaluation[other], artifacts.bless().get("metric"))
-    # The verdict rests on the protocol that the config chose.
-    return _measured(evaluated, other, is_chosen=False)
+    return _measured(Evaluated(shared | evaluation[other], artifacts.bless().get("metric")), other)
 
 
-def read_beyond(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns the metrics of the lists themselves, at the cut-off that decides if they have it."""
-    evaluated = Evaluated.of(artifacts)
-    names = [name for name in evaluated.metrics if evaluated.is_beyond(name)]
-    if not names:
-        raise MissingError("The evaluation has no metrics beyond accuracy.")
-    order = list((evaluated.part.get("descriptions") or {}).get("metrics") or ())
-    at_k = _at_cut_off(names, evaluated.deciding)
-    if order:
-        at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
-    return _table(evaluated, at_k, is_chosen=False)
+def _measured(evaluated: Evaluated, protocol: str) -> dict[str, Any]:
+    names = [name for name in evaluated.metrics if not evaluated.is_beyond(name)]
+    title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
+    if _split(evaluated.part) != "time" and protocol == "at_cut":
+        title, meaning = _ONCE
+    return {
+        "evaluated": evaluated,
+        "names": _at_cut_off(names, evaluated.deciding),
+        "all_names": names,
+        "title": title,
+        "meaning": meaning,
+    }
 
 
 def _at_cut_off(names: Sequence[str], deciding: str) -> list[str]:
@@ -168,126 +135,29 @@ def _at_cut_off(names: Sequence[str], deciding: str) -> list[str]:
     return [name for name in names if name.partition("@")[2] in ("", k)]
 
 
-def _measured(evaluated: Evaluated, protocol: str, *, is_chosen: bool) -> dict[str, Any]:
-    part = evaluated.part
-    names = [name for name in evaluated.metrics if not evaluated.is_beyond(name)]
-    at_k = _at_cut_off(names, evaluated.deciding)
-    title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
-    if _split(part) != "time" and protocol == "at_cut":
-        title, meaning = _ONCE
-    everything = _table(evaluated, names, is_chosen=is_chosen) if len(at_k) < len(names) else None
-    return {
-        **part,
-        "is_chosen": is_chosen,
-        "title": title,
-        "protocol_meaning": meaning,
-        "repeats_text": repeats_in_words(part),
-        "table": _table(evaluated, at_k, is_chosen=is_chosen),
-        "all_cut_offs": everything,
-        "deciding": evaluated.title(evaluated.deciding),
-        "n_others": len(evaluated.others),
-    }
-
-
 def _split(evaluation: Mapping[str, Any]) -> str:
     return str((evaluation.get("split") or {}).get("split", "time"))
 
 
-def _table(evaluated: Evaluated, names: Iterable[str], *, is_chosen: bool) -> dict[str, Any]:
-    """Returns the metrics `names` of all systems; with `is_chosen` one of them decides."""
-    strongest = evaluated.strongest()
-    rows = [_row(evaluated, name, strongest, is_chosen=is_chosen) for name in names]
-    return {
-        "rows": rows,
-        "others": [evaluated.name(other) for other in evaluated.others],
-        "strongest": "" if strongest is None else evaluated.name(strongest),
-        "strongest_is": "" if strongest is None else evaluated.long_name(strongest),
-        "interval_name": evaluated.interval_name(),
-        "has_intervals": any(row["interval"] for row in rows),
-        "has_better": any(cell["is_better"] for row in rows for cell in row["cells"]),
-    }
+# --- the deciding metric against each system, and on slices
 
-
-def _row(
-    evaluated: Evaluated, name: str, strongest: str | None, *, is_chosen: bool
-) -> dict[str, Any]:
-    model, described = evaluated.metrics[name], evaluated.description(name)
-    difference = (
-        RelativeDifference() if strongest is None else evaluated.difference(strongest, name)
-    )
-    if evaluated.is_beyond(name):
-        difference = difference._replace(outcome="")
-    figures = {other: evaluated.figure(other, name) for other in evaluated.others}
-    return {
-        "name": evaluated.title(name),
-        "meaning": described["meaning"],
-        "model": shown(name, model),
-        "interval": evaluated.interval(name),
-        "cells": [
-            {
-                "name": evaluated.name(other),
-                "text": shown(name, value),
-                "is_better": _is_better(value, model, described["better"]),
-            }
-            for other, value in figures.items()
-        ],
-        "difference": difference,
-        "decides": is_chosen and name == evaluated.deciding,
-    }
-
-
-def _is_better(value: object, model: object, better: str | None) -> bool:
-    """Returns whether another system's figure beats the model's."""
-    if not (is_number(value) and is_number(model)):
-        return False
-    return (better == "higher" and value > model) or (better == "lower" and value < model)
-
-
-# --- the deciding metric against each system
+_SMALL_SLICE_USERS = 50
 
 
 def read_against(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the comparison of the model with each other system."""
     evaluated = Evaluated.of(artifacts)
-    apart = {other: evaluated.difference(other, evaluated.deciding) for other in evaluated.others}
-    scale = shared_range(estimate for d in apart.values() if (estimate := _estimate(d)))
-    rows: list[dict[str, Any]] = [
-        {
-            "name": evaluated.name(other),
-            "figure": evaluated.figure(other, evaluated.deciding),
-            "difference": difference,
-            "picture": _whisker(difference, scale, f"against {evaluated.long_name(other)}"),
-        }
-        for other, difference in apart.items()
-    ]
-    left_out = evaluated.part.get("baselines_left_out") or {}
-    rows += [{"name": evaluated.name(name), "why_not": why} for name, why in left_out.items()]
-    if not rows:
+    if not evaluated.others and not evaluated.part.get("baselines_left_out"):
         raise MissingError("There are no other systems to compare the model with.")
-    title = evaluated.title(evaluated.deciding)
-    return {"metric": title, "interval_name": evaluated.interval_name(), "rows": rows}
-
-
-def _estimate(difference: RelativeDifference) -> Estimate | None:
-    """Returns what can be drawn of a difference; None where it has no interval."""
-    if difference.relative is None or difference.interval is None:
-        return None
-    return Estimate(difference.relative, *difference.interval)
-
-
-def _whisker(difference: RelativeDifference, scale: Any, against: str) -> Markup:
-    estimate = _estimate(difference)
-    if estimate is None:
-        return Markup()
-    outcome = "" if difference.outcome == "level" else f", significantly {difference.outcome}"
-    ends = change_span(difference.interval)
-    says = f"{against}: {change(difference.relative)}, interval {ends}{outcome}"
-    return draw_whisker(estimate, scale, says)
-
-
-# --- slices
-
-_SMALL_SLICE_USERS = 50
+    differences = {o: evaluated.difference(o, evaluated.deciding) for o in evaluated.others}
+    scale = shared_range(filter(None, map(_estimate, differences.values())))
+    names = map(evaluated.long_name, differences)
+    pictures = [
+        _picture(difference, scale, f"against {name}")
+        for name, difference in zip(names, differences.values(), strict=True)
+    ]
+    rows = list(zip(differences.items(), pictures, strict=True))
+    return {"evaluated": evaluated, "rows": rows}
 
 
 def read_slices(artifacts: Artifacts) -> dict[str, Any]:
@@ -296,51 +166,128 @@ def read_slices(artifacts: Artifacts) -> dict[str, Any]:
     parts = evaluated.part.get("slices")
     if not parts:
         raise MissingError("The evaluation has no slices.")
-    other = evaluated.strongest()
-    limit = evaluated.part.get("small_slice") or _SMALL_SLICE_USERS
-    rows = [_slice(part, evaluated, other) for part in parts]
+    metric, other = evaluated.deciding, evaluated.strongest()
+    shared = {"descriptions": evaluated.part.get("descriptions")}
+    rows = [{**part, "name": part["name"], "evaluated": Evaluated({**shared, **part}, metric)}
+            for part in parts]  # fmt: skip
+    for row in rows:
+        row["difference"] = row["evaluated"].difference(other, metric)
     # Small slices, which vary widely, don't stretch the scale of the others.
-    known = [(_estimate(row["difference"]), row["is_small"]) for row in rows]
+    known = [(_estimate(row["difference"]), row.get("is_small")) for row in rows]
     large = [estimate for estimate, is_small in known if estimate and not is_small]
     scale = shared_range(large or [estimate for estimate, _ in known if estimate])
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if other is not None:
-            against = f"{row['name']}, against {evaluated.long_name(other)}"
-            row["picture"] = _whisker(row["difference"], scale, against)
-        kinds.setdefault(str(row.get("kind") or "other"), []).append(row)
-    return {
-        "metric": evaluated.title(evaluated.deciding),
-        "other": "" if other is None else evaluated.name(other),
-        "other_is": "" if other is None else evaluated.long_name(other),
-        "interval_name": evaluated.interval_name(),
-        "kinds": kinds,
-        "has_small": any(row["is_small"] for row in rows),
-        "lacks_intervals": any(
-            row["difference"].relative is not None and row["difference"].interval is None
-            for row in rows
-        ),
-        "limit": limit,
-    }
+        says = f"{row['name']}, against {evaluated.long_name(other)}"
+        kinds.setdefault(str(row.get("kind") or "other"), []).append(
+            row | {"picture": _picture(row["difference"], scale, says)}
+        )
+    limit = evaluated.part.get("small_slice") or _SMALL_SLICE_USERS
+    return {"evaluated": evaluated, "other": other, "kinds": kinds, "limit": limit}
 
 
-def _slice(part: Mapping[str, Any], evaluated: Evaluated, other: str | None) -> dict[str, Any]:
-    metric = evaluated.deciding
-    own = Evaluated({"descriptions": evaluated.part.get("descriptions"), **part}, metric)
-    return {
-        **part,
-        "name": part["name"],
-        "model": own.figure(MODEL, metric),
-        "other": None if other is None else own.figure(other, metric),
-        "difference": RelativeDifference() if other is None else own.difference(other, metric),
-        "is_small": part.get("is_small") is True,
-    }
+def _estimate(difference: RelativeDifference) -> Estimate | None:
+    """Returns the interval of a difference; None if there is none."""
+    if difference.relative is None or difference.interval is None:
+        return None
+    return Estimate(difference.relative, *difference.interval)
+
+
+def _picture(difference: RelativeDifference, scale: Scale, against: str) -> Markup:
+    if (estimate := _estimate(difference)) is None:
+        return Markup()
+    outcome = "" if difference.outcome == "level" else f", significantly {difference.outcome}"
+    ends = change_span(difference.interval)
+    says = f"{against}: {change(difference.relative)}, interval {ends}{outcome}"
+    return draw_interval(estimate, scale, says)
+
+
+# --- the metrics over the length of the list
+
+_DRAWN = ("recall", "ndcg")
+
+
+def read_over_k(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the charts of the metrics over their cut-off, with their legend."""
+    return _over_k(Evaluated.of(artifacts))
+
+
+def _over_k(evaluated: Evaluated) -> dict[str, Any]:
+    ks = cut_offs(evaluated.metrics)
+    drawn = [
+        family
+        for family in _DRAWN
+        if sum(is_number(evaluated.metrics.get(f"{family}@{k}")) for k in ks) > 1
+    ]
+    if not drawn:
+        raise MissingError("The metrics have a single cut-off, so there is no plot over k.")
+    legend = [(evaluated.name(name), key(evaluated.style(name))) for name in evaluated.systems]
+    return {"legend": legend, "charts": [_over_k_chart(evaluated, name, ks) for name in drawn]}
+
+
+def _over_k_chart(evaluated: Evaluated, family: str, ks: Sequence[int]) -> Chart:
+    names = [f"{family}@{k}" for k in ks]
+    intervals = zip(map(float, ks), map(evaluated.interval, names), strict=True)
+    whiskers = [(k, *ends) for k, ends in intervals if ends is not None]
+    series, figures = [], []
+    for system in evaluated.systems:
+        values = [evaluated.figure(system, name) for name in names]
+        known = [value if is_number(value) else None for value in values]
+        own = whiskers if system == MODEL else []
+        points = list(zip(map(float, ks), known, strict=True))
+        series.append(Series(evaluated.style(system), points, own))
+        figures.append(f"{evaluated.name(system)} {figure(values[-1])}")
+    title = f"{evaluated.title(family)}@k"
+    caption = f"{title} for k from {ks[0]} to {ks[-1]}. At {ks[-1]}: {', '.join(figures)}."
+    if whiskers:
+        caption += f" Whiskers: {evaluated.interval_name()} of the model."
+    labels = [(float(k), str(k)) for k in ks]
+    return Chart(title, caption, series, labels, x_name="k", is_log=True)
+
+
+class Plot(NamedTuple):
+    """Charts as HTML, without scripts and network.
+
+    Attributes:
+        html: The charts with their keys and captions.
+    """
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        """Returns the charts in a frame, so that their style doesn't affect the notebook."""
+        page = html.escape(self.page(), quote=True)
+        return f'<iframe srcdoc="{page}" width="100%" height="380" frameborder="0"></iframe>'
+
+    def page(self) -> str:
+        """Returns a page of the charts."""
+        head = f'<!doctype html><meta charset="utf-8"><style>{style_sheet()}</style>'
+        return f"{head}<body><main>{self.html}</main></body>"
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page; returns its path."""
+        path = Path(path)
+        path.write_text(self.page(), encoding="utf-8")
+        return path
+
+
+def plot_metrics(evaluation: Mapping[str, Any]) -> Plot:
+    """Returns recall and NDCG over their cut-off, of the model and the systems beside it.
+
+    Args:
+        evaluation: The content of `evaluation.json`.
+
+    Raises:
+        MissingError: The metrics have a single cut-off.
+    """
+    drawn = _over_k(Evaluated(evaluation, evaluation["verdict"]["metric"]))
+    macros: Any = templates().get_template("macros.jinja").module
+    return Plot(str(macros.charts(drawn["charts"], drawn["legend"])))
 
 
 # --- popularity and exposure
 
-_CLOUD: tuple[Size, Size] = (990, 340), (330, 300)
-_SHARES = {"training_share": "of the training events", "recommended_share": "of the model's lists"}
+_SHARES = {"recommended_share": (0, "the model's lists"), "training_share": (1, "training events")}
 
 
 def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
@@ -348,36 +295,22 @@ def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
     exposure = artifacts.evaluated.get("exposure")
     if not exposure:
         raise MissingError("The evaluation has no counts of recommendations per item.")
-    points = [(float(x), float(y)) for x, y in exposure.get("points") or []]
-    bins = exposure.get("bins") or []
-    return {
-        "picture": _cloud(points, bins, count(exposure.get("k"))) if points else None,
-        "names": list(_SHARES.values()),
-        "bins": [{**b, "shares": [(_SHARES[name], b[name]) for name in _SHARES]} for b in bins],
-    }
-
-
-def _cloud(
-    points: Sequence[tuple[float, float]], bins: Sequence[Mapping[str, Any]], k: str
-) -> dict[str, Any]:
-    n_items, slope = sum(part["items"] for part in bins), None
-    which = counted(len(points), "item", "items")
-    if len(points) < n_items:
-        which = f"{count(len(points))} of {count(n_items)} items, the most recommended and a sample"
+    bins, points = exposure.get("bins") or [], exposure.get("points") or []
     caption = (
-        f"{which}, each by its training events and by the number of lists of {k} that contain it;"
-        " larger dots are several items."
+        f"Share of the training events and of the model's lists of {count(exposure.get('k'))},"
+        " for items by their number of training events."
     )
-    if len(points) >= n_items:
-        never = sum(y == 0 for _, y in points)
-        caption += f" {count(never)} ({share(never / len(points))}) are in no list."
-        events, lists = (sum(axis) for axis in zip(*points, strict=True))
-        slope = lists / events if events > 0 and lists > 0 else None
-    if slope:
-        caption += " The dashed line: recommended in proportion to training events."
-    names = ("training events", "lists")
-    draw = functools.partial(draw_cloud, points, names=names, says=caption, slope=slope)
-    return picture("", caption, draw, *_CLOUD)
+    if points and sum(part["items"] for part in bins) <= len(points):
+        never = sum(lists == 0 for _, lists in points)
+        caption += f" {counted(never, 'item', 'items')} ({share(never / len(points))}) in no list."
+    series = [
+        Series(style, [(float(i), part[name]) for i, part in enumerate(bins)])
+        for name, (style, _) in _SHARES.items()
+    ]
+    labels = [(float(i), count(part["from"])) for i, part in enumerate(bins)]
+    chart = Chart("", caption, series, labels, x_name="training events, at least")
+    legend = [(name, key(style)) for style, name in _SHARES.values()]
+    return {"charts": [chart], "legend": legend, "bins": bins}
 
 
 # --- example users
@@ -385,48 +318,27 @@ def _cloud(
 _SHOWN_ITEMS = 10
 
 
-def read_people(artifacts: Artifacts) -> list[dict[str, Any]]:
+def read_people(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the example users with their histories, and their recommendations now and before."""
-    examples = artifacts.evaluated.get("examples")
+    evaluation = artifacts.evaluated
+    examples = evaluation.get("examples")
     if not examples:
         raise MissingError("The evaluation has no example users.")
-    return [_person(example) for example in examples]
-
-
-def read_unknown_people(artifacts: Artifacts) -> list[str]:
-    """Returns the users that the config names and the evaluation could not show."""
-    return artifacts.evaluated.get("unknown_report_users") or []
+    shown = [_person(example) for example in examples]
+    return {"shown": shown, "unknown": evaluation.get("unknown_report_users") or []}
 
 
 def _person(example: Mapping[str, Any]) -> dict[str, Any]:
     history = example.get("history") or []
     now, before = (example.get(name) for name in ("recommended", "blessed_recommended"))
+    now = (now or [])[:_SHOWN_ITEMS]
+    known = None if before is None else {item.get("id") for item in before[:_SHOWN_ITEMS]}
+    is_new = [known is not None and item.get("id") not in known for item in now]
     return {
         "user_id": example.get("user_id"),
         "history": history[:_SHOWN_ITEMS],
         "n_earlier": len(history) - _SHOWN_ITEMS,
-        "now": _recommended(now or [], before),
-        "before": None if before is None else _recommended(before, None),
-        "n_alike": len(_ids(now or []) & _ids(before or [])),
+        "now": [{**item, "is_new": new} for item, new in zip(now, is_new, strict=True)],
+        "before": None if before is None else before[:_SHOWN_ITEMS],
+        "n_alike": len(now) - sum(is_new),
     }
-
-
-def _recommended(
-    items: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
-    known = None if others is None else _ids(others)
-    rows = [
-        {**item, "is_new": known is not None and item.get("id") not in known}
-        for item in items[:_SHOWN_ITEMS]
-    ]
-    return {"rows": rows, "n_hits": sum(bool(item.get("held_out")) for item in rows)}
-
-
-def _ids(items: Sequence[Mapping[str, Any]]) -> set[Any]:
-    return {item.get("id") for item in items[:_SHOWN_ITEMS]}
-
-
-def read_evaluation_seconds(artifacts: Artifacts) -> list[tuple[str, Any]]:
-    """Returns what the evaluation spent on each system [s]."""
-    seconds = artifacts.evaluated.get("seconds") or {}
-    return [(system_name(name), value) for name, value in seconds.items()]

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from recsys.formats import count, counted, figure, is_number
-from recsys.report.charts import Series, draw_lines, key, picture, spread
-from recsys.report.evaluated import BLESSED, MODEL, Evaluated, metric_title, style_of, system_name
+from recsys.report.charts import Chart, Series, key, spread
+from recsys.report.evaluated import BLESSED, MODEL, Evaluated, metric_title, system_name
 from recsys.report.page import read_part, render
 from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import RUNS, read_result, read_steps, run_folders, state_of
-from recsys.report.span_words import spans_in_words, spans_of
+from recsys.report.runs import (
+    RUNS,
+    read_result,
+    read_steps,
+    run_folders,
+    spans_in_words,
+    spans_of,
+    state_of,
+)
 from recsys.system.commit import commit_text
-from recsys.tuning.study_records import FOLDER, PAGE, read_records
+from recsys.tuning.study_records import read_records
 
 INDEX = "index.html"
 _MOST_OPEN = 60
 
 
 class RecordedRun:
-    """One run, as it was read.
+    """One run, as its record describes it.
 
     Args:
         folder: Folder of its record.
@@ -33,19 +39,19 @@ class RecordedRun:
     Attributes:
         id: Name of its folder.
         name: Name of the pipeline.
-        started: When [seconds since 1970]; None where that isn't known.
-        seconds: How long it took; None where that isn't known.
+        started: Start [seconds since 1970]; None if unknown.
+        seconds: Duration; None if unknown.
         state: `blessed`, `refused`, `failed`, `interrupted` or `no verdict`.
         says: The verdict's sentence, or the error's.
-        measured: What was measured; None where nothing was.
-        metric: The metric that decides; empty where nothing was measured.
+        measured: The figures; None if nothing was evaluated.
+        metric: The deciding metric; empty if nothing was evaluated.
         value: The deciding figure; None if there is none.
-        query: Protocol of the queries; figures of different protocols are not comparable.
-        rejected: Rows rejected, and rows read; None where that isn't known.
+        protocol: Protocol of the queries; figures of different protocols are not comparable.
+        rejected: Rows rejected, and rows read; None if unknown.
         report: Path of its report from the root; empty if there is none.
-        spans: Phrases on its spans that are new, late and the like.
-        start: `warm` or `cold`; empty where nothing was trained.
-        version: Number of the version that was pushed; empty where none was.
+        spans: Phrases on its spans that are new, late and so on.
+        start: `warm` or `cold`; empty if nothing was trained.
+        version: Number of the pushed version; empty if none was.
         cached: Names of the steps that were cached, so that they made nothing new.
     """
 
@@ -61,8 +67,9 @@ class RecordedRun:
         self.measured = Evaluated(result, result.get("deciding")) if result.get("metrics") else None
         self.metric = self.measured.deciding if self.measured else ""
         self.value = self.figure(MODEL, self.metric)
-        self.query = _query(result)
-        self.rejected = _rejected(result.get("rejected") or {})
+        self.protocol = _protocol(result)
+        rejected = (result.get("rejected") or {}).values()
+        self.rejected = [sum(one[n] for one in rejected) for n in ("rejected", "read") if rejected]
         report = str(result.get("report") or "")
         self.report = report if report and (root / report).is_file() else ""
         self.spans = spans_in_words(spans_of(result.get("spans")))
@@ -76,19 +83,23 @@ class RecordedRun:
         value = self.measured.figure(system, metric) if self.measured else None
         return value if is_number(value) else None
 
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Returns the interval of the model's figure; None if there is none."""
+        return self.measured.interval(metric) if self.measured else None
+
     def is_like(self, other: RecordedRun) -> bool:
         """Returns whether the figures of two runs are comparable."""
-        mine, theirs = ((run.name, run.metric, run.query) for run in (self, other))
+        mine, theirs = ((run.name, run.metric, run.protocol) for run in (self, other))
         return mine == theirs
 
     def is_rerun(self, earlier: Sequence[RecordedRun]) -> bool:
-        """Returns whether one of the `earlier` runs, newest first, measured the same model."""
+        """Returns whether one of the `earlier` runs, newest first, evaluated the same model."""
         if self.value is None or "Trainer" not in self.cached:
             return False
         for other in earlier:
             if self.is_like(other) and other.value is not None:
                 return True
-            # It made the model and didn't come to measure it.
+            # It trained the model, and ended before it evaluated it.
             made_it = other.name == self.name and "Trainer" not in other.cached
             if made_it and "RetrievalEvaluator" not in self.cached:
                 return False
@@ -96,7 +107,7 @@ class RecordedRun:
 
 
 def read_runs(root: Path) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
-    """Returns the runs of `root`, the newest first, and the damaged records with what is wrong."""
+    """Returns the runs of `root`, the newest first, and the damaged records with the fault."""
     runs, damaged = [], []
     for folder in run_folders(root):
         part = read_part(RecordedRun, folder, root)
@@ -108,7 +119,7 @@ def read_runs(root: Path) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
 
 
 def write_index(root: Path) -> Path:
-    """Writes `<root>/index.html` from the records of the runs, in one step.
+    """Writes `<root>/index.html` from the records of the runs, atomically.
 
     A damaged record is named on the page and left out.
 
@@ -131,40 +142,20 @@ def write_index(root: Path) -> Path:
         n_runs=len(runs),
         damaged=damaged,
         histories=read_part(draw_histories, runs),
-        studies=read_part(_studies, root).content or [],
+        studies=[study for study in read_records(root) if study["best"] is not None],
     )
     path = root / INDEX
     commit_text(page.encode("utf-8", "replace").decode("utf-8"), path)
     return path
 
 
-def _studies(root: Path) -> list[dict[str, Any]]:
-    """Returns the studies of settings under a root, with their best figures."""
-    return [
-        {
-            **record,
-            "value": next(
-                (t["value"] for t in record["trials"] if t["number"] == record["best"]), None
-            ),
-            "address": quote(f"{FOLDER}/{record['name']}/{PAGE}"),
-        }
-        for record in read_records(root)
-    ]
-
-
 def _row(run: RecordedRun, earlier: Sequence[RecordedRun]) -> dict[str, Any]:
     is_rerun = run.is_rerun(earlier)
     values = (other.value for other in earlier if run.is_like(other) and other.value is not None)
     before = None if is_rerun else next(values, None)
-    return {
-        "run": run,
-        "is_rerun": is_rerun,
-        "title": metric_title(run.metric),
-        "interval": run.measured.interval(run.metric) if run.measured else None,
-        "change": run.value / before - 1.0 if run.value is not None and before else None,
-        # A path is no address: it may hold what means something else there.
-        "report": quote(run.report),
-    }
+    change = run.value / before - 1.0 if run.value is not None and before else None
+    # A path is no address: characters such as `#` mean something else there.
+    return {"run": run, "is_rerun": is_rerun, "change": change, "report": quote(run.report)}
 
 
 def _interrupted(folder: Path) -> dict[str, Any]:
@@ -186,7 +177,7 @@ def _cached(folder: Path) -> set[str]:
         return set()
 
 
-def _query(result: Mapping[str, Any]) -> str:
+def _protocol(result: Mapping[str, Any]) -> str:
     parts = [str(result.get("query") or "")]
     split = (result.get("split") or {}).get("split", "time")
     parts += [] if split == "time" else [f"split: {split}"]
@@ -197,24 +188,18 @@ def _query(result: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _rejected(sources: Mapping[str, Mapping[str, float]]) -> list[float] | None:
-    """Returns the rows rejected, and the rows read, of all sources."""
-    names = ("rejected", "read") if sources else ()
-    return [sum(source[name] for source in sources.values()) for name in names] or None
-
-
 # --- the metrics, run by run
 
-_WIDE, _NARROW = (480, 230), (330, 210)
-_DRAWN = (MODEL, "popularity", BLESSED)
+_DRAWN = {MODEL: 0, "popularity": 1, BLESSED: 5, "cold": 2, "frozen": 3}
+"""Systems of the charts, with their styles; `recsys simulate-nights` adds the last two."""
 _MOST_RUNS = 60
 _MOST_TICKS = 5
 
 
 def draw_histories(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    """Returns the pictures of each pipeline that has measured two models.
+    """Returns the charts of each pipeline that has evaluated two models.
 
-    A run that made no new model, because its steps were cached, is no point of them.
+    A run that made no new model, because its steps were cached, is omitted.
 
     Args:
         runs: All runs, the newest first.
@@ -225,48 +210,43 @@ def draw_histories(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     runs = [run for i, run in enumerate(runs) if not run.is_rerun(runs[i + 1 :])]
     newest = {run.name: run for run in reversed(runs) if run.value is not None}
     histories = [_history(run, runs) for run in newest.values()]
-    histories = [history for history in histories if history["pictures"]]
+    histories = [history for history in histories if history["charts"]]
     if not histories:
         raise MissingError("The metrics are plotted once two models have been evaluated.")
     return histories
 
 
 def _history(newest: RecordedRun, runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    # What other metrics and other questions gave isn't comparable; runs without a figure are.
-    runs = [run for run in runs if run.name == newest.name]
-    alike = [run for run in runs if run.value is None or run.is_like(newest)]
+    # Only comparable figures; and runs without a figure.
+    alike = [r for r in runs if r.name == newest.name and (r.value is None or r.is_like(newest))]
     shown = alike[:_MOST_RUNS][::-1]
     k = newest.metric.partition("@")[2] or "10"
     names = dict.fromkeys([newest.metric, f"ndcg@{k}", "mrr", f"coverage@{k}"])
     drawn = [name for name in _DRAWN if _values(name, newest.metric, shown)]
     return {
         "name": newest.name,
-        "legend": [(system_name(name), key(style_of(name))) for name in drawn],
-        "pictures": [
-            _picture(name, shown) for name in names if len(_values(MODEL, name, shown)) > 1
-        ],
+        "legend": [(system_name(name), key(_DRAWN[name])) for name in drawn],
+        "charts": [_chart(name, shown) for name in names if len(_values(MODEL, name, shown)) > 1],
     }
 
 
-def _picture(metric: str, runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    ends = [(x, run.measured.interval(metric)) for x, run in enumerate(runs) if run.measured]
-    intervals = [(float(x), *both) for x, both in ends if both is not None]
+def _chart(metric: str, runs: Sequence[RecordedRun]) -> Chart:
+    intervals = [(float(x), run.interval(metric)) for x, run in enumerate(runs)]
+    whiskers = [(x, *ends) for x, ends in intervals if ends is not None]
     series = [
         Series(
-            style_of(system),
+            style,
             [(float(x), run.figure(system, metric)) for x, run in enumerate(runs)],
-            intervals if system == MODEL else [],
+            whiskers if system == MODEL else [],
         )
-        for system in _DRAWN
+        for system, style in _DRAWN.items()
     ]
     values, title = _values(MODEL, metric, runs), metric_title(metric)
     caption = (
         f"{title} of the last {counted(len(runs), 'run', 'runs')}: first {figure(values[0])},"
         f" last {figure(values[-1])}, best {figure(max(values))}."
     )
-    days, events = _days(runs), _events(runs)
-    draw = functools.partial(draw_lines, series, days, caption, margin=0.5, events=events)
-    return picture(title, caption, draw, _WIDE, _NARROW)
+    return Chart(title, caption, series, _days(runs), events=_events(runs))
 
 
 def _values(system: str, metric: str, runs: Sequence[RecordedRun]) -> list[float]:
@@ -275,7 +255,7 @@ def _values(system: str, metric: str, runs: Sequence[RecordedRun]) -> list[float
 
 
 def _events(runs: Sequence[RecordedRun]) -> list[tuple[float, str]]:
-    """Returns the marks under the axis for runs that weren't blessed, or trained from scratch."""
+    """Returns the letters below the axis for runs that weren't blessed, or trained from scratch."""
     some_are_warm = any(run.start == "warm" for run in runs)
     marked = [run.state if run.state != "blessed" else run.start for run in runs]
     hidden = {"warm", "", "" if some_are_warm else "cold"}

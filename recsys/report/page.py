@@ -15,6 +15,7 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from recsys import formats
+from recsys.report.evaluated import repeats_in_words
 from recsys.report.run_artifacts import MissingError
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -86,6 +87,8 @@ def templates() -> jinja2.Environment:
         undefined=jinja2.ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
     )
     environment.filters |= {name: getattr(formats, name) for name in _FILTERS}
+    environment.filters["repeats_in_words"] = repeats_in_words
     return environment

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,40 +82,28 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
     Args:
         path: A JSON file.
-        what: What it is, to begin a sentence with.
+        what: Name of the content, to begin a sentence with.
 
     Raises:
         MissingError: There is no such file, or it holds something else.
     """
-    with _readable(path, what):
-        return files.read_json(path)
+    return dict(_read(files.read_json, path, what))
 
 
 def read_table(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
-    """Returns the Parquet file at `path`.
-
-    Raises:
-        MissingError: There is no such file, or it can't be read.
-    """
-    with _readable(path, what):
-        return pq.read_table(path, columns=columns)
+    """Returns the Parquet file at `path`, or raises MissingError."""
+    return _read(functools.partial(pq.read_table, columns=columns), path, what)
 
 
 def read_array(path: Path, what: str) -> np.ndarray:
-    """Returns the NumPy file at `path`, memory-mapped.
-
-    Raises:
-        MissingError: There is no such file, or it can't be read.
-    """
-    with _readable(path, what):
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    """Returns the NumPy file at `path`, memory-mapped, or raises MissingError."""
+    load = functools.partial(np.load, mmap_mode="r", allow_pickle=False)
+    return np.asarray(_read(load, path, what))
 
 
-@contextmanager
-def _readable(path: Path, what: str) -> Iterator[None]:
-    """Says in a sentence why a file can't be read, with its name once."""
+def _read(read: Callable[[Path], Any], path: Path, what: str) -> Any:
     try:
-        yield
+        return read(path)
     except FileNotFoundError:
         raise MissingError(f"{what} is missing: there is no {path.name}.") from None
     except (OSError, ValueError, EOFError, pa.ArrowException) as error:

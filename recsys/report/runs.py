@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.formats import is_number
+from recsys.formats import count, is_number
 from recsys.report.run_artifacts import MissingError, read_json
 from recsys.system.commit import commit_text
 
@@ -198,3 +198,37 @@ def _step(line: Mapping[str, Any]) -> Step:
         reason=str(line.get("reason") or ""),
         seconds=float(seconds) if is_number(seconds) else 0.0,
     )
+
+
+# --- spans
+
+SPAN_WORDS = {"late": "late", "empty": "empty", "set_aside": "set aside", "missing": "missing"}
+_SHOWN_NAMES = 2
+
+
+def spans_of(spans: Any) -> dict[str, list[str]] | None:
+    """Returns the names of the notable spans by kind; None without spans.
+
+    Args:
+        spans: The value of `spans` in `run.json`, see docs/report.md.
+    """
+    if not isinstance(spans, list):
+        return None
+    by_kind: dict[str, list[str]] = {kind: [] for kind in ("new", *SPAN_WORDS)}
+    for span in spans:
+        for kind, names in by_kind.items():
+            if span.get(kind) is True or span.get("state") == kind:
+                names.append(str(span.get("name")))
+    return by_kind
+
+
+def spans_in_words(spans: Mapping[str, Sequence[str]] | None) -> list[str]:
+    """Returns a phrase for each notable kind of spans."""
+    new = spans["new"] if spans else []
+    words = [f"new: {new[0]}" if len(new) == 1 else f"{count(len(new))} new"] if new else []
+    for kind, word in SPAN_WORDS.items():
+        if names := spans[kind] if spans else []:
+            more = len(names) - _SHOWN_NAMES
+            tail = f" and {count(more)} more" if more > 0 else ""
+            words.append(f"{word}: {', '.join(names[:_SHOWN_NAMES])}{tail}")
+    return words

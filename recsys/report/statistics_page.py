@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from recsys.errors import shortened
 from recsys.formats import ABSENT, count, figure, is_number, moment, share
+from recsys.report.charts import draw_bars
 from recsys.report.page import render
 
-_WIDTH, _HEIGHT = 100, 24
-_GAP = 1
 _SHOWN_CHARACTERS = 60
 _TOP_VALUES = 5
 
@@ -29,13 +26,15 @@ def write_statistics(path: Path, what: str, data_sets: Mapping[str, Mapping[str,
     Raises:
         OSError: The page can't be written.
     """
-    columns: dict[str, dict[str, Any]] = {}
-    for name, data_set in data_sets.items():
+    columns: dict[str, list[dict[str, Any]]] = {}
+    for split, data_set in data_sets.items():
         for column in data_set["columns"]:
-            columns.setdefault(column["name"], {})[name] = read_column(column, _TOP_VALUES)
+            shown = read_column(column, _TOP_VALUES) | {"split": split}
+            columns.setdefault(column["name"], []).append(shown)
     page = render(
-        "statistics.html.jinja", what=what, data_sets=data_sets, columns=sorted(columns.items())
-    )
+        "statistics.html.jinja", what=what, data_sets=data_sets,
+        columns=dict(sorted(columns.items())),
+    )  # fmt: skip
     path.write_text(page, encoding="utf-8", errors="replace")
 
 
@@ -59,7 +58,7 @@ def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
         heights, spread = [part for _, part in top], ""
         if _is_even(column):
             values, heights = f"{count(column['unique'])} distinct, none more frequent", []
-    return {**column, "shown": values, "spread": spread, "chart": _bars(heights)}
+    return {**column, "shown": values, "spread": spread, "chart": draw_bars(heights)}
 
 
 def _is_time(column: Mapping[str, Any]) -> bool:
@@ -88,22 +87,3 @@ def _plain(value: Any) -> str:
     if not is_number(value):
         return ABSENT
     return str(int(value)) if value == int(value) else f"{value:.6g}"
-
-
-def _bars(counts: Sequence[Any]) -> Markup:
-    """Returns bars as high as `counts`, as SVG; empty where there is nothing to see."""
-    highest = max((value for value in counts if is_number(value)), default=0)
-    if highest <= 0:
-        return Markup()
-    step, bars = _WIDTH / len(counts), []
-    for i, value in enumerate(counts):
-        # What is there is seen, however little it is.
-        high = max(1.0, _HEIGHT * value / highest) if is_number(value) and value > 0 else 0.0
-        bars.append(
-            f'<rect x="{i * step:.1f}" y="{_HEIGHT - high:.1f}"'
-            f' width="{max(step - _GAP, 1):.1f}" height="{high:.1f}"/>'
-        )
-    return Markup(  # noqa: S704 - numbers only
-        f'<svg class="bar-chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}"'
-        f' height="{_HEIGHT}" aria-hidden="true">{"".join(bars)}</svg>'
-    )

@@ -1,8 +1,8 @@
 """Backtest: replays dated data as the nightly runs would have seen them.
 
 The good rows of a source are typed once, as the pipeline types them, and written again as
-Parquet: a folder for each span of the interactions, and the items and users that have been
-heard of by then. Rows that the pipeline would reject are left out here, and counted.
+Parquet: a folder for each span of the interactions, and the items and users that are known by
+then. Rows that the pipeline would reject are left out and counted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import datetime as dt
 import functools
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,51 +31,39 @@ from recsys.config import (
     stage_of,
     write_feature,
 )
-from recsys.data.entities import (
-    LATEST,
-    EntityConfig,
-    example_columns,
-    example_schema,
-    id_column,
-    parse_entities,
-    raw_columns,
-)
+from recsys.data import entities, interactions
 from recsys.data.features import DateFeature
-from recsys.data.interactions import (
-    context_names,
-    interaction_columns,
-    interaction_schema,
-    parse_interactions,
-)
 from recsys.data.sources.pieces import read_all
 from recsys.errors import RecsysError
-from recsys.report.evaluated import BLESSED, Evaluated
+from recsys.formats import is_number
+from recsys.report.evaluated import BLESSED
+from recsys.report.index import write_index
 from recsys.report.run_artifacts import read_json
+from recsys.report.runs import RUNS, RunRecord, read_result
 from recsys.system.commit import commit_folder, commit_text, replacing
 from recsys.system.process import run_stage_with_config
 
 LANDING = "landing"
-"""Folder of the spans, a folder each with the day that it begins on for its name."""
+"""Folder of the spans, each in a folder named by its first day."""
 _EVENTS = "events.parquet"
-_PATTERN = "{YYYY}-{MM}-{DD}"
 
 _Parse = Callable[..., tuple[pa.RecordBatch, pa.RecordBatch]]
 
 
 @dataclasses.dataclass(frozen=True)
 class BacktestData:
-    """The events by span, and the spans in which users and items first appear.
+    """The events by span, and the items and users.
 
     Attributes:
-        days: First day of each span, in order; the first one holds all that came before it.
-        events: Typed interactions of each span, as many as `days`.
-        entities: Rows of `items` and `users`, where the config has them.
+        days: First day of each span with events, in order.
+        events: Typed interactions of each span; the first one holds all earlier ones too.
+        sides: Rows of `items` and `users`, if the config has them.
         n_rejected: Rows that the pipeline would reject.
     """
 
     days: list[dt.date]
     events: list[pa.Table]
-    entities: Mapping[str, pa.Table]
+    sides: Mapping[str, pa.Table]
     n_rejected: int
 
     @classmethod
@@ -84,45 +71,39 @@ class BacktestData:
         """Reads the data of a config.
 
         Args:
-            config: Whose `data` is read.
-            period: `day`, `week` or `month` that one simulated night covers.
-            n_nights: Nights; the newest ones, and what came before them is in the span of
-                the first one. None: half of the periods that there are.
+            config: The config, of which `data` is used.
+            period: `day`, `week` (from Monday) or `month` that one simulated night covers.
+            n_nights: Number of nights, the newest ones; None: half of the periods.
         """
         source = config.data.interactions
-        events, n_rejected = _read(
-            source,
-            "interactions",
-            interaction_columns(source),
-            functools.partial(parse_interactions, config=source, now=int(time.time())),
-            interaction_schema(source),
-        )
-        entities = {}
+        now, parse_interactions = int(time.time()), interactions.parse_interactions
+        parse: _Parse = functools.partial(parse_interactions, config=source, now=now)
+        columns = interactions.interaction_columns(source)
+        schema = interactions.interaction_schema(source)
+        events, n_rejected = _read(source, "interactions", columns, parse, schema)
+        sides = {}
         for what, side in config.data.sides.items():
-            parse = functools.partial(parse_entities, config=side)
-            columns, schema = raw_columns(side), example_schema(side)
-            schema = schema if side.latest is None else schema.append(LATEST)
-            entities[what], n_bad = _read(side, what, columns, parse, schema)
+            columns, schema = entities.raw_columns(side), entities.example_schema(side)
+            schema = schema if side.latest is None else schema.append(entities.LATEST)
+            parse = functools.partial(entities.parse_entities, config=side)
+            sides[what], n_bad = _read(side, what, columns, parse, schema)
             n_rejected += n_bad
-        days, spans = _spans(events, period, n_nights)
-        return cls(days, spans, entities, n_rejected)
+        times = events["timestamp"].cast(pa.timestamp("s"))
+        starts = pc.floor_temporal(times, unit=period).cast(pa.date32())
+        days = sorted(pc.unique(starts).to_pylist())
+        days = days[-(n_nights or -(-len(days) // 2)) :]
+        is_of = [(pc.equal if i else pc.less_equal)(starts, day) for i, day in enumerate(days)]
+        return cls(days, [events.filter(mask) for mask in is_of], sides, n_rejected)
 
-    def write_span(self, out: Path, night: int) -> Path:
-        """Writes the span of a night, whole; returns its file."""
-        return _write(self.events[night], span_file(out, self.days[night]))
-
-    def write_entities(self, out: Path, night: int) -> None:
-        """Writes the items and users that have events up to the end of a night."""
-        for what, table in self.entities.items():
+    def write_night(self, out: Path, night: int) -> None:
+        """Writes the span of a night, and the items and users with events up to its end."""
+        day = self.days[night].isoformat()
+        _write(self.events[night], out / LANDING / day / _EVENTS)
+        for what, table in self.sides.items():
             name = "item_id" if what == "items" else "user_id"
-            heard = pa.chunked_array([e[name].combine_chunks() for e in self.events[: night + 1]])
-            known = pc.is_in(table[name], value_set=pc.unique(heard))
-            _write(table.filter(known), out / f"{what}.parquet")
-
-
-def span_file(out: Path, day: dt.date) -> Path:
-    """Returns the file of the span that begins on a day."""
-    return out / LANDING / day.isoformat() / _EVENTS
+            ids = pa.concat_tables(self.events[: night + 1])[name]
+            is_known = pc.is_in(table[name], value_set=pc.unique(ids))
+            _write(table.filter(is_known), out / f"{what}.parquet")
 
 
 def replay_config(config: Config, out: Path) -> dict[str, Any]:
@@ -133,10 +114,10 @@ def replay_config(config: Config, out: Path) -> dict[str, Any]:
     names |= {n: n for n in ("rating", "weight", "event") if getattr(source.columns, n) is not None}
     plain = {"format": "parquet", "csv": {}}
     data["interactions"] |= plain | {
-        "files": str(out / LANDING / _PATTERN / _EVENTS),
+        "files": str(out / LANDING / "{YYYY}-{MM}-{DD}" / _EVENTS),
         "query": None,
         "columns": names,
-        "context": context_names(source),
+        "context": interactions.context_names(source),
         "timestamp_unit": "seconds",
         "timestamp_format": None,
         "weight_scale": "linear",
@@ -147,24 +128,24 @@ def replay_config(config: Config, out: Path) -> dict[str, Any]:
     return data
 
 
-def _columns(side: EntityConfig) -> dict[str, Any]:
-    columns = {"item" if isinstance(side, ItemsConfig) else "user": id_column(side)}
+def _columns(side: entities.EntityConfig) -> dict[str, Any]:
+    columns = {"item" if isinstance(side, ItemsConfig) else "user": entities.id_column(side)}
     if isinstance(side, ItemsConfig) and side.columns.title is not None:
         columns["title"] = "title"
-    names, features = example_columns(side), []
+    names, features = entities.example_columns(side), []
     for feature in side.features:
         typed: dict[str, Any] = {"column": names[feature.name]}
         if isinstance(feature, DateFeature):
             typed["format"] = None  # A date is no text there.
         features.append(write_feature(feature.model_copy(update=typed)))
-    latest = None if side.latest is None else LATEST.name
+    latest = None if side.latest is None else entities.LATEST.name
     return {"columns": columns, "features": features, "latest": latest}
 
 
 def _read(
     source: Any, what: str, columns: list[str], parse: _Parse, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
-    """Returns the good rows of a source, and how many were bad."""
+    """Returns the good rows of a source, and the number of bad ones."""
     good, n_bad = [], 0
     for file_index, batch in read_all(source, what, columns):
         rows, letters = parse(batch, file_index=file_index)
@@ -173,218 +154,177 @@ def _read(
     return pa.Table.from_batches(good, schema), n_bad
 
 
-def _spans(
-    events: pa.Table, period: str, n_nights: int | None
-) -> tuple[list[dt.date], list[pa.Table]]:
-    """Returns the first days of the spans, and the events of each."""
-    times = events["timestamp"].to_numpy()
-    ends = (int(times.min()), int(times.max())) if len(times) else (0, 0)
-    first, last = (dt.datetime.fromtimestamp(end, dt.UTC).date() for end in ends)
-    days = periods(first, last, period)
-    days = days[-(n_nights or -(-len(days) // 2)) :]
-    at = np.searchsorted(as_seconds(days[1:]), times, side="right")
-    return days, [events.filter(pa.array(at == number)) for number in range(len(days))]
-
-
-def _write(table: pa.Table, file: Path) -> Path:
+def _write(table: pa.Table, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         pq.write_table(table, temporary)
-    return file
 
 
-def periods(first: dt.date, last: dt.date, period: str) -> list[dt.date]:
-    """Returns the first day of each period from that of `first` to that of `last`.
+# --- the models that a night's model is compared with
 
-    Args:
-        first: A day of the first period.
-        last: A day of the last one.
-        period: `day`, `week`, which begins on Monday, or `month`.
-    """
-    starts = np.arange(np.datetime64(first, "M"), np.datetime64(last, "M") + 1)
-    if period != "month":
-        step, before = (7, first.weekday()) if period == "week" else (1, 0)
-        start = np.datetime64(first, "D") - before
-        starts = np.arange(start, np.datetime64(last, "D") + 1, step)
-    days: list[dt.date] = starts.astype("datetime64[D]").tolist()
-    return days
+WARM, COLD, FROZEN = "warm", "cold", "frozen"
+ARMS = (WARM, COLD, FROZEN)
+"""Started from the last blessed model; trained from scratch; the first night's model."""
 
 
-def as_seconds(days: Sequence[dt.date]) -> list[int]:
-    """Returns the midnights that days begin with [seconds since 1970, UTC]."""
-    seconds: list[int] = np.array(days, "datetime64[s]").astype(np.int64).tolist()
-    return seconds
-
-
-# --- broken spans: cut off, of other columns, or full of rubbish
-
-
-def _truncate(file: Path) -> None:
-    """Truncates a file in the middle, like an interrupted upload."""
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2])
-
-
-def _rename_column(file: Path) -> None:
-    """Renames the column of users, like an upstream schema change."""
-    table = pq.read_table(file)
-    names = ["uid" if name == "user_id" else name for name in table.column_names]
-    pq.write_table(table.rename_columns(names), file)
-
-
-def _spoil_rows(file: Path) -> None:
-    """Moves the times of a third of the rows to 1970, like a changed time unit."""
-    table = pq.read_table(file)
-    times = table["timestamp"].to_numpy().copy()
-    times[np.arange(len(times)) % 3 == 0] //= 1_000_000
-    at = table.column_names.index("timestamp")
-    pq.write_table(table.set_column(at, "timestamp", pa.array(times)), file)
-
-
-BREAKS: dict[str, Callable[[Path], None]] = {
-    "cut off": _truncate,
-    "other columns": _rename_column,
-    "wrong times": _spoil_rows,
-}
-"""What can be wrong with a span, and what does it to its file."""
-
-
-def draw_broken(n_nights: int, n_broken: int, seed: int) -> dict[int, str]:
-    """Draws the nights whose spans arrive broken, and how; never the first or last one.
-
-    They lie apart, so that each is repaired before the next.
-    """
-    rng, kinds = np.random.default_rng(seed), list(BREAKS)
-    # Nights that lie apart are any nights, with one more put behind each of them.
-    drawn = rng.choice(n_nights - 2 - max(0, n_broken - 1), n_broken, replace=False)
-    nights = 1 + np.sort(drawn) + np.arange(n_broken)
-    return {int(night): kinds[i % len(kinds)] for i, night in enumerate(nights)}
-
-
-# --- the systems compared: a model trained from scratch, and one left as it was
-
-
-class BacktestArms:
-    """The two comparison models of a backtest: trained from scratch each night, and frozen.
+def measure_arms(config: Config, out: Path, model: Path, data: Path) -> dict[str, dict[str, Any]]:
+    """Trains a model from scratch on the data of a night; measures it and the frozen one.
 
     Args:
         config: The config of the nights.
         out: Folder of the simulation.
+        model: The pipeline's model of the night; the first one is kept as the frozen one.
+        data: The data folder that it was trained on.
+
+    Returns:
+        `metrics` by arm, and `seconds` and `steps` of the training from scratch.
     """
-
-    def __init__(self, config: Config, out: Path) -> None:
-        anew = config.model_copy(update={"warm_start": None})
-        self._train = stage_of(anew, TrainStage)
-        # Nothing is decided: the other model is there to be measured.
-        self._evaluate = stage_of(anew, EvaluateStage).of_two_models()
-        self._metric = config.bless.metric
-        self._folder = out / "arms"
-        self.frozen = self._folder / "frozen"
-        """Model folder of the first night that gave one."""
-
-    def freeze(self, model: Path) -> None:
-        """Keeps a copy of the first model; later ones change nothing."""
-        if not self.frozen.exists():
-            temporary = self.frozen.with_name(".frozen.writing")
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(model, temporary)
-            commit_folder(temporary, self.frozen)
-
-    def measure(self, data: Path) -> dict[str, dict[str, Any]]:
-        """Trains a model from scratch on the data of a night and measures it, and the frozen one.
-
-        Args:
-            data: The data folder that the pipeline's model of the night was trained on.
-
-        Returns:
-            What `training_facts` tells and the deciding metric, by arm.
-        """
-        model, scores = self._folder / "cold", self._folder / "evaluation"
-        for left_over in (model, scores, self._folder / "checkpoints"):
-            shutil.rmtree(left_over, ignore_errors=True)
-        self._run("recsys.train", self._train, {"data": data, "out": model})
-        folders = {"data": data, "model": model, "blessed": self.frozen, "out": scores}
-        self._run("recsys.evaluation.stage", self._evaluate, folders)
-        evaluation = read_evaluated(scores / "evaluation.json", self._metric)
-        cold = {"value": evaluation.figure("model", self._metric), **training_facts(model)}
-        frozen = {"value": evaluation.figure(BLESSED, self._metric), "seconds": None, "steps": None}
-        return {"cold": cold, "frozen": frozen}
-
-    def _run(self, module: str, stage: Any, folders: dict[str, Path]) -> None:
-        self._folder.mkdir(exist_ok=True)
-        words = [word for name, folder in folders.items() for word in (f"--{name}", str(folder))]
-        with (self._folder / f"{module}.log").open("wb") as log:
+    folder = out / "arms"
+    frozen, cold, scores = (folder / name for name in ("frozen", "cold", "evaluation"))
+    folder.mkdir(exist_ok=True)
+    if not frozen.exists():
+        temporary = frozen.with_name(".frozen.writing")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(model, temporary)
+        commit_folder(temporary, frozen)
+    for left_over in (cold, scores, folder / "checkpoints"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    anew = config.model_copy(update={"warm_start": None})
+    compare = stage_of(anew, EvaluateStage).of_two_models()
+    folders = {"data": data, "model": cold, "blessed": frozen, "out": scores}
+    for module, stage, named in (
+        ("recsys.train", stage_of(anew, TrainStage), {"data": data, "out": cold}),
+        ("recsys.evaluation.stage", compare, folders),
+    ):
+        words = [word for name, path in named.items() for word in (f"--{name}", str(path))]
+        with (folder / f"{module}.log").open("wb") as log:
             run_stage_with_config(module, canonical_json(stage), words, "jax", log)
-
-
-def read_evaluated(file: Path, metric: str) -> Evaluated:
-    """Returns what an `evaluation.json` holds."""
-    return Evaluated(read_json(file, "The evaluation"), metric)
+    evaluation = read_json(scores / "evaluation.json", "The evaluation")
+    return {
+        COLD: {"metrics": evaluation["metrics"], **training_facts(cold)},
+        FROZEN: {"metrics": evaluation[BLESSED]},
+    }
 
 
 def training_facts(model: Path) -> dict[str, Any]:
-    """Returns how long the training of a model took, in `seconds` and `steps`, and its `base`."""
-    training = json.loads((model / "training.json").read_text("utf-8"))
+    """Returns the `seconds` and `steps` of a model's training, and its `base`."""
+    training = read_json(model / "training.json", "The record of the training")
     base = (training.get("warm_start") or {}).get("base")
     return {"seconds": training["seconds"], "steps": training["steps"], "base": base}
 
 
-# --- the journal: a line of JSON a night, so that a killed backtest can be resumed
+def add_arms(root: Path, run_id: str, arms: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the other arms' metrics to the record of a night's run, and to the page of all runs."""
+    folder = root / RUNS / run_id
+    result = read_result(folder) or {}
+    baselines = {
+        **(result.get("baselines") or {}),
+        **{n: arm["metrics"] for n, arm in arms.items()},
+    }
+    RunRecord(folder).end({**result, "baselines": baselines})
+    write_index(root)
 
-_PLAN, _NIGHTS = "plan.json", "nights.jsonl"
+
+# --- the journal: a line of JSON per night, so that a killed backtest can be resumed
 
 
 class BacktestJournal:
-    """The nights of one simulation.
+    """The finished nights of one simulation.
 
     Args:
         out: Folder of the simulation; created if missing.
         plan: Settings of the simulation. Other settings need another folder.
+
+    Attributes:
+        file: Its file.
+        nights: The finished nights, in order.
 
     Raises:
         RecsysError: The folder holds another simulation, or something else.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
-        self.file = out / _NIGHTS
-        """Its file."""
         out.mkdir(parents=True, exist_ok=True)
-        written = out / _PLAN
-        text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
-        if written.exists():
-            before, requested = json.loads(written.read_text("utf-8")), json.loads(text)
-            keys = before.keys() | requested.keys()
-            different = sorted(key for key in keys if before.get(key) != requested.get(key))
-            if different:
-                raise RecsysError(
-                    "R911",
-                    f"The folder {str(out)!r} holds a simulation with another"
-                    f" {', '.join(different)}.",
-                    "Use the same options to resume it, or name another folder with --out.",
-                    {key: requested.get(key) for key in different},
-                )
-        elif any(out.iterdir()):
+        self.file, written = out / "nights.jsonl", out / "plan.json"
+        if not written.exists() and any(out.iterdir()):
             rule = f"The folder {str(out)!r} must be empty, or contain a simulation to resume."
-            cure = "Name another folder with --out."
             received = ", ".join(sorted(path.name for path in out.iterdir())[:5])
-            raise RecsysError("R910", rule, cure, received)
+            raise RecsysError("R910", rule, "Name another folder with --out.", received)
+        text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
+        before = json.loads(written.read_text("utf-8")) if written.exists() else json.loads(text)
+        keys, requested = before.keys() | plan.keys(), json.loads(text)
+        different = sorted(key for key in keys if before.get(key) != requested.get(key))
+        if different:
+            raise RecsysError(
+                "R911",
+                f"The folder {str(out)!r} holds a simulation with another {', '.join(different)}.",
+                "Use the same options to resume it, or name another folder with --out.",
+                {key: requested.get(key) for key in different},
+            )
         commit_text(text, written)
-        self.nights = self._read()
-        """The nights that ended, in order."""
+        lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
+        self.nights: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
     def add(self, night: Mapping[str, Any]) -> None:
-        """Records a night; it is synced to disk on return."""
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(night) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Records a night, atomically."""
         self.nights.append(dict(night))
+        commit_text("".join(json.dumps(night) + "\n" for night in self.nights), self.file)
 
-    def _read(self) -> list[dict[str, Any]]:
-        if not self.file.exists():
-            return []
-        text = self.file.read_text("utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # Killed while it wrote: that night is replayed.
-            commit_text(whole, self.file)
-        return [json.loads(line) for line in whole.splitlines()]
+
+# --- the arms compared, with intervals
+
+_RESAMPLES = 2_000
+_CONFIDENCE = 0.95
+_LAST_SHARE = 0.25
+_LEAST = 5
+"""Number of nights below which there is no interval."""
+
+Nights = Sequence[Mapping[str, Any]]
+
+
+def summarize(nights: Nights) -> dict[str, Any]:
+    """Returns the summary of a simulation.
+
+    A night counts in a comparison if both arms were evaluated, and the warm one was warm.
+    Each ratio is of the sums over these nights, with the 95 % interval of the bootstrap over
+    nights, which takes them as independent: neighbouring nights share most of their data, so
+    it is too narrow rather than too wide.
+    """
+    states = [night["state"] for night in nights]
+    both = [n for n in nights if (n.get(WARM) or {}).get("base") and _value(n, COLD) is not None]
+    last = both[-max(1, round(len(both) * _LAST_SHARE)) :]
+    return {
+        "nights": len(nights),
+        "states": {state: states.count(state) for state in dict.fromkeys(states)},
+        "compared": len(both),
+        "warm_over_cold": _ratio(both),
+        "warm_over_cold_at_the_end": _ratio(last),
+        "steps_of_warm_over_cold": _ratio(both, "steps"),
+        "train_seconds_of_warm_over_cold": _ratio(both, "seconds"),
+        "warm_over_frozen_at_the_end": _ratio(last, other=FROZEN),
+        "seconds": round(sum(night["seconds"] for night in nights), 1),
+    }
+
+
+def _value(night: Mapping[str, Any], arm: str, name: str = "value") -> float | None:
+    """Returns a number of an arm in a night; None if it wasn't measured."""
+    number = (night.get(arm) or {}).get(name)
+    return number if is_number(number) else None
+
+
+def _ratio(nights: Nights, name: str = "value", other: str = COLD) -> dict[str, Any] | None:
+    """Returns the ratio of the warm arm's sum to another's, and its interval."""
+    pairs = [(_value(night, WARM, name), _value(night, other, name)) for night in nights]
+    known = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
+    if not len(known) or known[:, 1].sum() <= 0:
+        return None
+    draws = np.random.default_rng(0).integers(0, len(known), (_RESAMPLES, len(known)))
+    sums = known[draws].sum(axis=1)
+    ratios = sums[:, 0] / np.maximum(sums[:, 1], np.finfo(np.float64).tiny)
+    tail = (1 - _CONFIDENCE) / 2
+    ends = [round(float(end), 4) for end in np.quantile(ratios, [tail, 1 - tail])]
+    return {
+        "ratio": round(float(known[:, 0].sum() / known[:, 1].sum()), 4),
+        "interval": ends if len(known) >= _LEAST else None,
+        "nights": len(known),
+    }

@@ -15,8 +15,16 @@ from recsys.formats import change, count, counted, duration, ends_of, figure, is
 from recsys.report.evaluated import BLESSED
 from recsys.report.index import INDEX
 from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import RESULT, RUNS, read_result, read_steps, run_folders, state_of
-from recsys.report.span_words import spans_in_words, spans_of
+from recsys.report.runs import (
+    RESULT,
+    RUNS,
+    read_result,
+    read_steps,
+    run_folders,
+    spans_in_words,
+    spans_of,
+    state_of,
+)
 from recsys.runs.lock import refuse_if_held
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""The study of Optuna that a folder holds: SQLite, which a kill at any moment leaves whole."""
+"""The study of Optuna in a folder: SQLite, which survives a kill at any moment."""
 
 from __future__ import annotations
 
@@ -10,36 +10,44 @@ import optuna
 Pruner = Literal["median", "hyperband", "none"]
 SECONDS = "seconds"
 """Attribute of a trial: the time that its processes took so far [s]."""
+PRUNER = "pruner"
+"""Attribute of a study: the pruner's name."""
 
-_NAME, STUDY = "study", "study.db"
-_PRUNER = "pruner"
+_NAME, _FILE = "study", "study.db"
 _WAIT_S = 60.0
 _STARTUP_TRIALS = 5
 _SEEDS = 2**32
 
 
-def create_study(folder: Path, pruner: Pruner) -> optuna.Study:
+def storage_url(folder: Path) -> str:
+    """Returns the address of a study's database, as `optuna-dashboard` takes it."""
+    return f"sqlite:///{folder / _FILE}"
+
+
+def open_study(folder: Path, pruner: Pruner | None = None) -> optuna.Study:
     """Returns the study of a folder, created if missing.
 
     Args:
         folder: The folder.
-        pruner: What ends a trial that does worse than others: the median of their looks, or
-            Hyperband.
+        pruner: Pruner of a new study; an existing one keeps its own.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        study_name=_NAME, storage=_storage(folder), direction="maximize", load_if_exists=True
+    storage = optuna.storages.RDBStorage(
+        storage_url(folder), engine_kwargs={"connect_args": {"timeout": _WAIT_S}}
     )
-    study.set_user_attr(_PRUNER, pruner)
+    study = optuna.create_study(
+        study_name=_NAME, storage=storage, direction="maximize", load_if_exists=True
+    )
+    if PRUNER not in study.user_attrs:
+        study.set_user_attr(PRUNER, pruner or "median")
+    study.pruner = _pruner(study.user_attrs[PRUNER])
     return study
 
 
-def open_study(folder: Path) -> optuna.Study:
-    """Returns the study that `create_study` made, with its pruner."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.load_study(study_name=_NAME, storage=_storage(folder))
-    study.pruner = _pruner(study.user_attrs[_PRUNER])
-    return study
+def reset_study(study: optuna.Study, folder: Path, pruner: Pruner) -> optuna.Study:
+    """Returns an empty study in place of `study`."""
+    optuna.delete_study(study_name=_NAME, storage=study._storage)
+    return open_study(folder, pruner)
 
 
 def trial_folder(folder: Path, number: int) -> Path:
@@ -52,8 +60,8 @@ def trial_of(study: optuna.Study, number: int) -> optuna.Trial:
     return optuna.Trial(study, study.trials[number]._trial_id)
 
 
-def seed_sampler(study: optuna.Study, seed: int, number: int, place: int = 0) -> None:
-    """Makes a study draw a value as any process with the same earlier trials would.
+def seed_sampler(study: optuna.Study, seed: int, number: int) -> None:
+    """Seeds the sampler for a trial: any process with the same earlier trials draws the same.
 
     Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
 
@@ -61,11 +69,9 @@ def seed_sampler(study: optuna.Study, seed: int, number: int, place: int = 0) ->
         study: The study.
         seed: Seed of the study.
         number: Number of the trial.
-        place: Index of the range; each has a seed of its own, so that a trial that was killed
-            between two draws gets the same values.
     """
-    of_value = (seed * 1_000_003 + number * 1_009 + place) % _SEEDS
-    study.sampler = optuna.samplers.TPESampler(seed=of_value, n_startup_trials=_STARTUP_TRIALS)
+    of_trial = (seed * 1_000_003 + number) % _SEEDS
+    study.sampler = optuna.samplers.TPESampler(seed=of_trial, n_startup_trials=_STARTUP_TRIALS)
 
 
 def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
@@ -74,8 +80,3 @@ def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner()
     return optuna.pruners.NopPruner()
-
-
-def _storage(folder: Path) -> optuna.storages.RDBStorage:
-    wait = {"connect_args": {"timeout": _WAIT_S}}
-    return optuna.storages.RDBStorage(f"sqlite:///{folder / STUDY}", engine_kwargs=wait)

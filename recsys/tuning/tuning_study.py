@@ -1,13 +1,11 @@
 """A study: trials of a config's settings, one after the other, until the budget is spent.
 
-    <root>/tuning/<name>/study.db       Optuna's trials, looks and prunings
-    <root>/tuning/<name>/identity.json  what the study is of
-    <root>/tuning/<name>/trials/0007/   a trial that is on its way: its checkpoints
+    <root>/tuning/<name>/study.db       Optuna's study, which its dashboard shows
+    <root>/tuning/<name>/trials/0007/   checkpoints of the running trial
     <root>/tuning/<name>/trials.json    the trials, for `recsys runs`
-    <root>/tuning/<name>/best.yaml      the best config so far, to run on
-    <root>/tuning/<name>/index.html     the trials, drawn
+    <root>/tuning/<name>/best.yaml      the best config so far
 
-A study that was killed goes on with the trial that it was at, from its last checkpoint.
+A study that was killed resumes its running trial from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -35,26 +33,29 @@ from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError, UsageError
 from recsys.models.auto import for_data
 from recsys.system.commit import commit_text
-from recsys.system.files import read_json
 from recsys.system.process import run_stage_with_config
-from recsys.tuning.search_space import Choices, base_parameters, default_space, parse_space
+from recsys.tuning.search_space import (
+    base_parameters,
+    decode,
+    default_space,
+    parse_space,
+    suggest,
+)
 from recsys.tuning.storage import (
     SECONDS,
-    STUDY,
     Pruner,
-    create_study,
+    open_study,
+    reset_study,
     seed_sampler,
     trial_folder,
     trial_of,
 )
-from recsys.tuning.study_records import read_record, write_record
-from recsys.tuning.tuning_page import write_tuning_page
+from recsys.tuning.study_records import write_record
 
-_IDENTITY = "identity.json"
+_IDENTITY = "identity"
 _ERROR = "error"
 _FIRST_FEW = 3
 _STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
-_TOLD = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +118,8 @@ class TuningStudy:
         validation = self.config.train.validation
         self.metric = "" if validation is None else validation.metric
         folder.mkdir(parents=True, exist_ok=True)
+        self._study = open_study(folder, options.pruner)
         self._check_identity(dict(written or default_space(self.config)))
-        self._study = create_study(folder, options.pruner)
         self._clear_ended()
 
     def run(self, log: IO[bytes] | None, report: Callable[[dict[str, Any]], object]) -> None:
@@ -152,7 +153,8 @@ class TuningStudy:
 
     def records(self) -> list[dict[str, Any]]:
         """Returns the record of each trial, as JSON."""
-        return [self._described(trial) for trial in self._study.trials if self._is_begun(trial)]
+        trials = self._study.get_trials(states=[*_STATES, TrialState.RUNNING])
+        return [self._described(trial) for trial in trials]
 
     def record(self, number: int) -> dict[str, Any]:
         """Returns the record of a trial, as JSON."""
@@ -175,20 +177,19 @@ class TuningStudy:
     def _next(self) -> optuna.Trial | None:
         """Returns the trial that a killed process left, else a new one; None: there are enough."""
         trials = self._study.trials
-        for trial in trials:
-            if trial.state == TrialState.RUNNING:
-                return self._suggested(trial_of(self._study, trial.number))
+        if running := self._study.get_trials(states=[TrialState.RUNNING]):
+            return self._suggested(trial_of(self._study, running[0].number))
         if self._options.trials is not None and len(self.records()) >= self._options.trials:
             return None
         if not trials:
-            # Nothing is called better than what one had without having tried that.
+            # The config itself comes first, so that all others are compared with it.
             self._study.enqueue_trial(base_parameters(self.config, self._space, self._load))
         return self._suggested(self._study.ask())
 
     def _suggested(self, trial: optuna.Trial) -> optuna.Trial:
-        for place, (key, interval) in enumerate(self._space.items()):
-            seed_sampler(self._study, self._options.seed, trial.number, place)
-            interval.suggest(trial, key)
+        seed_sampler(self._study, self._options.seed, trial.number)
+        for key, distribution in self._space.items():
+            suggest(trial, key, distribution)
         return trial
 
     def _run_trial(self, trial: optuna.Trial, left: float, log: IO[bytes] | None) -> bool:
@@ -196,35 +197,35 @@ class TuningStudy:
         started, before = time.monotonic(), float(trial.user_attrs.get(SECONDS, 0.0))
         words = ["--data", str(self._data), "--study", str(self.folder)]
         words += ["--number", str(trial.number), "--seconds", str(left)]
-        result, failure = {"state": "failed"}, None
         try:
             stage = stage_of(self._load(self._parameters(trial.number)), TrainStage)
             module = "recsys.tuning.trial_process"
             result = run_stage_with_config(module, canonical_json(stage), words, "jax", log)
         except RecsysError as error:
-            failure = error
+            result = {"state": "failed", "error": error}
         finally:
             trial.set_user_attr(SECONDS, before + time.monotonic() - started)
-        if failure is not None:
-            self._failed(trial, failure)
-        if result["state"] in _TOLD:
-            trial.set_user_attr("best_step", result["best_step"])
-            state = _TOLD[result["state"]]
-            value = result["value"] if state == TrialState.COMPLETE else None
-            self._study.tell(trial.number, value, state=state)
-        return result["state"] != "interrupted"
+        if result["state"] == "failed":
+            self._failed(trial, result["error"])
+            return True
+        if result["state"] == "interrupted":
+            return False
+        trial.set_user_attr("best_step", result["best_step"])
+        is_complete = result["state"] == "complete"
+        state = TrialState.COMPLETE if is_complete else TrialState.PRUNED
+        self._study.tell(trial.number, result["value"] if is_complete else None, state=state)
+        return True
 
     def _failed(self, trial: optuna.Trial, error: RecsysError) -> None:
-        """Notes why a trial failed.
+        """Records why a trial failed.
 
         Raises:
-            RecsysError: It is the config itself, or the first few all failed.
+            RecsysError: The config itself failed, or all of the first few trials.
         """
         trial.set_user_attr(_ERROR, str(error))
         self._study.tell(trial.number, state=TrialState.FAIL)
         states = [other.state for other in self._study.trials]
-        none_ended = not {TrialState.COMPLETE, TrialState.PRUNED}.intersection(states)
-        if none_ended and (len(states) == 1 or len(states) >= _FIRST_FEW):
+        if set(states) == {TrialState.FAIL} and (len(states) == 1 or len(states) >= _FIRST_FEW):
             self._save()
             raise error
 
@@ -235,15 +236,10 @@ class TuningStudy:
 
     def _parameters(self, number: int) -> dict[str, Any]:
         """Returns the values of a trial, by key, as a config has them."""
-        return {
-            key: json.loads(value) if isinstance(self._space[key], Choices) else value
-            for key, value in self._study.trials[number].params.items()
-        }
+        params = self._study.trials[number].params
+        return {key: decode(value, self._space[key]) for key, value in params.items()}
 
     # --- files
-
-    def _is_begun(self, trial: FrozenTrial) -> bool:
-        return trial.state != TrialState.WAITING
 
     def _described(self, trial: FrozenTrial) -> dict[str, Any]:
         looks = sorted(trial.intermediate_values.items())
@@ -260,7 +256,7 @@ class TuningStudy:
         }
 
     def _save(self) -> None:
-        """Writes the record, the best config and the page."""
+        """Writes the record and the best config."""
         best = self.best()
         record = {
             "name": self.folder.name,
@@ -272,26 +268,20 @@ class TuningStudy:
             "trials": self.records(),
         }
         write_record(self.folder, record)
-        write_tuning_page(self.folder, record)
         if best is not None:
             head = f"# {self.metric} {best['value']:.4f} on validation, trial {best['number']}.\n"
             config = self._load(best["parameters"])
-            content = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+            plain = config.model_dump(mode="json", exclude_defaults=True)
+            content = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
             commit_text(head + content, self.folder / "best.yaml")
 
     def _clear_ended(self) -> None:
         """Removes the checkpoints of trials that have ended: they are as large as the tables."""
-        for trial in self._study.trials:
-            if trial.state in _STATES:
-                shutil.rmtree(trial_folder(self.folder, trial.number), ignore_errors=True)
-
-    def _has_only_failed(self) -> bool:
-        """Returns whether the study holds nothing to compare with: its config was wrong."""
-        record = read_record(self.folder)
-        return record is not None and {trial["state"] for trial in record["trials"]} == {"failed"}
+        for trial in self._study.get_trials(states=list(_STATES)):
+            shutil.rmtree(trial_folder(self.folder, trial.number), ignore_errors=True)
 
     def _check_identity(self, space: dict[str, Any]) -> None:
-        """Makes sure that the folder holds this study, or none; one that only failed is removed.
+        """Checks that the study is this one; one whose trials all failed begins anew.
 
         Raises:
             UsageError: It holds another one.
@@ -306,14 +296,10 @@ class TuningStudy:
             "pruner": self._options.pruner,
             "seed": self._options.seed,
         }
-        file = self.folder / _IDENTITY
-        before = read_json(file) if file.exists() else {}
+        before = self._study.user_attrs.get(_IDENTITY, parts)
         changed = [name for name, part in parts.items() if before.get(name) != part]
-        if changed and self._has_only_failed():
-            (self.folder / STUDY).unlink(missing_ok=True)
-            before = {}
-        if not before:
-            commit_text(json.dumps(parts, indent=1) + "\n", file)
+        if changed and {trial.state for trial in self._study.trials} <= {TrialState.FAIL}:
+            self._study = reset_study(self._study, self.folder, self._options.pruner)
         elif changed:
             raise UsageError(
                 "R921",
@@ -321,8 +307,4 @@ class TuningStudy:
                 f" changed: {', '.join(changed)}.",
                 "Change that back, or name a new study with --study.",
             )
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    """Returns a config as a file has it: without what is as by default."""
-    return config.model_dump(mode="json", exclude_defaults=True)
+        self._study.set_user_attr(_IDENTITY, parts)

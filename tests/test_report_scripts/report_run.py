@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import html.parser
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,11 @@ class Text(html.parser.HTMLParser):
 def text_of(page: str) -> str:
     """Returns the visible text, with single spaces."""
     return " ".join(" ".join(Text(page).words).split())
+
+
+def cells_of(page: str) -> list[list[str]]:
+    """Returns the texts of all cells of all tables, row by row."""
+    rows = re.findall(r"<tr.*?>(.*?)</tr>", page, re.S)
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.S) for row in rows]
+    plain = [[text_of(f"<div>{cell}</div>") for cell in row] for row in cells]
+    return [[text.replace("\N{NO-BREAK SPACE}", " ") for text in row] for row in plain]
