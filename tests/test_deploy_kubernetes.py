@@ -12,8 +12,10 @@ import typer
 import yaml
 
 from recsys.cli.command_line import app
+from recsys.config.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "movielens_small.yaml"
 SCHEMAS = json.loads(lzma.decompress((ROOT / "tests/schemas/kubernetes.json.xz").read_bytes()))
 MANIFESTS = {
     resource["kind"]: resource
@@ -118,8 +120,10 @@ def test_the_rayjob_starts_as_many_workers_as_the_launcher_uses():
     spec = MANIFESTS["RayJob"]["spec"]
     options = options_of(shlex.split(spec["entrypoint"]))
     overrides = dict(override.split("=", 1) for override in options["sets"])
-    launcher = yaml.safe_load(overrides["launcher"])
+    launcher = load_config(CONFIG, [f"launcher={overrides['launcher']}"]).launcher
     (workers,) = spec["rayClusterSpec"]["workerGroupSpecs"]
-    assert launcher == {"kind": "ray", "hosts": workers["replicas"], "address": "auto"}
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (launcher.hosts, launcher.address) == (workers["replicas"], "auto")
+    assert launcher.resources == {"GPU": limits["nvidia.com/gpu"]}
     assert workers["minReplicas"] == workers["maxReplicas"] == workers["replicas"]
     assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}

@@ -8,7 +8,6 @@ from pathlib import Path
 from recsys.cli.options import ConfigOption, Count, Json, Root
 from recsys.cli.serving import serving_folder
 from recsys.cli.show import emit
-from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import UsageError
 
 
@@ -18,7 +17,7 @@ def publish_vectors(
     *,
     out: Path,
     columns: str | None = None,
-    shard_rows: Count = 500_000,
+    shard_rows: Count = 100_000,
     keep: Count = 2,
     config: ConfigOption = None,
     root: Root = None,
@@ -42,20 +41,7 @@ def publish_vectors(
         rule = "MODEL can't be combined with --config or --root."
         raise UsageError("R590", rule, "Give only one of them.", str(model))
     source = model or latest(serving_folder(config, root))
-    with progress_bar(Console(stderr=True)) as progress:
-        task = progress.add_task("publishing", total=None, text="")
-
-        def report(done: int, total: int) -> None:
-            text = f"{done:,} of {total:,} rows"
-            progress.update(task, completed=done, total=total, text=text)
-
-        published = publish_vectors(
-            source,
-            out,
-            columns=None if columns is None else [name for name in columns.split(",") if name],
-            shard_rows=shard_rows,
-            keep=keep,
-            report=report,
-        )
+    names = None if columns is None else [name for name in columns.split(",") if name]
+    published = publish_vectors(source, out, columns=names, shard_rows=shard_rows, keep=keep)
     fields = {**dataclasses.asdict(published), "folder": str(published.folder)}
     emit({"model": str(source), **fields}, as_json=as_json)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from recsys.bundles.bundle import MANIFEST, direction_width, manifest_digest, verify
 from recsys.bundles.item_table import CATALOGUE, catalogue_batches, catalogue_schema
 from recsys.bundles.publishing import is_version, latest, versions
-from recsys.bundles.row_slices import SLICE_BYTES, read_rows
+from recsys.bundles.row_slices import read_rows
 from recsys.data.catalogue import Catalogue
 from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
 from recsys.errors import RecsysError, UsageError
@@ -78,40 +78,35 @@ class ItemVectors:
             raise UsageError("R593", rule, "Write, for example, title,genres.", unknown[0])
         return known if columns is None else [*columns]
 
-    def schema(self, columns: Sequence[str]) -> pa.Schema:
-        """Returns the schema of `batches`."""
-        named = {published(name): self.catalogue.field(name).type for name in columns}
-        return pa.schema({ID: pa.string(), EMBEDDING: pa.list_(pa.float32(), self.dim), **named})
-
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the items with `id`, `embedding` and `columns`, without rows that are no items.
+    def shards(self, columns: Sequence[str], shard_rows: int) -> Iterator[pa.Table]:
+        """Yields `id`, `embedding` and `columns` of the items of `shard_rows` rows at a time.
 
         Raises:
             RecsysError: A vector isn't finite, or the folder is damaged (R591).
         """
         start = 1
         try:
-            for lines in self._lines(max(1, SLICE_BYTES // (4 * self.dim))):
+            for lines in self._lines(shard_rows):
                 vectors = read_rows(self.embeddings, start, start + len(lines))
                 start += len(lines)
-                yield self._batch(lines, vectors, columns)
+                yield self._table(lines, vectors, columns)
         except (*DAMAGE, pa.ArrowException) as error:
             raise _damaged(self.folder, f"{type(error).__name__}: {error}") from None
         if start != len(self.embeddings):
             received = f"{start - 1:,} items for {len(self.embeddings) - 1:,} vectors"
             raise _damaged(self.folder, received)
 
-    def _batch(
+    def _table(
         self, lines: pa.RecordBatch, vectors: np.ndarray, columns: Sequence[str]
-    ) -> pa.RecordBatch:
+    ) -> pa.Table:
         is_item = pc.fill_null(pc.not_equal(lines[ID], ""), False)
         lines, vectors = lines.filter(is_item), vectors[is_item.to_numpy(zero_copy_only=False)]
         if not np.isfinite(vectors).all():
             raise _damaged(self.folder, "a vector that isn't finite")
         flat = pa.array(vectors.astype(np.float32, copy=False).ravel())
         embeddings = pa.FixedSizeListArray.from_arrays(flat, self.dim)
-        arrays = [lines[ID], embeddings, *(lines[name] for name in columns)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema(columns))
+        named = {published(name): lines[name] for name in columns}
+        return pa.table({ID: lines[ID], EMBEDDING: embeddings, **named})
 
 
 def published(column: str) -> str:
@@ -120,13 +115,12 @@ def published(column: str) -> str:
 
 
 def _resolved(folder: Path) -> Path:
-    if (folder / MANIFEST).exists() or (folder / SUMMARY).exists():
-        return folder
-    if versions(folder):
-        return latest(folder)
-    served = [path for path in sorted(folder.glob("serving/*")) if not path.name.startswith(".")]
-    if len(served) == 1:
-        return latest(served[0])
+    served = [*folder.glob("serving/[!.]*")]
+    for place in [folder, *(served if len(served) == 1 else [])]:
+        if (place / MANIFEST).exists() or (place / SUMMARY).exists():
+            return place
+        if versions(place):
+            return latest(place)
     rule = (
         "Vectors are published from a model folder, a bundle, a folder of versions, or the root"
         " of a run with one model under serving/."

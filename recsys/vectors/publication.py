@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,9 +29,7 @@ from recsys.vectors.item_vectors import EMBEDDING, ID, ItemVectors, published
 MANIFEST, ITEMS, DELETED = "manifest.json", "items", "deleted.parquet"
 _FORMAT = 2
 _HIDDEN = ".partial-"
-
-Report = Callable[[int, int], None]
-"""Called with the number of written items, and the number of item rows."""
+_NO_IDS = pa.array([], pa.large_string())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +54,8 @@ def publish_vectors(
     out: str | Path,
     *,
     columns: Sequence[str] | None = None,
-    shard_rows: int = 500_000,
+    shard_rows: int = 100_000,
     keep: int = 2,
-    report: Report | None = None,
 ) -> VectorPublication:
     """Writes the item vectors of a model for a search engine, as the next number in `out`.
 
@@ -71,7 +68,6 @@ def publish_vectors(
         columns: Columns beside the vectors; None: the title and all named features.
         shard_rows: Maximum number of items per file.
         keep: Number of newest publications to keep, this one included.
-        report: Called now and then with the number of written items, and of item rows.
 
     Raises:
         UsageError: An option is wrong (R590, R593, R596), or `out` is a file (R592).
@@ -86,11 +82,11 @@ def publish_vectors(
     chosen, out = vectors.chosen(columns), Path(out)
     with _only_publisher(out):
         before = versions(out)
-        previous = _ids_of(before[-1]) if before else pa.array([], pa.large_string())
+        previous = _ids_of(before[-1]) if before else _NO_IDS
         number = 1 + (int(before[-1].name) if before else 0)
         folder, final = out / f"{_HIDDEN}{number}", out / str(number)
         try:
-            ids = _write_items(folder / ITEMS, vectors, chosen, shard_rows, report)
+            ids = _write_items(folder / ITEMS, vectors, chosen, shard_rows)
             deleted = previous.filter(pc.invert(pc.is_in(previous, value_set=ids)))
             pq.write_table(pa.table({ID: deleted}), folder / DELETED)
             publication = VectorPublication(final, len(ids), len(deleted), vectors.dim)
@@ -123,37 +119,15 @@ def _only_publisher(out: Path) -> Iterator[None]:
 
 
 def _write_items(
-    folder: Path,
-    vectors: ItemVectors,
-    columns: Sequence[str],
-    shard_rows: int,
-    report: Report | None,
+    folder: Path, vectors: ItemVectors, columns: Sequence[str], shard_rows: int
 ) -> pa.Array:
-    """Writes the items in files of at most `shard_rows`, and returns their ids."""
+    """Writes the items, a file for each `shard_rows` item rows, and returns their ids."""
     folder.mkdir(parents=True)
-    schema, ids = vectors.schema(columns), [pa.array([], pa.large_string())]
-    with contextlib.ExitStack() as opened:
-
-        def open_part(number: int) -> pq.ParquetWriter:
-            opened.close()
-            return opened.enter_context(pq.ParquetWriter(folder / _part(number), schema))
-
-        writer, n_parts, room = open_part(0), 1, shard_rows
-        for batch in vectors.batches(columns):
-            ids.append(batch[ID].cast(pa.large_string()))
-            while len(batch):
-                if not room:
-                    writer, n_parts, room = open_part(n_parts), n_parts + 1, shard_rows
-                now = batch.slice(0, room)
-                writer.write_batch(now)
-                batch, room = batch.slice(len(now)), room - len(now)
-            if report is not None:
-                report(sum(map(len, ids)), len(vectors.embeddings) - 1)
+    ids = [_NO_IDS]
+    for number, items in enumerate(vectors.shards(columns, shard_rows)):
+        pq.write_table(items, folder / f"part-{number:05}.parquet")
+        ids += items[ID].cast(pa.large_string()).chunks
     return pa.concat_arrays(ids)
-
-
-def _part(number: int) -> str:
-    return f"part-{number:05}.parquet"
 
 
 def _ids_of(folder: Path) -> pa.Array:
@@ -168,8 +142,8 @@ def _ids_of(folder: Path) -> pa.Array:
             raise ValueError(f"format {manifest['format']!r}")
         manifests.verify_folder(folder / MANIFEST, manifest)
         parts = sorted((folder / ITEMS).glob("*.parquet"))
-        tables = [pq.read_table(part, columns=[ID]) for part in parts]
-        return pa.concat_tables(tables)[ID].cast(pa.large_string()).combine_chunks()
+        ids = [pq.read_table(part, columns=[ID])[ID].cast(pa.large_string()) for part in parts]
+        return pa.concat_arrays([_NO_IDS, *(chunk for column in ids for chunk in column.chunks)])
     except (*DAMAGE, manifests.ManifestError, pa.ArrowException) as error:
         rule = f"The publication {str(folder)!r} must be complete, to know what was deleted since."
         cure = "Restore it, or publish into another folder and build the engine's index anew."
