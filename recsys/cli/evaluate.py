@@ -208,7 +208,8 @@ def figures_for_people(evaluated: EvaluationResult) -> dict[str, Any]:
             }
             for key, difference in apart.items()
         ],
-        "notes": [*evaluated.notes()[:-1], repeats_in_words(content)],
+        "notes": evaluated.notes()[:-1],
+        "repeats": repeats_in_words(content),
         "meaning": content.get("meaning"),
     }
 

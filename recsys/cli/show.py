@@ -37,7 +37,7 @@ _STYLES = {
     "red": ("fail", "no", "failed", "interrupted"),
 }
 _STYLE_OF = {word: style for style, words in _STYLES.items() for word in words}
-_NUMBER = re.compile(r"[≈<+−-]?\s?\d[\d,.]*(\s?[^\s\d]{1,3})?$")
+_NUMBER = re.compile(r"[≈<+−-]?\s?\d[\d,.]*( … [+−-]?\d[\d,.]*)?(\s?[^\s\d]{1,3})?$")
 
 
 def emit(result: Any, *, as_json: bool, people: Fields | None = None) -> None:
