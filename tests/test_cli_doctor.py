@@ -55,16 +55,9 @@ def test_on_a_cpu_the_sums_are_not_measured():
 
 @pytest.mark.parametrize(("gib", "state"), [(3.9, "warn"), (4.0, "ok"), (64.0, "ok")])
 def test_little_memory_is_a_warning(gib, state):
-    assert doctor.check_memory(int(gib * 2**30)).state == state
+    assert doctor.check_machine(2, int(gib * 2**30)).state == state
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < doctor.available_memory() <= total
-
-
-@pytest.mark.parametrize(
-    ("value", "state"), [(None, "ok"), ("", "ok"), ("jax", "ok"), ("tensorflow", "warn")]
-)
-def test_keras_backend_must_not_stand_in_the_way(value, state):
-    assert doctor.check_keras_backend(value).state == state
 
 
 def test_a_missing_package_is_named_with_its_fix():
@@ -171,8 +164,8 @@ def test_the_exit_code_follows_the_checks_and_json_has_each(monkeypatch, tmp_pat
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is True
     assert [check["name"] for check in result["checks"]] == [
-        "python", "cores", "memory", "core packages", "extra pipeline",
-        "KERAS_BACKEND", "config", "data", "root", "check_jax", "check_kernels", "check_tfx",
+        "python", "machine", "core packages", "extra pipeline", "config", "data",
+        "root", "check_jax", "check_kernels", "check_tfx",
     ]  # fmt: skip
     (tmp_path / "i.csv").unlink()
     assert run_main("doctor", path) == 1

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -293,7 +292,7 @@ def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum,
         "import io, signal, sys; from pathlib import Path; from rich.console import Console\n"
         # A shell's background job, such as a CI may be, ignores SIGINT and hands that on.
         f"signal.signal({int(signum)}, signal.SIG_DFL)\n"
-        "from recsys.cli import follow; follow._GRACE_S = 0.3\n"
+        "from recsys.cli import follow; from recsys.system import parent; parent._GRACE_S = 0.3\n"
         "follow.follow(['planted_runner', sys.argv[1]], follow.new_log(Path(sys.argv[2])),"
         " follow.RunView(Console(file=io.StringIO())))"
     )
@@ -324,7 +323,7 @@ def test_a_run_under_nohup_stays_deaf_to_a_hang_up(child, tmp_path):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "pipeline_module", lambda _: "planted_runner")
+    monkeypatch.setattr(run_module, "RUNNER", "planted_runner")
     path = tmp_path / "small.yaml"
     path.write_text(
         "name: small\n"
@@ -438,17 +437,3 @@ def test_without_the_extra_the_sentence_says_how_to_get_it(small, capsys, monkey
 def test_two_logs_of_one_moment_have_two_names(tmp_path):
     assert new_log(tmp_path) != new_log(tmp_path)
     assert len(list((tmp_path / "logs").iterdir())) == 2
-
-
-def test_the_modules_of_the_pipeline_are_found_by_entry_points_or_the_sentence_says_how_to_install(
-    monkeypatch, tmp_path
-):
-    modules = [stages.pipeline_module(name) for name in ("run", "commands")]
-    assert modules == ["pipelines.local_runner", "pipelines.commands"]
-    monkeypatch.setattr(stages, "_CHECKOUT", tmp_path)
-    monkeypatch.setattr(stages.metadata, "entry_points", lambda group: ())
-    with pytest.raises(UsageError, match=r"R901.*recsys\.pipelines.*pipeline"):
-        stages.pipeline_module("run")
-    entry = metadata.EntryPoint("run", "their_runner:main", stages.GROUP)
-    monkeypatch.setattr(stages.metadata, "entry_points", lambda group: (entry,))
-    assert stages.pipeline_module("run") == "their_runner"

@@ -90,12 +90,10 @@ def examine(config: Path | None = None) -> Iterator[Check]:
         checks = [check_jax, *([check_gpu_sums] if _has_gpu() else []), check_kernels, check_tfx]
         slow = [pool.submit(check) for check in checks]
         yield check_python(python, _glibc())
-        yield Check("cores", "ok", str(len(os.sched_getaffinity(0))))
-        yield check_memory(available_memory())
+        yield check_machine(len(os.sched_getaffinity(0)), available_memory())
         yield check_packages("core packages", CORE, "fail")
         pins = WIDE_SET if python < (3, 12) else EXACT_SET
         yield check_packages("extra pipeline", PIPELINE, "warn", pins)
-        yield check_keras_backend(os.environ.get("KERAS_BACKEND"))
         yield from check_config(config)
         for result in slow:
             yield result.result()
@@ -116,11 +114,11 @@ def check_python(python: tuple[int, int], glibc: tuple[int, ...]) -> Check:
     return _check("python", text, glibc < needed, f"Use Python 3.11: {SYNC} --python 3.11", "fail")
 
 
-def check_memory(available: int) -> Check:
+def check_machine(cores: int, available: int) -> Check:
     """Checks the available memory [bytes]."""
+    text = f"{counted(cores, 'core', 'cores')}, {available / _GIB:.1f} GiB of memory free"
     fix = f"The shipped config needs {_LEAST_MEMORY_GIB:.0f} GiB: close other programs."
-    is_low = available < _LEAST_MEMORY_GIB * _GIB
-    return _check("memory", f"{available / _GIB:.1f} GiB free", is_low, fix)
+    return _check("machine", text, available < _LEAST_MEMORY_GIB * _GIB, fix)
 
 
 def check_packages(
@@ -136,13 +134,6 @@ def check_packages(
     return Check(name, "ok", ", ".join(f"{package} {v}" for package, v in versions.items()))
 
 
-def check_keras_backend(value: str | None) -> Check:
-    """Checks `KERAS_BACKEND`, which the processes of a run inherit."""
-    is_other = value not in (None, "", "jax")
-    text = f"{value!r}: runs ignore it, but your own programs use it" if is_other else value
-    return _check("KERAS_BACKEND", text or "not set", is_other, "unset KERAS_BACKEND")
-
-
 def check_config(path: Path | None) -> Iterator[Check]:
     """Checks the config, its data files, and the output folder of a run."""
     from recsys.config.load import default_config_path, load_config
@@ -153,25 +144,19 @@ def check_config(path: Path | None) -> Iterator[Check]:
     except RecsysError:  # A machine can be checked before it has one.
         yield Check("config", "warn", "none here, none named", "recsys init, or name a config.")
         return
+    name = "config"
     try:
         config = load_config(path)
-    except RecsysError as error:
-        yield Check("config", "fail", str(error), "Correct the config.")
-        return
-    yield Check("config", "ok", config.name)
-    sources = {"interactions": config.data.interactions, **config.data.sides}
-    try:
-        files = {
-            what: match_files(source, what) for what, source in sources.items() if source.files
-        }
+        yield Check(name, "ok", config.name)
+        name = "data"
+        sources = {"interactions": config.data.interactions, **config.data.sides}
+        files = {what: match_files(of, what) for what, of in sources.items() if of.files}
         counts = [f"{what}: {counted(len(of), 'file', 'files')}" for what, of in files.items()]
-        yield Check("data", "ok", ", ".join(counts))
-    except RecsysError as error:
-        yield Check("data", "fail", str(error), "Correct the paths.")
-    try:
+        yield Check(name, "ok", ", ".join(counts))
+        name = "root"
         yield check_root(config.root_folder)
     except RecsysError as error:
-        yield Check("root", "fail", error.rule, error.cure)
+        yield Check(name, "fail", str(error), f"Correct the {name}.")
 
 
 def check_root(root: Path) -> Check:

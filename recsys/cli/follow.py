@@ -5,13 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,13 +21,12 @@ from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
 from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.files import scratch_folder
-from recsys.system.parent import as_parent, child_command, own_folders
+from recsys.system.parent import STOP_SIGNALS, child_group, own_folders
 from recsys.system.signals import StoppedError, signals_raised
 
 _MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}
 _QUIET_S = 30.0
-_GRACE_S = 30.0  # A training saves where it is.
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EVENTS = "events.jsonl"
 
 
 class RunView:
@@ -162,8 +158,9 @@ def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
     try:
         with (
             scratch_folder() as folder,
-            signals_raised(_STOP_SIGNALS),
-            _child(words, log, folder / "events.jsonl") as child,
+            signals_raised(STOP_SIGNALS),
+            log.open("ab") as output,
+            child_group(words[0], words[1:], output, _environment(folder)) as child,
             view,
         ):
 
@@ -171,7 +168,7 @@ def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
                 time.sleep(events.POLL_S)
                 return child.poll() is not None
 
-            events.show_events(folder / "events.jsonl", view.show, is_over)
+            events.show_events(folder / _EVENTS, view.show, is_over)
     except StoppedError as stopped:
         print_error(f"Stopped by {stopped.name}; all processes of the run have ended.")
         print(f"Log: {visible(str(log))}", file=sys.stderr)
@@ -193,56 +190,13 @@ def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
     )
 
 
-@contextmanager
-def _child(words: Sequence[str], log: Path, event_file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts the child in a session of its own; at the end no process of it is left.
-
-    Nor is any where this process is killed: the child ends with it.
-    """
+def _environment(folder: Path) -> dict[str, str]:
+    """Returns the variables of the child, which writes its events into a folder."""
     roots = [str(Path(__file__).resolve().parents[2]), *own_folders()]
-    environment = {
-        **os.environ,
-        **as_parent(),
-        events.ENVIRONMENT_VARIABLE: str(event_file),
+    return {
+        events.ENVIRONMENT_VARIABLE: str(folder / _EVENTS),
         "PYTHONUNBUFFERED": "1",
         # Modules in the current folder must not shadow those of recsys, in Beam's workers too.
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(roots),
     }
-    with log.open("ab") as output:
-        child = subprocess.Popen(
-            child_command(words[0], words[1:]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    try:
-        yield child
-    finally:
-        _end_group(child)
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Terminates all processes of the child's group, with SIGTERM and then SIGKILL."""
-    for stop_signal in _STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _GRACE_S
-        is_there = _signal_group(child, signum)
-        while is_there and time.monotonic() < deadline:
-            time.sleep(0.02)
-            is_there = _signal_group(child, 0)
-    child.wait()
-
-
-def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
-    """Sends a signal to the child's process group; returns whether the group still exists."""
-    child.poll()  # Reaps a dead child, which would still count.
-
-    try:
-        os.killpg(child.pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True

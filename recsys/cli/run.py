@@ -13,7 +13,7 @@ from recsys.cli.evaluate import figures_for_people, verdict_for_people
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.options import ConfigArgument, Json, Sets
 from recsys.cli.show import show
-from recsys.cli.stages import pipeline_module, require_pipeline
+from recsys.cli.stages import RUNNER, require_pipeline
 from recsys.cli.terminal import Console
 from recsys.errors import BusyError, RecsysError
 
@@ -36,7 +36,7 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
     require_pipeline()
     refuse_if_held(root)
     log = new_log(root)
-    words = [pipeline_module("run"), str(path)]
+    words = [RUNNER, str(path)]
     words += [word for override in overrides for word in ("--set", override)]
     view = RunView(Console(stderr=True))
     result: dict[str, Any] = dict.fromkeys(_RESULT_KEYS)

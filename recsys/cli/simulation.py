@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.cli.follow import RunView, follow, new_log
-from recsys.cli.stages import pipeline_module
+from recsys.cli.stages import RUNNER
 from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
@@ -115,7 +115,7 @@ class Simulation:
         config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
         view, log = RunView(Console(quiet=True)), new_log(self.config.root_folder)
         try:
-            summary = follow([pipeline_module("run"), str(config)], log, view)
+            summary = follow([RUNNER, str(config)], log, view)
         except RecsysError as error:
             return {"state": "failed", "error": str(error)}
         metric, model = self.config.bless.metric, Path(summary["model"])

@@ -1,11 +1,7 @@
 """`recsys train`, `evaluate` and `export`: single stages, without TFX.
 
 A stage runs in a subprocess with the Keras backend that it needs, as in the pipeline.
-So do the commands that need the pipeline, whose modules are entry points of the group
-`recsys.pipelines`:
-
-    [project.entry-points."recsys.pipelines"]
-    run = "pipelines.local_runner:main"
+So do the commands that need the pipeline.
 """
 
 from __future__ import annotations
@@ -13,10 +9,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,8 +39,8 @@ from recsys.system.process import run_stage, run_stage_with_config, stage_enviro
 if TYPE_CHECKING:
     from recsys.config import Config, EvaluateStage
 
-GROUP = "recsys.pipelines"
-_CHECKOUT = Path(__file__).resolve().parents[2]
+RUNNER, COMMANDS = "pipelines.local_runner", "pipelines.commands"
+"""Modules of the pipeline, which need TFX and run in processes of their own."""
 
 
 def train(
@@ -151,33 +145,6 @@ def require_pipeline() -> None:
         )
 
 
-def pipeline_module(command: str) -> str:
-    """Returns the module that runs a command of the pipeline.
-
-    The entry points of a checkout that contains this file take precedence over installed ones,
-    which may be older.
-
-    Args:
-        command: `run`, or `commands` for all others.
-
-    Raises:
-        UsageError: There is no such entry point (R901).
-    """
-    project = _CHECKOUT / "pyproject.toml"
-    if project.is_file():
-        entries = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"][GROUP]
-    else:
-        entries = {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
-    if command not in entries:
-        raise UsageError(
-            "R901",
-            f"This command requires the entry point {command!r} of the group {GROUP!r}.",
-            install_extra("pipeline"),
-            sorted(entries),
-        )
-    return str(entries[command]).partition(":")[0]
-
-
 def call_pipeline(command: str, words: Sequence[str], config: Config | None = None) -> Any:
     """Runs a command of the pipeline in a subprocess and returns its result.
 
@@ -190,7 +157,7 @@ def call_pipeline(command: str, words: Sequence[str], config: Config | None = No
         RecsysError: TFX or the module is missing, or the process failed.
     """
     require_pipeline()
-    return run_process(pipeline_module("commands"), "jax", config, [command, *words])
+    return run_process(COMMANDS, "jax", config, [command, *words])
 
 
 def _words(**options: Path | int | float | str | None) -> list[str]:

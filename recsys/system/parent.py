@@ -22,18 +22,23 @@ import os
 import runpy
 import signal
 import site
+import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from recsys.system import lean_imports
 
 VARIABLE, STDIN = "RECSYS_PARENT", "stdin"
 CHILD = ("-P", "-m", "recsys.system.parent")
 """Words after Python's name in the command of a child; module and command line follow."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE_S = 30.0  # A training saves where it is.
 _PROGRAM = "--"
 _SET_PDEATHSIG = 1
 """`PR_SET_PDEATHSIG` of prctl(2); it holds across exec, and not for children."""
@@ -73,6 +78,52 @@ def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
 def program_command(words: Sequence[str]) -> list[str]:
     """Returns the command of any program that is to end with this process; see `as_parent`."""
     return [sys.executable, *CHILD, _PROGRAM, *words]
+
+
+@contextmanager
+def child_group(
+    module: str, arguments: Sequence[str], output: IO[bytes], environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a child in a session of its own; at the end no process of it is left.
+
+    Nor is any where this process is killed: the child ends with it.
+
+    Args:
+        module: The module that it runs.
+        arguments: Its command line.
+        output: File for its stdout and stderr.
+        environment: Variables set on top of this process's own.
+    """
+    child = subprocess.Popen(
+        child_command(module, arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **as_parent(), **environment},
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        for stop_signal in STOP_SIGNALS:
+            signal.signal(stop_signal, signal.SIG_IGN)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + _GRACE_S
+            is_there = _signal_group(child, signum)
+            while is_there and time.monotonic() < deadline:
+                time.sleep(0.02)
+                is_there = _signal_group(child, 0)
+        child.wait()
+
+
+def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
+    """Sends a signal to the child's process group; returns whether the group still exists."""
+    child.poll()  # Reaps a dead child, which would still count.
+    try:
+        os.killpg(child.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def end_with_parent() -> None:
