@@ -8,8 +8,9 @@ import pytest
 from commands import run_main
 
 from recsys.cli import doctor
-from recsys.cli.doctor import Check
 from recsys.embedding.duplicates_probe import slowdown
+from recsys.system import machine
+from recsys.system.machine import Check
 
 PY311, PY312 = (3, 11), (3, 12)
 
@@ -28,14 +29,14 @@ PY311, PY312 = (3, 11), (3, 12)
     ids=["3.10", "3.13", "oldest", "too-old", "debian-12-312", "ubuntu-24.04-312", "musl"],
 )
 def test_python_and_glibc_must_suit_the_wheels(python, glibc, state, fix):
-    check = doctor.check_python(python, glibc)
+    check = machine.check_python(python, glibc)
     assert check.state == state
     assert fix in check.fix
 
 
 def test_a_package_without_kernels_says_what_to_install(monkeypatch):
     monkeypatch.setenv("RECSYS_NATIVE", "0")
-    check = doctor.check_kernels()
+    check = machine.check_kernels()
     assert check.state == "warn"
     assert "apt install gcc" in check.fix
 
@@ -44,30 +45,30 @@ def test_a_package_without_kernels_says_what_to_install(monkeypatch):
     ("printed", "is_slow"), [("jaxlib 0.10.2: 437.5", True), ("1: 1.3", False), ("1: not", False)]
 )
 def test_slow_sums_of_equal_ids_on_a_gpu_are_a_warning(monkeypatch, printed, is_slow):
-    monkeypatch.setattr(doctor, "_probe", lambda name, program, is_wrong, *_, **__: is_wrong)
-    assert doctor.check_gpu_sums()(printed) == is_slow
+    monkeypatch.setattr(machine, "_probe", lambda name, program, is_wrong, *_, **__: is_wrong)
+    assert machine.check_gpu_sums()(printed) == is_slow
 
 
 def test_on_a_cpu_the_sums_are_not_measured():
-    assert "not measured" in doctor.check_gpu_sums().message
+    assert "not measured" in machine.check_gpu_sums().message
     assert slowdown() > 0
 
 
 @pytest.mark.parametrize(("gib", "state"), [(3.9, "warn"), (4.0, "ok"), (64.0, "ok")])
 def test_little_memory_is_a_warning(gib, state):
-    assert doctor.check_machine(2, int(gib * 2**30)).state == state
+    assert machine.check_machine(2, int(gib * 2**30)).state == state
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < doctor.available_memory() <= total
+    assert 0 < machine.available_memory() <= total
 
 
 def test_a_missing_package_is_named_with_its_fix():
-    check = doctor.check_packages("x", ("numpy", "no-such-distribution"), "fail")
+    check = machine.check_packages("x", ("numpy", "no-such-distribution"), "fail")
     expected = ("x", "fail", "no-such-distribution is not installed", "uv sync --all-extras")
     assert check == expected
 
 
 def test_a_package_of_another_version_than_the_pinned_one_is_named():
-    check = doctor.check_packages("x", ("numpy",), "warn", {"numpy": "1.0", "absent": "2.0"})
+    check = machine.check_packages("x", ("numpy",), "warn", {"numpy": "1.0", "absent": "2.0"})
     assert check.state == "fail"
     assert check.message.startswith("numpy is 2.")
     assert check.message.endswith(", not 1.0")
@@ -111,8 +112,8 @@ def test_a_full_disk_is_no_matter_of_rights(tmp_path, monkeypatch):
     def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
-    assert doctor.check_root(tmp_path).fix.startswith("Free disk space")
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", full)
+    assert machine.check_root(tmp_path).fix.startswith("Free disk space")
 
 
 def test_a_folder_without_a_config_is_a_warning(tmp_path, monkeypatch):
@@ -129,7 +130,7 @@ def test_a_broken_config_fails_with_its_own_sentence(tmp_path):
 
 
 def test_jax_is_asked_for_its_devices():
-    check = doctor.check_jax()
+    check = machine.check_jax()
     assert check.state == "ok", check
     assert check.message.startswith("1 cpu")  # As many as a process of the tests has.
 
@@ -148,9 +149,9 @@ def test_jax_is_asked_for_its_devices():
 def test_a_probe_that_fails_says_why(monkeypatch, tmp_path, program, words, fix):
     # A probe leaves the current folder out of its path, and so ours has to be named.
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(machine, "_TIMEOUT_S", 2.0)
     (tmp_path / "jax.py").write_text(program)
-    check = doctor.check_jax()
+    check = machine.check_jax()
     assert check.state == "fail"
     assert words in check.message
     assert fix in check.fix
@@ -158,14 +159,14 @@ def test_a_probe_that_fails_says_why(monkeypatch, tmp_path, program, words, fix)
 
 def test_the_exit_code_follows_the_checks_and_json_has_each(monkeypatch, tmp_path, capsys):
     for name in ("check_jax", "check_kernels", "check_tfx"):  # They have tests of their own.
-        monkeypatch.setattr(doctor, name, lambda name=name: Check(name, "ok", "planted"))
+        monkeypatch.setattr(machine, name, lambda name=name: Check(name, "ok", "planted"))
     path = str(config_file(tmp_path))
     assert run_main("doctor", path, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is True
     assert [check["name"] for check in result["checks"]] == [
-        "python", "machine", "core packages", "extra pipeline", "config", "data",
-        "root", "check_jax", "check_kernels", "check_tfx",
+        "config", "data", "root", "python", "machine", "core packages", "extra pipeline",
+        "check_jax", "check_kernels", "check_tfx",
     ]  # fmt: skip
     (tmp_path / "i.csv").unlink()
     assert run_main("doctor", path) == 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import json
 import shutil
 from collections.abc import Iterator
@@ -47,6 +48,19 @@ def versions(serving_root: Path) -> list[Path]:
 def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
     """Returns the folders of the versions that were rolled back, by number, ascending."""
     return _numbered(serving_root, _WITHDRAWN)
+
+
+def listed(serving_root: Path) -> list[dict[str, Any]]:
+    """Returns `version`, `state` and `since` (UTC) of each version, newest first."""
+    published = _numbered(serving_root, "")
+    folders = {**withdrawn_folders(serving_root), **published}
+    states = dict.fromkeys(folders, "rolled back") | dict.fromkeys(published, "earlier")
+    states |= dict.fromkeys([*published][-1:], "served")
+    since = {n: dt.datetime.fromtimestamp(p.stat().st_ctime, dt.UTC) for n, p in folders.items()}
+    return [
+        {"version": n, "state": states[n], "since": f"{since[n]:%Y-%m-%d %H:%M:%S UTC}"}
+        for n in sorted(folders, reverse=True)
+    ]
 
 
 def _numbered(serving_root: Path, prefix: str) -> dict[int, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import shlex
 import sys
@@ -124,11 +123,12 @@ def rollback(
         to: Version to serve again.
         list_only: List the versions and exit.
     """
+    from recsys.bundles.publishing import listed
     from recsys.bundles.publishing import rollback as roll_back
 
     serving = serving_folder(config, root)
     if list_only:
-        emit({"serving": str(serving), "versions": _rows(serving)}, as_json=as_json)
+        emit({"serving": str(serving), "versions": listed(serving)}, as_json=as_json)
         return
     done = roll_back(serving, to)
     result = {"served": int(done.served.name), "bundle": str(done.served)}
@@ -139,23 +139,3 @@ def rollback(
         withdrawn["to restore"] = shlex.join(["recsys", "rollback", *words])
     people = {**result, **withdrawn}
     emit({**result, "withdrawn": done.withdrawn}, as_json=as_json, people=people)
-
-
-def _rows(serving: Path) -> list[dict[str, Any]]:
-    """Returns the state of each version, newest first."""
-    from recsys.bundles.publishing import versions, withdrawn_folders
-
-    published = {int(path.name): path for path in versions(serving)}
-    folders = {**withdrawn_folders(serving), **published}
-    states = dict.fromkeys(folders, "rolled back") | dict.fromkeys(published, "earlier")
-    states |= dict.fromkeys([*published][-1:], "served")
-    return [
-        {"version": number, "state": states[number], "since": _changed(folders[number])}
-        for number in sorted(folders, reverse=True)
-    ]
-
-
-def _changed(folder: Path) -> str:
-    """Returns the time when the folder was last renamed [UTC]."""
-    moment = dt.datetime.fromtimestamp(folder.stat().st_ctime, dt.UTC)
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
