@@ -23,7 +23,6 @@ from recsys.config import Config
 from recsys.data.split import DAY_S
 from recsys.errors import RecsysError
 from recsys.report.index import write_index
-from recsys.runs.lock import run_lock
 from recsys.runs.retention import (
     Thing,
     oldest_record,
@@ -33,6 +32,7 @@ from recsys.runs.retention import (
     served_versions,
 )
 from recsys.system.events import emit
+from recsys.system.run_lock import run_lock
 
 _SMALL = ("ModelBlessing", "PushedModel", "Verdict", "ExampleStatistics")
 """Types that always stay: some kB each, and the resolvers look into all of them."""

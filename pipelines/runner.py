@@ -29,9 +29,9 @@ from pipelines.run_record import Outputs, Recorder, new_run_id
 from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
 from recsys.forget.files import is_unfinished
-from recsys.runs.lock import RunLock, run_lock
 from recsys.system import events
 from recsys.system.process import log_traceback
+from recsys.system.run_lock import RunLock, run_lock
 from recsys.system.signals import SIGNALS, StoppedError, raise_if_stopped, signals_raised
 
 _ALWAYS_RUN = {

@@ -17,12 +17,9 @@ from recsys.config import TrainStage, parse_mesh
 from recsys.config.load import load_stage
 from recsys.config.removed import check_command_line
 from recsys.contents import lazy_contents
+from recsys.distributed.local import launch, run_placed
+from recsys.distributed.place import Place, add_process_options, place_of
 from recsys.system.process import stage_main
-from recsys.training import launcher
-from recsys.training.cluster import add_host_options, cluster_of
-from recsys.training.hosts import run_on_hosts
-from recsys.training.preflight import facts_of
-from recsys.training.processes import SERVICE
 from recsys.training.run_folders import RunFolders
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, beside --out")
     parser.add_argument("--base", type=Path, help="model folder of a warm start")
     parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
-    add_host_options(parser)
+    add_process_options(parser)
     check_command_line(["train", *(sys.argv[1:] if arguments is None else arguments)])
     options = parser.parse_args(arguments)
     options.checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
@@ -55,14 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.mesh is not None:
         words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")
         stage = stage.model_copy(update={"mesh": options.mesh})
-    if SERVICE not in os.environ:
-        cluster = cluster_of(options)
-        if cluster is not None:
-            read = {"the data folder": options.data, "the base model": options.base}
-            facts = facts_of(_MODULE, stage, read)
-            return run_on_hosts(_MODULE, words, cluster, options.out, facts, options.checkpoints)
+    if Place.of_environment() is None:
+        place = place_of(options)
+        if place is not None:
+            return run_placed(_MODULE, words, place, saves=True)
         if options.processes > 1:
-            return launcher.launch(_MODULE, words, options.processes, options.checkpoints)
+            return launch(_MODULE, words, options.processes, options.checkpoints)
     from recsys.training.stage import run
 
     summary = run(stage, options.data, options.out, options.checkpoints, options.base)

@@ -241,8 +241,8 @@ def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
     done = python(
         "import os, sys\n"
         "del os.environ['KERAS_BACKEND']\n"  # A plugin that imports Keras gets JAX even so.
-        "from recsys.training import launcher\n"
-        "launcher.launch = lambda *words: print(words[0], words[2], words[3])\n"
+        "from recsys.distributed import local\n"
+        "local.launch = lambda *words: print(words[0], words[2], words[3])\n"
         "from recsys.train import main\n"
         "main(sys.argv[1:])\n"
         "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
@@ -257,8 +257,8 @@ def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
 def test_the_process_that_starts_those_of_an_evaluation_imports_neither_jax_nor_keras(tmp_path):
     done = python(
         "import sys\n"
-        "from recsys.training import launcher\n"
-        "launcher.launch = lambda module, words, n: print(module, n)\n"
+        "from recsys.distributed import local\n"
+        "local.launch = lambda module, words, n: print(module, n)\n"
         "from recsys.evaluation.stage import main\n"
         "main(sys.argv[1:])\n"
         "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",

@@ -21,7 +21,7 @@ from recsys.cli.run import for_people
 from recsys.cli.terminal import Console
 from recsys.errors import RecsysError, UsageError
 from recsys.report.runs import RunRecord
-from recsys.training.processes import note
+from recsys.system.events import note
 
 METRICS = {
     "recall@10": 0.12,

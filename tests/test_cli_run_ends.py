@@ -14,9 +14,9 @@ from rich.console import Console
 from recsys.cli import main
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.errors import RecsysError
-from recsys.runs.lock import run_lock
 from recsys.system.files import PREFIX
 from recsys.system.parent import VARIABLE, child_command
+from recsys.system.run_lock import run_lock
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_runner_and_stages_bind_themselves_before_all_else(module):
 def test_a_busy_root_is_no_failure_and_leaves_no_log(tmp_path, monkeypatch, capsys):
     root = tmp_path / "root"
     with run_lock(root):
-        monkeypatch.setattr("recsys.runs.lock.os.getpid", lambda: -1)  # As another process.
+        monkeypatch.setattr("recsys.system.run_lock.os.getpid", lambda: -1)  # As another process.
         with pytest.raises(SystemExit) as ended:
             main(["run", "--set", f"root={root}"])
     assert ended.value.code == 75

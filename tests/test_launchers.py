@@ -15,9 +15,9 @@ from launching import STAGES, launch, lives
 from recsys.config.load import load_config
 from recsys.distributed import launchers
 from recsys.distributed.launchers import CommandLauncher, LocalLauncher
+from recsys.distributed.local import devices_of
 from recsys.errors import ConfigError, RecsysError, UsageError
 from recsys.system import events
-from recsys.training.launcher import devices_of
 
 CONFIG = Path(__file__).parent.parent / "configs" / "movielens_small.yaml"
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1)

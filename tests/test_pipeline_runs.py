@@ -238,7 +238,7 @@ def test_data_that_breaks_its_committed_schema_stop_the_run(runs, first, tmp_pat
 
 
 def test_a_second_run_on_a_locked_root_is_refused(runs, first):
-    from recsys.runs.lock import run_lock
+    from recsys.system.run_lock import run_lock
 
     with run_lock(runs.folder / "run"):
         code, events = runs()

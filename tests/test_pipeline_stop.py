@@ -20,7 +20,7 @@ from pipelines import runner as module
 from pipelines.run_errors import as_recsys_error, stopped_error
 from pipelines.run_record import Recorder
 from recsys.errors import RecsysError
-from recsys.runs.lock import LOCK_NAME, run_lock
+from recsys.system.run_lock import LOCK_NAME, run_lock
 from recsys.system.signals import StoppedError
 
 

@@ -22,8 +22,8 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 from pipelines.clean import clean, clean_after_run
 from recsys.config.run_config import KeepConfig
 from recsys.errors import BusyError
-from recsys.runs.lock import run_lock
 from recsys.runs.retention import Thing, own_size, plan_files, remove
+from recsys.system.run_lock import run_lock
 
 BIG = ("examples", "vocabularies", "model", "bundle")
 """Of an old night only the small things stay: what resolvers look up."""

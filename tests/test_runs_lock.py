@@ -11,12 +11,13 @@ import time
 import pytest
 
 from recsys.errors import BusyError, RecsysError
-from recsys.runs import lock as run_lock_module
-from recsys.runs.lock import LOCK_NAME, SILENT_S, Owner, is_local, refuse_if_held, run_lock
+from recsys.system import run_lock as run_lock_module
+from recsys.system.run_lock import LOCK_NAME, SILENT_S, Owner, is_local, refuse_if_held, run_lock
+from recsys.system.signals import signals_to
 
 _HOLD = """
 import sys, pathlib
-from recsys.runs.lock import run_lock
+from recsys.system.run_lock import run_lock
 with run_lock(pathlib.Path(sys.argv[1])) as lock:
     print("held", flush=True)
     sys.stdin.read()
@@ -163,8 +164,8 @@ def test_a_holder_that_was_taken_over_from_finds_out_and_gives_nothing_back(tmp_
 def test_a_holder_gives_signs_of_life_and_stops_when_the_lock_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(run_lock_module, "_BEAT_S", 0.05)
     interrupted = []
-    monkeypatch.setattr(run_lock_module._thread, "interrupt_main", interrupted.append)
-    with run_lock(tmp_path) as lock:
+    heard = signals_to(lambda signum, _: interrupted.append(signum))
+    with heard, run_lock(tmp_path) as lock:
         os.utime(tmp_path / LOCK_NAME, (0, 0))
         wait_until(lambda: (tmp_path / LOCK_NAME).stat().st_mtime > 0)
         assert interrupted == []

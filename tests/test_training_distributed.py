@@ -9,34 +9,35 @@ import pytest
 from hanging import error_of_hanging, two_processes
 from training_runs import STAGE, Run
 
+from recsys.distributed.ending import StopRequest
+from recsys.distributed.local import free_port
+from recsys.distributed.place import Place
+from recsys.system import signals as signals_module
 from recsys.system.process import last_json_line
-from recsys.training import processes
-from recsys.training.distributed import StopRequest
-from recsys.training.launcher import free_port
-from recsys.training.processes import StopSignals
+from recsys.system.signals import StopSignals
 
 
 @pytest.fixture(name="clock")
 def _clock(monkeypatch):
     times = [100.0]
-    monkeypatch.setattr(processes.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(signals_module.time, "monotonic", lambda: times[0])
     return times
 
 
 def test_one_wish_that_comes_by_two_ways_is_one(clock):
     signals = StopSignals()
     assert not signals.is_set
-    assert not signals.add()
+    assert not signals.add(signal.SIGTERM)
     clock[0] += 0.5
-    assert not signals.add()
+    assert not signals.add(signal.SIGTERM)
     assert signals.is_set
 
 
 def test_who_asks_again_later_insists(clock):
     signals = StopSignals()
-    signals.add()
+    signals.add(signal.SIGINT)
     clock[0] += 5
-    assert signals.add()
+    assert signals.add(signal.SIGINT)
 
 
 def test_a_second_signal_goes_to_whoever_heard_it_before(clock):
@@ -67,8 +68,8 @@ def run_python(text, **own):
 
 @pytest.mark.parametrize(("does", "code"), [("begin", 1), ("pause", 0)])
 def test_a_step_that_takes_too_long_ends_with_a_sentence_and_what_is_no_step_does_not(does, code):
-    text = "import jax, time; from recsys.training import distributed as d\n"
-    text += "jax.process_count = lambda: 2; watch = d.StepWatch(0.1)\n"
+    text = "import time; from recsys.distributed import ending as d\n"
+    text += "d.n_processes = lambda: 2; watch = d.StepWatch(0.1)\n"
     text += f"with watch.watching(): watch.begin(); watch.{does}(); time.sleep(1)"
     done = run_python(text)
     assert done.returncode == code
@@ -83,7 +84,8 @@ def test_who_waits_for_too_long_ends_and_names_who_does_not_wait(of):
 import contextlib, time
 import jax, numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from recsys.training import distributed as d
+from recsys.distributed import ending as d
+from recsys.distributed.join import join
 
 @contextlib.contextmanager
 def step():
@@ -95,7 +97,7 @@ def step():
 def block():
     return contextlib.nullcontext() if hangs else d.ending_after()
 
-d.join()
+join()
 process_allgather(np.zeros(1))
 d.STEP_S, d._ASK_S = 3, 3
 hangs = jax.process_index() == 1
@@ -120,8 +122,9 @@ def test_a_process_that_hangs_in_a_validation_is_named_by_those_that_wait(data, 
 
 @pytest.mark.faults
 def test_one_process_may_work_for_longer_than_gloo_waits():
-    text = "import jax, time; from recsys.training import distributed as d\n"
-    text += "d.join(); before = d.jointly(lambda: time.sleep(33 * jax.process_index()))\n"
+    text = "import jax, time; from recsys.distributed import host_collectives as d\n"
+    text += "from recsys.distributed.join import join\n"
+    text += "join(); before = d.jointly(lambda: time.sleep(33 * jax.process_index()))\n"
     text += "print(d.agreed(lambda: time.sleep(33) or [jax.process_index(), len(before)]))"
     with two_processes("-c", text) as running:
         printed = [process.communicate(timeout=200)[0].splitlines() for process in running]
@@ -129,8 +132,8 @@ def test_one_process_may_work_for_longer_than_gloo_waits():
 
 
 def test_jax_takes_the_address_by_which_others_find_a_process():
-    text = "import jax; from recsys.training.distributed import join\n"
+    text = "import jax; from recsys.distributed.join import join\n"
     text += "join(); print(jax.process_count(), jax.local_device_count())"
-    own = {"RECSYS_SERVICE": f"127.0.0.1:{free_port()}", "RECSYS_ADDRESS": "127.0.0.1"}
-    done = run_python(text, RECSYS_PROCESSES="1", RECSYS_PROCESS="0", **own)
+    place = Place(f"127.0.0.1:{free_port()}", is_local=True)
+    done = run_python(text, **place.environment())
     assert done.stdout == "1 1\n"

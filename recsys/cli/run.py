@@ -27,7 +27,7 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
     2: the config or the command is invalid; 75: another run uses the same root.
     """
     from recsys.config.load import default_config_path, load_config
-    from recsys.runs.lock import refuse_if_held
+    from recsys.system.run_lock import refuse_if_held
 
     started = time.monotonic()
     path, overrides = config or default_config_path(), sets or []

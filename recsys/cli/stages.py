@@ -59,11 +59,6 @@ def train(
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
-    hosts: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="File with HOST:PORT per line; waits for lost hosts."),
-    ] = None,
-    host: Annotated[int | None, Option(min=0, help="Line of this host in FILE, from 0.")] = None,
     wait: Wait = None,
 ) -> None:
     """Train a model without the pipeline; print the result as JSON.
@@ -74,9 +69,8 @@ def train(
     from recsys.config.load import load_config
 
     words = _words(
-        data=data, out=out, checkpoints=checkpoints, base=base, processes=processes, hosts=hosts,
-        coordinator=coordinator, num_processes=num_processes, process_id=process_id, host=host,
-        wait=wait,
+        data=data, out=out, checkpoints=checkpoints, base=base, processes=processes,
+        coordinator=coordinator, num_processes=num_processes, process_id=process_id, wait=wait,
     )  # fmt: skip
     loaded = with_mesh(load_config(config, sets or []), mesh)
     with _followed():

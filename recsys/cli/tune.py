@@ -54,7 +54,7 @@ def tune(
         seed: Random seed of the sampler.
     """
     from recsys.config.load import load_config
-    from recsys.runs.lock import run_lock
+    from recsys.system.run_lock import run_lock
     from recsys.tuning.study_records import FOLDER
 
     if not _NAME.fullmatch(study):

@@ -17,11 +17,14 @@ CONFIG: Mapping[str, str] = {
 
 `a.b=name` is both `b: name` and `b: {type: name}`. `*` in a path is any item of a list.
 """
+_HOSTS = "Write --coordinator, with a scheduler that starts all again, or launcher: {kind: ray}."
 COMMAND_LINE: Mapping[str, str] = {
     "publish-vectors --changed-only": "Publish all items, and upsert them; deletions are listed.",
     "publish-vectors --format": "Vectors are Parquet; docs/vectors.md loads them into engines.",
     "simulate-nights --broken": "Leave it out: nights are replayed without broken spans.",
     "simulate-nights --seed": "Leave it out: nothing is drawn.",
+    "train --host": _HOSTS,
+    "train --hosts": _HOSTS,
 }
 """Cure by command, `plot`, or by command and option, `train --hosts`."""
 

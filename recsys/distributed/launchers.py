@@ -12,28 +12,26 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
+from recsys.distributed.children import Children
 from recsys.errors import RecsysError, UsageError
 from recsys.registry import Choice, register
 from recsys.strict import Strict
 from recsys.system import events
 from recsys.system.commit import commit_text
-from recsys.system.parent import CHILD, STDIN, VARIABLE, as_parent, program_command
+from recsys.system.parent import CHILD, STDIN, VARIABLE, program_command
 from recsys.system.process import (
     last_json_line,
     raising_if_stopped,
     run_stage_with_config,
-    signals_passed_to,
     stage_environment,
     stage_result,
 )
@@ -41,7 +39,6 @@ from recsys.system.process import (
 LAUNCHER = "RECSYS_LAUNCHER"
 _GRACE_S = 30.0
 """How long the other hosts may take to end by themselves once one has failed [s]."""
-_POLL_S = 0.1
 _LOST = "R388"
 _PLACES = ("{host}", "{command}", "{line}")
 _HOST = r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$"
@@ -168,11 +165,28 @@ class CommandLauncher(Launcher):
         words = [module, "--config", str(file), *arguments]
         commands = [self.command(words, index, progress) for index in range(len(self.hosts))]
 
-        def run() -> dict[str, Any]:
-            progress.unlink(missing_ok=True)
-            return _run_all(module, self.hosts, commands, progress)
+        return started_again(self.restarts, lambda: self._run_once(module, commands, progress))
 
-        return started_again(self.restarts, run)
+    def _run_once(
+        self, module: str, commands: Sequence[list[str]], progress: Path
+    ) -> dict[str, Any]:
+        """Runs all commands to their end, and returns the result of the first host."""
+        progress.unlink(missing_ok=True)
+        relay = events.relay(progress)
+        programs = [program_command(words) for words in commands]
+        with (
+            tempfile.TemporaryDirectory(prefix="recsys-commands-") as scratch,
+            Children(programs, [{}] * len(programs), Path(scratch), by_stdin=True) as children,
+        ):
+            failed = children.wait(_GRACE_S, relay)
+            printed = [children.printed(index) for index in range(len(programs))]
+            codes = [code or 0 for code in children.codes]
+        with raising_if_stopped(children.stop.received):
+            spoke = [index for index in failed if "error" in (last_json_line(printed[index]) or {})]
+            if failed and not spoke and not children.stop.is_set:
+                raise _silent(module, self.hosts[failed[0]], codes[failed[0]])
+            index = next(iter(spoke), 0)
+            return stage_result(module, codes[index], printed[index], children.stop.received)
 
     def command(self, stage: Sequence[str], index: int, progress: Path) -> list[str]:
         """Returns the command of one host.
@@ -197,6 +211,15 @@ class CommandLauncher(Launcher):
 
 
 _CHOICE = Choice("launcher", "local", key="kind")
+
+
+def _silent(module: str, host: str, code: int) -> RecsysError:
+    return RecsysError(
+        "R394",
+        f"The command that `launcher` starts for the host {host!r} must run {module} to its end.",
+        "Run the command by hand; see its output in the log.",
+        f"exit code {code}, no reason given",
+    )
 
 
 @contextmanager
@@ -225,123 +248,3 @@ def run_launched(module: str, config: str, arguments: Sequence[str]) -> dict[str
     launcher = _CHOICE.read(chosen.get("launcher", "local"))
     result: dict[str, Any] = launcher.run(module, config, arguments, Path(chosen.get("folder", "")))
     return result
-
-
-# --- the commands of all hosts
-
-
-def _run_all(
-    module: str, hosts: Sequence[str], commands: Sequence[list[str]], progress: Path
-) -> dict[str, Any]:
-    """Runs all commands to their end, and returns the result of the first host."""
-    relay = events.relay(progress)
-    with tempfile.TemporaryDirectory(prefix="recsys-commands-") as scratch, ExitStack() as stack:
-        children = [
-            stack.enter_context(_Command(words, Path(scratch) / f"{index}.out"))
-            for index, words in enumerate(commands)
-        ]
-
-        def hang_up() -> None:
-            for child in children:
-                child.hang_up()
-
-        with signals_passed_to(hang_up) as passed_on:
-            first_failed = _wait(children, relay)
-        relay()
-        printed = [child.printed() for child in children]
-        spoke = [
-            index for index in first_failed if "error" in (last_json_line(printed[index]) or {})
-        ]
-        with raising_if_stopped(passed_on):
-            if first_failed and not spoke and not passed_on:
-                raise _silent(module, hosts[first_failed[0]], children[first_failed[0]].code or 0)
-            index = next(iter(spoke), 0)
-            return stage_result(module, children[index].code or 0, printed[index], passed_on)
-
-
-def _wait(children: Sequence[_Command], relay: Callable[[], None]) -> list[int]:
-    """Waits until all have ended; where one fails the others must follow.
-
-    Returns:
-        Those that failed by themselves, in their order.
-    """
-    failed: list[int] = []
-    failed_at, is_hung_up = 0.0, False
-    while True:
-        relay()
-        codes = [child.code for child in children]
-        if not is_hung_up:
-            failed += [index for index, code in enumerate(codes) if code and index not in failed]
-        if None not in codes:
-            return failed
-        failed_at = failed_at or (time.monotonic() if failed else 0.0)
-        late_s = time.monotonic() - failed_at if failed else 0.0
-        for child in children if late_s > _GRACE_S else ():
-            is_hung_up = True
-            child.hang_up()
-            if late_s > 2 * _GRACE_S:
-                child.kill()
-        time.sleep(_POLL_S)
-
-
-class _Command:
-    """A command that ends with this process, and is killed when it is closed.
-
-    Args:
-        words: Its words.
-        output: File for its stdout.
-    """
-
-    def __init__(self, words: Sequence[str], output: Path) -> None:
-        self._output = output
-        with output.open("wb") as file:
-            self._process = subprocess.Popen(
-                program_command(words),
-                env={**os.environ, **as_parent()},
-                stdin=subprocess.PIPE,
-                stdout=file,
-                bufsize=0,
-                process_group=0,  # Ctrl-C comes to it as the end of its stdin.
-            )
-        with suppress(OSError):  # Without a first byte the stage doesn't listen to its stdin.
-            self._stdin.write(b"\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
-        self._process.wait()
-        self.hang_up()
-
-    @property
-    def _stdin(self) -> Any:
-        return self._process.stdin
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        return self._process.poll()
-
-    def hang_up(self) -> None:
-        """Closes its stdin, which asks the stage to save and stop."""
-        with suppress(OSError):
-            self._stdin.close()
-
-    def kill(self) -> None:
-        """Kills it, if it still runs."""
-        if self.code is None:
-            self._process.kill()
-
-    def printed(self) -> str:
-        """Returns what it wrote to its stdout."""
-        return self._output.read_text(errors="replace")
-
-
-def _silent(module: str, host: str, code: int) -> RecsysError:
-    return RecsysError(
-        "R394",
-        f"The command that `launcher` starts for the host {host!r} must run {module} to its end.",
-        "Run the command by hand; see its output in the log.",
-        f"exit code {code}, no reason given",
-    )

@@ -28,8 +28,7 @@ from recsys.distributed.ray_launcher import RayLauncher
 from recsys.errors import RecsysError, UsageError
 from recsys.system import events
 from recsys.system.process import last_json_line, stage_environment, stage_main, stage_result
-from recsys.system.signals import signals_to
-from recsys.training.processes import StopSignals
+from recsys.system.signals import StopSignals, signals_to
 
 _POLL_S = 0.1
 _WORDS_S = 3.0
@@ -295,8 +294,8 @@ class _Group:
             for actor in self._actors:
                 ray.kill(actor)
 
-    def _heed(self, _signum: int, _frame: Any) -> None:
-        if self._stop.add():
+    def _heed(self, signum: int, _frame: Any) -> None:
+        if self._stop.add(signum):
             sys.exit(1)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import ray
 
+from recsys.distributed.local import free_port
 from recsys.system.parent import as_parent, child_command
-from recsys.training.launcher import free_port
 
 _LOOK_S = 0.5
 _END_S = 5.0

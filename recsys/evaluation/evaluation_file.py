@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from recsys.config import EvaluateStage
+from recsys.distributed.agreement import facts_of
+from recsys.distributed.ending import failing_at_once
+from recsys.distributed.host_collectives import is_primary
+from recsys.distributed.join import join
 from recsys.embedding import device_mesh
 from recsys.evaluation import api
 from recsys.evaluation.evaluator import Evaluator
@@ -23,7 +27,6 @@ from recsys.evaluation.sharded_systems import RequestedRows, done_by_first, open
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.systems import open_evaluation_data
 from recsys.system import events
-from recsys.training import distributed
 
 if TYPE_CHECKING:
     import keras
@@ -38,13 +41,13 @@ def run(
 
     Arguments and errors are those of `evaluate`.
     """
-    distributed.join()
-    mesh = None
-    if distributed.is_joined():
-        # JAX's service catches it so that a training can save; an evaluation has nothing to save.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        mesh = device_mesh()
-    with distributed.failing_at_once():
+    read = {"the data folder": data, "the model": model, "the last blessed model": blessed}
+    with failing_at_once():
+        mesh = None
+        if join(lambda: facts_of(stage, read), [out]):
+            # JAX catches it so that a training can save; an evaluation has nothing to save.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            mesh = device_mesh()
         result = evaluate(stage, model, data, out, blessed, mesh)
     verdict = result["verdict"]
     return {
@@ -97,7 +100,7 @@ def evaluate(
     systems = {MODEL: open_sharded(model, opened, "the model", mesh)}
     if blessed is not None:
         systems[BLESSED] = open_sharded(blessed, opened, "the last blessed model", mesh)
-    evaluator = Evaluator(stage, opened, _emit if distributed.is_primary() else None)
+    evaluator = Evaluator(stage, opened, _emit if is_primary() else None)
     measured = evaluator.measure(systems)
 
     def concluded(rows: RequestedRows) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from recsys.collectives import on_each_device
+from recsys.distributed.ending import ending_after
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
 from recsys.evaluation.sharded_candidates import (
     ShardedCandidates,
@@ -34,7 +35,6 @@ from recsys.evaluation.sharded_candidates import (
 )
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, slices
-from recsys.training.distributed import ending_after
 
 # Most scores of a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24

@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.collectives import on_each_device
+from recsys.distributed.ending import ending_after
 from recsys.ragged import slices
-from recsys.training.distributed import ending_after
 
 _TILES = 16
 """Tiles of a small catalogue; a large one has more, of the largest size."""

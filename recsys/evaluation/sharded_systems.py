@@ -21,6 +21,7 @@ from recsys.bundles.bundle import direction_width, facts_of, verify
 from recsys.data.dataset import Data
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import load_kinds
+from recsys.distributed.host_collectives import agreed, is_primary, jointly, meet, of_first
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.scores import SystemProgress
 from recsys.evaluation.sharded_candidates import (
@@ -40,7 +41,6 @@ from recsys.evaluation.systems import (
 from recsys.models import load_model
 from recsys.models.inference import Inference
 from recsys.models.saved import Probe, check_differences, largest_of, read_probe
-from recsys.training.distributed import agreed, is_primary, jointly, meet, of_first
 
 _SIGN_EVERY_S = 60.0
 _SILENT_S = 6 * 3600.0

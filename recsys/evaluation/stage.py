@@ -17,12 +17,9 @@ from typing import Any
 from recsys.config import EvaluateStage
 from recsys.config.load import load_stage
 from recsys.config.removed import check_command_line
+from recsys.distributed.local import launch, run_placed
+from recsys.distributed.place import Place, add_process_options, place_of
 from recsys.system.process import stage_main
-from recsys.training import launcher
-from recsys.training.cluster import Cluster, add_process_options, cluster_of
-from recsys.training.hosts import run_on_hosts
-from recsys.training.preflight import facts_of
-from recsys.training.processes import SERVICE
 
 _MODULE = "recsys.evaluation.stage"
 
@@ -47,31 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = _parse(arguments)
     os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, EvaluateStage)
-    if not os.environ.get(SERVICE):
-        cluster = cluster_of(options)
-        if cluster is not None or options.processes > 1:
-            return _in_processes(options, stage, cluster)
+    if Place.of_environment() is None:
+        place = place_of(options)
+        if place is not None or options.processes > 1:
+            return _in_processes(options, place)
     from recsys.evaluation.evaluation_file import run
 
     return run(stage, options.model, options.data, options.out, options.blessed)
 
 
-def _in_processes(
-    options: argparse.Namespace, stage: EvaluateStage, cluster: Cluster | None
-) -> dict[str, Any]:
+def _in_processes(options: argparse.Namespace, place: Place | None) -> dict[str, Any]:
     """Runs the stage in several processes of this machine, or in one of several that meet."""
     names = ("config", "model", "data", "out", "blessed")
     folders = {name: getattr(options, name) for name in names}
     words = [f"--{name}={path}" for name, path in folders.items() if path is not None]
-    if cluster is None:
-        return launcher.launch(_MODULE, words, options.processes)
-    read = {
-        "the data folder": options.data,
-        "the model": options.model,
-        "the last blessed model": options.blessed,
-    }
-    facts = facts_of(_MODULE, stage, read)
-    return run_on_hosts(_MODULE, words, cluster, options.out, facts)
+    if place is None:
+        return launch(_MODULE, words, options.processes)
+    return run_placed(_MODULE, words, place, saves=False)
 
 
 if __name__ == "__main__":

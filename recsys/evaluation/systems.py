@@ -21,6 +21,7 @@ from recsys.config import Repeats
 from recsys.data.dataset import Data
 from recsys.data.history_facts import KINDS, UNKNOWN, Facts
 from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.distributed.host_collectives import in_shares
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import Queries
@@ -30,7 +31,6 @@ from recsys.models import load_model
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
-from recsys.training.distributed import in_shares
 
 if TYPE_CHECKING:
     from recsys.evaluation.sharded_candidates import ShardedCandidates

@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.data.batches import held_part
 from recsys.data.history_facts import Facts
+from recsys.distributed.ending import ending_after
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
-from recsys.training.distributed import ending_after
 
 _BLOCK, _UNIT = 1024, 128
 """The most rows that a device embeds at a time, and what divides how many it does."""

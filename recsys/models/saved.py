@@ -34,6 +34,7 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import FACTS, Facts
 from recsys.data.input_files import CANDIDATES, PARTS, seal_candidates, seal_inputs
 from recsys.data.vocabulary import Vocabulary
+from recsys.distributed.host_collectives import agreed, is_primary, jointly
 from recsys.embedding.layout import (
     Layout,
     activate,
@@ -60,7 +61,6 @@ from recsys.models.summary import SUMMARY, damaged, read_summary, summary_text
 from recsys.registry import plugins_needed
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE
-from recsys.training.distributed import agreed, is_primary, jointly
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of an embedding's entry between the trainer's machine and this one, as a

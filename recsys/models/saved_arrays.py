@@ -25,11 +25,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from recsys.distributed.ending import ending_after
+from recsys.distributed.host_collectives import agreed, is_primary, jointly
 from recsys.embedding.row_ranges import devices_of, in_ranges, range_of
 from recsys.embedding.table import Table, logical_chunks
 from recsys.system import manifest as manifests
 from recsys.system.commit import sync_file
-from recsys.training.distributed import agreed, ending_after, is_primary, jointly
 
 _WHOLE_BYTES = 1 << 20
 """A table up to this size is one file."""

@@ -25,7 +25,7 @@ from recsys.report.runs import (
     spans_of,
     state_of,
 )
-from recsys.runs.lock import refuse_if_held
+from recsys.system.run_lock import refuse_if_held
 
 FORMAT = 1
 _LATEST = 253_402_300_799

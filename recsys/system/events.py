@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def emit(kind: str, **fields: Any) -> None:
             os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
+
+
+def note(sentence: str, step: str = "Trainer") -> None:
+    """Reports a note, which is no error, also in the log.
+
+    Args:
+        sentence: What it says.
+        step: Step of the pipeline that it belongs to.
+    """
+    emit("note", step=step, text=sentence)
+    with suppress(OSError):  # It may be a file on a full disk.
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 
 
 class EventReader:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_TOGETHER_S = 1.0
 _received: list[int] = []
 """The signals that `signals_raised` has heard."""
 
@@ -77,3 +79,32 @@ def raise_if_stopped() -> None:
 def _raise(signum: int, _frame: FrameType | None) -> NoReturn:
     _received.append(signum)
     raise StoppedError(signum)
+
+
+class StopSignals:
+    """Counts signals to stop; those that arrive within a second are one.
+
+    A signal often arrives twice: from the terminal or the service manager, which send it
+    to all processes, and from the parent, which passes it on.
+
+    Attributes:
+        received: The signals so far.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._since = 0.0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there was a signal."""
+        return bool(self.received)
+
+    def add(self, signum: int) -> bool:
+        """Counts a signal; returns whether it is a second one, which means to stop at once."""
+        self.received.append(signum)
+        now = time.monotonic()
+        if len(self.received) > 1:
+            return now - self._since > _TOGETHER_S
+        self._since = now
+        return False

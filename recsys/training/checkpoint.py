@@ -36,6 +36,7 @@ import keras
 import numpy as np
 import orbax.checkpoint as ocp
 
+from recsys.distributed.host_collectives import agreed, is_primary, jointly
 from recsys.embedding.row_ranges import devices_of, padded_on_host, padded_otherwise
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
@@ -43,7 +44,6 @@ from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder
 from recsys.system.disk import free_there
 from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part
-from recsys.training.distributed import agreed, is_primary, jointly
 
 # What Orbax, TensorStore and the system raise where a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)

@@ -19,10 +19,10 @@ from jax.experimental import multihost_utils
 from recsys.config import HardNegativesConfig, TrainStage
 from recsys.data.batches import BatchSource
 from recsys.data.sampling import HardNegatives
+from recsys.distributed.host_collectives import is_primary, stacked
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
 from recsys.training.checkpoint import steps_in
-from recsys.training.distributed import is_primary, stacked
 from recsys.training.prefetch import BatchIterator
 from recsys.training.run_folders import RunFolders
 from recsys.training.validation import Validator

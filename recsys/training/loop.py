@@ -16,11 +16,12 @@ import jax
 import keras
 
 from recsys.config import TrainConfig
+from recsys.distributed.ending import StepWatch, StopRequest, ending_after
+from recsys.distributed.host_collectives import agreed, meet
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.process import release_freed
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
-from recsys.training.distributed import StepWatch, StopRequest, agreed, ending_after, meet
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator

@@ -12,24 +12,26 @@ They survive a killed run, and the same run finds them again, whatever its outpu
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from recsys.config import TrainStage
 from recsys.config.file_option import BY_CONTENT
 from recsys.data.store import MANIFEST
-from recsys.errors import RecsysError
+from recsys.errors import BusyError, RecsysError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.commit import commit_text
+from recsys.system.events import note
 from recsys.system.files import digest_of_files, remove
-from recsys.training.processes import note
+from recsys.system.run_lock import LOCK_NAME, SILENT_S, Owner, run_lock
 
 _KEPT_OTHERS = 2
+_TAKE_OVER_S = 10.0
 _IDENTITY = "identity.json"
 _DATA_PARTS = ("vocabulary", "catalogue", "user_features")
 # Devices compute the same, however they are arranged.
@@ -74,9 +76,8 @@ class RunFolders:
         Raises:
             RecsysError: A file of the data can't be read.
         """
-        from recsys.training.distributed import (
-            agreed,  # It imports JAX, which a parent doesn't need.
-        )
+        # It imports JAX, which a parent doesn't need.
+        from recsys.distributed.host_collectives import agreed
 
         config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING}, context=BY_CONTENT)
         del config["train"]["checkpoint"], config["train"]["profile_steps"]
@@ -118,15 +119,12 @@ class RunFolders:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from writing the same checkpoints while it is open.
-
-        The kernel frees the lock when the process ends, however.
+        """Keeps other trainings from writing the same checkpoints while it is open.
 
         Raises:
-            RecsysError: Another run holds it (R380).
+            RecsysError: Another training does (R380).
         """
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        with _lock(self.checkpoints):
+        with _locked(self.checkpoints):
             commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
             yield
 
@@ -151,7 +149,9 @@ class RunFolders:
         """
         removed = []
         for path in self._others()[_KEPT_OTHERS:]:
-            with suppress(RecsysError, OSError), _lock(path):
+            with suppress(RecsysError, OSError):
+                with run_lock(path):
+                    pass  # Nobody writes it.
                 remove(path)
                 removed.append(path)
                 note(f"Removed the checkpoints of an older run: {path}")
@@ -168,18 +168,26 @@ class RunFolders:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RecsysError(
-                "R380",
-                f"Only one training at a time can write the checkpoints in {str(folder)!r}.",
-                "Wait until the other one ends, or stop it; or name another folder with"
-                " --checkpoints.",
-                "a lock that another process holds",
-            ) from None
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder; waits for a holder elsewhere that may be dead."""
+    deadline = time.monotonic() + SILENT_S + _TAKE_OVER_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(run_lock(folder))
+                break
+            except BusyError as error:
+                holder = Owner.read(folder / LOCK_NAME)
+                is_here = holder is None or holder.lives() is not None
+                if is_here or time.monotonic() > deadline:
+                    raise RecsysError(
+                        "R380",
+                        f"Only one training at a time may write checkpoints in {str(folder)!r}.",
+                        "Wait until the other one ends, or stop it; or name another folder with"
+                        " --checkpoints.",
+                        error.rule,
+                    ) from None
+            time.sleep(1.0)
         yield
 
 

@@ -20,13 +20,16 @@ from recsys.config.architecture import AutoConfig
 from recsys.data.dataset import Data
 from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
+from recsys.distributed.agreement import facts_of
+from recsys.distributed.ending import failing_at_once
+from recsys.distributed.host_collectives import agreed, in_shares
+from recsys.distributed.join import join
 from recsys.errors import UsageError
 from recsys.fingerprint import source_version
 from recsys.models import ModelInputs, RetrievalModel, model_class, save_model
 from recsys.models.auto import described, for_data, outgrown
 from recsys.models.inference import embed_queries
 from recsys.models.saved import save_candidates
-from recsys.training import distributed
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import check_backend
 from recsys.training.training_log import note_once
@@ -75,7 +78,7 @@ def train(
             `warm_start.changed` is `refuse`.
     """
     dataset = Data(data)
-    distributed.in_shares(dataset.verify)
+    in_shares(dataset.verify)
     if isinstance(stage.model, AutoConfig):
         stage = _chosen(stage, dataset, base)
     checkpoints = checkpoints or RunFolders.root_beside(out)
@@ -128,7 +131,7 @@ def write_model(out: str | Path, result: TrainingResult, data: Data) -> dict[str
     _write_probe(out, model, data.store, inputs)
     summary = {**result.summary(), "source": source_version()}
     text = json.dumps(summary, indent=1) + "\n"
-    distributed.agreed(lambda: (out / "training.json").write_text(text))
+    agreed(lambda: (out / "training.json").write_text(text))
     return summary
 
 
@@ -166,7 +169,7 @@ def _write_probe(
         facts[ASKED_AT] = minutes(log.timestamp[events])
     query = embed_queries(model, user_row, history, inputs, facts)
     arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
-    distributed.agreed(lambda: np.savez(out / "probe.npz", **arrays))
+    agreed(lambda: np.savez(out / "probe.npz", **arrays))
 
 
 def run(
@@ -174,6 +177,8 @@ def run(
 ) -> dict[str, Any]:
     """Joins the other processes of the run, if there are any, and trains; see `train`."""
     check_backend()
-    distributed.join()
-    with distributed.failing_at_once():
+    checkpoints = checkpoints or RunFolders.root_beside(out)
+    read = {"the data folder": data, "the base model": base}
+    with failing_at_once():
+        join(lambda: facts_of(stage, read), [checkpoints, out.absolute().parent])
         return train(stage, data, out, checkpoints, base)

@@ -26,6 +26,7 @@ from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.data.kept_events import training_events
 from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
+from recsys.distributed.host_collectives import in_shares, is_primary
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import replicate, tables_of
 from recsys.errors import UsageError
@@ -33,7 +34,6 @@ from recsys.fingerprint import classes_without_source
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.retrieval_model import model_class
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows
-from recsys.training.distributed import in_shares, is_primary
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer

@@ -19,11 +19,10 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from recsys.distributed.host_collectives import is_primary
 from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError
-from recsys.system.events import emit
-from recsys.training.distributed import is_primary
-from recsys.training.processes import STEP, note
+from recsys.system.events import emit, note
 from recsys.training.training_result import Progress
 
 _LEAST_S, _LEAST_STEPS = 3.0, 10
@@ -241,7 +240,7 @@ def report_progress(done: int, total: int, text: str) -> None:
         total: Steps of the whole run.
         text: Loss, speed and time left.
     """
-    emit("progress", step=STEP, done=done, total=total, text=text)
+    emit("progress", step="Trainer", done=done, total=total, text=text)
 
 
 def note_once(sentence: str) -> None:

@@ -26,6 +26,7 @@ from recsys.config.file_option import read_in_folder
 from recsys.data.history_facts import KINDS
 from recsys.data.kept_events import KeptEvents, training_events
 from recsys.data.store import InteractionStore
+from recsys.distributed.host_collectives import agreed, jointly
 from recsys.embedding.layout import tables_of
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
@@ -40,7 +41,6 @@ from recsys.models.saved_arrays import (
 from recsys.models.summary import read_summary
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
-from recsys.training.distributed import agreed, jointly
 from recsys.training.row_sources import kind_of
 from recsys.training.saved_variables import moments_of, seeds_of
 from recsys.training.training_log import note_once

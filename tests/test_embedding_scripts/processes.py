@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 from jax.experimental import multihost_utils  # noqa: E402
 
 from recsys.config import HardNegativesConfig  # noqa: E402
+from recsys.distributed.host_collectives import in_shares  # noqa: E402
 from recsys.embedding import (  # noqa: E402
     Adagrad,
     FeatureConfig,
@@ -43,7 +44,6 @@ from recsys.embedding.sharding import physical_rows  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.models import saved_arrays  # noqa: E402
 from recsys.training import hard_negatives  # noqa: E402
-from recsys.training.distributed import in_shares  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 10
 

@@ -13,21 +13,23 @@ from contextlib import ExitStack, contextmanager
 
 import jax
 
+from recsys.distributed import ending
+from recsys.distributed.local import free_port
+from recsys.distributed.place import Place
 from recsys.system.process import last_json_line, stage_main
-from recsys.training import distributed
-from recsys.training.launcher import free_port
 
 
 @contextmanager
 def two_processes(*words):
     """Runs a program of Python in two processes of a run, with a device each."""
-    own = {"RECSYS_SERVICE": f"127.0.0.1:{free_port()}", "RECSYS_PROCESSES": "2"}
-    own["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+    coordinator = f"127.0.0.1:{free_port()}"
+    own = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
     own["KERAS_BACKEND"] = "jax"
     with ExitStack() as stack:
         running = []
-        for index in "01":
-            environment = {**os.environ, **own, "RECSYS_PROCESS": index}
+        for index in (0, 1):
+            place = Place(coordinator, 2, index, is_local=True)
+            environment = {**os.environ, **own, **place.environment()}
             process = subprocess.Popen(
                 [sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True
             )
@@ -62,7 +64,7 @@ def hanging(function):
 
 
 if __name__ == "__main__":
-    distributed.STEP_S, distributed._ASK_S = 60.0, 10.0  # Compiling takes some of it.
+    ending.STEP_S, ending._ASK_S = 60.0, 10.0  # Compiling takes some of it.
     stage = importlib.import_module(sys.argv[1])
     module, _, path = sys.argv[2].partition(":")
     *owners, name = path.split(".")

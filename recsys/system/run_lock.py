@@ -8,7 +8,6 @@ for `SILENT_S` is taken over; its former holder, if it comes back, notices and s
 
 from __future__ import annotations
 
-import _thread
 import errno
 import fcntl
 import os
@@ -144,7 +143,7 @@ class RunLock:
             try:
                 self.check()
             except RecsysError:
-                _thread.interrupt_main(signal.SIGTERM)  # As if by a signal from outside.
+                os.kill(os.getpid(), signal.SIGTERM)  # As if from outside.
                 return
 
 

@@ -1,0 +1,254 @@
+"""Checks before the first step of several processes, so that they neither hang nor differ.
+
+All must run the same with the same code, see the same output folders, and have an address that
+the others can reach. Each error names the process, and all end with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import ipaddress
+import json
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from recsys.config.file_option import BY_CONTENT
+from recsys.distributed.host_collectives import exchange, jointly
+from recsys.distributed.place import Place
+from recsys.errors import UsageError
+from recsys.fingerprint import code_fingerprint, source_version, version_text
+from recsys.strict import Strict
+from recsys.system.disk import storage_error
+from recsys.system.events import note
+
+SEEN_WITHIN_S = 30.0
+"""How long a file of one process may take until another one sees it [s]: caches of NFS."""
+_MANIFEST_BYTES = 1 << 20
+_MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One of the processes, as the others know it.
+
+    Attributes:
+        process: Its index.
+        name: Name of its machine.
+        machine: Id of its machine's network.
+        address: Address of its machine on the way to process 0.
+        token: Random text.
+        facts: What it would train or measure; see `facts_of`.
+    """
+
+    process: int
+    name: str
+    machine: str
+    address: str
+    token: str
+    facts: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"process {self.process} ({self.name!r}, {self.address})"
+
+
+def agree(place: Place, facts: Mapping[str, Any], folders: Sequence[Path]) -> str:
+    """Makes sure that all processes agree; returns the address at which others find this one.
+
+    Args:
+        place: The place of this process.
+        facts: What all must have in common, by name, JSON-serializable.
+        folders: Folders that all must share; created if missing.
+
+    Raises:
+        UsageError: The processes differ (R387), see other folders (R386), or have an address
+            that others cannot reach (R385); the same on all of them.
+    """
+    boot, network = _MACHINE[0].read_text().strip(), _MACHINE[1].readlink()
+    own = Member(
+        place.process,
+        socket.gethostname(),
+        f"{boot} {network}",
+        own_address(*place.address),
+        uuid.uuid4().hex,
+        {"the number of processes": place.n_processes, **facts},
+    )
+    members = [Member(**each) for each in exchange(dataclasses.asdict(own), place.wait_s)]
+    if place.members:
+        names = [str(member) for member in members]
+        Path(place.members).write_text(json.dumps([str(own), *names]))
+    check_same(members)
+    address = _address(own, members)
+    if folders:
+        _check_folders(own, members, folders)
+    if place.process == 0:
+        note(f"All {len(members)} processes have met.")
+    return address
+
+
+# --- the same run
+
+
+def facts_of(stage: Strict, folders: Mapping[str, Path | None]) -> dict[str, Any]:
+    """Returns what all processes must agree on, by name, JSON-serializable.
+
+    Args:
+        stage: The stage's part of the config.
+        folders: Folders that it reads, by name; None: none of that name.
+    """
+    read = {name: _digest_of(path) for name, path in folders.items() if path is not None}
+    source = version_text(source_version())
+    config = dict(_leaves("config", stage.model_dump(mode="json", context=BY_CONTENT)))
+    return {"the code": f"{source} ({code_fingerprint(stage)[:16]})", **read, **config}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _leaves(f"{path}.{name}", part)
+    else:
+        yield path, value
+
+
+def _digest_of(folder: Path) -> str:
+    """Returns one text for names and sizes of a folder's files and for its short JSON files.
+
+    Among these are manifests with the digests of large files, which are not read here.
+    """
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(folder).as_posix()}\0{size}\0".encode())
+            if file.suffix == ".json" and size <= _MANIFEST_BYTES:
+                digest.update(file.read_bytes())
+    except OSError as error:
+        raise storage_error(error, folder) from None
+    return digest.hexdigest()[:16]
+
+
+def check_same(members: Sequence[Member]) -> None:
+    """Checks that all would train, or evaluate, the same.
+
+    Raises:
+        UsageError: One of them would not (R387).
+    """
+    first = members[0]
+    for member in members[1:]:
+        names = {**first.facts, **member.facts}
+        different = [name for name in names if first.facts.get(name) != member.facts.get(name)]
+        if different:
+            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+            name = different[0]
+            raise UsageError(
+                "R387",
+                "All processes of a run must have the same code, config and data;"
+                f" {member} differs from {first} in {', '.join(different[:3])}{more}.",
+                "Give all of them the same installation, config, options and data folder.",
+                {member.process: member.facts.get(name), 0: first.facts.get(name)},
+            )
+
+
+# --- the folders that are written
+
+
+def _check_folders(own: Member, members: Sequence[Member], folders: Sequence[Path]) -> None:
+    """Checks that all processes see the same folders: each writes a file, and looks for all."""
+    marks = [f".recsys-{members[0].token}-{member.process}" for member in members]
+    files = [folder / marks[own.process] for folder in folders]
+    try:
+        jointly(lambda: _write(files))
+        unseen = jointly(lambda: _unseen(marks, folders))
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+    for member, missing in zip(members, unseen, strict=True):
+        if missing:
+            raise UsageError(
+                "R386",
+                "All processes of a run must reach the same folders of checkpoints and results;"
+                f" what {members[missing[0]]} writes there, {member} does not see within"
+                f" {SEEN_WITHIN_S:.0f} s.",
+                "Name folders on a file system that all of them mount, with --checkpoints and"
+                " --out.",
+                [str(folder) for folder in folders],
+            )
+
+
+def _write(files: Sequence[Path]) -> None:
+    for file in files:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        except OSError as error:
+            raise storage_error(error, file.parent) from None
+
+
+def _unseen(marks: Sequence[str], folders: Sequence[Path]) -> list[int]:
+    """Returns the processes whose files do not appear in the folders in time."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while True:
+        seen = set.intersection(*({path.name for path in folder.iterdir()} for folder in folders))
+        missing = [process for process, mark in enumerate(marks) if mark not in seen]
+        if not missing or time.monotonic() > deadline:
+            return missing
+        time.sleep(0.1)
+
+
+# --- the addresses
+
+
+def own_address(host: str, port: int) -> str:
+    """Returns the address of this machine on the way to another one."""
+    with suppress(OSError):
+        family, kind, protocol, _, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(remote)  # Sends nothing.
+            return plain_address(str(probe.getsockname()[0]))
+    return "127.0.0.1"
+
+
+def plain_address(text: str) -> str:
+    """Returns an address without scope, and an IPv4 address as itself, not within IPv6."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or an address means this machine, wherever it is used.
+
+    Another name may mean a loopback address here and none elsewhere, as a machine's own does.
+    """
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _address(own: Member, members: Sequence[Member]) -> str:
+    """Returns the address at which the other processes find this one.
+
+    Raises:
+        UsageError: A process on another machine than process 0 has a loopback address (R385).
+    """
+    remote = [member for member in members if member.machine != members[0].machine]
+    for member in remote:
+        if is_loopback(member.address):
+            raise UsageError(
+                "R385",
+                "The processes of a run must find each other by addresses of the network;"
+                f" {member} has a loopback address.",
+                "Name the first process by an address, or a name that no /etc/hosts turns into"
+                " 127.0.0.1.",
+                member.address,
+            )
+    if not remote:
+        return "127.0.0.1"
+    return own_address(remote[0].address, 1) if own not in remote else own.address

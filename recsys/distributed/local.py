@@ -1,0 +1,236 @@
+"""The parent of processes that train or evaluate together; it needs neither JAX nor Keras.
+
+`--processes N` starts all of them on this machine. A process cannot continue when a peer dies:
+if one dies, the parent ends all of them and starts them again from the last checkpoint.
+
+`--coordinator` starts one, which JAX aborts when a peer is lost. Its parent says so in a sentence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from recsys.distributed.children import Children
+from recsys.distributed.place import Place
+from recsys.errors import RecsysError, UsageError
+from recsys.system.events import note
+from recsys.system.parent import child_command
+from recsys.system.process import last_json_line, stage_result
+
+_GRACE_S = 2.0
+_WITHOUT_PROGRESS = 3
+_ABORT = b"Terminating process because the JAX distributed service"
+_SILENT = re.compile(r"stopped sending heartbeats\):\n((?:\d+\n)+)")
+
+
+def launch(
+    module: str, arguments: Sequence[str], n_processes: int, checkpoints: Path | None = None
+) -> dict[str, Any]:
+    """Runs a stage in several processes of this machine.
+
+    Args:
+        module: The stage, such as `recsys.train`.
+        arguments: Its command line, for each of them.
+        n_processes: How many.
+        checkpoints: Folder of the checkpoints of all runs: when a process dies, all start again
+            from the last one. None: the stage saves none, and ends.
+
+    Returns:
+        The result of the first process; with `restarts`, where there are checkpoints.
+
+    Raises:
+        RecsysError: A process refused to go on, or died (R610); with checkpoints, they died
+            several times without a new one between.
+    """
+    failed = without_progress = 0
+    saved = None if checkpoints is None else saved_in(checkpoints)
+    while True:
+        result, code = _attempt(module, arguments, n_processes, saves=checkpoints is not None)
+        if checkpoints is None:
+            return stage_result(module, code, "") if result is None else result
+        if result is not None:
+            return {**result, "restarts": failed}
+        failed += 1
+        before, saved = saved, saved_in(checkpoints)
+        without_progress = 0 if saved != before else without_progress + 1
+        if without_progress == _WITHOUT_PROGRESS:
+            raise RecsysError(
+                "R377",
+                "The processes of a training must survive from one checkpoint to the next.",
+                "See the end of the log; exit code -9 usually means out of memory."
+                " A lower train.checkpoint.every_steps loses less.",
+                {"restarts": failed, "last": f"exit code {code}"},
+            )
+        note(f"A process ended with {code}: all start again from the last checkpoint.")
+
+
+def saved_in(checkpoints: Path) -> set[Path]:
+    """Returns the complete checkpoints of all runs."""
+    return {path for path in checkpoints.glob("*/last/*") if path.name.isdecimal()}
+
+
+def _attempt(
+    module: str, arguments: Sequence[str], n_processes: int, *, saves: bool
+) -> tuple[dict[str, Any] | None, int]:
+    """Runs the processes once; leaves none of them running.
+
+    Returns:
+        The first one's result, None if one died; and the exit code of that one.
+
+    Raises:
+        RecsysError: A process reported an error, or the run was stopped.
+    """
+    coordinator = f"127.0.0.1:{free_port()}"
+    places = [
+        Place(coordinator, n_processes, index, devices_of(index, n_processes), is_local=True)
+        for index in range(n_processes)
+    ]
+    commands = [child_command(module, arguments)] * n_processes
+    environments = [place.environment() for place in places]
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch,
+        Children(commands, environments, Path(scratch)) as children,
+    ):
+        failed = children.wait(_GRACE_S)
+        index = next(iter(failed), 0)
+        said, code = last_json_line(children.printed(index)), children.codes[index] or 0
+    if not failed:
+        return said, 0
+    if said is not None and "error" in said:
+        raise RecsysError.from_json(said["error"])
+    if children.stop.is_set:
+        raise _stopped(code, saves=saves)
+    return None, code
+
+
+def run_placed(
+    module: str, arguments: Sequence[str], place: Place, *, saves: bool
+) -> dict[str, Any]:
+    """Runs one of several processes, and says in one sentence how it ended.
+
+    Args:
+        module: The stage, such as `recsys.train`.
+        arguments: Its command line.
+        place: Which one of the processes this is.
+        saves: Whether it saves before it stops.
+
+    Returns:
+        Its result.
+
+    Raises:
+        RecsysError: Its error; or it, or one of the others, was lost (R388).
+    """
+    abort = _Abort()
+    with tempfile.TemporaryDirectory(prefix="recsys-process-") as scratch:
+        members = Path(scratch) / "members.json"
+        own = dataclasses.replace(place, members=str(members)).environment()
+        command = child_command(module, arguments)
+        with Children([command], [own], Path(scratch), relay=abort.relay) as children:
+            children.wait(_GRACE_S)
+            said, code = last_json_line(children.printed(0)), children.codes[0] or 0
+        own_name, *names = json.loads(members.read_text()) if members.exists() else [""]
+    if said is not None and "error" in said:
+        raise RecsysError.from_json(said["error"])
+    if said is not None and code == 0:
+        return said
+    if children.stop.is_set:
+        raise _stopped(code, saves=saves)
+    raise abort.error(code, own_name or "this process", names)
+
+
+class _Abort:
+    """What JAX writes when it aborts a process; its log goes on to stderr without that."""
+
+    def __init__(self) -> None:
+        self._text = b""
+
+    def relay(self, log: IO[bytes]) -> None:
+        """Passes on the log of a process to its end."""
+        with suppress(ValueError):  # It is closed where a grandchild keeps it open.
+            for line in log:
+                if self._text or _ABORT in line:
+                    self._text += line
+                else:
+                    os.write(2, line)
+
+    def error(self, code: int, own: str, members: Sequence[str]) -> RecsysError:
+        """Returns the error of a process that ended without one.
+
+        Args:
+            code: Its exit code.
+            own: Its name.
+            members: Names of all processes, as far as they are known.
+        """
+        text = self._text.decode(errors="replace")
+        status = text.partition("absl::Status: ")[2].partition("\n\n")[0].replace("\n", " ")
+        if "Unexpected task" in text or "newer incarnation" in text:
+            return UsageError(
+                "R376",
+                "Each process must have an index of its own, below the number of processes.",
+                "Give --num-processes and --process-id, counted from 0, the same number of"
+                " processes everywhere.",
+                status,
+            )
+        silent = _SILENT.search(text)
+        if silent is not None:
+            lost, how = [int(index) for index in silent[1].split()], "no heartbeat"
+        elif text:  # The service runs there.
+            lost, how = [0], status
+        else:
+            ending = signal.Signals(-code).name if code < 0 else "no reason given"
+            return _lost(own, f"exit code {code}, {ending}")
+        names = [members[index] if members else f"process {index}" for index in lost]
+        return _lost(" and ".join(names), how)
+
+
+def _lost(who: str, how: str) -> RecsysError:
+    return RecsysError(
+        "R388",
+        f"All processes of a run must stay alive and connected until its end; {who} was lost.",
+        "Check its log; with the same command on all hosts a training resumes from its last"
+        " checkpoint, and an evaluation starts again.",
+        how,
+    )
+
+
+def _stopped(code: int, *, saves: bool) -> RecsysError:
+    """Returns the error of a stage of which a process died after a stop."""
+    received = f"exit code {code}"
+    if saves:
+        rule = "The processes of a training save before they stop."
+        cure = "Run the same command again; it resumes from the last checkpoint."
+        return RecsysError("R378", rule, cure, received)
+    rule = "The evaluation was stopped before it finished."
+    return RecsysError("R611", rule, "Run the same command again, on all hosts.", received)
+
+
+def devices_of(index: int, n_processes: int) -> str:
+    """Returns the GPUs of this machine that one of its processes takes, as `0` or `0,1`.
+
+    Each gets an equal share; with fewer GPUs than processes, the GPU with its own number.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        n_gpus = sum(file.name[6:].isdecimal() for file in Path("/dev").glob("nvidia[0-9]*"))
+    else:
+        n_gpus = len([name for name in visible.split(",") if name.strip()])
+    share = max(1, n_gpus // n_processes)
+    return ",".join(str(index * share + place) for place in range(share))
+
+
+def free_port() -> int:
+    """Returns a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,109 @@
+"""Which of several processes this one is, as the command line or the environment says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from typing import Self
+
+from recsys.errors import UsageError
+
+WAIT_S = 300.0
+"""How long processes wait for each other by default [s]."""
+_VARIABLE = "RECSYS_PLACE"
+_OPTIONS = (
+    ("coordinator", "RECSYS_COORDINATOR", "HOST:PORT of the first process, or auto"),
+    ("num-processes", "RECSYS_PROCESSES", "number of processes"),
+    ("process-id", "RECSYS_PROCESS", "index of this one, from 0"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One of several processes.
+
+    Attributes:
+        coordinator: `HOST:PORT` of process 0, or `auto`: the scheduler knows it and the rest.
+        n_processes: Number of processes.
+        process: Index of this one.
+        devices: Its GPUs, as `0,1`; empty: all.
+        wait_s: Timeout for the other processes to come [s].
+        members: File for the names of this process and of all, for its parent; empty: none.
+        is_local: Whether one parent on this machine started all of them.
+    """
+
+    coordinator: str
+    n_processes: int = 1
+    process: int = 0
+    devices: str = ""
+    wait_s: float = WAIT_S
+    members: str = ""
+    is_local: bool = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of process 0.
+
+        Raises:
+            UsageError: The coordinator is something else (R376).
+        """
+        host, _, port = self.coordinator.rpartition(":")
+        if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65536:
+            rule = "--coordinator must be HOST:PORT of the first process, or auto."
+            raise UsageError("R376", rule, "Write, for example, 10.0.0.1:8476.", self.coordinator)
+        return host.strip("[]"), int(port)
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables of a process that takes this place."""
+        return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    @classmethod
+    def of_environment(cls) -> Self | None:
+        """Returns the place that a parent gave this process; None if it gave none."""
+        text = os.environ.get(_VARIABLE)
+        return cls(**json.loads(text)) if text else None
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that make a process one of several; the environment may set them too."""
+    parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
+    for name, variable, text in _OPTIONS:
+        parser.add_argument(f"--{name}", default=os.environ.get(variable), help=text)
+    parser.add_argument("--wait", type=float, default=WAIT_S, help="timeout for the others [s]")
+
+
+def place_of(options: argparse.Namespace) -> Place | None:
+    """Returns the place that options name; None without `--coordinator`.
+
+    Raises:
+        UsageError: They are incomplete or wrong (R376).
+    """
+    if not options.coordinator:
+        return None
+    if options.processes > 1:
+        rule = "--processes is for one machine, --coordinator for several."
+        raise UsageError("R376", rule, "Leave one of them out.", options.processes)
+    if options.coordinator == "auto":
+        return Place("auto", wait_s=options.wait)
+    n_processes = _number("--num-processes", options.num_processes, 1)
+    process = _number("--process-id", options.process_id, 0)
+    if process >= n_processes:
+        rule, received = "--process-id must be below --num-processes.", (process, n_processes)
+        raise UsageError("R376", rule, "Count from 0.", received)
+    devices = os.environ.get("RECSYS_LOCAL_DEVICE", "")
+    place = Place(options.coordinator, n_processes, process, devices, options.wait)
+    _ = place.address
+    return place
+
+
+def _number(name: str, text: str | None, least: int) -> int:
+    if text is None or not text.isdecimal() or int(text) < least:
+        raise UsageError(
+            "R376",
+            f"With --coordinator, {name} must be a whole number from {least} on.",
+            "Give --num-processes, their number, and --process-id, the index of this one.",
+            text,
+        )
+    return int(text)
