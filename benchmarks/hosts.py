@@ -1,19 +1,29 @@
-"""`python -m benchmarks.hosts`: do several hosts send what is planned, and outlive each other?
+"""`python -m benchmarks.hosts`: do hosts on Ray send what is planned, and outlive each other?
 
-Hosts are network namespaces of this machine, with addresses, names and links of their own; it
-needs root and iproute2. First `recsys train --hosts` on synthetic data runs on 1, 2, … hosts, with
-a batch of `--batch` and a group of negatives for each: the time of a step, the bytes that the links
-carry over those of the plan, with and without TCP's headers, and the input that the first host
-reads. Then it runs once for each disturbance: `kill N`, the end of all that runs on host N, whose
-command is started again; and `cut N`, its cable pulled for `--cut-s` seconds. Each run must end
-with the bits of the undisturbed one. Last, with tables of `--users` and `--items` rows, it trains,
-evaluates over all hosts, exports on one, and trains again and loses a host, each in a memory
-cgroup: its limit is 0.6 × the tables with their slots, and what the same stage holds with tables of
-2,000 rows. `--part steps` and `--part memory` do one of both. The lines:
+Hosts are network namespaces of this machine, with addresses, names and links of their own; each
+has a raylet, and one more is the head of the cluster. It needs root and iproute2. First
+`recsys.train` is launched by `launcher: {kind: ray}` on 1, 2, … hosts, with a batch of `--batch`
+and a group of negatives for each: the time of a step, the bytes that the links carry over those of
+the plan, with and without TCP's headers, and the input that the first host reads. Then it is
+disturbed, once for each of `--victims`:
+
+- `kill`: `kill -9` of the raylet; another node takes its place, and the bits must be those of the
+  undisturbed run;
+- `kill, fewer`: the same, but no node comes, and half of the hosts may go on;
+- `cut`: the cable is pulled for `--cut-s` seconds; the run must end with a sentence, and the same
+  command must end with the same bits.
+
+Last, with tables of `--users` and `--items` rows, it trains, evaluates over all hosts, exports on
+one, and trains again and loses a host, each in a memory cgroup: its limit is 0.6 × the tables with
+their slots, and what the same stage holds with tables of 2,000 rows. `--part steps` and `--part
+memory` do one of both. The lines:
 
 - `step, N hosts`; `wire / planned, N hosts`; `payload / planned, N hosts`: without the headers;
   `input, N hosts`: over what one reads of as many;
-- `kill N, noticed`: the seconds until the others name the host; `kill N, same bits`;
+- `kill N, noticed`: the seconds until the group ends; `kill N, left`: until no process of the
+  stage is left on host N; `kill N, same bits`;
+- `kill N, fewer, loss`: the largest relative difference of the losses;
+- `cut N, ended`: the seconds until the command ends with R388; `cut N, same bits`;
 - `training, memory` and so on: the most that a host held beyond small tables, over all tables
   with their slots; `peak_rss_mib` is all that it held.
 """
@@ -21,8 +31,6 @@ cgroup: its limit is 0.6 × the tables with their slots, and what the same stage
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -34,23 +42,25 @@ import numpy as np
 from typer import Option
 
 from benchmarks.measure import call, log, module, print_line, run, simulated, words_of
-from benchmarks.namespaces import Hosts
 from benchmarks.public_splits import Csr, write_data_folder
+from benchmarks.ray_hosts import RayHosts
 from benchmarks.trainings import MODEL, POLL_S, TRAIN, Training
-from recsys.system.process import stage_environment
+from recsys.system.events import ENVIRONMENT_VARIABLE
+from recsys.system.process import last_json_line, stage_environment
 
-_PORT = 8476
-_LIMIT_S = 600.0
+_LIMIT_S = 900.0
+_REPLACED_S = 60.0
+"""How long a replacement is waited for [s]."""
 _NUMBERS = (1, 2, 4, 8, 16, 32)
 _ROWS = 2000
-_ALL: list[int] = []
+_ENDS = [0, 1]
 Part = StrEnum("Part", ["STEPS", "MEMORY"])
 _PARTS = [*Part]
 
 
 def main(
-    hosts: Annotated[int, Option(help="How many.", min=2, max=64)] = 2,
-    victims: Annotated[list[int], Option(help="Hosts to disturb; by default all.")] = _ALL,
+    hosts: Annotated[int, Option(help="How many.", min=2, max=64)] = 4,
+    victims: Annotated[list[int], Option(help="Hosts to disturb.")] = _ENDS,
     cut_s: Annotated[float, Option(help="How long a link is cut [s].")] = 40.0,
     dim: Annotated[int, Option(help="Width of the tables [floats].")] = 64,
     batch: Annotated[int, Option(help="Examples of a host in a step.")] = 256,
@@ -66,22 +76,22 @@ def main(
     with tempfile.TemporaryDirectory() as name:
         folder, alone = Path(name), 0.0
         numbers = [*(n for n in _NUMBERS if n < hosts), hosts]
-        for n in numbers if Part.STEPS in part else ():
-            root = folder / str(n)
-            write_world(root, dim, batch * n, steps, every, groups or n)
-            with Hosts(n) as network:
-                undisturbed, read = _undisturbed(root, network, every)
-                alone = alone or read
-                print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
-                if n == hosts:
-                    _disturb(undisturbed, victims or range(hosts), cut_s, 2 * every)
+        if Part.STEPS in part:
+            with RayHosts(hosts, folder / "compiled") as network:
+                for n in numbers:
+                    root = folder / str(n)
+                    write_world(root, dim, batch * n, steps, every, groups or n)
+                    undisturbed, read = _undisturbed(root, network, n, every)
+                    alone = alone or read
+                    print_line("hosts", f"input, {n} hosts", [read / alone], "ratio")
+                _disturb(undisturbed, victims, cut_s, 2 * every)
         if Part.MEMORY in part:
             _limit(folder, hosts, (users, items), wide, batch * hosts, every)
 
 
-def _undisturbed(root: Path, network: Hosts, every: int) -> tuple[_HostsTraining, float]:
+def _undisturbed(root: Path, network: RayHosts, n: int, every: int) -> tuple[RayTraining, float]:
     """Returns a run that has ended, and what its first host read [bytes]; prints what it sent."""
-    training, n = _HostsTraining(root, "undisturbed", network), network.n
+    training = RayTraining(root, "undisturbed", network, hosts=n)
     seconds, wire, payload = training.run(every, 3 * every)
     print_line("hosts", f"step, {n} hosts", [1e3 * seconds], "ms")
     if n > 1:
@@ -127,15 +137,43 @@ def _sent(root: str, n: int) -> int:
     return total([*plan.sent])
 
 
-def _disturb(undisturbed: _HostsTraining, victims: Iterable[int], cut_s: float, step: int) -> None:
-    for kind in ("kill", "cut"):
-        for victim in victims:
-            name = f"{kind}_{victim}"
-            training = _HostsTraining(undisturbed.root, name, undisturbed.network)
-            seconds = training.run_disturbed(kind, victim, step, cut_s)
-            equal = float(training.weights() == undisturbed.weights())
-            print_line("hosts", f"{kind} {victim}, noticed", seconds, "s")
-            print_line("hosts", f"{kind} {victim}, same bits", [equal], "1 if so")
+def _disturb(undisturbed: RayTraining, victims: Iterable[int], cut_s: float, step: int) -> None:
+    root, network = undisturbed.root, undisturbed.network
+    for victim in victims:
+        name = f"kill {victim}"
+        other = RayTraining(root, f"kill_{victim}", network, restarts=1)
+        _print_killed(name, other.lose(victim, step))
+        network.replace(victim)
+        _print_equal(name, other, undisturbed)
+
+        fewer = RayTraining(
+            root, f"fewer_{victim}", network,
+            restarts=1, min_hosts=network.head // 2, wait_s=_REPLACED_S,
+        )  # fmt: skip
+        _print_killed(f"{name}, fewer", fewer.lose(victim, step))
+        fewer.end()
+        network.replace(victim)
+        losses = [[point["loss"] for point in t.summary["curve"]] for t in (fewer, undisturbed)]
+        ours, theirs = map(np.asarray, losses)
+        print_line("hosts", f"{name}, fewer, loss", [np.abs(ours / theirs - 1).max()], "relative")
+
+        name = f"cut {victim}"
+        cut = RayTraining(root, f"cut_{victim}", network, restarts=0)
+        print_line("hosts", f"{name}, ended", [cut.cut(victim, step, cut_s)], "s")
+        network.replace(victim)
+        cut.start()
+        _print_equal(name, cut, undisturbed)
+
+
+def _print_killed(name: str, seconds: tuple[float, float]) -> None:
+    for what, s in zip(("noticed", "left"), seconds, strict=True):
+        print_line("hosts", f"{name}, {what}", [s], "s")
+
+
+def _print_equal(name: str, training: RayTraining, undisturbed: RayTraining) -> None:
+    training.end()
+    equal = float(training.weights() == undisturbed.weights())
+    print_line("hosts", f"{name}, same bits", [equal], "1 if so")
 
 
 def _limit(
@@ -156,38 +194,77 @@ def _limit(
 
 def _peaks(root: Path, n: int, limit: int, killed_at: int = 0) -> Iterator[tuple[str, int]]:
     """Yields the stages of a run, and the most memory that a host held in each [bytes]."""
-    with Hosts(n, limit) as network:
-        first = _HostsTraining(root, "undisturbed", network)
+    with RayHosts(n, root.parent / "compiled", limit) as network:
+        first = RayTraining(root, "undisturbed", network)
         stages = {"training": first.end, "evaluation": first.evaluate, "export": first.export}
         for stage, do in stages.items():
             with network.peak() as most:
                 do()
             yield stage, most[0]
         if killed_at:
-            other = _HostsTraining(root, "resumed", network)
+            other = RayTraining(root, "resumed", network, restarts=1)
             with network.peak() as most:
-                noticed = other.run_disturbed("kill", 1, killed_at, 0.0)
-            print_line("hosts", "resuming, noticed", noticed, "s")
+                _print_killed("resuming", other.lose(1, killed_at))
+                network.replace(1)
+                _print_equal("resuming", other, first)
             yield "resuming", most[0]
-            equal = float(other.weights() == first.weights())
-            print_line("hosts", "resuming, same bits", [equal], "1 if so")
 
 
-class _HostsTraining(Training):
-    """A run on some hosts, which has started.
+def launched(
+    launcher: dict[str, Any], name: str, config: str, words: list[str], folder: str
+) -> dict[str, Any]:
+    """Runs a stage by a launcher, on the head.
+
+    Args:
+        launcher: Its settings, beside its kind.
+        name: Module of the stage.
+        config: File with its config.
+        words: More of its command line.
+        folder: Folder of the run.
+
+    Returns:
+        Its result, or `error`, a sentence.
+    """
+    from recsys.distributed.launchers import launching_by, run_launched
+    from recsys.distributed.ray_launcher import RayLauncher
+    from recsys.errors import RecsysError
+
+    with launching_by(RayLauncher(**launcher), Path(folder)):
+        try:
+            return run_launched(name, Path(config).read_text(), words)
+        except RecsysError as error:
+            return {"error": str(error)}
+
+
+class RayTraining(Training):
+    """A run on the hosts of a cluster, which has started.
 
     Args:
         root: Folder with data and config.
         name: Name of the run.
         network: The hosts.
+        **launcher: Settings of the launcher.
     """
 
-    def __init__(self, root: Path, name: str, network: Hosts) -> None:
+    def __init__(self, root: Path, name: str, network: RayHosts, **launcher: Any) -> None:
         super().__init__(root, name)
-        self.network = network
-        lines = [f"{network.address(host)}:{_PORT}\n" for host in range(network.n)]
-        (root / "hosts.txt").write_text("".join(lines))
-        self._running = [self._start(host) for host in range(network.n)]
+        self.network, self._log = network, self.folder / "log.txt"
+        self._launcher = {"hosts": network.head, "address": network.cluster, **launcher}
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, again after it has ended."""
+        folders = words_of(data=self.root / "data", out=self.model)
+        self._launch("recsys.train", folders, self.begin(1))
+
+    def _launch(self, name: str, words: list[str], own: dict[str, str]) -> None:
+        config, folder = str(self.root / "stage.json"), str(self.folder)
+        arguments = {"launcher": self._launcher, "name": name, "config": config}
+        text = json.dumps({**arguments, "words": words, "folder": folder})
+        command = module("benchmarks.measure", "benchmarks.hosts", "launched", text)
+        events = {ENVIRONMENT_VARIABLE: own[ENVIRONMENT_VARIABLE]}
+        with self._log.open("ab") as file:
+            self._running = self.network.run(command, events, file)
 
     def run(self, first: int, last: int) -> tuple[float, float, float]:
         """Runs to the end.
@@ -203,62 +280,56 @@ class _HostsTraining(Training):
         wire, payload = ((after[i] - before[i]) / n_steps for i in range(2))
         return seconds / n_steps, wire, payload
 
-    def run_disturbed(self, kind: str, victim: int, step: int, cut_s: float) -> list[float]:
-        """Disturbs a host after a step, and runs to the end.
+    def lose(self, victim: int, step: int) -> tuple[float, float]:
+        """Kills the raylet of a host after a step.
 
         Returns:
-            After how many seconds each of the others noticed.
+            After how many seconds the group has ended, and the processes of the host.
         """
         self._wait_for(step)
-        began = time.monotonic()
-        (self.network.kill if kind == "kill" else self.network.cut)(victim)
-        others = {host for host in range(self.network.n) if host != victim}
-        noticed: dict[int, float] = {}
-        while len(noticed) < len(others):
-            for host in others - {*noticed}:
-                if "was lost" in self._log(host).read_text():
-                    noticed[host] = time.monotonic() - began
+        began, noticed, left = self.network.kill_raylet(victim), 0.0, 0.0
+        while not (noticed and left):
+            now = time.monotonic() - began
+            if not noticed and "All start again" in self._log.read_text():
+                noticed = now
+            if not left and not self.network.trains(victim):
+                left = now
             self._give_up_after(began)
-        if kind == "kill":
-            self._running[victim] = self._start(victim)
-        else:
-            time.sleep(max(0.0, cut_s - (time.monotonic() - began)))
-            self.network.mend(victim)
-        self.end()
-        return [*noticed.values()]
+        return noticed, left
+
+    def cut(self, victim: int, step: int, cut_s: float) -> float:
+        """Cuts the link of a host after a step; returns after how many seconds the run ended."""
+        self._wait_for(step)
+        began = time.monotonic()
+        self.network.cut(victim)
+        self._running.wait(_LIMIT_S)
+        seconds = time.monotonic() - began
+        if "[R388]" not in self._said().get("error", ""):
+            raise SystemExit(self._log.read_text()[-3000:])
+        time.sleep(max(0.0, cut_s - seconds))
+        self.network.mend(victim)
+        return seconds
 
     def evaluate(self) -> None:
         """Evaluates the model over all hosts."""
-        n, first = self.network.n, f"{self.network.address(0)}:{_PORT}"
-        words = self._stage("recsys.evaluation.stage", "evaluation", coordinator=first)
-        words += ["--num-processes", str(n), "--process-id"]
-        self._running = [self._on(host, [*words, str(host)], self.begin(1)) for host in range(n)]
+        folders = words_of(
+            data=self.root / "data", model=self.model, out=self.folder / "evaluation"
+        )
+        self._launch("recsys.evaluation.stage", folders, self.begin(1))
         self.end()
 
     def export(self) -> None:
-        """Exports the model on the first host."""
-        words = self._stage("recsys.bundles.export", "bundle")
-        self._running = [self._on(0, words, {**os.environ, **stage_environment("tensorflow")})]
+        """Exports the model on the head."""
+        folders = {"config": self.root / "stage.json", "data": self.root / "data"}
+        words = words_of(**folders, model=self.model, out=self.folder / "bundle")
+        with self._log.open("ab") as file:
+            command, own = module("recsys.bundles.export", *words), stage_environment("tensorflow")
+            self._running = self.network.run(command, own, file)
         self.end()
-
-    def _stage(self, name: str, out: str, **options: Any) -> list[str]:
-        options |= {"config": self.root / "stage.json", "data": self.root / "data"}
-        return module(name, *words_of(**options, model=self.model, out=self.folder / out))
-
-    def _start(self, host: int) -> subprocess.Popen[str]:
-        words = self.words(hosts=self.root / "hosts.txt", host=host)
-        return self._on(host, module("recsys.train", *words), self.begin(1, is_first=host == 0))
-
-    def _on(self, host: int, command: list[str], own: dict[str, str]) -> subprocess.Popen[str]:
-        with self._log(host).open("ab") as file:
-            return self.network.start(host, command, env=own, stdout=file, stderr=file)
-
-    def _log(self, host: int) -> Path:
-        return self.folder / f"log_{host}.txt"
 
     def _sent_bytes(self) -> tuple[int, int]:
         """Returns what all hosts have sent so far, with and without headers [bytes]."""
-        hosts, network = range(self.network.n), self.network
+        hosts, network = range(self.network.head), self.network
         return sum(map(network.wire_bytes, hosts)), sum(map(network.payload_bytes, hosts))
 
     def _wait_for(self, step: int) -> int:
@@ -270,15 +341,16 @@ class _HostsTraining(Training):
 
     def _give_up_after(self, began: float) -> None:
         time.sleep(POLL_S)
-        for host, process in enumerate(self._running):
-            if (process.poll() or 0) > 0 or time.monotonic() - began > _LIMIT_S:
-                raise SystemExit(self._log(host).read_text()[-3000:])
+        if self._running.poll() is not None or time.monotonic() - began > _LIMIT_S:
+            raise SystemExit(self._log.read_text()[-3000:])
+
+    def _said(self) -> dict[str, Any]:
+        return last_json_line(self._log.read_text()) or {}
 
     def end(self) -> None:
-        """Waits until all that runs has ended."""
-        for host, process in enumerate(self._running):
-            if process.wait(_LIMIT_S):
-                raise SystemExit(self._log(host).read_text()[-3000:])
+        """Waits until it has ended."""
+        if self._running.wait(_LIMIT_S) or "error" in self._said():
+            raise SystemExit(self._log.read_text()[-3000:])
         log(f"{self.folder.name} has ended")
 
 

@@ -39,11 +39,7 @@ _FEWER_S = 10.0
 """How long fewer hosts are waited for, once those that are missing were waited for [s]."""
 _END_S = 8.0
 _STORE_BYTES = 80 << 20
-_HEALTH = {
-    "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 3,
-}
+_UNEVEN = "R321"
 _ABORTED = ("R388", "R389")
 """Errors by which a process tells that another one was lost."""
 
@@ -61,8 +57,17 @@ def main() -> dict[str, Any]:
         def attempt() -> dict[str, Any]:
             Path(progress).unlink(missing_ok=True)
             _connect(launcher)
-            with _placed(launcher) as actors:
-                return _Group(launcher, actors, module).run(words, Path(progress))
+            most = launcher.hosts
+            while True:
+                with _placed(launcher, most) as actors:
+                    try:
+                        return _Group(launcher, actors, module).run(words, Path(progress))
+                    except RecsysError as error:
+                        most = len(actors) - 1
+                        # The batch divides among all hosts, but not among so many.
+                        is_uneven = error.code == _UNEVEN and len(actors) < launcher.hosts
+                        if not is_uneven or most < launcher.fewest:
+                            raise
 
         return started_again(launcher.restarts, attempt)
     finally:
@@ -79,7 +84,7 @@ def _connect(launcher: RayLauncher) -> None:
     if launcher.address == "local":
         own = {name: launcher.hosts * value for name, value in launcher.resources.items()}
         own.pop("GPU", None)  # As many as there are.
-        how |= {"num_cpus": own.pop("CPU", 1.0), "resources": own, "_system_config": _HEALTH}
+        how |= {"num_cpus": own.pop("CPU", 1.0), "resources": own}
         how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
     try:
         ray.init(launcher.address, **how)
@@ -94,10 +99,10 @@ def _connect(launcher: RayLauncher) -> None:
 
 
 @contextmanager
-def _placed(launcher: RayLauncher) -> Iterator[list[Any]]:
-    """Yields an actor for each host: as many as asked for, or as the cluster has room for."""
+def _placed(launcher: RayLauncher, most: int) -> Iterator[list[Any]]:
+    """Yields an actor for each host: for `most`, or as many as the cluster has room for."""
     bundle = launcher.resources
-    for n in range(launcher.hosts, (launcher.min_hosts or launcher.hosts) - 1, -1):
+    for n in range(most, launcher.fewest - 1, -1):
         room = [node for node in ray.nodes() if node["Alive"] and _fits(bundle, node["Resources"])]
         group = placement_group([bundle] * n, "STRICT_SPREAD" if len(room) >= n else "SPREAD")
         if group.wait(launcher.wait_s if n == launcher.hosts else _FEWER_S):
@@ -106,13 +111,15 @@ def _placed(launcher: RayLauncher) -> Iterator[list[Any]]:
     else:
         raise RecsysError(
             "R269",
-            f"Ray must have {bundle} free for each of {n} hosts within {launcher.wait_s:.0f} s.",
+            f"Ray must have {bundle} free for each of {launcher.fewest} hosts within"
+            f" {launcher.wait_s:.0f} s.",
             "Start nodes or end what runs there (ray status), or change launcher.hosts,"
             " launcher.min_hosts or launcher.resources.",
             f"{len(room)} nodes of this size",
         )
     if n < launcher.hosts:
-        _log(f"Goes on with {n} of {launcher.hosts} hosts: no node came for the others.")
+        note = f"Goes on with {n} of {launcher.hosts} hosts: no node came for the others."
+        print(note, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
     own = {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
     how = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": own}
     try:
@@ -297,10 +304,6 @@ class _Group:
     def _heed(self, signum: int, _frame: Any) -> None:
         if self._stop.add(signum):
             sys.exit(1)
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 
 
 if __name__ == "__main__":

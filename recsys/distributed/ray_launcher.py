@@ -21,6 +21,12 @@ from recsys.errors import UsageError
 from recsys.registry import register
 from recsys.system.process import run_stage
 
+NOTICED_SOON = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Environment of Ray's head by which the cluster gives up a lost node after some 3 s."""
 _DRIVER = "recsys.distributed.ray_group"
 
 
@@ -51,9 +57,14 @@ class RayLauncher(Launcher):
 
     @model_validator(mode="after")
     def _fewest_are_not_more(self) -> Self:
-        if (self.min_hosts or 1) > self.hosts:
+        if self.fewest > self.hosts:
             raise ValueError(f"min_hosts must be at most hosts, {self.hosts}; not {self.min_hosts}")
         return self
+
+    @property
+    def fewest(self) -> int:
+        """Fewest hosts that a stage runs on."""
+        return self.min_hosts or self.hosts
 
     def check(self) -> None:
         """Makes sure that Ray is installed, and that the cluster answers.
@@ -81,20 +92,24 @@ class RayLauncher(Launcher):
             prefix="recsys-ray-", ignore_cleanup_errors=True
         ) as folder:
             if self.address == "local":
-                own |= _local_ray(folder)
+                own |= _local_ray(folder, self.wait_s)
             return run_stage(_DRIVER, [self.model_dump_json(), *words], own)
 
 
-def _local_ray(folder: str) -> dict[str, str]:
+def _local_ray(folder: str, wait_s: float) -> dict[str, str]:
     """Returns the environment of a Ray that only this machine reaches, and only by its token.
 
     Args:
         folder: Folder for its sockets and logs.
+        wait_s: How long it may take to start [s].
     """
     return {
+        **NOTICED_SOON,
         "RAY_TMPDIR": folder,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # All ports on loopback, on Linux too.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # By default it writes one to the home folder.
         "RAY_memory_monitor_refresh_ms": "0",  # The kernel says when memory has run out.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # Then Ray's processes of a killed run end.
+        "RAY_raylet_start_wait_time_s": f"{wait_s:.0f}",
     }
