@@ -17,11 +17,15 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
+import grpc
 import httpx
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
 
+import recsys
 from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.cli import main
@@ -70,8 +74,9 @@ class Process:
     """A `recsys serve` that runs."""
 
     def __init__(self, *arguments, cwd=_ROOT):
+        words = ("--grpc-port", "0", "--json")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "recsys", "serve", "--port", "0", "--json", *arguments],
+            [sys.executable, "-m", "recsys", "serve", "--port", "0", *words, *arguments],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(_ROOT)},
             stdout=subprocess.PIPE,
@@ -83,7 +88,8 @@ class Process:
         self._reader.start()
         line = self.process.stdout.readline()
         assert line, "".join(self.said)
-        self.url = json.loads(line)["url"]
+        addresses = json.loads(line)
+        self.url, self.grpc = addresses["url"], addresses["grpc"]
 
     def _read(self):
         self.said.extend(self.process.stderr)
@@ -177,6 +183,41 @@ def test_answers_are_the_best_items_by_the_embeddings_of_the_bundle(server, bund
     assert server.predict("recommend", inputs=columns).json()["outputs"]["candidate_ids"] == [
         row["candidate_ids"] for row in found
     ]
+
+
+def test_rest_grpc_and_python_give_equal_answers(server, folder):
+    users = ["u4", "u5", "nobody"]
+    columns = {"user_id": users, "history": [[""]] * 3, "exclude_seen": [True] * 3}
+    by_rest = server.predict("recommend", inputs=columns).json()["outputs"]
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name, request.model_spec.signature_name = "world", "recommend"
+    for name, values in columns.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(values))
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        outputs = stub.Predict(request, timeout=60).outputs
+    by_grpc = {name: tf.make_ndarray(proto) for name, proto in outputs.items()}
+
+    kinds = {"user_id": "BYTES", "history": "BYTES", "exclude_seen": "BOOL"}
+    inputs = [
+        {"name": name, "datatype": kinds[name], "shape": np.shape(values), "data": values}
+        for name, values in columns.items()
+    ]
+    answer = requesting.post(
+        f"{server.url}/v2/models/world/infer", json={"inputs": inputs}, timeout=60
+    ).json()
+    by_v2 = {
+        output["name"]: np.reshape(output["data"], output["shape"]) for output in answer["outputs"]
+    }
+
+    bundle = recsys.load_bundle(folder)
+    by_python = bundle.recommend(users=users, k=_K, exclude_seen=True)
+    ids = [[item.id for item in answer] for answer in by_python]
+    assert by_rest["candidate_ids"] == by_v2["candidate_ids"].tolist() == ids
+    assert by_grpc["candidate_ids"].astype(str).tolist() == ids
+    for scores in (by_grpc["scores"], by_v2["scores"]):
+        np.testing.assert_array_equal(np.float32(scores), np.float32(by_rest["scores"]))
 
 
 def test_one_output_is_unnested_and_exclusions_hold(server):

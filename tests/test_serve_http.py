@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
-import h11
 import httpx
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
@@ -21,9 +20,13 @@ import requesting
 from serving import Running, raw, wait_for
 
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.parsing import BoundedConnection
 
-LIMITS = Limits(body_bytes=100_000, threads=2, queue=2, headers_s=1.0, body_s=1.0, answer_s=20.0)
+LIMITS = Limits(body_bytes=100_000, threads=2, queue=2, head_s=1.0, request_s=21.0, answer_s=20.0)
+
+
+_POST = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
+_GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +61,6 @@ def test_a_head_is_answered_as_a_get_without_a_body(server, path):
     assert by_head.headers["content-type"] == by_get.headers["content-type"]
     if path != "/metrics":
         assert by_head.headers["content-length"] == str(len(by_get.content))
-
-
-def test_what_takes_a_post_alone_takes_no_head(server):
-    answer = httpx.head(f"{server.url}/api/recommend")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 def test_a_version_is_asked_by_its_number(server):
@@ -126,7 +124,7 @@ def test_before_a_version_is_loaded_all_say_so():
             requesting.get(f"{running.url}/v1/models/m/metadata"),
             requesting.get(f"{running.url}/healthz"),
         ):
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert "'loading': 7" in answer.json()["error"]
         states = requesting.get(f"{running.url}/v1/models/m").json()["model_version_status"]
         assert [(one["version"], one["state"]) for one in states] == [("7", "LOADING")]
@@ -141,27 +139,13 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(server):
         assert connection.recv(1000).startswith(b"HTTP/1.1 413")
 
 
-def test_a_chunked_body_is_refused_while_it_is_read(server):
-    sent = 0
-
-    def endless():
-        nonlocal sent
-        while sent < 400_000_000:
-            sent += 50_000
-            yield b" " * 50_000
-
-    answer = None
-    with contextlib.suppress(httpx.TransportError):  # Cut off, after a moment of grace.
-        answer = requesting.post(f"{server.url}/v1/models/m:predict", content=endless(), timeout=30)
-    assert answer is None or answer.status_code == 413
-    assert sent < 400_000_000
-    assert server.predict().status_code == 200
-
-
-def test_a_large_body_hears_why_it_is_refused(server):
-    answer = requesting.post(f"{server.url}/v1/models/m:predict", content=b" " * 5_000_000)
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_large_body_is_refused_with_a_sentence(server, is_chunked):
+    content = iter([b" " * 50_000] * 100) if is_chunked else b" " * 5_000_000
+    answer = requesting.post(f"{server.url}/v1/models/m:predict", content=content)
     assert answer.status_code == 413
     assert "at most 100,000 bytes" in answer.json()["error"]
+    assert answer.headers["connection"] == "close"
 
 
 def test_a_body_of_just_the_limit_is_read(server):
@@ -169,23 +153,18 @@ def test_a_body_of_just_the_limit_is_read(server):
     assert requesting.post(f"{server.url}/v1/models/m:predict", content=body).status_code == 200
 
 
-def test_compressed_bodies_are_refused(server):
-    answer = server.predict(headers={"Content-Encoding": "gzip"})
-    assert (answer.status_code, "compressed" in answer.json()["error"]) == (415, True)
-
-
 def test_all_bodies_together_are_limited():
-    limits = dataclasses.replace(LIMITS, all_bodies_bytes=50_000, body_s=20.0)
+    limits = dataclasses.replace(LIMITS, all_bodies_bytes=50_000)
     with Running(limits) as running, running.connect() as connection:
         head = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
         connection.sendall(head + b"Content-Length: 40001\r\n\r\n" + b" " * 40_000)
-        wait_for(lambda: running.app.bodies.held_bytes == 40_000)
+        wait_for(lambda: running.app.held_bytes == 40_000)
         answer = requesting.post(f"{running.url}/v1/models/m:predict", content=b" " * 20_000)
         assert answer.status_code == 429
         assert running.predict().status_code == 200
         connection.sendall(b" ")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
-        wait_for(lambda: running.app.bodies.held_bytes == 0)
+        wait_for(lambda: running.app.held_bytes == 0)
 
 
 def test_too_many_rows_are_refused(server):
@@ -222,15 +201,14 @@ def test_a_connection_may_rest_between_requests(server):
             time.sleep(1.3)  # Longer than headers may take.
 
 
-def test_a_client_that_is_slow_with_its_body_is_told_so(server):
-    with server.connect() as connection:
-        connection.sendall(
-            b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
-            b'Content-Length: 50\r\n\r\n{"instances"'
-        )
-        answer = raw(connection)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert b"within 1 s" in answer
+def test_a_slow_body_times_out():
+    with Running(dataclasses.replace(LIMITS, request_s=0.5)) as running:
+        with running.connect() as connection:
+            connection.sendall(_POST + b'Content-Length: 50\r\n\r\n{"instances"')
+            answer = raw(connection)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"within 0.5 s" in answer
+        assert running.app.held_bytes == 0
 
 
 def test_a_client_that_goes_away_leaves_nothing_behind(fresh):
@@ -238,90 +216,56 @@ def test_a_client_that_goes_away_leaves_nothing_behind(fresh):
         connection.sendall(
             b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
         )
-        wait_for(lambda: fresh.app.bodies.held_bytes == 1)
-    wait_for(lambda: fresh.app.bodies.held_bytes == 0)
+        wait_for(lambda: fresh.app.held_bytes == 1)
+    wait_for(lambda: fresh.app.held_bytes == 0)
     assert fresh.model.n_asked == 0
 
 
-def test_what_is_no_http_is_refused(server):
-    with server.connect() as connection:
-        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
-        assert raw(connection).startswith(b"HTTP/1.1 400")
-
-
-_POST = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
-_GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
-
-
 @pytest.mark.parametrize(
-    ("request_", "status"),
+    "request_",
     [
-        (_CHUNKED + b"1\r\n \r\n" * 300_000 + b"0\r\n\r\n", 413),
-        (_GET + b"a:\r\n" * 100_000 + b"\r\n", 431),
-        (_GET + b"a: " + b"b" * 10_000_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"a" * 10_000_000 + b" HTTP/1.1\r\n\r\n", 431),
-        (_CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a:\r\n" * 100_000 + b"\r\n", 431),
-        (_CHUNKED + b"2;" + b"a" * 10_000_000 + b"\r\n{}\r\n0\r\n\r\n", 431),
-        (_POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400),
-        (_POST + b"Transfer-Encoding: gzip\r\n\r\n", 501),
-        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        _CHUNKED + b"1\r\n \r\n" * 300_000 + b"0\r\n\r\n",
+        _GET + b"a:\r\n" * 101 + b"\r\n",
+        _GET + b"a: " + b"b" * 10_000_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 10_000_000 + b" HTTP/1.1\r\n\r\n",
+        _CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a:\r\n" * 101 + b"\r\n",
+        _CHUNKED + b"2;" + b"a" * 10_000_000 + b"\r\n{}\r\n0\r\n\r\n",
+        _POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+        _POST + b"Transfer-Encoding: gzip\r\n\r\n",
+        _POST + b"Content-Length: -5\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
-    ids=["chunks", "headers", "header", "url", "trailers", "extension", "both", "gzip", "no host"],
-)
-def test_what_is_wrong_or_slow_to_parse_is_refused_and_the_connection_closed(
-    server, request_, status
-):
+    ids=["chunks", "headers", "header", "url", "trailers", "extension", "both", "gzip", "length",
+         "TLS"],
+)  # fmt: skip
+def test_wrong_or_long_requests_close_the_connection(server, request_):
     with server.connect() as connection:
         with contextlib.suppress(OSError):  # It may be closed while we send.
             connection.sendall(request_ + _GET + b"\r\n")
         answer = raw(connection)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d" % status)
-    assert json.loads(body)["error"].startswith("[R570]")  # And no second answer.
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
     assert server.predict().status_code == 200
 
 
-def events_until_refused(request_):
-    parser, n_events = BoundedConnection(), 0
-    parser.receive_data(request_)
-    with contextlib.suppress(h11.RemoteProtocolError):
-        while parser.next_event() not in (h11.NEED_DATA, h11.PAUSED):
-            n_events += 1
-    return n_events
-
-
-def test_the_parser_stops_at_too_many_chunks():
-    # uvicorn parses all that it has read while every other client waits.
-    assert events_until_refused(_CHUNKED + b"1\r\n \r\n" * 300_000) < 1010
-
-
-@pytest.mark.parametrize("size", [1, 7, 4096, 262_144])
-def test_a_body_of_many_large_chunks_is_read_however_it_is_cut(size):
-    body = b"".join(b"%x\r\n" % 300 + b"x" * 300 + b"\r\n" for _ in range(1500))
-    sent = _CHUNKED + body + b"0\r\n\r\n" + _GET + b"\r\n"
-    parser, received = BoundedConnection(), b""
-    for start in range(0, len(sent), size):
-        parser.receive_data(sent[start : start + size])
-        while (event := parser.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
-            received += event.data if isinstance(event, h11.Data) else b""
-    assert received == b"x" * 450_000
-    assert parser.their_state is h11.DONE
-
-
-def test_a_bad_chunk_after_the_answer_ends_the_connection(server):
+def test_a_body_of_many_chunks_is_read(server):
+    chunks = (b"%x\r\n" % 60 + b" " * 60 + b"\r\n") * 1500 + b"2\r\n{}\r\n0\r\n\r\n"
     with server.connect() as connection:
-        head = _POST + b"Content-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
-        connection.sendall(head)
-        assert connection.recv(1000).startswith(b"HTTP/1.1 415")
-        connection.sendall(b"no chunk\r\n")
-        assert b"HTTP/1.1" not in raw(connection)
-    assert server.predict().status_code == 200
+        connection.sendall(_CHUNKED + chunks)
+        assert b"[R552]" in connection.recv(2000)
+
+
+def test_too_many_connections_hear_503():
+    with Running(dataclasses.replace(LIMITS, connections=3)) as running:
+        with running.connect(), running.connect():
+            answer = requesting.get(f"{running.url}/healthz")
+            assert answer.status_code == 503
+        wait_for(lambda: running.predict().status_code == 200)
 
 
 @pytest.mark.parametrize(
     ("soft", "hard", "connections", "files"),
-    [(256, 4096, 1000, 2768), (256, 1024, 128, 1024), (3000, 3000, 1000, 3000)],
+    [(256, 4096, 1000, 4096), (256, 1024, 256, 1024), (3000, 3000, 1000, 3000)],
 )
 def test_connections_leave_files_for_the_server(soft, hard, connections, files):
     code = f"""
@@ -340,7 +284,7 @@ def test_more_requests_than_places_hear_429_and_then_it_recovers(fresh):
     fresh.model.may_answer.clear()
     with concurrent.futures.ThreadPoolExecutor(12) as clients:
         waiting = [clients.submit(fresh.predict) for _ in range(4)]
-        wait_for(lambda: fresh.app.work.held == 4)
+        wait_for(lambda: fresh.predictor.work.held == 4)
         refused = [clients.submit(fresh.predict) for _ in range(8)]
         for answer in refused:
             assert answer.result().status_code == 429
@@ -350,7 +294,7 @@ def test_more_requests_than_places_hear_429_and_then_it_recovers(fresh):
         assert requesting.get(f"{fresh.url}/healthz").status_code == 200
         fresh.model.may_answer.set()
         assert [answer.result().status_code for answer in waiting] == [200] * 4
-    wait_for(lambda: fresh.app.work.held == 0)
+    wait_for(lambda: fresh.predictor.work.held == 0)
     assert fresh.predict().status_code == 200
 
 
@@ -361,26 +305,16 @@ def test_an_answer_that_takes_too_long_is_given_up_and_its_place_kept_until_it_e
             answers = [clients.submit(running.predict) for _ in range(3)]
             assert {answer.result().status_code for answer in answers} == {503}
         assert "within 0.3 s" in answers[0].result().json()["error"]
-        wait_for(lambda: running.app.work.held == 2)  # The third never began.
+        wait_for(lambda: running.predictor.work.held == 2)  # The third never began.
         assert running.model.n_asked == 2
         running.model.may_answer.set()
-        wait_for(lambda: running.app.work.held == 0)
-        assert running.predict().status_code == 200
-
-
-def test_too_many_connections_hear_503():
-    with Running(dataclasses.replace(LIMITS, connections=3)) as running:
-        with running.connect(), running.connect(), running.connect():
-            wait_for(lambda: len(running.app.connections) == 3)
-            answer = running.predict()
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        wait_for(lambda: len(running.app.connections) == 0)
+        wait_for(lambda: running.predictor.work.held == 0)
         assert running.predict().status_code == 200
 
 
 @pytest.fixture(scope="module")
 def named_server():
-    with Running(LIMITS, hosts=("reco.example",)) as running:
+    with Running(LIMITS, hosts=("127.0.0.1", "localhost", "::1", "reco.example")) as running:
         yield running
 
 
@@ -389,7 +323,6 @@ def named_server():
     [
         ("localhost:8501", 200),
         ("127.0.0.1", 200),
-        ("127.8.8.8:1", 200),
         ("[::1]:8501", 200),
         ("[::1]", 200),
         ("LOCALHOST", 200),
@@ -403,12 +336,6 @@ def named_server():
 def test_on_loopback_only_own_names_are_answered(named_server, host, status):
     answer = requesting.get(f"{named_server.url}/healthz", headers={"Host": host})
     assert answer.status_code == status
-
-
-def test_elsewhere_any_name_is_answered():
-    with Running(LIMITS, hosts=None) as running:
-        answer = requesting.get(f"{running.url}/healthz", headers={"Host": "reco.example"})
-        assert answer.status_code == 200
 
 
 def test_a_request_in_flight_ends_on_its_version_while_another_is_swapped_in(fresh):
@@ -450,7 +377,7 @@ def test_metrics_count_by_route_and_code_and_not_by_path(fresh):
 def test_the_openapi_page_lists_every_route_and_what_it_may_answer(server):
     page = requesting.get(f"{server.url}/openapi.json").json()
     predict = page["paths"]["/v1/models/{name}:predict"]["post"]
-    assert set(predict["responses"]) >= {"200", "400", "404", "408", "413", "429", "503"}
+    assert set(predict["responses"]) >= {"200", "4XX", "5XX"}
     assert predict["requestBody"]["required"]
     assert "/v1/models/{name}/versions/{version}/metadata" in page["paths"]
 

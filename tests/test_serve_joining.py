@@ -14,10 +14,11 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from serving import wait_for
 
-from recsys.serving.server.http_errors import HttpError
+from recsys.serving.server.errors import HttpError
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.micro_batcher import MicroBatcher
-from recsys.serving.server.predict import PredictRequest, answer_together
+from recsys.serving.server.predictor import Question, answer_together
+from recsys.serving.server.tf_serving import write_answer
 
 
 class Echo:
@@ -46,7 +47,7 @@ def question(ids, histories, signature="recommend"):
         "history": np.array(histories, object),
         "exclude_seen": np.arange(len(ids)) % 2 == 0,
     }
-    return PredictRequest(signature, inputs, is_by_row=True)
+    return Question(signature, inputs, lambda outputs: write_answer("", outputs, by_row=True))
 
 
 def test_joined_rows_keep_their_inputs_and_come_back_to_their_request():

@@ -47,19 +47,22 @@ def serve(
     name: str | None = None,
     host: str = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535)] = 8501,
+    grpc_port: Annotated[int | None, Option(min=0, max=65535)] = None,
     versions: Annotated[int, Option(min=1, max=8)] = 1,
     hosts: Annotated[list[str] | None, Option("--allow-host")] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve the pushed model over HTTP, with the API of TensorFlow Serving and a web page.
+    """Serve the pushed model over HTTP and gRPC, with a web page.
 
-    Prints the URL once the server is ready. New versions are loaded when they are pushed.
+    The protocols are those of TensorFlow Serving and Open Inference. Prints the URL once the
+    server is ready. New versions are loaded when they are pushed.
 
     Args:
         model_dir: Folder of the versions. Default: that of the run.
         name: Model name. Default: the name of the folder.
         host: Address to listen on.
         port: Port; 0: any free one.
+        grpc_port: Port of gRPC; 0: any free one. Default: no gRPC.
         versions: Number of newest versions to load.
         hosts: Host name to accept; repeatable.
     """
@@ -72,12 +75,15 @@ def serve(
         cure = install_extra("serve")
         raise UsageError("R550", rule, cure, str(error)) from None
 
-    def ready(url: str) -> None:
-        print(json.dumps({"url": url, "name": served}) if as_json else url, flush=True)
+    def ready(url: str, grpc_address: str | None) -> None:
+        fields = {"url": url, "name": served, "grpc": grpc_address}
+        print(json.dumps(fields) if as_json else url, flush=True)
+        if grpc_address is not None:
+            sys.stderr.write(f"gRPC: {grpc_address}\n")
         sys.stderr.write(f"Serving {served} from {visible(str(folder))}; stop with Ctrl+C.\n")
 
     served = name or folder.name
-    service = Service(served, folder, host, port, versions, hosts=tuple(hosts or ()))
+    service = Service(served, folder, host, port, grpc_port, versions, hosts=tuple(hosts or ()))
     serve_until_stopped(service, ready)
 
 

@@ -19,9 +19,11 @@ from recsys.serving.ranker import Ranker
 from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
 from recsys.serving.server.limits import Limits
+from recsys.serving.server.micro_batcher import MicroBatcher
 from recsys.serving.server.pool import Pool
+from recsys.serving.server.predictor import Predictor
 from recsys.serving.server.prometheus import ServerMetrics
-from recsys.serving.server.service import server_config
+from recsys.serving.server.service import lifespan, server_config
 
 
 class FakeModel:
@@ -152,12 +154,19 @@ class Running:
         pool: The versions.
     """
 
-    def __init__(self, limits=None, hosts=(), versions=(3,), kind=FakeModel):
+    def __init__(
+        self, limits=None, hosts=("127.0.0.1", "::1", "localhost"), versions=(3,), kind=FakeModel
+    ):
         self.metrics = ServerMetrics()
         self.pool = Pool("m", Path("nowhere"), kind, 1, self.metrics)
         self.pool.models = tuple(kind(version) for version in versions)
-        self.app = App(self.pool, limits or Limits(), self.metrics, hosts)
-        self._server = uvicorn.Server(server_config(self.app))
+        limits = limits or Limits()
+        self.predictor = Predictor(self.pool, MicroBatcher(limits), limits)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.grpc = f"127.0.0.1:{free.getsockname()[1]}"
+        beside = lifespan(self.grpc, self.predictor, self.metrics)
+        self.app = App(self.predictor, self.metrics, hosts, beside)
+        self._server = uvicorn.Server(server_config(self.app, limits))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
@@ -184,7 +193,7 @@ class Running:
             getattr(model, "may_answer", threading.Event()).set()
         self._server.should_exit = True
         self._thread.join()
-        self.app.work.close()
+        self.predictor.work.close()
 
 
 def wait_for(condition, seconds=20.0):

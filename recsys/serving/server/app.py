@@ -1,35 +1,37 @@
-"""The ASGI app: all routes, the page, and the checks before them."""
+"""The ASGI app: all routes, and the checks before them."""
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
+import contextlib
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
+from urllib.parse import urlsplit
 
-from fastapi import APIRouter, FastAPI
+import pydantic
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from recsys import __version__
-from recsys.serving.saved_model import AnswerTooLargeError, UnreadableInputsError
-from recsys.serving.server import page_api, predict
-from recsys.serving.server.connections import Connections
-from recsys.serving.server.http_errors import (
-    BAD_REQUEST,
-    JSON,
+from recsys.errors import RecsysError
+from recsys.serving.server import open_inference, page_api, tf_serving
+from recsys.serving.server.errors import (
     MISDIRECTED,
-    UNAVAILABLE,
+    TIMEOUT,
+    TOO_LARGE,
+    TOO_MANY,
     HttpError,
-    documented,
-    send_error,
+    busy,
+    response,
 )
-from recsys.serving.server.limits import Bodies, Limits
-from recsys.serving.server.micro_batcher import MicroBatcher
-from recsys.serving.server.pool import Pool
+from recsys.serving.server.predictor import Predictor
 from recsys.serving.server.prometheus import ServerMetrics
 
-_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _HEADERS = {
     # Nothing from elsewhere, and nothing inside the page: a title can't become a script.
     "Content-Security-Policy": (
@@ -40,159 +42,174 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+_PATIENCE = 64
+"""Multiple of the maximum size of a body that is read before the connection is closed."""
+
+Lifespan = Callable[[Any], contextlib.AbstractAsyncContextManager[None]]
+
+
+class Error(pydantic.BaseModel):
+    """Why a request failed."""
+
+    error: str
 
 
 class App:
-    """The whole server as an ASGI app.
+    """The server as an ASGI app.
 
     Args:
-        pool: The model.
-        limits: How much a client may ask for.
-        metrics: What is counted.
-        hosts: Names that a Host header may have beside addresses of this machine; None
-            for any, where the server is reached from elsewhere.
-
-    Attributes:
-        connections: Those that are open; its protocol adds and removes them.
-        work: What runs in threads.
-        bodies: Reads bodies.
+        predictor: Answers questions.
+        metrics: Counts requests.
+        hosts: Names that a Host header may have; None: any.
+        lifespan: What runs beside the app.
     """
 
     def __init__(
         self,
-        pool: Pool,
-        limits: Limits,
+        predictor: Predictor,
         metrics: ServerMetrics,
         hosts: tuple[str, ...] | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
-        self.work = MicroBatcher(limits)
-        self._metrics, self._hosts, self._limits = metrics, hosts, limits
-        self.connections = Connections(limits, metrics.dropped.inc)
-        self._routes = _routes(pool, self.work, limits, metrics)
-        self.bodies = Bodies(limits)
+        self.limits, self._metrics, self._hosts = predictor.limits, metrics, hosts
+        self._routes = _routes(predictor, metrics, lifespan)
+        self.held_bytes = 0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answers a request; a HEAD as a GET, whose body the server leaves out."""
-        if scope["type"] == "http":
-            if scope["method"] == "HEAD":
-                scope = {**scope, "method": "GET"}
-            await self._metrics.watch(self._answer, scope, receive, send)
+        """Answers a request; HEAD as GET, whose body the server leaves out."""
+        if scope["type"] != "http":
+            await self._routes(scope, receive, send)
+            return
+        status, method = 500, scope["method"]
+        scope = {**scope, "method": "GET"} if method == "HEAD" else scope
+
+        async def noted(message: dict[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
+            await send(message)
+
+        def labels() -> tuple[str, str, str]:
+            route = getattr(scope.get("route"), "path", "none")
+            return route, method if method in _METHODS else "other", str(status)
+
+        with self._metrics.request(labels):
+            await self._answer(scope, receive, noted)
 
     async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        send, headers = self.connections.limited(send), dict(scope["headers"])
+        body = _Body(self, scope, receive)
         try:
-            self._check(headers)
-            body = await self.bodies.read(headers, receive)
+            self._check_host(body.headers.get(b"host", b"localhost").decode("latin-1"))
+            async with asyncio.timeout(self.limits.request_s):
+                await self._routes(scope, body.receive, send)
+        except ClientDisconnect:
+            pass
         except HttpError as error:
-            await send_error(send, error, receive)
-            return
-        if body is None:
-            return
-        try:
-            # Every other method needs no thread of TensorFlow; here a refusal costs least.
-            if scope["method"] == "POST":
-                self.work.check()
-            await self._routes(scope, _replay(body, receive), send)
-        except HttpError as error:
-            await send_error(send, error)
+            await response(error)(scope, receive, send)
+        except TimeoutError:
+            rule = f"A request must be received and answered within {self.limits.request_s:g} s."
+            cure = "Send it faster, or in several requests."
+            late = HttpError(TIMEOUT, "R562", rule, cure, f"{body.n_bytes:,} bytes")
+            await response(late)(scope, receive, send)
         finally:
-            self.bodies.held_bytes -= len(body)
+            self.held_bytes -= body.held_bytes
 
-    def _check(self, headers: dict[bytes, bytes]) -> None:
-        most = self._limits.connections
-        if len(self.connections) > most:
-            rule = f"The server accepts at most {most:,} connections."
-            cure = "Keep connections open and reuse them."
-            raise HttpError(UNAVAILABLE, "R560", rule, cure, retry_s=1)
-        host = headers.get(b"host", b"localhost").decode("latin-1")
-        if self._hosts is not None and not _is_own(host, self._hosts):
-            # A page elsewhere may have made its own name an address of this machine.
-            rule = "The Host header must name this machine."
-            cure = "Ask for 127.0.0.1, or start with --allow-host NAME."
-            raise HttpError(MISDIRECTED, "R568", rule, cure, host)
+    def _check_host(self, host: str) -> None:
+        if self._hosts is None:
+            return
+        with contextlib.suppress(ValueError):
+            if urlsplit(f"//{host}").hostname in self._hosts:
+                return
+        # A page elsewhere may have made its own name an address of this machine.
+        rule = "The Host header must name this machine."
+        cure = "Ask for 127.0.0.1, or start with --allow-host NAME."
+        raise HttpError(MISDIRECTED, "R568", rule, cure, host)
 
 
-def _replay(body: bytes, receive: Any) -> Any:
-    """Returns a `receive` that gives the whole body first."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+class _Body:
+    """Receives a body within the limits of its size and of all bodies together."""
 
-    async def replay() -> dict[str, Any]:
-        return waiting.pop() if waiting else await receive()
+    def __init__(self, app: App, scope: dict[str, Any], receive: Any) -> None:
+        self._app, self._receive, self.headers = app, receive, dict(scope["headers"])
+        is_page = scope["path"].startswith(page_api.PREFIX)
+        self._most = page_api.BODY_BYTES if is_page else app.limits.body_bytes
+        self.n_bytes = self.held_bytes = 0
 
-    return replay
+    async def receive(self) -> Any:
+        """Returns the next message; raises an HTTPException above a limit."""
+        message = {}
+        if int(self.headers.get(b"content-length", 0)) > self._most:
+            self.n_bytes = self._most + 1
+        if self.n_bytes <= self._most or b"expect" not in self.headers:
+            message = await self._receive()
+        size = len(message.get("body", b""))
+        self.n_bytes += size
+        if self.n_bytes > self._most:
+            # A client that is still sending would not read the error.
+            while message.get("more_body") and self.n_bytes < _PATIENCE * self._most:
+                message = await self._receive()
+                self.n_bytes += len(message.get("body", b""))
+            raise HTTPException(TOO_LARGE, f"{self._most:,} bytes")
+        self.held_bytes, self._app.held_bytes = self.held_bytes + size, self._app.held_bytes + size
+        if self._app.held_bytes > self._app.limits.all_bodies_bytes:
+            raise HTTPException(TOO_MANY)
+        return message
 
 
-def _is_own(host: str, hosts: tuple[str, ...]) -> bool:
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    name = name.strip("[]").lower()
-    if name == "localhost" or name in hosts:
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _routes(pool: Pool, work: MicroBatcher, limits: Limits, metrics: ServerMetrics) -> FastAPI:
-    # The pages of docs come from elsewhere; the OpenAPI page itself is ours.
-    app = FastAPI(title="recsys serve", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(HttpError, _error)
-    app.add_exception_handler(UnreadableInputsError, _unreadable)
-    app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
+def _routes(predictor: Predictor, metrics: ServerMetrics, lifespan: Lifespan | None) -> FastAPI:
+    app = FastAPI(
+        title="recsys serve",
+        version=__version__,
+        docs_url=None,  # Its scripts come from elsewhere.
+        redoc_url=None,
+        lifespan=lifespan,
+        responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
+    )
+    app.add_exception_handler(RecsysError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _no_route)
-    app.include_router(predict.router(pool, work, limits))
-    app.include_router(page_api.router(pool, work))
-    app.include_router(page_router())
+    app.add_exception_handler(HTTPException, _refused)
+    for router in (tf_serving.router, open_inference.router, page_api.router):
+        app.include_router(router(predictor))
+    folder = resources.files("recsys.serving.server") / "static"
+    page = (folder / "page.html").read_text("utf-8")
+    app.mount("/static", StaticFiles(directory=str(folder)))
 
-    @app.get("/healthz", responses=documented(503), tags=["operation"])
+    @app.get("/", include_in_schema=False)
+    async def root() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    @app.get("/healthz", tags=["operation"])
     async def healthz() -> dict[str, int]:
         """Tell whether a version is loaded, and which is the newest."""
-        return {"version": pool.model().version}
+        return {"version": predictor.pool.model().version}
 
     @app.get("/metrics", response_class=Response, tags=["operation"])
     async def metrics_page() -> Response:
-        """Tell Prometheus what happened."""
+        """Return the metrics for Prometheus."""
         return Response(metrics.text(), media_type=_PROMETHEUS)
 
     return app
 
 
-def page_router() -> APIRouter:
-    """Returns the routes of the page and of its two files."""
-    routes = APIRouter(include_in_schema=False)
-    folder = resources.files("recsys.serving.server") / "static"
-
-    def add(path: str, content: bytes, media_type: str) -> None:
-        @routes.get(path)
-        async def file() -> Response:
-            return Response(content, headers=_HEADERS, media_type=media_type)
-
-    for file, media_type in _PAGE.items():
-        path = "/" if file == "page.html" else f"/static/{file}"
-        add(path, (folder / file).read_bytes(), f"{media_type}; charset=utf-8")
-    return routes
+async def _failed(_request: Any, error: Any) -> Response:
+    return response(error)
 
 
-def _error(_request: Any, error: Any) -> Response:
-    return Response(error.body(), error.status, error.headers, media_type=JSON)
-
-
-def _unreadable(_request: Any, error: Any) -> Response:
-    return JSONResponse({"error": str(error)}, BAD_REQUEST)
-
-
-def _answer_too_large(_request: Any, error: Any) -> Response:
-    return JSONResponse({"error": str(error)}, UNAVAILABLE, headers={"Retry-After": "1"})
-
-
-def _invalid(_request: Any, error: Any) -> Response:
+async def _invalid(_request: Any, error: Any) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _error(_request, page_api.invalid(where, first["msg"], first["input"]))
+    return response(page_api.invalid(where, first["msg"], first["input"]))
 
 
-def _no_route(_request: Any, error: Any) -> Response:
-    sentence = f"[R564] {error.detail}. GET /openapi.json lists the routes."
-    return JSONResponse({"error": sentence}, error.status_code, headers=error.headers)
+async def _refused(_request: Any, error: Any) -> Response:
+    if error.status_code == TOO_LARGE:
+        rule = f"A body may have at most {error.detail}."
+        return response(HttpError(TOO_LARGE, "R557", rule, "Ask in several requests."))
+    if error.status_code == TOO_MANY:
+        return response(busy("all bodies"))
+    text = f"[R564] {error.detail}. GET /openapi.json lists the routes."
+    return JSONResponse({"error": text}, error.status_code, headers=error.headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -10,40 +11,20 @@ import pydantic
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
-from recsys.errors import UsageError
 from recsys.serving.retriever import Retriever, normal_id
-from recsys.serving.server.http_errors import (
-    BAD_REQUEST,
-    INVALID,
-    JSON,
-    NOT_FOUND,
-    HttpError,
-    documented,
-    too_large,
-)
-from recsys.serving.server.limits import MIB, SMALL_BYTES, read_object
-from recsys.serving.server.micro_batcher import MicroBatcher
-from recsys.serving.server.pool import Pool
+from recsys.serving.server.errors import INVALID, NOT_FOUND, HttpError, wrong
+from recsys.serving.server.predictor import Predictor
 
 _HIGHEST = 2**53 - 1
-"""What every reader of JSON reads exactly."""
+"""The largest integer that every reader of JSON reads exactly."""
+PREFIX, BODY_BYTES = "/api", 256 << 10
 _MOST_RESULTS, _LONGEST_ID, _LONGEST_TASTE, _MOST_ITEMS = 100, 1000, 500, 10_000
 _SHOWN_HISTORY = 100
 
-
-def _check_size(value: Any) -> Any:
-    """Refuses a long list or object before each of its elements becomes an error of its own."""
-    if isinstance(value, list | dict) and len(value) > _LONGEST_TASTE:
-        raise ValueError(f"at most {_LONGEST_TASTE} elements may be given, not {len(value):,}")
-    return value
-
-
 Id = Annotated[str, pydantic.StringConstraints(max_length=_LONGEST_ID)]
-_Short = pydantic.BeforeValidator(_check_size)
-_Ids = Annotated[list[Id], pydantic.FailFast()]
-_Taste = Annotated[_Ids, pydantic.Field(max_length=_LONGEST_TASTE), _Short]
-_Tokens = Annotated[_Ids, pydantic.Field(max_length=_MOST_RESULTS), _Short]
-_Filters = Annotated[dict[Id, _Tokens], pydantic.Field(max_length=_MOST_RESULTS), _Short]
+_Taste = Annotated[list[Id], pydantic.Field(max_length=_LONGEST_TASTE), pydantic.FailFast()]
+_Tokens = Annotated[list[Id], pydantic.Field(max_length=_MOST_RESULTS), pydantic.FailFast()]
+_Filters = Annotated[dict[Id, _Tokens], pydantic.Field(max_length=_MOST_RESULTS)]
 _VersionNumber = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST)]
 
 
@@ -69,28 +50,6 @@ class RecommendRequest(pydantic.BaseModel):
     """One that is loaded; the newest by default."""
 
 
-def read_recommend_request(body: bytes) -> RecommendRequest:
-    """Returns the request that a body holds.
-
-    Raises:
-        HttpError: It is too large (413), no JSON (400), or breaks a rule (422): the first
-            one is reported.
-    """
-    if len(body) > MIB:
-        raise too_large("bytes of a recommend request", MIB, len(body))
-    fields = read_object(body)
-    for name in fields:  # Before each of many becomes an error of its own.
-        if name not in RecommendRequest.model_fields:
-            rule = f"The fields are {', '.join(RecommendRequest.model_fields)}"
-            raise invalid("body", rule, name)
-    try:
-        return RecommendRequest.model_validate(fields)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(["body", *map(str, first["loc"])])
-        raise invalid(where, first["msg"], first["input"]) from None
-
-
 def check_parameters(request: Request) -> None:
     """Refuses a parameter that the route doesn't have, which FastAPI ignores, or has twice.
 
@@ -111,110 +70,17 @@ def invalid(where: str, rule: str, received: Any) -> HttpError:
     return HttpError(INVALID, "R569", f"{where}: {rule}.", cure, received)
 
 
-class Named(pydantic.BaseModel):
-    """A user or a token."""
-
-    id: str
-
-
-class CatalogueItem(Named):
-    """An item as people see it."""
-
-    title: str
-    features: dict[str, list[str]]
-
-
-class RankedItem(CatalogueItem):
-    """An item with the score that put it where it is."""
-
-    score: float
-
-
-class Answer(pydantic.BaseModel):
-    """What every answer tells."""
-
-    version: int
-    """The version that answered."""
-    milliseconds: float
-    """How long it took, without the network."""
-
-
-class UsersAnswer(Answer):
-    """Users that were found."""
-
-    users: list[Named]
-
-
-class TokensAnswer(Answer):
-    """Tokens that were found, those of the most items first."""
-
-    tokens: list[Named]
-
-
-class ItemsAnswer(Answer):
-    """Items that were found, those with the most training events first."""
-
-    items: list[CatalogueItem]
-
-
-class Similar(Answer):
-    """Items like one."""
-
-    item: CatalogueItem
-    items: list[RankedItem]
-
-
-class Recommended(Answer):
-    """Items for a user or a taste, the best first."""
-
-    known: bool
-    """Whether the model knows the user."""
-    source: str
-    """What the answer rests on: `user`, `history`, `features` or `popularity`."""
-    history: list[CatalogueItem]
-    """What the recommendation is made of, the newest first."""
-    unknown_items: list[str]
-    """Ids of the request that are no items."""
-    items: list[RankedItem]
-
-
-class State(pydantic.BaseModel):
-    """Whether a version is ready to answer."""
-
-    name: str
-    ready: bool
-    sentence: str
-    """Shown until a version answers."""
-
-
-class About(pydantic.BaseModel):
-    """What is served."""
-
-    name: str
-    versions: list[int]
-    """Those that are loaded, the newest first."""
-    filters: dict[str, str]
-    """Features that items of the newest version can be filtered by, by filter."""
-    most: int
-    """Items that all of them can answer with."""
-
-
 Words = Annotated[Id, Query()]
 Version = Annotated[_VersionNumber | None, Query(description="The newest by default.")]
 Most = Annotated[int, Query(ge=1, le=_MOST_RESULTS, description="Most results.")]
-_BODY = {"required": True, "content": {JSON: {"schema": RecommendRequest.model_json_schema()}}}
 
 
-def router(pool: Pool, work: MicroBatcher) -> APIRouter:
+def router(predictor: Predictor) -> APIRouter:
     """Returns the routes below `/api`."""
-    responses = documented(400, 404, 408, 413, 415, 421, 422, 429, 503)
-    routes = APIRouter(
-        prefix="/api", tags=["page"], responses=responses, dependencies=[Depends(check_parameters)]
-    )
+    pool = predictor.pool
+    routes = APIRouter(prefix=PREFIX, tags=["page"], dependencies=[Depends(check_parameters)])
 
-    async def respond(
-        kind: type[Answer], version: int | None, find: Callable[[Retriever], dict[str, Any]]
-    ) -> Response:
+    async def respond(version: int | None, find: Callable[[Retriever], dict[str, Any]]) -> Response:
         """Answers in a thread, where the answer is written too."""
         model: Retriever = pool.model(version)
 
@@ -222,27 +88,26 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
             started = time.perf_counter()
             fields = find(model)
             milliseconds = round((time.perf_counter() - started) * 1e3, 3)
-            fields |= {"version": model.version, "milliseconds": milliseconds}
-            return kind.model_validate(fields).model_dump_json()
+            return json.dumps({**fields, "version": model.version, "milliseconds": milliseconds})
 
-        return Response(await work.run(write), media_type=JSON)
+        return Response(await predictor.work.run(write), media_type="application/json")
 
     @routes.get("/state")
-    async def state() -> State:
+    async def state() -> dict[str, Any]:
         """Tell whether a version is loaded, and why none is."""
         ready, sentence = pool.state()
-        return State(name=pool.name, ready=ready, sentence=sentence)
+        return {"name": pool.name, "ready": ready, "sentence": sentence}
 
     @routes.get("/about")
-    async def about() -> About:
+    async def about() -> dict[str, Any]:
         """Tell what is served."""
         filters = pool.model().filters.feature_of
         models = pool.models[::-1]
         versions = [model.version for model in models]
         most = min(model.max_k for model in models)
-        return About(name=pool.name, versions=versions, most=most, filters=filters)
+        return {"name": pool.name, "versions": versions, "most": most, "filters": filters}
 
-    @routes.get("/users", response_model=UsersAnswer)
+    @routes.get("/users")
     async def users(prefix: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find users by the beginning of their ids."""
 
@@ -250,18 +115,17 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
             ids = model.catalogue.find_users(normal_id(prefix), n)
             return {"users": [{"id": id_} for id_ in ids]}
 
-        return await respond(UsersAnswer, version, find)
+        return await respond(version, find)
 
-    @routes.get("/items", response_model=ItemsAnswer)
+    @routes.get("/items")
     async def items(words: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find items by words of their titles, or by their ids."""
         return await respond(
-            ItemsAnswer,
             version,
             lambda model: {"items": model.catalogue.find_items(normal_id(words), n)},
         )
 
-    @routes.get("/tokens", response_model=TokensAnswer)
+    @routes.get("/tokens")
     async def tokens(filter: Words, words: Id = "", n: Most = 10, version: Version = None) -> Any:
         """Find the names that a filter takes, by words of theirs."""
 
@@ -270,9 +134,9 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
             names = model.filters.tokens(filter, normal_id(words), n)
             return {"tokens": [{"id": name} for name in names]}
 
-        return await respond(TokensAnswer, version, find)
+        return await respond(version, find)
 
-    @routes.get("/similar", response_model=Similar)
+    @routes.get("/similar")
     async def similar(item: Words, k: Most = 10, version: Version = None) -> Any:
         """Find the items whose embeddings are most like that of one."""
 
@@ -285,17 +149,12 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
             [shown] = model.catalogue.shown([row])
             return {"item": shown, "items": model.catalogue.similar(row, k)}
 
-        return await respond(Similar, version, find)
+        return await respond(version, find)
 
-    @routes.post("/recommend", response_model=Recommended, openapi_extra={"requestBody": _BODY})
-    async def recommend(request: Request) -> Any:
+    @routes.post("/recommend")
+    async def recommend(wish: RecommendRequest) -> Any:
         """Recommend items to a user, or for a taste."""
-        body = await request.body()
-        if len(body) > SMALL_BYTES:
-            wish = await work.run(lambda: read_recommend_request(body))
-        else:
-            wish = read_recommend_request(body)
-        return await respond(Recommended, wish.version, lambda model: recommended(model, wish))
+        return await respond(wish.version, lambda model: recommended(model, wish))
 
     return routes
 
@@ -310,17 +169,14 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
     if wish.k > model.max_k:
         rule = f"This model answers with at most {model.max_k} items."
         cure = "Request fewer, or raise export.k in the config and run again: recsys run."
-        raise HttpError(BAD_REQUEST, "R567", rule, cure, wish.k)
-    try:
-        inputs = model.query_inputs(
-            [wish.user],
-            history=wish.items,
-            exclude=wish.exclude,
-            only=wish.only,
-            exclude_seen=wish.exclude_seen,
-        )
-    except UsageError as error:
-        raise HttpError.of(BAD_REQUEST, error) from None
+        raise wrong("R567", rule, cure, wish.k)
+    inputs = model.query_inputs(
+        [wish.user],
+        history=wish.items,
+        exclude=wish.exclude,
+        only=wish.only,
+        exclude_seen=wish.exclude_seen,
+    )
     ranked = model.rank(inputs, wish.k)
     rows = ranked.rows[0][ranked.rows[0] > 0]
     taste = model.catalogue.item_rows([normal_id(id_) for id_ in wish.items])
@@ -339,4 +195,4 @@ def _check_filters(model: Retriever, names: Iterable[str]) -> None:
         if name not in model.filters.feature_of:
             known = ", ".join(model.filters.feature_of) or "none: the model has none"
             rule, cure = f"A filter must be one of {known}.", "GET /api/about lists them."
-            raise HttpError(BAD_REQUEST, "R567", rule, cure, name)
+            raise wrong("R567", rule, cure, name)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from recsys.bundles.bundle import MANIFEST
 from recsys.bundles.publishing import is_version, versions
 from recsys.errors import RecsysError
-from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, HttpError
+from recsys.serving.server.errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, HttpError
 from recsys.serving.server.prometheus import ServerMetrics
 
 _LOG = logging.getLogger("recsys.serve")
@@ -166,8 +166,12 @@ class Pool:
         cure = "Request a loaded version, or omit the version to use the newest."
         raise HttpError(NOT_FOUND, "R558", rule, cure, [model.version for model in models])
 
-    def number(self, name: str, version: str | None) -> int | None:
-        """Returns the version that a path names, loaded or not.
+    def find(self, name: str, version: str) -> Any:
+        """Returns the loaded version that a request names. Raises as `number` and `model` do."""
+        return self.model(self.number(name, version))
+
+    def number(self, name: str, version: str) -> int | None:
+        """Returns the version that a request names, loaded or not; empty: None.
 
         Raises:
             HttpError: There is no model of this name (404), or that is no version (400).
@@ -176,7 +180,7 @@ class Pool:
             rule = f"Servable not found for request: Latest({name[:80]})."
             cure = f"The served model is {self.name!r}."
             raise HttpError(NOT_FOUND, "R558", rule, cure)
-        if version is None:
+        if not version:
             return None
         if len(version) >= 20 or not is_version(version):
             rule = "A version in a path must be a 64-bit integer."
@@ -222,7 +226,7 @@ class Pool:
         rule = f"A version of {self.name!r} must be loaded before it can serve requests."
         cure = "Push a model (recsys run), or wait until it is loaded, and retry."
         received = {"loading": self.loading, "refused": sorted(self.failures)}
-        return HttpError(UNAVAILABLE, "R559", rule, cure, received, retry_s=5)
+        return HttpError(UNAVAILABLE, "R559", rule, cure, received)
 
 
 def _status(state: str, message: str = "") -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""The metrics for Prometheus at /metrics."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import (
@@ -15,28 +17,24 @@ from prometheus_client import (
 )
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_METHODS = ("GET", "POST", "OPTIONS")
 
 
 class ServerMetrics:
-    """Counters of one server.
+    """Metrics of one server.
 
     Attributes:
-        dropped: Clients that were dropped because they didn't read their answer.
         load_failures: Versions that couldn't be loaded.
-        load_seconds: How long the loading of versions took [s].
+        load_seconds: Time to load a version [s].
     """
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # When a counter began is of no use here.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         names = ("route", "method", "code")
         self._requests = self._add(Counter, "requests", "Requests answered.", names)
         text = "Time of an answer [s]."
         self._seconds = self._add(Histogram, "request_seconds", text, ["route"], buckets=_BUCKETS_S)
         self._in_flight = self._add(Gauge, "requests_in_flight", "Requests being answered.")
-        text = "Clients that did not read their answer."
-        self.dropped: Counter = self._add(Counter, "clients_dropped", text)
         text = "Newest loaded version; 0 before there is one."
         self._version = self._add(Gauge, "model_version", text)
         self._loaded = self._add(Gauge, "model_versions_loaded", "Versions that are loaded.")
@@ -50,7 +48,7 @@ class ServerMetrics:
         return kind(f"recsys_{name}", text, labels, registry=self._registry, **more)
 
     def text(self) -> bytes:
-        """Returns everything in the text format of Prometheus."""
+        """Returns all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def serving(self, newest: int, n_loaded: int, is_swap: bool) -> None:
@@ -59,22 +57,14 @@ class ServerMetrics:
         self._loaded.set(n_loaded)
         self._swaps.inc(is_swap)
 
-    async def watch(self, app: Any, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Counts one request of an ASGI app."""
-        status = 500
-
-        async def noted(message: dict[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+    @contextmanager
+    def request(self, labels: Callable[[], tuple[str, str, str]]) -> Iterator[None]:
+        """Counts a request with its route, method and code, which `labels` returns at its end."""
         started = time.perf_counter()
         try:
             with self._in_flight.track_inprogress():
-                await app(scope, receive, noted)
+                yield
         finally:
-            route = getattr(scope.get("route"), "path", "none")
+            route, method, code = labels()
             self._seconds.labels(route).observe(time.perf_counter() - started)
-            # A client may send any word as a method.
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._requests.labels(route, method, str(status)).inc()
+            self._requests.labels(route, method, code).inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -10,7 +11,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,26 @@ import uvicorn
 
 from recsys.errors import UsageError
 from recsys.serving.retriever import Retriever
-from recsys.serving.server.app import App
-from recsys.serving.server.connections import HARD_LIMIT, PatientProtocol
+from recsys.serving.server import grpc_server
+from recsys.serving.server.app import App, Lifespan
 from recsys.serving.server.limits import Limits
+from recsys.serving.server.micro_batcher import MicroBatcher
 from recsys.serving.server.pool import Pool
-from recsys.serving.server.predict import DTYPES
+from recsys.serving.server.predictor import Predictor
 from recsys.serving.server.prometheus import ServerMetrics
+from recsys.serving.server.protocol import BoundedProtocol
+from recsys.serving.server.tensors import DTYPES
 from recsys.system.signals import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
 _STDERR = 2
-_END_S, _LOAD_END_S = 30, 1.0
+_END_S, _LOAD_END_S, _KEEP_ALIVE_S = 30, 1.0, 60
 _SWITCH_S = 0.001
 _BACKLOG = 512
 _OTHER_FILES = 256 + _BACKLOG
 """Open files beside connections: what loads a version, and all that asyncio accepts at once."""
 _FEWEST_CONNECTIONS = 16
+_OWN_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Service:
         name: Name of the model.
         folder: Its serving folder; may be empty or missing.
         host: Address to listen at.
-        port: Port; 0 for any that is free.
+        port: Port; 0: any free one.
+        grpc_port: Port of gRPC; None: no gRPC.
         keep: Newest versions that are loaded.
         poll_s: Time between two looks into the folder [s].
         hosts: More names that a Host header may have.
@@ -56,44 +62,52 @@ class Service:
     folder: Path
     host: str = "127.0.0.1"
     port: int = 8501
+    grpc_port: int | None = None
     keep: int = 1
     poll_s: float = 2.0
     hosts: tuple[str, ...] = ()
     limits: Limits = dataclasses.field(default_factory=Limits)
 
 
-def serve(service: Service, ready: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT, then finishes what is in flight.
+def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
+    """Serves until SIGTERM or SIGINT, then finishes requests in flight.
 
     Args:
         service: What to serve.
-        ready: Called with the address once it is bound.
+        ready: Called with the URL, and with the address of gRPC, once they are bound.
 
     Raises:
-        UsageError: The address can't be bound.
+        UsageError: An address can't be bound.
     """
     _log_to_stderr()
     # A thread that computes holds the interpreter for so long while others wait.
     sys.setswitchinterval(_SWITCH_S)
     listener = _listen(service.host, service.port)
     host, port = listener.getsockname()[:2]
-    hosts: tuple[str, ...] | None = tuple(name.lower() for name in service.hosts)
-    if host not in ("127.0.0.1", "::1"):
+    at = f"[{host}]" if ":" in host else host
+    grpc_address = None
+    if service.grpc_port is not None:
+        with _listen(service.host, service.grpc_port) as free:
+            grpc_address = f"{at}:{free.getsockname()[1]}"
+    hosts: tuple[str, ...] | None = (*_OWN_HOSTS, *map(str.lower, service.hosts))
+    if host not in _OWN_HOSTS:
         hosts = None
         _LOG.warning("%s is reached from other machines, and asks for no password", service.host)
     metrics = ServerMetrics()
     pool = Pool(service.name, service.folder, load_version, service.keep, metrics)
-    app = App(pool, with_enough_files(service.limits), metrics, hosts)
-    server = uvicorn.Server(server_config(app))
+    limits = with_enough_files(service.limits)
+    predictor = Predictor(pool, MicroBatcher(limits), limits)
+    app = App(predictor, metrics, hosts, lifespan(grpc_address, predictor, metrics))
+    server = uvicorn.Server(server_config(app, limits))
     is_over = threading.Event()
     watcher = threading.Thread(target=pool.watch, args=(service.poll_s, is_over), daemon=True)
     watcher.start()
     # A signal may come before uvicorn listens to it. And it raises what it caught once
     # more when it is done: that must not kill us.
     with signals_to(lambda *_: setattr(server, "should_exit", True)):
-        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        ready(f"http://{at}:{port}", grpc_address)
         server.run(sockets=[listener])
-        app.work.close()
+        predictor.work.close()
     is_over.set()
     watcher.join(_LOAD_END_S)
     if watcher.is_alive():
@@ -102,24 +116,29 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
         os._exit(0)
 
 
+def lifespan(address: str | None, predictor: Predictor, metrics: ServerMetrics) -> Lifespan:
+    """Returns what runs beside the app: a gRPC server, if there is an address."""
+
+    @contextlib.asynccontextmanager
+    async def running(_: Any) -> AsyncIterator[None]:
+        server = await grpc_server.start(address, predictor, metrics) if address else None
+        yield
+        if server is not None:
+            await server.stop(_END_S)
+
+    return running
+
+
 def with_enough_files(limits: Limits) -> Limits:
     """Raises this process's limit of open files, or returns limits of fewer connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = HARD_LIMIT * limits.connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY or hard >= limits.connections + _OTHER_FILES:
         return limits
-    if hard == resource.RLIM_INFINITY or hard > soft:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = min(limits.connections, max(_FEWEST_CONNECTIONS, (soft - _OTHER_FILES) // HARD_LIMIT))
-    if most < limits.connections:
-        _LOG.warning(
-            "at most %d connections, not %d: the limit of open files is %d (`ulimit -n`)",
-            most,
-            limits.connections,
-            soft,
-        )
-    return dataclasses.replace(limits, connections=most)
+    most = max(_FEWEST_CONNECTIONS, hard - _OTHER_FILES)
+    _LOG.warning("at most %d connections: the limit of open files is %d (`ulimit -n`)", most, hard)
+    return dataclasses.replace(limits, connections=min(most, limits.connections))
 
 
 def load_version(folder: Path) -> Retriever:
@@ -138,37 +157,32 @@ def load_version(folder: Path) -> Retriever:
     return retriever
 
 
-def server_config(app: App) -> uvicorn.Config:
-    """Returns how uvicorn runs an app: its limits, and nothing that is printed."""
-    protocol: Any = functools.partial(PatientProtocol, app.connections)
+def server_config(app: App, limits: Limits) -> uvicorn.Config:
+    """Returns how uvicorn runs an app."""
+    protocol: Any = functools.partial(BoundedProtocol, limits.head_s)
     return uvicorn.Config(
         app,
         http=protocol,
         ws="none",
         proxy_headers=False,
-        lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_END_S,
         backlog=_BACKLOG,
     )
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         rule = f"The server must be able to listen at {host}, port {port}."
-        cure = "Name another port with --port, or 0 for any free port."
+        cure = "Name another port with --port or --grpc-port, or 0 for any free port."
         raise UsageError("R565", rule, cure, str(error)) from None
-    return listener
 
 
 def _log_to_stderr() -> None:

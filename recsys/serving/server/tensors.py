@@ -1,0 +1,124 @@
+"""Values of requests as arrays, and arrays as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recsys.bundles.signatures import SignatureInput
+from recsys.serving.server.errors import too_large, wrong
+from recsys.serving.server.limits import Limits
+from recsys.system.files import unique_fields
+
+DTYPES: dict[str, Any] = {"DT_STRING": object, "DT_BOOL": np.bool_, "DT_FLOAT": np.float32}
+"""NumPy's types of inputs by TensorFlow's; objects hold bytes."""
+_EXPECTED = {
+    "DT_STRING": 'a text, or bytes as {"b64": "…"}; ids are text: write 42 as "42"',
+    "DT_BOOL": "true or false",
+    "DT_FLOAT": "a number that fits into float32",
+}
+_LARGEST = float(np.finfo(np.float32).max)
+_MOST_LISTS = 1_000_000
+"""Maximum lists and objects in a body: reading them blocks all other threads."""
+
+
+def check_nesting(body: bytes) -> None:
+    """Checks the number of lists and objects, before JSON is parsed."""
+    if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
+        raise too_large("lists and objects", _MOST_LISTS, "more")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Returns the JSON object in `body`."""
+    check_nesting(body)
+    try:
+        parsed = json.loads(body.decode("utf-8"), object_pairs_hook=unique_fields)
+        received = type(parsed).__name__
+    # Nested too deeply, or a number with more digits than Python reads.
+    except (ValueError, RecursionError) as error:
+        parsed, received = None, str(error)
+    if not isinstance(parsed, dict):
+        rule = "The body must be a JSON object in UTF-8, with each key once."
+        raise wrong("R551", rule, "See docs/serving.md.", received)
+    return parsed
+
+
+def nested_array(name: str, value: Any, spec: SignatureInput, limits: Limits) -> np.ndarray:
+    """Returns nested lists as an array of the type and shape of an input."""
+    nested = np.array(value, object)  # Ragged lists stay lists.
+    return flat_array(name, nested.ravel().tolist(), nested.shape, spec, limits)
+
+
+def flat_array(
+    name: str, values: Sequence[Any], shape: Sequence[int], spec: SignatureInput, limits: Limits
+) -> np.ndarray:
+    """Returns values in row-major order as an array of the type and shape of an input.
+
+    Raises:
+        HttpError: They have another type or number (400), or are too many (413).
+    """
+    n, is_known = len(values), len(shape) == len(spec.shape) and min(shape, default=0) >= 0
+    if n > limits.values:
+        raise too_large("values of one input", limits.values, n)
+    if not is_known or math.prod(shape) != n or any(isinstance(value, list) for value in values):
+        sizes = ", ".join("any" if size < 0 else str(size) for size in spec.shape)
+        rule = f"The input {name!r} must have the shape [{sizes}], rows first, and no ragged lists."
+        raise wrong("R556", rule, "Pad shorter lists, such as 'history' with ''.", list(shape))
+    typed = [_scalar(value, spec.dtype) for value in values]
+    if None in typed:
+        rule = f"Every value of the input {name!r} must be {_EXPECTED[spec.dtype]}."
+        raise wrong("R555", rule, "Correct it.", values[typed.index(None)])
+    # np.array(bytes) would drop NULs at the end.
+    out = np.empty(n, DTYPES[spec.dtype])
+    out[:] = typed
+    return out.reshape(shape)
+
+
+def _scalar(value: Any, dtype: str) -> Any:
+    """Returns a value as NumPy accepts it; None if it has another type."""
+    if dtype == "DT_STRING":
+        return _bytes(value)
+    if dtype == "DT_BOOL" or isinstance(value, bool):
+        return value if dtype == "DT_BOOL" and isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not _LARGEST < abs(value) < math.inf
+    return float(value) if is_number else None
+
+
+def _bytes(value: Any) -> bytes | None:
+    try:
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, str):
+            return value.encode("utf-8")
+        if isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str):
+            text = value["b64"]
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:  # A lone surrogate, or no base64.
+        pass
+    return None
+
+
+def as_json(name: str, values: np.ndarray) -> Any:
+    """Returns an output as nested lists; bytes that are no text, or named so, as base64."""
+    if values.dtype == np.float32:
+        # The shortest text that reads back as the same float32.
+        return values.astype("U").astype(np.float64).tolist()
+    if values.dtype != object:
+        return values.tolist()
+    texts = np.empty(values.size, object)
+    texts[:] = [_text(value, name.endswith("_bytes")) for value in values.ravel().tolist()]
+    return texts.reshape(values.shape).tolist()
+
+
+def _text(value: bytes, as_bytes: bool) -> Any:
+    if not as_bytes:
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            pass
+    return {"b64": base64.b64encode(value).decode("ascii")}
