@@ -49,13 +49,17 @@ def main(
         for refined.k_factor in _FACTORS:
             lists = np.sort(theirs(slice(queries), threads))
             recall = np.mean([np.isin(*pair).mean() for pair in zip(best, lists, strict=True)])
-            print_line("rank", f"recall of faiss k_factor={refined.k_factor} items={n}", [recall], "")
+            print_line(
+                "rank", f"recall of faiss k_factor={refined.k_factor} items={n}", [recall], ""
+            )
             if recall >= _RECALL:
                 break
         blocks = {"batch": [slice(queries)], "single": [slice(i, i + 1) for i in range(_SINGLES)]}
         for name, parts in blocks.items():
             cores = threads if name == "batch" else 1
-            times = [[_seconds(search, parts, cores) for search in (ours, theirs)] for _ in range(runs)]
+            times = [
+                [_seconds(search, parts, cores) for search in (ours, theirs)] for _ in range(runs)
+            ]
             mine, other = zip(*times, strict=True)
             print_line("rank", f"{name} ours items={n}", mine, "s")
             print_line("rank", f"{name} faiss items={n}", other, "s")

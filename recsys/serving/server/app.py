@@ -32,17 +32,17 @@ from recsys.serving.server.errors import (
 from recsys.serving.server.predictor import Predictor
 from recsys.serving.server.prometheus import ServerMetrics
 
-_HEADERS = {
+_HEADERS = (
     # Nothing from elsewhere, and nothing inside the page: a title can't become a script.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
-        " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+        b" img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
     ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
-_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 _PATIENCE = 64
@@ -90,7 +90,8 @@ class App:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message["headers"], *_RAW_HEADERS]}
+                if scope["path"] == "/" or scope["path"].startswith("/static"):
+                    message = {**message, "headers": [*message["headers"], *_HEADERS]}
             await send(message)
 
         def labels() -> tuple[str, str, str]:
