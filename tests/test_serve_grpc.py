@@ -267,9 +267,18 @@ def test_calls_that_never_send_their_message_are_ended():
 
 
 def test_connections_are_limited():
-    with Running(Limits(connections=2), kind=FakeModel) as running, contextlib.ExitStack() as stack:
-        *_, third = (stack.enter_context(begin_call(running.grpc)) for _ in range(3))
+    with (
+        Running(Limits(connections=2), kind=FakeModel) as running,
+        begin_call(running.grpc) as first,
+        begin_call(running.grpc) as second,
+    ):
+        assert first.recv(1)
+        assert second.recv(1)
+        host, _, port = running.grpc.rpartition(":")
         received = b""
-        with contextlib.suppress(ConnectionResetError):
+        with (
+            contextlib.suppress(ConnectionResetError),
+            socket.create_connection((host, int(port)), timeout=30) as third,
+        ):
             received = third.recv(1)
         assert received == b""

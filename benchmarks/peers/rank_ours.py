@@ -29,41 +29,42 @@ def main(
 ) -> None:
     """Measures each catalogue."""
     for n in items:
-        data = draw(queries, n, 64, positives=1, seen=1, seed=0)
-        ranker = Ranker(data.candidates, np.arange(n + 1) > 0)
-        quantizer = faiss.ScalarQuantizer.QT_8bit
-        index = faiss.IndexScalarQuantizer(64, quantizer, faiss.METRIC_INNER_PRODUCT)
-        refined = faiss.IndexRefineFlat(index)
-        refined.train(data.candidates[1:])
-        refined.add(data.candidates[1:])
+        _measure(n, queries, k, threads, runs)
 
-        def ours(block: slice, threads: int) -> np.ndarray:
-            query = data.query[block]
-            return ranker.exact(query, RaggedRows.empty(len(query)), k, threads=threads)[0]
 
-        def theirs(block: slice, threads: int) -> np.ndarray:
-            faiss.omp_set_num_threads(threads)
-            return np.asarray(refined.search(data.query[block], k)[1]) + 1
+def _measure(n: int, queries: int, k: int, threads: int, runs: int) -> None:
+    data = draw(queries, n, 64, positives=1, seen=1, seed=0)
+    ranker = Ranker(data.candidates, np.arange(n + 1) > 0)
+    quantizer = faiss.ScalarQuantizer.QT_8bit
+    index = faiss.IndexScalarQuantizer(64, quantizer, faiss.METRIC_INNER_PRODUCT)
+    refined = faiss.IndexRefineFlat(index)
+    refined.train(data.candidates[1:])
+    refined.add(data.candidates[1:])
 
-        best = np.sort(ours(slice(queries), threads))
-        for refined.k_factor in _FACTORS:
-            lists = np.sort(theirs(slice(queries), threads))
-            recall = np.mean([np.isin(*pair).mean() for pair in zip(best, lists, strict=True)])
-            print_line(
-                "rank", f"recall of faiss k_factor={refined.k_factor} items={n}", [recall], ""
-            )
-            if recall >= _RECALL:
-                break
-        blocks = {"batch": [slice(queries)], "single": [slice(i, i + 1) for i in range(_SINGLES)]}
-        for name, parts in blocks.items():
-            cores = threads if name == "batch" else 1
-            times = [
-                [_seconds(search, parts, cores) for search in (ours, theirs)] for _ in range(runs)
-            ]
-            mine, other = zip(*times, strict=True)
-            print_line("rank", f"{name} ours items={n}", mine, "s")
-            print_line("rank", f"{name} faiss items={n}", other, "s")
-            print_line("rank", f"{name} faiss / ours items={n}", ratios(other, mine), "times")
+    def ours(block: slice, threads: int) -> np.ndarray:
+        query = data.query[block]
+        return ranker.exact(query, RaggedRows.empty(len(query)), k, threads=threads)[0]
+
+    def theirs(block: slice, threads: int) -> np.ndarray:
+        faiss.omp_set_num_threads(threads)
+        return np.asarray(refined.search(data.query[block], k)[1]) + 1
+
+    best = np.sort(ours(slice(queries), threads))
+    for factor in _FACTORS:
+        refined.k_factor = factor
+        lists = np.sort(theirs(slice(queries), threads))
+        recall = np.mean([np.isin(*pair).mean() for pair in zip(best, lists, strict=True)])
+        print_line("rank", f"recall of faiss k_factor={factor} items={n}", [recall], "")
+        if recall >= _RECALL:
+            break
+    blocks = {"batch": [slice(queries)], "single": [slice(i, i + 1) for i in range(_SINGLES)]}
+    for name, parts in blocks.items():
+        cores = threads if name == "batch" else 1
+        times = [[_seconds(search, parts, cores) for search in (ours, theirs)] for _ in range(runs)]
+        mine, other = zip(*times, strict=True)
+        print_line("rank", f"{name} ours items={n}", mine, "s")
+        print_line("rank", f"{name} faiss items={n}", other, "s")
+        print_line("rank", f"{name} faiss / ours items={n}", ratios(other, mine), "times")
 
 
 def _seconds(
