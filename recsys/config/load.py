@@ -265,7 +265,7 @@ def _validated(
     raw = json.loads(text)  # Keys are texts there, as in the places of the problems.
     removed = removed_key(raw)
     if removed is not None:
-        rule = f"Config {str(path)!r}: {removed[0]!r} is no longer there."
+        rule = f"Config {str(path)!r}: `{removed[0].replace('=', ': ')}` is no longer there."
         raise ConfigError("R105", rule, f"{removed[1]} docs/removed.md lists what went.")
     first, where, more = problems[0], _config_path(problems[0], raw), _more(problems, raw)
     if first["type"] == "extra_forbidden":
