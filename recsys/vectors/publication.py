@@ -24,7 +24,7 @@ from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder, only_writer
 from recsys.system.disk import free_there
 from recsys.system.files import DAMAGE, remove, retire
-from recsys.vectors.item_vectors import EMBEDDING, ID, ItemVectors, published
+from recsys.vectors.item_vectors import ID, ItemVectors, published
 
 MANIFEST, ITEMS, DELETED = "manifest.json", "items", "deleted.parquet"
 _FORMAT = 2
@@ -157,10 +157,8 @@ def _write_manifest(
         "format": _FORMAT,
         "model": dict(vectors.origin),
         "dim": publication.dim,
-        "dtype": "float32",
         "metric": "dot product",
         "bias": "last number; a query has 1 there" if vectors.has_bias else None,
-        "query": {"signatures": ["prepare_query", "embed_query"], "output": EMBEDDING},
         "columns": [published(name) for name in columns],
         "counts": {"items": publication.items, "deleted": publication.deleted},
     }
