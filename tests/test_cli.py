@@ -1,6 +1,5 @@
 """The command line: what is quick, what goes where, and how it exits."""
 
-import itertools
 import json
 import os
 import re
@@ -66,16 +65,6 @@ def test_help_lists_the_commands_of_the_page(capsys):
     assert listed == re.findall(r"^## recsys ([\w-]+)$", page, flags=re.MULTILINE)
 
 
-def test_the_lines_of_a_help_text_break_where_they_are_full(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run_main("evaluate", "--help") == 0
-    text = capsys.readouterr().out.partition("╭")[0]
-    lines = [line.strip() for line in text[text.index("Writes") :].strip().splitlines()]
-    assert len(lines) > 2
-    for line, following in itertools.pairwise(lines):
-        assert len(f" {line} {following.partition(' ')[0]} ") > 79
-
-
 def test_the_page_names_every_option():
     page = (ROOT / "docs" / "cli.md").read_text()
     sections = dict(
@@ -110,13 +99,6 @@ def test_what_the_user_typed_wrong_exits_with_2_and_prints_on_stderr_only(argume
     assert "Traceback" not in printed.err
 
 
-def test_an_error_of_ours_is_one_line_without_a_traceback(capsys):
-    assert run_main("run", "--set", "train.epochs=0") == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("[R107] ")
-    assert "'train.epochs'" in line
-
-
 @pytest.mark.parametrize("url", ["gs://bucket/a", "s3://bucket", "hdfs://host/a", "file:///tmp/a"])
 @pytest.mark.parametrize(
     "command",
@@ -138,11 +120,6 @@ def test_a_root_that_is_a_url_is_refused_and_no_folder_is_made(
     assert "[R112]" in (told := capsys.readouterr().err)
     assert url in told
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_failure_that_is_not_the_users_exits_with_1(capsys, tmp_path):
-    assert run_main("recommend", "--user", "1", "--config", str(small_config(tmp_path))) == 1
-    assert capsys.readouterr().err.startswith("[R510] ")
 
 
 def test_an_unforeseen_error_is_one_sentence_and_its_traceback_a_file(capsys, monkeypatch):

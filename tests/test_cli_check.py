@@ -383,17 +383,6 @@ def test_of_a_large_file_a_sample_reads_the_start(here, monkeypatch):
 # --- text of strangers
 
 
-def test_control_characters_of_the_data_never_reach_the_terminal(here, capsys):
-    evil = "\x1b[31m\x9b2J\u202e\x07"
-    rows = "".join(f"u{evil}{u},i{evil}{i},{t}\n" for u, i, _, t in events(50))
-    (here / "f.csv").write_text(f"user,item,time,{evil}\n" + rows.replace("\n", f",{evil}\n"))
-    assert check("f.csv") == 0
-    out = capsys.readouterr().out
-    assert not set(evil[:1] + evil[5:6] + "\u202e\x07") & set(out)
-    assert "\\x1b[31m" in out
-    load_config(here / "f.yaml")
-
-
 # --- the parts
 
 
@@ -459,21 +448,6 @@ def test_different_values_are_counted_exactly_and_then_nearly():
         count.add(hashes[first : first + 60_000])
     assert not count.is_exact
     assert abs(len(count) - 310_000) < 310_000 * 0.03
-
-
-def test_a_column_without_a_name_is_no_role(here, capsys):
-    rows = [{"": n % 5, "user": n % 7, "item": n % 9, "at": 1_500_000_000 + n} for n in range(60)]
-    (here / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found(capsys, "f.jsonl")
-    assert load_config(here / "f.yaml").data.interactions.positive_at_least is None
-
-
-def test_more_lines_above_a_table_than_can_be_left_out_are_told(here):
-    (here / "f.csv").write_text(
-        "Title\n" + "\n" * 1001 + "user,item,time\n" + "1,2,1500000000\n" * 9
-    )
-    with pytest.raises(RecsysError, match="R208"):
-        understand(["f.csv"], "interactions")
 
 
 def test_one_column_is_not_both_user_and_item(here, capsys):

@@ -73,32 +73,6 @@ def test_times_with_the_name_of_a_zone_are_found_and_read(here, capsys, text, fo
     assert times == [START + n % 28 * DAY + 9 * 3600 for n in range(100)]
 
 
-def test_a_format_alone_says_which_column_is_the_time(here, capsys):
-    rows = [f"u{n % 9},i{n % 7},2024 week 1 day {1 + n % 28}/01,{n}" for n in range(100)]
-    write_events(here / "e.csv", rows, "user_id,item_id,timestamp,n")
-    [sentence] = found(capsys, "e.csv")["undecided"]
-    assert "timestamp_format" in sentence
-    format_ = "%Y week 1 day %d/%m"
-    assert found(capsys, "e.csv", "--map", f"timestamp_format={format_}")["undecided"] == []
-    times = rows_of(here / "c.yaml")["timestamp"].to_pylist()
-    assert times == [START + n % 28 * DAY for n in range(100)]
-
-
-def test_a_format_that_fits_no_column_or_is_none_is_refused(here, capsys):
-    write_events(here / "e.csv", [f"u{u},i{i},{t}" for u, i, t in events()])
-    for format_ in ("%d.%m.%Y", "%d", "%Y %m %d %Q"):
-        assert run_main("check", "e.csv", "--map", f"timestamp_format={format_}") == 2
-        assert "R258" in capsys.readouterr().err
-
-
-def test_the_suggested_command_keeps_the_format_that_was_said(here, capsys):
-    rows = [f"{u},{i},{1 + i % 9}.{1 + u % 9}.2020" for u, i, _ in events()]
-    write_events(here / "e.csv", rows, "a,b,when")
-    result = found(capsys, "e.csv", "--map", "timestamp_format=%d.%m.%Y")
-    assert result["undecided"]
-    assert "timestamp_format=%d.%m.%Y" in result["try"]
-
-
 # --- ids
 
 
@@ -168,16 +142,6 @@ def test_a_folder_of_folders_is_told_with_a_pattern_that_works(here, capsys):
         assert run_main("check", pattern) == 1
         cure = re.search(r"Name the files in it: (\S+)\.$", capsys.readouterr().err.strip())
         assert found(capsys, cure[1])["rows"] == 120
-
-
-def test_spans_without_times_are_told_before_a_config_is_written(here, capsys):
-    for day in range(3):
-        write_events(
-            here / f"2024-01-0{1 + day}.csv", [f"u{n % 9},i{n % 7}" for n in range(50)], "user,item"
-        )
-    [sentence] = found(capsys, "{YYYY}-{MM}-{DD}.csv")["undecided"]
-    assert "*-*-*.csv" in sentence
-    assert found(capsys, "*-*-*.csv")["undecided"] == []
 
 
 # --- items

@@ -277,13 +277,6 @@ def test_the_bulk_of_the_times_says_the_unit(tmp_path, capsys, real, factor, uni
     assert result["rejected"].get("timestamp before 1971 or in the future", 0) == 60 * (not is_good)
 
 
-def test_the_year_9999_alone_is_no_time(tmp_path, capsys):
-    rows = [f"{n % 20},{n % 30},253402300799" for n in range(300)]
-    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
-    check(tmp_path, tmp_path / "f.csv")
-    assert "no column holds times" in json.loads(capsys.readouterr().out)["undecided"][0]
-
-
 # --- how values are written
 
 

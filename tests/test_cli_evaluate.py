@@ -241,47 +241,25 @@ def test_two_models_are_measured_against_each_other_and_nothing_else(stage, run,
 
 
 @pytest.mark.parametrize(
-    ("metric", "better", "text"),
+    ("metric", "better", "figures"),
     [
-        (
-            "recall@5",
-            "b",
-            "B is better than A; B differs from A by +25.0 %, 90 % interval +10.0 … +40.0 %.",
-        ),
-        (
-            "recall@10",
-            "a",
-            "A is better than B; B differs from A by −6.2 %, 90 % interval −10.0 … −2.0 %.",
-        ),
-        ("ndcg@5", None, "A and B are the same."),
-        (
-            "mrr",
-            "b",
-            "B is better than A; B differs from A by +0.2000, 90 % interval +0.1000 … +0.3000.",
-        ),
-        (
-            "auc",
-            None,
-            "neither is significantly better; B differs from A by +4.0 %,"
-            " 90 % interval −10.0 … +20.0 %.",
-        ),
+        ("recall@5", "b", ["+25.0 %", "+10.0 … +40.0 %"]),
+        ("recall@10", "a", ["−6.2 %", "−10.0 … −2.0 %"]),
+        ("ndcg@5", None, []),
+        ("mrr", "b", ["+0.2000", "+0.1000 … +0.3000"]),
+        ("auc", None, ["+4.0 %", "−10.0 … +20.0 %"]),
     ],
 )
-def test_it_is_said_who_is_better_and_how_surely(stage, run, tmp_path, metric, better, text):
+def test_it_is_said_who_is_better_and_how_surely(stage, run, tmp_path, metric, better, figures):
     out, said = run(
         "compare", "a", "b", "--set", f"bless.metric={metric}", "--set", "bless.rules=[]"
     )
     found = out["metrics"][metric]
-    assert (found["better"], found["text"]) == (better, f"{metric}: {text}")
-    assert (found["a"], found["b"]) == (
-        EVALUATION["blessed_model"][metric],
-        EVALUATION["metrics"][metric],
-    )
-    assert out["sentence"] == f"{metric}: {text}"
+    compared = (found["a"], found["b"], found["better"])
+    assert compared == (EVALUATION["blessed_model"][metric], EVALUATION["metrics"][metric], better)
+    assert all(figure in out["sentence"] for figure in figures)
+    assert found["text"] == out["sentence"]
     assert out["sentence"] in said
-    assert {name: out[name] for name in ("a", "b", "queries", "users", "confidence")} == {
-        "a": "a", "b": "b", "queries": 51, "users": 7, "confidence": 0.9,
-    }  # fmt: skip
 
 
 def test_too_few_users_decide_nothing(stage, run):

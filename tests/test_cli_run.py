@@ -227,13 +227,6 @@ def test_a_child_without_a_result_is_an_error_that_names_the_log(child, tmp_path
     assert str(log) in str(caught.value)
 
 
-def test_a_summary_of_a_child_that_then_fails_does_not_count(child, tmp_path):
-    child("emit('finished', summary={'blessed': True}); sys.exit(1)")
-    _, start = follow_child(tmp_path)
-    with pytest.raises(RecsysError, match="R903"):
-        start()
-
-
 def test_a_module_in_the_current_folder_does_not_stand_in_for_ours(child, tmp_path, monkeypatch):
     child("import recsys; emit('finished', summary={'recsys': recsys.__file__})")
     here = tmp_path / "here"
@@ -432,8 +425,3 @@ def test_without_the_extra_the_sentence_says_how_to_get_it(small, capsys, monkey
     assert run_main("run", str(small)) == 2
     assert "uv sync --all-extras" in capsys.readouterr().err
     assert not (small.parent / "runs").exists()
-
-
-def test_two_logs_of_one_moment_have_two_names(tmp_path):
-    assert new_log(tmp_path) != new_log(tmp_path)
-    assert len(list((tmp_path / "logs").iterdir())) == 2
