@@ -149,15 +149,17 @@ def test_the_model_may_be_an_option_and_json_may_be_asked_for(stage, run, tmp_pa
 
 @pytest.mark.parametrize("command", [["evaluate", "b", "--out", "o"], ["compare", "a", "b"]])
 def test_a_terminal_has_the_table_alone_and_json_on_request(
-    stage, run, tmp_path, monkeypatch, command
+    stage, run, tmp_path, monkeypatch, capsys, command
 ):
     monkeypatch.chdir(tmp_path)
-    in_a_pipe, _ = run(*command)
+    in_a_pipe, said = run(*command)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    out, said = run(*command)
-    assert out is None
-    assert "51 queries of 7 users" in said
-    assert run(*command, "--json")[0] == in_a_pipe is not None
+    assert run(*command, "--json") == (in_a_pipe, said)
+    words = [*command, "--data", tmp_path / "d", "--config", tmp_path / "small.yaml"]
+    assert run_main(*words) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "51 queries of 7 users" in printed.out
 
 
 def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):

@@ -148,6 +148,8 @@ def test_json_has_dataclasses_and_paths_and_people_see_their_part(capsys):
     }
     emit({"path": Path("a")}, as_json=False, people={"path": "b"})
     assert capsys.readouterr().out == "path  b\n"
+    emit([1], as_json=True, people={"path": "b"}, beside=True)
+    assert capsys.readouterr() == ("[1]\n", "path  b\n")
 
 
 def command(

@@ -23,8 +23,7 @@ from recsys.cli.options import (
     Sets,
     Wait,
 )
-from recsys.cli.show import show
-from recsys.cli.terminal import Console
+from recsys.cli.show import emit
 from recsys.errors import UsageError
 from recsys.formats import change, change_span
 
@@ -53,9 +52,9 @@ def evaluate(
 ) -> None:
     """Evaluate a bundle or a model folder over the whole catalogue, as the pipeline does.
 
-    Writes evaluation.json and report.html into --out. Prints a table on stderr, and the result
-    as JSON on stdout if that is no terminal. With several processes, each holds a part of the
-    tables and of the catalogue, and the first one writes and prints.
+    Writes evaluation.json and report.html into --out. Prints tables; if stdout is no terminal,
+    they go to stderr, and the result to stdout as JSON. With several processes, each holds a
+    part of the tables and of the catalogue, and the first one writes and prints.
 
     Args:
         measured: Bundle or model folder.
@@ -64,12 +63,9 @@ def evaluate(
     """
     named = [path for path in (measured, model) if path is not None]
     if len(named) != 1:
-        raise UsageError(
-            "R905",
-            "An evaluation needs exactly one model.",
-            "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR.",
-            [str(path) for path in named],
-        )
+        rule = "An evaluation needs exactly one model."
+        cure = "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR."
+        raise UsageError("R905", rule, cure, [str(path) for path in named])
     from recsys.evaluation.result import EvaluationResult
 
     loaded, origin = _evaluation_config(config, sets or [], named[0], plugin_folder)
@@ -85,6 +81,7 @@ def evaluate(
         process_id=process_id,
         wait=wait,
     )
+    people: dict[str, Any] = {}
     if not result.pop("process", 0):
         result["report"] = str(_report(loaded, data, named[0], out))
         evaluated = EvaluationResult.load(out)
@@ -96,9 +93,7 @@ def evaluate(
             **{name: result[name] for name in ("evaluation", "report")},
             **verdict_for_people(result),
         }
-        show(people, Console(stderr=True))
-    if as_json or not sys.stdout.isatty():
-        print(json.dumps(result))
+    emit(result, as_json=as_json or not sys.stdout.isatty(), people=people, beside=True)
 
 
 def compare(
@@ -114,7 +109,7 @@ def compare(
 ) -> None:
     """Evaluate two models on the same queries and report which is better, with its confidence.
 
-    Prints a table on stderr, and the result as JSON on stdout if that is no terminal.
+    Prints a table; if stdout is no terminal, it goes to stderr, and the result to stdout as JSON.
 
     Args:
         a: Bundle or model folder.
@@ -123,6 +118,7 @@ def compare(
     """
     from recsys.config import EvaluateStage, stage_of
     from recsys.evaluation.result import Comparison, EvaluationResult
+    from recsys.report.evaluated import repeats_in_words
 
     loaded, _ = _evaluation_config(config, sets or [], b, plugin_folder)
     stage = stage_of(loaded, EvaluateStage).of_two_models()
@@ -131,12 +127,13 @@ def compare(
         evaluation = EvaluationResult.load(scratch).content
     comparison = Comparison(evaluation, stage.bless.metric)
     comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
-    people = {"A": str(a), "B": str(b), **_table(comparison), "": comparison.sentence}
-    show(people, Console(stderr=True))
     if out is not None:
         comparison.save(out)
-    if as_json or not sys.stdout.isatty():
-        print(json.dumps(comparison.content))
+    repeats = repeats_in_words(evaluation)
+    people = {"A": str(a), "B": str(b), **_table(comparison), "repeats": repeats}
+    people |= {"result": comparison.sentence}
+    is_json = as_json or not sys.stdout.isatty()
+    emit(comparison.content, as_json=is_json, people=people, beside=True)
 
 
 def _evaluation_config(

@@ -12,7 +12,7 @@ from typing import Any
 from recsys.cli.evaluate import figures_for_people, verdict_for_people
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.options import ConfigArgument, Json, Sets
-from recsys.cli.show import show
+from recsys.cli.show import emit
 from recsys.cli.stages import RUNNER, require_pipeline
 from recsys.cli.terminal import Console
 from recsys.errors import BusyError, RecsysError
@@ -49,9 +49,8 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
         raise
     seconds = round(time.monotonic() - started, 1)
     people = {**for_people(summary), "log": str(log), "seconds": seconds}
-    show(people, Console(stderr=as_json))
-    if as_json:
-        print(json.dumps({**{key: summary.get(key) for key in result}, "seconds": seconds}))
+    result = {**{key: summary.get(key) for key in _RESULT_KEYS}, "seconds": seconds}
+    emit(result, as_json=as_json, people=people, beside=True)
 
 
 def _summary(root: Path, run_id: str | None, name: str, error: RecsysError) -> dict[str, Any]:

@@ -40,21 +40,22 @@ _STYLE_OF = {word: style for style, words in _STYLES.items() for word in words}
 _NUMBER = re.compile(r"[≈<+−-]?\s?\d[\d,.]*( … [+−-]?\d[\d,.]*)?(\s?[^\s\d]{1,3})?$")
 
 
-def emit(result: Any, *, as_json: bool, people: Fields | None = None) -> None:
+def emit(result: Any, *, as_json: bool, people: Fields | None = None, beside: bool = False) -> None:
     """Prints a result on stdout: as a line of JSON, or for people.
 
     Args:
         result: A mapping or a dataclass of values that JSON has.
         as_json: Whether to print JSON.
         people: The part to show to people; None: all of it.
+        beside: Whether people see their part on stderr if JSON is printed.
     """
+    if not as_json or beside:
+        show(result if people is None else people, Console(stderr=as_json))
     if as_json:
         print(json.dumps(result, default=_plain))
-    else:
-        show(result if people is None else people)
 
 
-def show(result: Any, console: Console | None = None) -> None:
+def show(result: Any, console: Console) -> None:
     """Prints a result for people; fields without a value are left out.
 
     Lists of records and mappings of records become tables, a field that is named `""` or a
@@ -62,9 +63,8 @@ def show(result: Any, console: Console | None = None) -> None:
 
     Args:
         result: A mapping or a dataclass.
-        console: Console to print to; None: stdout.
+        console: Console to print to.
     """
-    console = console or Console()
     for number, block in enumerate(_blocks(fields_of(result))):
         if number:
             console.print()

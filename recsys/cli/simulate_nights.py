@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from typer import Option
 
 from recsys.cli.options import ConfigArgument, Json, MaybeCount, Out, Sets
-from recsys.cli.show import show
+from recsys.cli.show import emit
 from recsys.cli.stages import require_pipeline
-from recsys.cli.terminal import Console
 from recsys.formats import change
 
 
@@ -45,10 +43,8 @@ def simulate_nights(
     page, journal = simulation.page, simulation.journal
     summary = summarize(journal.nights)
     people = for_people(simulation.config.bless.metric, summary)
-    show({**people, "page": str(page)}, Console(stderr=as_json))
-    if as_json:
-        files = {"page": str(page), "nights_file": str(journal.file)}
-        print(json.dumps({**summary, **files}))
+    files = {"page": str(page), "nights_file": str(journal.file)}
+    emit({**summary, **files}, as_json=as_json, people={**people, **files}, beside=True)
 
 
 def for_people(metric: str, summary: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING, Any, Literal
 
 from recsys.cli.failure import log_of_failure
 from recsys.cli.follow import RunView
@@ -48,13 +46,9 @@ def train(
     out: Out,
     config: ConfigOption = None,
     sets: Sets = None,
-    checkpoints: Annotated[
-        Path | None, Option(help="Folder of the checkpoints. Default: `checkpoints` next to --out.")
-    ] = None,
+    checkpoints: Path | None = None,
     processes: Processes = 1,
-    base: Annotated[
-        Path | None, Option(metavar="MODEL", help="Model folder for a warm start.")
-    ] = None,
+    base: Path | None = None,
     mesh: Mesh = None,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
@@ -64,6 +58,10 @@ def train(
     """Train a model without the pipeline; print the result as JSON.
 
     A stopped or killed training resumes from its last checkpoint.
+
+    Args:
+        checkpoints: Folder of the checkpoints. Default: `checkpoints` next to --out.
+        base: Model folder for a warm start.
     """
     from recsys.config import with_mesh
     from recsys.config.load import load_config
@@ -91,13 +89,17 @@ def evaluate(
 
 
 def export(
-    model: Annotated[Path, Option(help="Model folder written by training.")],
+    model: Path,
     data: Data,
     out: Out,
     config: ConfigOption = None,
     sets: Sets = None,
 ) -> None:
-    """Export a model as a serving bundle; print the result as JSON."""
+    """Export a model as a serving bundle; print the result as JSON.
+
+    Args:
+        model: Model folder written by training.
+    """
     from recsys.config.load import load_config
 
     words, loaded = _words(model=model, data=data, out=out), load_config(config, sets or [])
@@ -132,11 +134,8 @@ def run_process(
 def require_pipeline() -> None:
     """Raises a UsageError if TFX is not installed."""
     if importlib.util.find_spec("tfx") is None:
-        raise UsageError(
-            "R901",
-            "`recsys run` requires the extra `pipeline`.",
-            install_extra("pipeline"),
-        )
+        rule = "`recsys run` requires the extra `pipeline`."
+        raise UsageError("R901", rule, install_extra("pipeline"))
 
 
 def call_pipeline(command: str, words: Sequence[str], config: Config | None = None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ from typer import Option
 
 from recsys.cli.failure import log_of_failure, print_error
 from recsys.cli.options import ConfigArgument, Data, Json, MaybeCount, Seed, Sets
-from recsys.cli.show import show, value_text
+from recsys.cli.show import emit, value_text
 from recsys.cli.terminal import Console, progress_bar
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
@@ -101,10 +100,8 @@ def tune(
         "trials": len(tuning.records()),
         "seconds": round(tuning.seconds, 1),
     }
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        show({**summary, "charts": f"optuna-dashboard {summary['storage']}"}, console)
+    people = {**summary, "charts": f"optuna-dashboard {summary['storage']}"}
+    emit(summary, as_json=as_json, people=people)
 
 
 class TuneView:
