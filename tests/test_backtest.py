@@ -179,8 +179,7 @@ def test_the_sum_is_over_the_nights_that_can_be_compared() -> None:
 
 
 def test_the_interval_holds_the_ratio_of_random_nights() -> None:
-    rng = np.random.default_rng(3)
-    pairs = rng.uniform(0.5, 1.5, (200, 2))
+    pairs = np.random.default_rng(3).uniform(0.5, 1.5, (200, 2))
     found = summarize([_night(n, *pair) for n, pair in enumerate(pairs)])["warm_over_cold"]
     low, high = found["interval"]
     assert low < found["ratio"] < high

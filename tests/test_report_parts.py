@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,64 +19,42 @@ from recsys.report.charts import (
     ticks,
 )
 from recsys.report.evaluated import repeats_in_words
-from recsys.report.statistics_page import read_column, write_statistics
+from recsys.report.statistics_page import read_column
 
 
 @pytest.mark.parametrize(
     ("write", "value", "text"),
     [
         (formats.count, 12345, "12,345"),
-        (formats.count, 8464.2, "8,464"),
         (formats.count, None, "–"),
-        (formats.count, True, "–"),
         (formats.figure, 0.11804, "0.118"),
-        (formats.figure, 0.05391, "0.0539"),
         (formats.figure, 0.004213, "0.00421"),
-        (formats.figure, 1.0, "1.00"),
-        (formats.figure, 5.437, "5.44"),
         (formats.figure, -0.27, "-0.270"),
-        (formats.figure, 0, "0"),
         (formats.figure, 123.4, "123"),
         (formats.figure, 12345.6, "12,346"),
         (formats.figure, float("nan"), "–"),
-        (formats.figure, "0.1", "–"),
-        (formats.figure, float("inf"), "–"),
         (formats.figure, 10**400, "–"),
         (formats.score, 0.4, "0.40"),
-        (formats.score, None, "–"),
         (formats.share, 0.0871, "8.7 %"),
         (formats.share, 0.0001, "< 0.1 %"),
-        (formats.share, 0, "0.0 %"),
-        (formats.size, 0, "0 B"),
         (formats.size, 999, "999 B"),
         (formats.size, 3_412_881, "3.4 MB"),
-        (formats.size, 2.5e9, "2.5 GB"),
         (formats.duration, 0.42, "0.4 s"),
-        (formats.duration, 48.2, "48 s"),
         (formats.duration, 59.6, "1 min 0 s"),
-        (formats.duration, 200, "3 min 20 s"),
         (formats.duration, 7500, "2 h 5 min"),
         (formats.moment, 1_463_616_000, "2016-05-19"),
         (formats.moment, 1_463_616_000 + 3_660, "2016-05-19 01:01 UTC"),
         (formats.moment, 1e20, "1e+20 s since 1970"),
-        (formats.moment, None, "–"),
         (formats.change, 0.0312, "+3.1 %"),
-        (formats.change, -0.004, "−0.4 %"),
         (formats.change, 0.0004, "+0.04 %"),
-        (formats.change, -0.000_3, "−0.03 %"),
         (formats.change, 1e-6, "+0.0001 %"),
         (formats.change, 1e-16, "±0 %"),
-        (formats.change, 2.4, "+240 %"),
         (formats.change, 12.345, "+1,234 %"),
-        (formats.change, None, "–"),
         (formats.change_span, [0.019, 0.044], "+1.9 … +4.4 %"),
         (formats.change_span, [-0.019, None], "–"),
-        (formats.change_span, 3, "–"),
         (formats.change_span, [0.0, 1e-9], "±0 %"),
-        (formats.change_span, [0.000_2, 0.031], "+0.02 … +3.1 %"),
         (formats.span, (0.1076, 0.1293), "0.108 … 0.129"),
         (formats.span, (0.0964, 0.158), "0.0964 … 0.1580"),
-        (formats.span, (0.00012, 0.3), "0.0001 … 0.3000"),
         (formats.span, (12.0, 4321.0), "12.0 … 4,321"),
     ],
 )
@@ -171,24 +148,15 @@ def test_the_nearest_of_two_items_is_the_other_one() -> None:
     assert run_figures.nearest_items(eye, np.ones(3), 1, is_item) == ([2], [0.0])
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({}, "1,234 held-out events (5.0 %) repeat an item that its user had seen: excluded from"
-             " all figures, with 17 queries that have no other answer (repeats: exclude)."),
-        ({"repeats": "include"}, "1,234 held-out events (5.0 %) repeat an item that its user had"
-                                 " seen: evaluated like others"),
-    ],
-    ids=["exclude", "include"],
-)  # fmt: skip
-def test_repeats_are_counted_in_a_sentence(changed, said):
-    counts = {"repeated_positives": 1234, "repeated_share": 0.05, "repeat_only_queries": 17}
-    text = repeats_in_words({"repeats": "exclude", **counts, **changed})
-    assert said in text.replace("\N{NO-BREAK SPACE}", " ")
-    assert repeats_in_words({"repeats": "exclude", **counts, "repeated_positives": 0}) == ""
-    assert "set repeats" not in text
-    many = repeats_in_words({"repeats": "exclude", **counts, **changed, "repeated_share": 0.9})
-    assert ("set repeats to include" in many) == (not changed)
+def test_repeats_are_counted_in_a_sentence() -> None:
+    counts = {"repeated_positives": 1234, "repeated_share": 0.9, "repeat_only_queries": 17}
+    text = repeats_in_words({"repeats": "exclude", **counts})
+    assert text.startswith("1,234 held-out events (90.0\N{NO-BREAK SPACE}%) repeat")
+    assert "17 queries" in text
+    assert "set repeats to include" in text
+    assert "set repeats" not in repeats_in_words({"repeats": "include", **counts})
+    assert "set repeats" not in repeats_in_words({**counts, "repeated_share": 0.05})
+    assert repeats_in_words({"repeats": "exclude", "repeated_positives": 0}) == ""
 
 
 def test_a_table_in_a_notebook_has_words_at_the_left_and_escapes_them() -> None:
@@ -204,30 +172,16 @@ def column(**fields: Any) -> dict[str, Any]:
     return {"name": "c", "missing": 0.0, **fields}
 
 
-def test_texts_that_are_all_alike_frequent_are_counted_and_not_listed() -> None:
+def test_texts_of_one_frequency_are_counted_and_not_listed() -> None:
     ids = [[str(i), 1 / 7] for i in range(5)]
     shown = read_column(column(kind="text", unique=7, top=ids))
     assert (shown["shown"], str(shown["chart"])) == ("7 distinct, none more frequent", "")
     kinds = read_column(column(kind="text", unique=7, top=[["a", 2 / 8], *ids[:4]]))
     assert kinds["shown"].startswith("7 distinct: a (25.0")
-    two = read_column(column(kind="text", unique=2, top=[["a", 0.5], ["b", 0.5]]))
-    assert two["shown"] == "2 distinct: a (50.0\N{NO-BREAK SPACE}%), b (50.0\N{NO-BREAK SPACE}%)"
-
-
-def test_a_page_of_statistics_names_its_rows_and_rounds_its_means(tmp_path: Path) -> None:
     number = {"min": 0.5, "median": 3.5, "max": 5, "mean": 3.519763, "std_dev": 1.03424, "zeros": 0}
-    rating = {**column(kind="number", bars=[1, 2], **number), "name": "<i>rating"}
-    data_set = {"rows": 9, "columns": [rating]}
-    write_statistics(tmp_path / "one.html", "items", {"all": data_set})
-    page = (tmp_path / "one.html").read_text()
-    assert "<h1>Items</h1>" in page
-    assert '<p class="lead">9 rows.</p>' in page
-    assert "mean 3.52, standard deviation 1.03, 0.0" in page
-    assert "&lt;i&gt;rating" in page
-    write_statistics(tmp_path / "two.html", "users", {"train": data_set, "eval": data_set})
-    page = (tmp_path / "two.html").read_text()
-    assert "<h1>Users: train and eval</h1>" in page
-    assert '<p class="lead">9 rows in train, 9 rows in eval.</p>' in page
+    rating = read_column(column(kind="number", bars=[1, 2], **number))
+    assert rating["spread"].startswith("mean 3.52, standard deviation 1.03, 0.0")
+    assert str(rating["chart"]).count("<rect") == 2
 
 
 def test_the_ends_of_a_logarithmic_axis_are_off_its_frame_and_it_is_named() -> None:

@@ -6,7 +6,6 @@ A policy is met as a browser meets it: what it doesn't allow by a hash isn't the
 from __future__ import annotations
 
 import html.parser
-import re
 import sys
 from base64 import b64encode
 from hashlib import sha256
@@ -55,23 +54,16 @@ PAGES = [report, index, statistics]
 
 
 class Elements(html.parser.HTMLParser):
-    """Collects the tags of a page, its inline styles and its policy."""
+    """Collects the tags of a page, and its inline styles."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, Any]]] = []
         self.styles: list[str] = []
-        self.policy: dict[str, list[str]] = {}
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.tags.append((tag, attributes))
-        if attributes.get("http-equiv") == "Content-Security-Policy":
-            assert self.styles == [], "a policy holds for what comes after it"
-            for directive in str(attributes["content"]).split(";"):
-                name, *sources = directive.split()
-                self.policy[name] = sources
+        self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
         if self.tags and self.tags[-1][0] == "style" and data.strip():
@@ -80,23 +72,19 @@ class Elements(html.parser.HTMLParser):
 
 @pytest.mark.parametrize("write", PAGES)
 def test_a_page_has_a_strict_policy_and_keeps_it(tmp_path: Path, write: Any) -> None:
-    text = write(tmp_path).read_text(encoding="utf-8")
-    page = Elements(text)
-    assert page.policy["default-src"] == ["'none'"]
-    assert page.policy["base-uri"] == page.policy["form-action"] == ["'none'"]
-    for name, sources in page.policy.items():
-        for source in sources:
-            assert re.fullmatch(r"'none'|'sha256-[A-Za-z0-9+/]{43}='", source), (name, source)
-    assert page.styles
-    for style in page.styles:
-        digest = b64encode(sha256(style.encode()).digest()).decode()
-        assert f"'sha256-{digest}'" in page.policy["style-src"]
+    page = Elements(write(tmp_path).read_text(encoding="utf-8"))
+    [policy] = [a["content"] for _, a in page.tags if a.get("http-equiv")]
+    [style] = page.styles
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    assert "url(" not in style
+    assert "@import" not in style
     for tag, attributes in page.tags:
         assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base")
         assert "style" not in attributes, (tag, attributes)
         assert not any(name.startswith("on") for name in attributes), (tag, attributes)
-    assert "url(" not in "".join(page.styles)
-    assert "@import" not in "".join(page.styles)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +111,9 @@ def test_a_browser_refuses_nothing_of_a_page_and_draws_it(
     assert "Content Security Policy" in "".join(browser.said)
 
 
-def test_pages_of_statistics_tell_the_columns_of_all_their_splits(tmp_path: Path) -> None:
+def test_pages_of_statistics_have_the_columns_of_all_splits(tmp_path: Path) -> None:
     text = statistics(tmp_path).read_text(encoding="utf-8")
-    for words in ("train", "eval", "odd", "rating", "75.0", "4 rows in odd"):
+    for words in ("train", "eval", "odd", ">rating<", "75.0", "4 rows in odd"):
         assert words in text
     assert "<script" not in text
     assert "&lt;script&gt;" in text
@@ -160,5 +148,3 @@ def test_tfdvs_statistics_become_pages_of_ours(tmp_path: Path) -> None:
         assert "946684800" not in text
         assert "mean 3.25, standard deviation 1.5" in text
         assert "bar-chart" in text
-        assert Elements(text).policy["default-src"] == ["'none'"]
-        assert not any("src" in attributes for _, attributes in Elements(text).tags)

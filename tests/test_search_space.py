@@ -38,13 +38,11 @@ def load(tmp_path):
         ("train.table_learning_rate", "log:0.001..0.1", Float(0.001, 0.1, log=True)),
         ("train.table_learning_rate", "1e-3..0.1", Float(0.001, 0.1)),
         ("model.dim", "16..256", Int(16, 256)),
-        ("model.dim", "log:16..256", Int(16, 256, log=True)),
         ("model.dim", "64..256/64", Int(64, 256, step=64)),
         ("model.dim", {"low": 16, "high": 64, "step": 16}, Int(16, 64, step=16)),
         ("model.temperature", "1.0..2", Float(1, 2)),
         ("model.pooling", "mean|attention", Choices(['"mean"', '"attention"'])),
         ("model.widths", [None, [64]], Choices(["null", "[64]"])),
-        ("train.ema", "null|0.9", Choices(["null", "0.9"])),
     ],
 )
 def test_a_range_is_read_as_it_is_meant(load, key, written, expected):
@@ -56,15 +54,12 @@ def test_a_range_is_read_as_it_is_meant(load, key, written, expected):
     [
         ("train.table_learning_rat", "log:0.001..0.1", "R105", "table_learning_rate"),
         ("train.table_learning_rate", "log:0..0.1", "R920", "low"),
-        ("train.table_learning_rate", "0.1..0.01", "R920", "low"),
         ("train.table_learning_rate", "a..b", "R920", "numbers"),
         ("train.table_learning_rate", "0.1", "R920", "two values"),
         ("train.table_learning_rate", "-1.0..1.0", "R107", "greater than 0"),
-        ("train.epochs", "1.5..3.5", "R107", "integer"),
         ("model.pooling", "mean|mode", "R107", "mode"),
         ("model.dim", "[", "R920", "range"),
         ("data.eval_share", "0.1..0.2", "R920", "Only keys of `model` and `train`"),
-        ("train", "0.1..0.2", "R920", "Only keys of `model` and `train`"),
         ("train.seed", "0..9", "R920", "train.seed"),
         ("train.validation.share", "0.1..0.2", "R920", "train.validation"),
     ],
@@ -94,30 +89,17 @@ def test_a_file_has_ranges_and_the_command_line_has_the_last_word(tmp_path):
 @pytest.mark.parametrize(
     ("sets", "absent"),
     [
-        ({}, set()),
-        ({"model.widths": None}, {"train.tower_learning_rate"}),
-        ({"train.loss": "full_softmax"}, {"train.uniform_negatives"}),
-        ({"model.similarity": "dot"}, {"model.temperature"}),
+        ({}, ""),
+        ({"model.widths": None}, "train.tower_learning_rate"),
+        ({"train.loss": "full_softmax"}, "train.uniform_negatives"),
+        ({"model.similarity": "dot"}, "model.temperature"),
     ],
 )
-def test_without_ranges_the_usual_settings_that_matter_are_varied(load, sets, absent):
-    config = load(sets)
-
-    def load_more(values):
-        return load({**sets, **values})
-
-    space = parse_space(default_space(config), load_more)
-    every = {
-        "train.table_learning_rate",
-        "train.tower_learning_rate",
-        "train.epochs",
-        "train.uniform_negatives",
-        "model.dim",
-        "model.history_dropout",
-        "model.temperature",
-    }
-    assert set(space) == every - absent
-    assert base_parameters(config, space, load_more)["model.dim"] == json.dumps(64)
+def test_the_default_space_has_the_settings_in_use(load, sets, absent):
+    space = parse_space(default_space(load(sets)), lambda values: load({**sets, **values}))
+    every = set(default_space(load({})))
+    assert len(every) == 7
+    assert every - set(space) == {absent} - {""}
 
 
 def test_a_config_lies_in_the_space_where_its_values_do_however_they_are_written(load):
@@ -135,21 +117,13 @@ def test_a_config_lies_in_the_space_where_its_values_do_however_they_are_written
     }
 
 
-def test_what_is_drawn_lies_in_the_range_and_the_config_takes_it(load):
-    written = {
-        "train.table_learning_rate": "log:0.001..0.1",
-        "model.dim": "64..256/64",
-        "model.widths": [None, [64]],
-    }
-    space = parse_space(written, load)
+def test_drawn_values_are_in_the_range_and_valid(load):
+    space = parse_space({"model.dim": "64..256/64", "model.widths": [None, [64]]}, load)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     for _ in range(20):
         trial = study.ask()
         for key, distribution in space.items():
             suggest(trial, key, distribution)
         drawn = {key: decode(value, space[key]) for key, value in trial.params.items()}
-        assert 0.001 <= drawn["train.table_learning_rate"] <= 0.1
         assert drawn["model.dim"] in (64, 128, 192, 256)
-        config = load(drawn)
-        assert config.model.widths in (None, (64,))
-        study.tell(trial, 0.0)
+        assert load(drawn).model.widths in (None, (64,))

@@ -85,7 +85,7 @@ def write_report(out: Path, **sources: Any) -> Path:
             if artifacts.is_of_run or not part or not parts[part].missing
         },
     }
-    sections = {name: read_part(_section, name, parts) for name in ("glance", *_SECTIONS)}
+    sections = {name: read_part(_section, name, parts) for name in ("tiles", "glance", *_SECTIONS)}
     page = render("report.html.jinja", sections=sections, **parts)
     out.mkdir(parents=True, exist_ok=True)
     run_figures.copy_pages(artifacts, out)
