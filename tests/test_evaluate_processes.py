@@ -1,23 +1,20 @@
 """An evaluation on the devices of several processes, against that of one."""
 
 import json
-import shutil
 
 import keras
 import numpy as np
 import pytest
 import system_worlds
 from hanging import error_of_hanging
-from model_parts import change
 
 from recsys.config import EvaluateConfig, EvaluateStage
 from recsys.embedding import device_mesh
-from recsys.errors import RecsysError
-from recsys.evaluation import sharded_systems, stage
+from recsys.evaluation import stage
 from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import load_model
 
-STAGE = EvaluateStage(evaluate=EvaluateConfig(baselines=("popularity",), k=(5, 10)))
+STAGE = EvaluateStage(evaluate=EvaluateConfig(baselines=("popularity", "ials"), k=(5, 10)))
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +44,17 @@ def split(world, tmp_path_factory):
     return on_mesh(world / "model", world / "later", out, world / "other")
 
 
-def without_times(evaluation):
-    return {name: value for name, value in evaluation.items() if name != "seconds"}
-
-
 def assert_alike(a, b):
-    """All is equal but what is computed of embeddings and is no rank: the last bits of those."""
+    """All is equal, floats within the rounding of embeddings."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
-        for key, value in a.items():
-            if str(key).startswith("diversity@"):
-                assert value == pytest.approx(b[key], rel=1e-6)
-            elif key != "seconds":
-                assert_alike(value, b[key])
+        for key in a.keys() - {"seconds"}:
+            assert_alike(a[key], b[key])
+    elif isinstance(a, list):
+        for one, other in zip(a, b, strict=True):
+            assert_alike(one, other)
     else:
-        assert a == b
+        assert a == (pytest.approx(b, rel=1e-6) if isinstance(b, float) else b)
 
 
 def test_a_mesh_gives_the_figures_of_one_process(world, split, tmp_path):
@@ -81,18 +74,9 @@ def test_two_processes_write_what_one_with_as_many_devices_writes(world, split, 
     words = [f"--{name}={world / folder}" for name, folder in folders.items()]
     result = stage.main([*words, f"--out={tmp_path}", "--processes=2"])
     written = json.loads((tmp_path / "evaluation.json").read_text())
-    assert without_times(written) == without_times(split)
+    assert_alike(written, split)
     assert result["metrics"]["recall@5"] == written["metrics"]["recall@5"]
     assert result["process"] == 0
-
-
-def test_who_works_alone_shows_the_others_now_and_then_that_it_works(world, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(sharded_systems, "_SIGN_EVERY_S", -1)
-    monkeypatch.setattr(sharded_systems, "agreed", lambda decide, *_: asked.append(decide()))
-    on_mesh(world / "model", world / "data", tmp_path)
-    assert {"rows": []} in asked
-    assert "result" in asked[-1]
 
 
 @pytest.mark.faults
@@ -119,22 +103,3 @@ def test_tables_are_placed_as_they_were_saved(world, devices):
         rows = np.asarray(table.embeddings.value)[table.physical(np.arange(table.rows))]
         now = np.asarray(own.embeddings.value)[own.physical(np.arange(own.rows))]
         assert now.tobytes() == rows.tobytes()
-
-
-def without_last(rows):
-    return np.where(np.arange(len(rows))[:, None] == len(rows) - 1, np.nan, rows)
-
-
-def test_what_is_refused_of_one_process_is_refused_of_a_mesh(world, tmp_path):
-    changed = shutil.copytree(world / "model", tmp_path / "changed")
-    candidates = np.load(changed / "candidates.npy")
-    candidates[-1] += 1
-    np.save(changed / "candidates.npy", candidates)
-    with pytest.raises(RecsysError, match="R311"):
-        on_mesh(changed, world / "later", tmp_path / "out")
-    bad = shutil.copytree(world / "model", tmp_path / "bad")
-    change(bad, "item_bias/embeddings", without_last)
-    with pytest.raises(RecsysError, match="R402"):
-        on_mesh(bad, world / "data", tmp_path / "out")
-    with pytest.raises(RecsysError, match="R404"):
-        on_mesh(tmp_path, world / "data", tmp_path / "out")

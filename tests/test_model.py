@@ -307,9 +307,10 @@ def test_a_model_whose_code_has_changed_is_refused(folder, probe, tower):
         (probe.query + by * (tower == "query"), probe.candidates + by * (tower == "candidate"))
         for by in (5e-5, 2e-4)
     )
-    check_probe(folder, probe, *near)
+    check_probe(folder, probe, near[0], [(slice(None), near[1])])
+    parts = [(slice(0, 3), far[1][:3]), (slice(3, 7), far[1][3:])]
     with pytest.raises(RecsysError, match=r"R311.*train again"):
-        check_probe(folder, probe, *far)
+        check_probe(folder, probe, far[0], parts)
 
 
 @pytest.mark.parametrize("damage", [truncate, lambda path: path.unlink()])

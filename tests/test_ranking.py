@@ -1,17 +1,20 @@
-"""Ranks and top lists against sorting in plain Python, by the C kernel and by JAX alone."""
+"""Ranks and top lists against sorting in plain Python, by the C kernel and on devices."""
 
 import dataclasses
 
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
+from jax.sharding import Mesh
 
 from recsys import kernels
 from recsys.errors import RecsysError
 from recsys.evaluation import ranking, ranking_devices
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
+from recsys.evaluation.sharded_candidates import ShardedCandidates
 from recsys.ragged import RaggedRows
 
 WAYS = ["native", "jax"]
@@ -21,7 +24,7 @@ def use(way, patch):
     """Ranks by the C kernel, or by JAX alone."""
     if way == "jax":
         patch.setenv("RECSYS_NATIVE", "0")
-    elif not kernels.status().available:
+    elif way == "native" and not kernels.status().available:
         pytest.skip(kernels.status().reason)
 
 
@@ -37,6 +40,12 @@ class Given:
 
     def scores(self, block):
         return self.array[block]
+
+
+def on_grid(scorer):
+    """The same products, with candidates that lie on a mesh of two axes."""
+    mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("data", "model"))
+    return dataclasses.replace(scorer, candidates=ShardedCandidates.of(scorer.candidates, mesh))
 
 
 def ragged(lists):
@@ -98,7 +107,7 @@ def test_ranks_and_top_lists_equal_sorting(way, case, seed, block):
     assert_sorted(found, scores, positives, seen, is_candidate, k)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, "grid"])
 @given(cases(), seeds, st.booleans())
 def test_dot_products_are_ranked_by_their_scores(way, case, seed, with_bias):
     positives, seen, is_candidate, k = case
@@ -111,6 +120,7 @@ def test_dot_products_are_ranked_by_their_scores(way, case, seed, with_bias):
     scores = scorer.scores(slice(0, len(query)))
     with pytest.MonkeyPatch.context() as patch:
         use(way, patch)
+        scorer = on_grid(scorer) if way == "grid" else scorer
         found = rank(scorer, ragged(positives), ragged(seen), is_candidate, k)
     assert_sorted(found, scores, positives, seen, is_candidate, k)
 
@@ -129,9 +139,12 @@ def large_case(seed):
     return DotProducts(query, distinct[which]), scores, positives, seen, is_candidate
 
 
+@pytest.mark.parametrize("way", [*WAYS, "grid"])
 @pytest.mark.parametrize("k", [1, 100])
-def test_equal_embeddings_tie_wherever_they_stand(way, k):
+def test_equal_embeddings_tie_wherever_they_stand(way, k, monkeypatch):
+    use(way, monkeypatch)
     scorer, scores, positives, seen, is_candidate = large_case(0)
+    scorer = on_grid(scorer) if way == "grid" else scorer
     found = rank(scorer, ragged(positives), ragged(seen), is_candidate, k)
     expected = list(by_sorting(scores, positives, seen, is_candidate))
     assert found.top.tolist() == [order[:k] for order in expected]

@@ -6,6 +6,7 @@ import shutil
 import types
 from pathlib import Path
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from recsys.bundles.publishing import publish
 from recsys.config import VocabularyConfig
 from recsys.data.catalogue import write_titles
 from recsys.data.vocabulary import Vocabulary
+from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import make_queries
@@ -42,6 +44,20 @@ def world(exported_world):
     return exported_world
 
 
+@pytest.fixture(scope="module", params=[None, 2], ids=["in memory", "on devices"])
+def mesh(request):
+    """Where the candidates lie; on devices they are split as over those of several processes."""
+    return request.param and device_mesh(devices=request.param)
+
+
+def open_on(mesh, path, data, name=None):
+    """Opens a system, and leaves no layout active."""
+    try:
+        return open_system(path, data, name, mesh)
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """The file of the events that the processes of `opened` write."""
@@ -49,14 +65,14 @@ def told(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def opened(world, told):
+def opened(world, told, mesh):
     """The model and its bundle on each of the data folders, with the latter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_EVENTS", str(told))
         views = [open_evaluation_data(folder) for folder in (world.data, world.later)]
         names = ["data", "later"]
         return {
-            name: (view, [open_system(path, view) for path in (world.model, world.bundle)])
+            name: (view, [open_on(mesh, path, view) for path in (world.model, world.bundle)])
             for name, view in zip(names, views, strict=True)
         }
 
@@ -106,10 +122,11 @@ def test_candidates_are_the_items_that_both_know(world, measured):
     names = data.items.names_of_rows()
     for subject in subjects:
         assert subject.is_candidate.tolist() == [name in row_of for name in names]
-        for name, embedding in zip(names, subject.candidates, strict=True):
+        embeddings = np.asarray(subject.candidates)
+        for name, embedding in zip(names, embeddings, strict=True):
             expected = candidates[row_of[name]] if name in row_of else np.zeros(8)
             np.testing.assert_allclose(embedding, expected, atol=1e-5)
-        assert (subject.candidates.dtype, len(subject.candidates)) == (np.float32, len(names))
+        assert (embeddings.dtype, len(subject.candidates)) == (np.float32, len(names))
 
 
 @pytest.mark.parametrize("where", ["data", "bundle"])
@@ -267,19 +284,20 @@ def test_a_bundle_without_its_config_is_refused(world, tmp_path):
         open_system(bundle, open_evaluation_data(world.data))
 
 
-def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
+def test_a_model_that_computes_something_else_is_refused(world, mesh, tmp_path):
     model = shutil.copytree(world.model, tmp_path / "model")
     candidates = np.load(model / "candidates.npy")
-    np.save(model / "candidates.npy", candidates + 0.01)
+    candidates[-1] += 0.01
+    np.save(model / "candidates.npy", candidates)
     with pytest.raises(RecsysError, match="R311"):
-        open_system(model, open_evaluation_data(world.data))
+        open_on(mesh, model, open_evaluation_data(world.later))
 
 
-def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
+def test_a_model_without_numbers_is_refused_by_its_name(world, mesh, tmp_path):
     model = shutil.copytree(world.model, tmp_path / "model")
     change(model, "items/embeddings", lambda rows: np.full_like(rows, np.nan))
     with pytest.raises(RecsysError, match=r"R402.*of yesterday's \(/.*/model\)"):
-        open_system(model, open_evaluation_data(world.data), name="yesterday's")
+        open_on(mesh, model, open_evaluation_data(world.data), "yesterday's")
 
 
 def test_a_data_folder_without_its_items_is_refused(world, tmp_path):

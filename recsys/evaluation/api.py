@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recsys.config import Config, EvaluateConfig, EvaluateStage, stage_of
 from recsys.data.dataset import Data
@@ -14,6 +14,9 @@ from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.evaluation.scores import SystemProgress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.systems import open_evaluation_data, open_system, repeats_of
+
+if TYPE_CHECKING:
+    from keras.distribution import DeviceMesh
 
 
 def evaluate(
@@ -52,7 +55,10 @@ def evaluate(
         pydantic.ValidationError: A name is unknown, or an option is invalid.
     """
     stage = _stage(config, baselines, metrics, k)
-    return _evaluate(model, data, blessed, stage, progress, is_config_given=config is not None)
+    if config is None:
+        stage = stage.model_copy(update={"repeats": repeats_of(model)})
+    with _reporter(progress) as report:
+        return measured(model, data, blessed, stage, report)
 
 
 def compare(
@@ -84,27 +90,36 @@ def compare(
         pydantic.ValidationError: As in `evaluate`.
     """
     stage = _stage(config, (), metrics, k).of_two_models()
-    result = _evaluate(b, data, a, stage, progress, is_config_given=config is not None)
-    return Comparison(result.content, stage.bless.metric)
+    if config is None:
+        stage = stage.model_copy(update={"repeats": repeats_of(b)})
+    with _reporter(progress) as report:
+        return Comparison(measured(b, data, a, stage, report).content, stage.bless.metric)
 
 
-def _evaluate(
+def measured(
     model: Any,
     data: Data | str | Path,
     blessed: Any,
     stage: EvaluateStage,
-    progress: bool | SystemProgress,
-    *,
-    is_config_given: bool,
+    report: SystemProgress | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> EvaluationResult:
+    """Returns the evaluation of a model; see `evaluate`.
+
+    Args:
+        model: As in `evaluate`.
+        data: As in `evaluate`.
+        blessed: As in `evaluate`.
+        stage: Config of the evaluation and of the thresholds.
+        report: Progress callback.
+        mesh: One axis of devices, over which tables and candidates of folders are split; each of
+            their processes calls this. None: all is in this process.
+    """
     opened = open_evaluation_data(data)
-    systems = {MODEL: open_system(model, opened, "the model")}
+    systems = {MODEL: open_system(model, opened, "the model", mesh)}
     if blessed is not None:
-        systems[BLESSED] = open_system(blessed, opened, "the last blessed model")
-    if not is_config_given:
-        stage = stage.model_copy(update={"repeats": repeats_of(model)})
-    with _reporter(progress) as report:
-        return EvaluationResult(Evaluator(stage, opened, report).run(systems))
+        systems[BLESSED] = open_system(blessed, opened, "the last blessed model", mesh)
+    return EvaluationResult(Evaluator(stage, opened, report).run(systems))
 
 
 def _stage(

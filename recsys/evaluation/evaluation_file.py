@@ -6,7 +6,6 @@ devices of all of them, and the first one writes the file.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -17,15 +16,10 @@ import jax
 from recsys.config import EvaluateStage
 from recsys.distributed.agreement import facts_of
 from recsys.distributed.ending import failing_at_once
-from recsys.distributed.host_collectives import is_primary
+from recsys.distributed.host_collectives import agreed, is_primary
 from recsys.distributed.join import join
 from recsys.embedding import device_mesh
 from recsys.evaluation import api
-from recsys.evaluation.evaluator import Evaluator
-from recsys.evaluation.result import EvaluationResult
-from recsys.evaluation.sharded_systems import RequestedRows, done_by_first, open_sharded
-from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.systems import open_evaluation_data
 from recsys.system import events
 
 if TYPE_CHECKING:
@@ -80,8 +74,7 @@ def evaluate(
         out: Folder to write `evaluation.json` into.
         blessed: The last blessed model, if there is one; a model folder or a bundle. It is
             left out where no threshold names it.
-        mesh: One axis of devices, over which tables and candidates are split; where they are
-            those of several processes each of them calls this. None: this process alone.
+        mesh: As in `api.measured`.
 
     Returns:
         What `evaluation.json` holds (see `docs/architecture.md`).
@@ -92,30 +85,17 @@ def evaluate(
     """
     if not any(rule.over_blessed for rule in stage.bless.all_rules()):
         blessed = None
-    if mesh is None:
-        return _written(
-            api.evaluate(model, data, config=stage, blessed=blessed, progress=_emit), out
-        )
-    opened = open_evaluation_data(data)
-    systems = {MODEL: open_sharded(model, opened, "the model", mesh)}
-    if blessed is not None:
-        systems[BLESSED] = open_sharded(blessed, opened, "the last blessed model", mesh)
-    evaluator = Evaluator(stage, opened, _emit if is_primary() else None)
-    measured = evaluator.measure(systems)
+    report = _emit if is_primary() else None
+    result = api.measured(model, data, blessed, stage, report, mesh)
 
-    def concluded(rows: RequestedRows) -> dict[str, Any]:
-        alone = dataclasses.replace(evaluator, progress=rows.signing(_emit))
-        return _written(EvaluationResult(alone.conclude(measured.with_embeddings(rows))), out)
+    def written() -> dict[str, Any]:
+        result.save(out)
+        # With lists where there were tuples, as readers of the file have it.
+        content: dict[str, Any] = json.loads(json.dumps(result.content))
+        return content
 
-    directions: Any = systems[MODEL].directions
-    return done_by_first(concluded, directions)
-
-
-def _written(result: EvaluationResult, out: Path) -> dict[str, Any]:
-    """Writes a result; returns it with lists where there were tuples, as who reads it has it."""
-    result.save(out)
-    written: dict[str, Any] = json.loads(json.dumps(result.content))
-    return written
+    content: dict[str, Any] = agreed(written)
+    return content
 
 
 def _emit(system: str, done: int, total: int) -> None:

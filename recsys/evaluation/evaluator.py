@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from recsys.config import EvaluateStage
 from recsys.data.dataset import Data
+from recsys.distributed.host_collectives import agreed, of_first
 from recsys.errors import RecsysError
 from recsys.evaluation.baselines import ials, item_knn  # noqa: F401
 from recsys.evaluation.baselines.baseline import Baseline, BaselineData, LeftOutError
@@ -26,7 +28,6 @@ from recsys.evaluation.measurement import Case, Figures, Measured, measure
 from recsys.evaluation.queries import (
     MEANINGS,
     Protocol,
-    Queries,
     Repeats,
     keep_rankable,
     make_queries,
@@ -38,59 +39,14 @@ from recsys.evaluation.scores import DotProducts, Progress, SystemProgress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.slices import Slice, make_slices
 from recsys.evaluation.systems import System
+from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.metric import Items, times_shown
 from recsys.registry import name_of
 
 FORMAT = 2
+_FIT_S = 6 * 3600.0
+"""Time limit of a baseline, which the other processes wait for [s]."""
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Measurements:
-    """What was measured of the model, and of the last blessed one, under one protocol.
-
-    Attributes:
-        protocol: Which queries there are.
-        case: The queries, and what else all systems share.
-        repeats: The held-out events that repeat an item.
-        counts: How many queries, users and positives there are.
-        systems: The measurements by name.
-    """
-
-    protocol: Protocol
-    case: Case
-    repeats: Repeats
-    counts: dict[str, Any]
-    systems: dict[str, Measured]
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasuredSystems:
-    """All that is computed of embeddings; the rest of an evaluation needs none.
-
-    Attributes:
-        main: Under the protocol that decides.
-        other: The model under the other one; None: there is none of these data.
-        examples: Recommendations for a few users.
-        unknown_users: Ids of users for whom they were asked, and who aren't known.
-    """
-
-    main: _Measurements
-    other: _Measurements | None
-    examples: list[dict[str, Any]]
-    unknown_users: list[str]
-
-    def with_embeddings(self, embeddings: Any) -> MeasuredSystems:
-        """Returns it with other embeddings of the items; see `Items.embeddings`."""
-
-        def changed(measured: _Measurements) -> _Measurements:
-            items = dataclasses.replace(measured.case.items, embeddings=embeddings)
-            return dataclasses.replace(
-                measured, case=dataclasses.replace(measured.case, items=items)
-            )
-
-        other = None if self.other is None else changed(self.other)
-        return dataclasses.replace(self, main=changed(self.main), other=other)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +56,7 @@ class Evaluator:
     Attributes:
         stage: The metrics and the thresholds.
         data: The data folder.
-        progress: Is called with the name of a system, the queries done, and all.
+        progress: Called with the name of a system, the number of finished queries, and of all.
     """
 
     stage: EvaluateStage
@@ -108,7 +64,7 @@ class Evaluator:
     progress: SystemProgress | None = None
 
     def run(self, systems: dict[str, System]) -> dict[str, Any]:
-        """Returns what `evaluation.json` holds.
+        """Returns the content of `evaluation.json`; each of several processes calls it.
 
         Args:
             systems: The model and, under `blessed_model`, the last blessed one.
@@ -116,38 +72,10 @@ class Evaluator:
         Raises:
             RecsysError: Nothing is held out, or none of it is known.
         """
-        return self.conclude(self.measure(systems))
-
-    def measure(self, systems: dict[str, System]) -> MeasuredSystems:
-        """Measures systems; if they are split over several processes, each process calls it.
-
-        Args:
-            systems: As for `run`.
-
-        Raises:
-            RecsysError: As for `run`.
-        """
-        protocol = protocol_of(self.data.store, self.stage.evaluate.query)
-        main, other = self._measured(protocol, systems), None
-        if self.data.store.split.split == "time":  # Else the two don't differ.
-            other = self._measured(_OTHER[protocol], {MODEL: systems[MODEL]})
-        examples, unknown = example_users(
-            self.stage.report_users,
-            self.data,
-            systems[MODEL],
-            systems.get(BLESSED),
-            mask_seen=self._masks_seen,
-        )
-        return MeasuredSystems(main, other, examples, unknown)
-
-    def conclude(self, systems: MeasuredSystems) -> dict[str, Any]:
-        """Measures the baselines, decides, and returns what `evaluation.json` holds.
-
-        Args:
-            systems: What `measure` returned; of several processes one is enough here.
-        """
-        config, store, main = self.stage.evaluate, self.data.store, systems.main
-        case, measured, repeats = main.case, main.systems, main.repeats
+        config, store = self.stage.evaluate, self.data.store
+        protocol = protocol_of(store, config.query)
+        case, repeats, counts = self._case(protocol, systems)
+        measured = {name: self._measure(name, case, system) for name, system in systems.items()}
         baselines, left_out = self._baselines(case, config.baselines)
         figures = Figures(self.stage, case, measured | baselines, self._slices(case))
         slices = figures.slices()
@@ -157,6 +85,13 @@ class Evaluator:
             "metrics": {metric.name: metric.describe() for metric in config.metrics},
             "baselines": {name_of("baseline", b): b.title for b in config.baselines},
         }
+        examples, unknown_users = example_users(
+            self.stage.report_users,
+            self.data,
+            systems[MODEL],
+            systems.get(BLESSED),
+            mask_seen=self._masks_seen,
+        )
         verdict = judge(
             self.stage.bless,
             Evidence(
@@ -171,7 +106,7 @@ class Evaluator:
         )
         return {
             "format": FORMAT,
-            "query": main.protocol,
+            "query": protocol,
             "split": store.split.to_json(),
             "meaning": MEANINGS[store.split.split],
             "repeats": self.stage.repeats,
@@ -179,17 +114,17 @@ class Evaluator:
             "confidence": config.confidence,
             "resamples": config.resamples,
             "small_slice": config.small_slice,
-            **main.counts,
+            **counts,
             **_figures(figures, baselines),
             "baselines_left_out": left_out,
             "blessed_model": figures.metrics(BLESSED) if BLESSED in measured else None,
             "slices": slices,
-            **self._other_protocol(systems.other),
+            **self._other_protocol(protocol, systems[MODEL]),
             "exposure": self._exposure(measured[MODEL]),
             "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
             "descriptions": descriptions,
-            "examples": systems.examples,
-            "unknown_report_users": systems.unknown_users,
+            "examples": examples,
+            "unknown_report_users": unknown_users,
             "seconds": {
                 name: round(system.seconds, 2) for name, system in (measured | baselines).items()
             },
@@ -199,11 +134,12 @@ class Evaluator:
     def _masks_seen(self) -> bool:
         return self.stage.repeats == "exclude"
 
-    def _questions(
-        self, kind: Protocol, facts: Collection[str]
-    ) -> tuple[Queries, Repeats, dict[str, Any]]:
-        """Returns the queries that can be ranked, the repeats, and how many there are of all."""
+    def _case(
+        self, kind: Protocol, systems: dict[str, System]
+    ) -> tuple[Case, Repeats, dict[str, Any]]:
+        """Returns the case of the queries that can be ranked, the repeats, and all counts."""
         config = self.stage.evaluate
+        facts = {name for system in systems.values() for name in system.facts}
         queries = make_queries(self.data.store, kind, config.max_queries, config.seed, facts)
         is_item = self.data.catalogue.is_item
         if not is_item[queries.positives.rows].any():
@@ -251,12 +187,8 @@ class Evaluator:
             "candidates": int(is_item.sum()),
             "left_out_queries": int((~kept).sum()),
         }
-        return queries, repeats, counts
-
-    def _case(self, queries: Queries, model: System) -> Case:
-        config = self.stage.evaluate
-        items = Items(self.data.items.row_counts, self.data.catalogue.is_item, model.directions)
-        return Case(
+        items = Items(self.data.items.row_counts, is_item, systems[MODEL].directions)
+        case = Case(
             queries,
             items,
             tuple(sorted(config.k)),
@@ -265,13 +197,7 @@ class Evaluator:
             config.sampled_negatives,
             config.seed,
         )
-
-    def _measured(self, protocol: Protocol, systems: dict[str, System]) -> _Measurements:
-        facts = {name for system in systems.values() for name in system.facts}
-        queries, repeats, counts = self._questions(protocol, facts)
-        case = self._case(queries, systems[MODEL])
-        measured = {name: self._measure(name, case, system) for name, system in systems.items()}
-        return _Measurements(protocol, case, repeats, counts, measured)
+        return case, repeats, counts
 
     def _measure(self, name: str, case: Case, system: System) -> Measured:
         scorer = DotProducts(system.queries(case.queries), system.candidates)
@@ -294,22 +220,46 @@ class Evaluator:
         measured: dict[str, Measured] = {}
         left_out: dict[str, str] = {}
         for baseline in chosen:
-            name = name_of("baseline", baseline)
+            name, started = name_of("baseline", baseline), time.monotonic()
+            ranking = self._ranked(baseline, data, case)
+            if isinstance(ranking, str):
+                left_out[name] = ranking
+            else:
+                measured[name] = case.measured(ranking, time.monotonic() - started)
+        return measured, left_out
+
+    def _ranked(self, baseline: Baseline, data: BaselineData, case: Case) -> RankResults | str:
+        """Returns the ranks of a baseline, which the first process fits, or why there are none."""
+        ranked: list[RankResults] = []
+
+        def fit() -> str | None:
             try:
                 scorer = baseline.fit(data).scorer(case.queries)
             except LeftOutError as error:
-                left_out[name] = str(error)
-            else:
-                measured[name] = measure(scorer, case, progress=self._progress_of(name))
-        return measured, left_out
+                return str(error)
+            progress = self._progress_of(name_of("baseline", baseline))
+            ranked.append(case.rank(scorer, progress=progress))
+            return None
 
-    def _other_protocol(self, other: _Measurements | None) -> dict[str, Any]:
-        """Returns the figures under the other protocol, by its name."""
-        if other is None:
+        reason: str | None = agreed(fit, _FIT_S)
+        if reason is not None:
+            return reason
+
+        def shared(field: str) -> np.ndarray:
+            return of_first(lambda: getattr(ranked[0], field))
+
+        return RankResults(*map(shared, RankResults._fields))
+
+    def _other_protocol(self, protocol: Protocol, model: System) -> dict[str, Any]:
+        """Returns the model's figures under the other protocol, by its name."""
+        if self.data.store.split.split != "time":  # The two don't differ.
             return {}
-        baselines, _ = self._baselines(other.case, [Popularity()])
-        figures = Figures(self.stage, other.case, other.systems | baselines)
-        return {other.protocol: other.counts | _figures(figures, baselines)}
+        other = _OTHER[protocol]
+        case, _, counts = self._case(other, {MODEL: model})
+        measured = {MODEL: self._measure(MODEL, case, model)}
+        baselines, _ = self._baselines(case, [Popularity()])
+        figures = Figures(self.stage, case, measured | baselines)
+        return {other: counts | _figures(figures, baselines)}
 
     def _slices(self, case: Case) -> list[Slice]:
         store, catalogue, queries = self.data.store, self.data.catalogue, case.queries

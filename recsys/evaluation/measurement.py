@@ -69,6 +69,26 @@ class Case:
             return self.metrics
         return tuple(metric for metric in self.metrics if not metric.needs_lists)
 
+    def rank(
+        self,
+        scorer: Scorer,
+        is_candidate: np.ndarray | None = None,
+        progress: Progress | None = None,
+    ) -> RankResults:
+        """Ranks the positives, by the scores of a system; see `measure`."""
+        positives, is_item = self.queries.positives, self.items.is_candidate
+        own, negatives = is_item if is_candidate is None else is_candidate, self.sampled_negatives
+        if negatives is None:
+            return rank(scorer, positives, self.masked, own, max(self.ks), progress)
+        return rank_sampled(scorer, positives, self.masked, own, is_item, negatives, self.seed)
+
+    def measured(self, ranking: RankResults, seconds: float) -> Measured:
+        """Returns the metrics of a system that took so long [s] to rank."""
+        started, lists = time.monotonic(), self.lists(ranking)
+        values = per_query(self.computed, lists, self.ks)
+        overall = totals(self.computed, lists, self.ks)
+        return Measured(ranking, values, overall, seconds + time.monotonic() - started)
+
     def lists(self, ranking: RankResults, which: np.ndarray | None = None) -> RankedLists:
         """Returns the inputs of the metrics.
 
@@ -127,18 +147,8 @@ def measure(
         RecsysError: A score is no number (R405).
     """
     started = time.monotonic()
-    positives, is_item = case.queries.positives, case.items.is_candidate
-    own = is_item if is_candidate is None else is_candidate
-    if case.sampled_negatives is None:
-        ranking = rank(scorer, positives, case.masked, own, max(case.ks), progress)
-    else:
-        ranking = rank_sampled(
-            scorer, positives, case.masked, own, is_item, case.sampled_negatives, case.seed
-        )
-    lists = case.lists(ranking)
-    values = per_query(case.computed, lists, case.ks)
-    overall = totals(case.computed, lists, case.ks)
-    return Measured(ranking, values, overall, time.monotonic() - started)
+    ranking = case.rank(scorer, is_candidate, progress)
+    return case.measured(ranking, time.monotonic() - started)
 
 
 # --- the figures of `evaluation.json`

@@ -28,7 +28,6 @@ from recsys.evaluation.scores import (
     as_scores,
     check_products,
     check_scores,
-    sharded,
 )
 from recsys.kernels import rank_jobs as kernel
 from recsys.kernels.rank_jobs import RankResults
@@ -81,8 +80,9 @@ def rank(
     bias = None
     if isinstance(scorer, DotProducts):
         bias = None if scorer.bias is None else _floats(scorer.bias)
-        placed = sharded(scorer.candidates)
-        candidates = _floats(np.asarray(scorer.candidates)) if placed is None else placed
+        candidates = scorer.candidates
+        if isinstance(candidates, np.ndarray):
+            candidates = _floats(candidates)
         scorer = DotProducts(_floats(scorer.query), candidates, bias)
         check_products(scorer.query, scorer.candidates, bias, is_candidate)
     # What a sum starts from; NaN: it is no candidate.
@@ -99,9 +99,9 @@ def _is_for_host(scorer: Scorer, n_queries: int) -> bool:
     """Returns whether the C kernel ranks, not the devices of JAX."""
     if not isinstance(scorer, DotProducts):  # Given scores come from this host.
         return kernels.status().available
-    if sharded(scorer.candidates) is not None:
+    if not isinstance(scorer.candidates, np.ndarray):
         return False
-    n_products = n_queries * np.asarray(scorer.candidates).size
+    n_products = n_queries * scorer.candidates.size
     return kernels.available() or (n_products <= _FEW_PRODUCTS and kernels.status().available)
 
 

@@ -27,10 +27,12 @@ from recsys.distributed.ending import ending_after
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
 from recsys.evaluation.sharded_candidates import (
     ShardedCandidates,
+    padded,
     power,
     products,
     split,
     tile_rows,
+    tiled,
     tiles_of_device,
 )
 from recsys.kernels.rank_jobs import RankResults
@@ -51,24 +53,23 @@ def rank_on_devices(
     progress: Progress,
 ) -> RankResults:
     """Ranks by JAX alone; see `ranking.rank`. NaN in `bias`: the row is no candidate."""
-    table: Any = None
-    if isinstance(scorer, DotProducts) and isinstance(scorer.candidates, ShardedCandidates):
-        job = _Job.of(bias, positives, seen, k, scorer.candidates.mesh)
-        table = scorer.candidates.table
-    else:
-        job = _Job.of(bias, positives, seen, k, Mesh(np.array(jax.local_devices()), ("items",)))
-        if isinstance(scorer, DotProducts):
-            table = job.put(np.asarray(scorer.candidates), axis=0)
+    mesh, table = Mesh(np.array(jax.local_devices()), ("items",)), None
+    if isinstance(scorer, DotProducts):
+        candidates = scorer.candidates
+        if isinstance(candidates, np.ndarray):
+            candidates = ShardedCandidates.of(candidates, mesh)
+        mesh, table = candidates.mesh, candidates.table
+    job = _Job.of(bias, positives, seen, k, mesh)
     size = job.shapes.block
 
     def run(block: slice, *pairs: Pairs) -> BlockResult:
         if isinstance(scorer, DotProducts):
-            scores, query = table, _padded(scorer.query[block], size, 0)
+            scores, query = table, padded(scorer.query[block], size)
         else:
-            rows = _padded(as_scores(scorer.scores(block), block, len(bias)), size, 0)
-            scores, query = job.put(rows, axis=1), np.zeros((size, 0), np.float32)
+            rows = padded(as_scores(scorer.scores(block), block, len(bias)), size)
+            scores, query = tiled(rows, mesh, axis=1), np.zeros((size, 0), np.float32)
         with ending_after():
-            return program(job.shapes, job.mesh, table is None)(scores, job.bias, query, *pairs)
+            return program(job.shapes, mesh, table is None)(scores, job.bias, query, *pairs)
 
     return _rank(job, run, progress)
 
@@ -92,7 +93,7 @@ class _Job(NamedTuple):
     is_candidate: np.ndarray
     shapes: Shapes
     mesh: Mesh
-    bias: Any = None
+    bias: jax.Array
 
     def most_pairs(self, lists: RaggedRows) -> int:
         """Returns how many rows of `lists` a block has at most, as a power of two."""
@@ -107,22 +108,8 @@ class _Job(NamedTuple):
     ) -> _Job:
         """Returns the job, cut for the devices of `mesh`."""
         shapes = _shapes(len(positives), len(bias), k, mesh.size)
-        job = cls(k, positives, seen, ~np.isnan(bias), shapes, mesh)
-        return job._replace(bias=job.put(bias, axis=0, fill=np.nan))
-
-    def put(self, x: np.ndarray, axis: int, fill: float = 0) -> Any:
-        """Spreads `x`, whose `axis` are item rows, in tiles that are cut from that axis."""
-        size, own = self.shapes.tile, self.shapes.tiles
-        before, after = x.shape[:axis], x.shape[axis + 1 :]
-        shape = (own * self.mesh.size, *before, size, *after)
-
-        def part(index: Any) -> np.ndarray:
-            first = (index[0].start or 0) * size
-            rows = x[(slice(None),) * axis + (slice(first, first + own * size),)]
-            rows = _padded(rows, own * size, axis, fill)
-            return np.moveaxis(rows.reshape(*before, own, size, *after), axis, 0)
-
-        return jax.make_array_from_callback(shape, split(self.mesh), part)
+        placed = tiled(bias, mesh, fill=np.nan)
+        return cls(k, positives, seen, ~np.isnan(bias), shapes, mesh, placed)
 
 
 def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
@@ -176,7 +163,7 @@ def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
 
 def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int, size: int) -> Pairs:
     query, row = (keys // n_rows).astype(np.int32), (keys % n_rows).astype(np.int32)
-    return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
+    return Pairs(padded(query, size), padded(row, size, fill=beyond))
 
 
 def _store_block(
@@ -195,12 +182,6 @@ def _store_block(
     out.top_scores[block] = scores[:n, : job.k]
     out.top[block] = np.where(out.top_scores[block] > -np.inf, top[:n, : job.k], 0)
     progress(block.stop, len(job.positives))
-
-
-def _padded(x: np.ndarray, size: int, axis: int, fill: float = 0) -> np.ndarray:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, size - x.shape[axis])
-    return np.pad(x, widths, constant_values=fill)
 
 
 POSITIVES_STEP = 16

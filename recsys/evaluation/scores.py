@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from recsys.errors import RecsysError
 if TYPE_CHECKING:
     from recsys.evaluation.sharded_candidates import ShardedCandidates
 
+Candidates: TypeAlias = "np.ndarray | ShardedCandidates"
+"""Embeddings `[item rows, dim]` float32: in memory, or split over the devices of a mesh."""
 Progress = Callable[[int, int], None]
 """Is called with the number of queries done, and with that of all."""
 SystemProgress = Callable[[str, int, int], None]
@@ -44,30 +46,33 @@ class DotProducts:
 
     Attributes:
         query: Embedding of each query `[queries, dim]` float32.
-        candidates: Embedding of each item row `[item rows, dim]` float32, in memory or on devices.
+        candidates: Embedding of each item row.
         bias: Added to the scores of an item row `[item rows]` float32, -inf: it can't be
             recommended; None: nothing is added.
     """
 
     query: np.ndarray
-    candidates: np.ndarray | ShardedCandidates
+    candidates: Candidates
     bias: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        """Takes whatever NumPy takes as an array for candidates in memory."""
+        if not hasattr(self.candidates, "largest_of_rows"):
+            object.__setattr__(self, "candidates", np.asarray(self.candidates))
 
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32."""
-        query, placed = self.query[block], sharded(self.candidates)
-        products = query @ np.asarray(self.candidates).T if placed is None else placed.scores(query)
+        query, candidates = self.query[block], self.candidates
+        if isinstance(candidates, np.ndarray):
+            products = query @ candidates.T
+        else:
+            products = candidates.scores(query)
         return products if self.bias is None else products + self.bias
-
-
-def sharded(candidates: Any) -> ShardedCandidates | None:
-    """Returns candidates that lie on devices; None for those in memory. JAX isn't imported."""
-    return candidates if hasattr(candidates, "largest_of_rows") else None
 
 
 def check_products(
     query: np.ndarray,
-    candidates: np.ndarray | ShardedCandidates,
+    candidates: Candidates,
     bias: np.ndarray | None,
     is_candidate: np.ndarray,
 ) -> None:
@@ -90,7 +95,7 @@ def check_products(
     dim = query.shape[1]
     if dim * _largest(query) * _largest(candidates) < _LIMIT:
         return
-    of_query, of_item = _largest_of_rows(query), _largest_of_rows(candidates)
+    of_query, of_item = largest_of_rows(query), largest_of_rows(candidates)
     of_item = np.where(is_candidate, of_item, 0)
     for name, largest in (("query", of_query), ("item row", of_item)):
         bad = np.flatnonzero(~np.isfinite(largest))
@@ -138,17 +143,18 @@ def check_scores(not_a_number: np.ndarray, first: int) -> None:
         raise _not_a_number(f"NaN for {len(bad)} of {len(not_a_number)} queries; {where}")
 
 
-def _largest(x: Any) -> float:
+def _largest(x: Candidates) -> float:
     """Returns the largest magnitude; NaN if there is one."""
-    if (placed := sharded(x)) is not None:
-        return float(placed.largest_of_rows.max(initial=0))
-    return float(np.maximum(x.max(initial=0), -x.min(initial=0)))
+    if isinstance(x, np.ndarray):
+        return float(np.maximum(x.max(initial=0), -x.min(initial=0)))
+    return float(x.largest_of_rows.max(initial=0))
 
 
-def _largest_of_rows(x: Any) -> np.ndarray:
-    if (placed := sharded(x)) is not None:
-        return placed.largest_of_rows
-    return np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0)).astype(np.float64)
+def largest_of_rows(x: Candidates) -> np.ndarray:
+    """Returns the largest magnitude of each row `[rows]` float64; NaN if there is one."""
+    if isinstance(x, np.ndarray):
+        return np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0)).astype(np.float64)
+    return x.largest_of_rows
 
 
 def _not_a_number(received: str) -> RecsysError:

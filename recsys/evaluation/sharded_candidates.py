@@ -18,6 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.collectives import on_each_device
 from recsys.distributed.ending import ending_after
+from recsys.models.inference import Inference
+from recsys.models.inputs import ModelInputs
 from recsys.ragged import slices
 
 _TILES = 16
@@ -69,31 +71,33 @@ def products(query: jax.Array, table: jax.Array) -> jax.Array:
     return jax.lax.map(lambda tile: _dot(query, tile, (((1,), (1,)), ((), ()))), table)
 
 
-def embedded_blocks(
-    embed: EmbedRows, rows: np.ndarray, mesh: Mesh
-) -> Iterator[tuple[int, jax.Array]]:
-    """Embeds a catalogue, some rows of each device at a time.
+def tiled(x: np.ndarray, mesh: Mesh, axis: int = 0, fill: float = 0) -> jax.Array:
+    """Returns an array in tiles on devices, cut from the axis of the item rows.
 
     Args:
-        embed: Embeds rows of a model.
-        rows: The model's row of each item row `[item rows]`.
+        x: An array, one of whose axes are item rows.
         mesh: The devices.
-
-    Yields:
-        How many rows of each device came before, and the embeddings of the next ones
-        `[devices · n, dim]`, split over the devices; behind the last row it comes again.
+        axis: That axis; the result has the axes `[all tiles, …, tile, …]`.
+        fill: What follows the last row.
     """
-    n_rows, tile = len(rows), tile_rows(len(rows))
-    own = tiles_of_device(n_rows, mesh.size) * tile
-    n = min(tile, _EMBEDDED_ROWS)
-    first = (np.arange(mesh.size)[:, None] * own + np.arange(n)).ravel()
-    started: Any = ()
-    for before in range(0, own, n):
-        block = embed(rows[np.minimum(first + before, n_rows - 1)])
-        with ending_after():  # A block ahead, so that devices needn't wait for the host.
-            jax.block_until_ready(started)
-        yield before, block
-        started = block
+    size, own = tile_rows(x.shape[axis]), tiles_of_device(x.shape[axis], mesh.size)
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    shape = (own * mesh.size, *before, size, *after)
+
+    def part(index: Any) -> np.ndarray:
+        first = (index[0].start or 0) * size
+        rows = x[(slice(None),) * axis + (slice(first, first + own * size),)]
+        rows = padded(rows, own * size, axis, fill)
+        return np.moveaxis(rows.reshape(*before, own, size, *after), axis, 0)
+
+    return jax.make_array_from_callback(shape, split(mesh), part)
+
+
+def padded(x: np.ndarray, size: int, axis: int = 0, fill: float = 0) -> np.ndarray:
+    """Returns `x` with an axis filled up to a size."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return np.pad(x, widths, constant_values=fill)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,28 +120,57 @@ class ShardedCandidates:
     width: int | None = None
 
     @classmethod
-    def embedded(cls, embed: EmbedRows, rows: np.ndarray, mesh: Mesh) -> ShardedCandidates:
+    def of(cls, embeddings: np.ndarray, mesh: Mesh) -> ShardedCandidates:
+        """Splits embeddings `[item rows, dim]` float32 over devices."""
+        return cls(tiled(embeddings, mesh), len(embeddings), mesh)
+
+    @classmethod
+    def embedded(cls, embed: EmbedRows, n_rows: int, mesh: Mesh) -> ShardedCandidates:
         """Embeds a catalogue where it is to lie, some rows of each device at a time.
 
         Args:
-            embed: Embeds rows of a model.
-            rows: The model's row of each item row `[item rows]`.
+            embed: Embeds item rows.
+            n_rows: Item rows.
             mesh: The devices.
         """
-        tile, tiles = tile_rows(len(rows)), tiles_of_device(len(rows), mesh.size)
+        tile, tiles = tile_rows(n_rows), tiles_of_device(n_rows, mesh.size)
+        n = min(tile, _EMBEDDED_ROWS)
+        first = (np.arange(mesh.size)[:, None] * tiles * tile + np.arange(n)).ravel()
         table: Any = None
-        for before, block in embedded_blocks(embed, rows, mesh):
+        started: Any = ()
+        for before in range(0, tiles * tile, n):
+            block = embed(np.minimum(first + before, n_rows - 1))
+            with ending_after():  # A block ahead, so that devices needn't wait for the host.
+                jax.block_until_ready(started)
             if table is None:
                 table = _zeros((mesh.size * tiles, tile, block.shape[1]), mesh)
-            table = _storing(mesh)(table, block, *np.divmod(np.int32(before), np.int32(tile)))
-        return cls(table, len(rows), mesh)
+            table = _stored(table, block, *divmod(np.int32(before), np.int32(tile)), mesh=mesh)
+            started = block
+        return cls(table, n_rows, mesh)
+
+    def taken(self, rows: np.ndarray) -> ShardedCandidates:
+        """Returns the embeddings of rows `[n]`, on the same devices."""
+        rows = rows.astype(np.int32)
+
+        def embed(own: np.ndarray) -> jax.Array:
+            return jax.device_put(_gathered(self.table, rows[own], self.mesh), split(self.mesh))
+
+        return self.embedded(embed, len(rows), self.mesh)
 
     def without(self, is_left_out: np.ndarray) -> ShardedCandidates:
         """Returns it with zeros for the rows of a mask `[item rows]` bool; it is used up."""
-        tiles, tile, _ = self.table.shape
-        mask = np.pad(is_left_out, (0, tiles * tile - self.n_rows)).reshape(tiles, tile)
-        placed = jax.make_array_from_callback(mask.shape, split(self.mesh), mask.__getitem__)
-        return dataclasses.replace(self, table=_zeroed(self.table, placed))
+        mask = tiled(is_left_out, self.mesh)
+        return dataclasses.replace(self, table=_zeroed(self.table, mask))
+
+    def own_parts(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yields the rows of this process's devices, and their embeddings, tile by tile."""
+        tile = self.table.shape[1]
+        for shard in self.table.addressable_shards:
+            index: Any = shard.index
+            for n, part in enumerate(shard.data, index[0].start or 0):
+                rows = slice(n * tile, min((n + 1) * tile, self.n_rows))
+                if rows.start < self.n_rows:
+                    yield rows, np.asarray(part)[: rows.stop - rows.start]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -154,9 +187,9 @@ class ShardedCandidates:
         out = np.empty((wanted.size, self.shape[1]), np.float32)
         for part in slices(wanted.size, _GATHERED_ROWS):
             n = part.stop - part.start
-            padded = np.pad(wanted.ravel()[part], (0, _GATHERED_ROWS - n))
+            own = padded(wanted.ravel()[part], _GATHERED_ROWS)
             with ending_after():
-                gathered = np.asarray(_gathering(self.mesh)(self.table, padded))
+                gathered = np.asarray(_gathered(self.table, own, self.mesh))
             out[part] = gathered[:n, : self.shape[1]]
         return out.reshape(*wanted.shape, self.shape[1])
 
@@ -168,14 +201,24 @@ class ShardedCandidates:
     def largest_of_rows(self) -> np.ndarray:
         """The largest magnitude of each row `[item rows]` float64; NaN if there is one."""
         with ending_after():
-            largest = np.asarray(_reducing(self.mesh)(self.table))
+            largest = np.asarray(_largest(self.table, self.mesh))
         return largest.reshape(-1)[: self.n_rows].astype(np.float64)
 
     def scores(self, query: np.ndarray) -> np.ndarray:
         """Returns the dot products `[queries, item rows]` of queries `[queries, dim]`."""
         with ending_after():
-            scores = np.asarray(_scoring(self.mesh)(query, self.table))
+            scores = np.asarray(_scores(query, self.table, self.mesh))
         return scores[:, : self.n_rows]
+
+
+def embedded_catalogue(
+    inference: Inference, inputs: ModelInputs, mesh: Mesh | None
+) -> np.ndarray | ShardedCandidates:
+    """Returns the embedding of each item row, on the devices of a mesh; None: in memory."""
+    if mesh is None:
+        return inference.catalogue(inputs)
+    embed = functools.partial(inference.candidates_in_place, inputs=inputs)
+    return ShardedCandidates.embedded(embed, inputs.catalogue.n_rows, mesh)
 
 
 def _zeros(shape: tuple[int, ...], mesh: Mesh) -> jax.Array:
@@ -187,21 +230,22 @@ def _zeroed(table: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(mask[:, :, None], 0.0, table)
 
 
-@functools.lru_cache(maxsize=16)
-def _storing(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function that writes rows of each device into a tile, from one of its rows on."""
+@functools.partial(jax.jit, static_argnames="mesh", donate_argnames="table")
+def _stored(
+    table: jax.Array, block: jax.Array, tile: np.int32, at: np.int32, mesh: Mesh
+) -> jax.Array:
+    """Writes rows of each device into one of its tiles, from a row of that on."""
 
     def store(table: jax.Array, block: jax.Array, tile: jax.Array, at: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(table, block[None], (tile, at, jnp.int32(0)))
 
     own, all_ = split(mesh).spec, PartitionSpec()
-    mapped = on_each_device(store, mesh, (own, own, all_, all_), own)
-    return jax.jit(mapped, donate_argnums=0)
+    return on_each_device(store, mesh, (own, own, all_, all_), own)(table, block, tile, at)
 
 
-@functools.lru_cache(maxsize=16)
-def _gathering(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function that brings rows `[n]` from their devices to all."""
+@functools.partial(jax.jit, static_argnames="mesh")
+def _gathered(table: jax.Array, rows: np.ndarray, mesh: Mesh) -> jax.Array:
+    """Returns the embeddings of rows `[n]`, on every device."""
 
     def gather(table: jax.Array, rows: jax.Array) -> jax.Array:
         own = table.reshape(-1, table.shape[2])
@@ -210,28 +254,25 @@ def _gathering(mesh: Mesh) -> Callable[..., jax.Array]:
         return jax.lax.psum(own.at[here].get(mode="fill", fill_value=0), mesh.axis_names)
 
     own, all_ = split(mesh).spec, PartitionSpec()
-    return jax.jit(on_each_device(gather, mesh, (own, all_), all_))
+    return on_each_device(gather, mesh, (own, all_), all_)(table, rows)
 
 
-@functools.lru_cache(maxsize=16)
-def _reducing(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function that gives the largest magnitude of each row `[all tiles, tile]`."""
-
-    def reduce(table: jax.Array) -> jax.Array:
-        # XLA's largest of several numbers need not be NaN where one of them is.
-        is_number = ~jnp.isnan(table).any(axis=2)
-        return jnp.where(is_number, jnp.abs(table).max(axis=2), jnp.nan)
-
-    return jax.jit(reduce, out_shardings=NamedSharding(mesh, PartitionSpec()))
+@functools.partial(jax.jit, static_argnames="mesh")
+def _largest(table: jax.Array, mesh: Mesh) -> jax.Array:
+    """Returns the largest magnitude of each row `[all tiles, tile]`; NaN if there is one."""
+    # XLA's largest of several numbers need not be NaN where one of them is.
+    is_number = ~jnp.isnan(table).any(axis=2)
+    largest = jnp.where(is_number, jnp.abs(table).max(axis=2), jnp.nan)
+    return jax.lax.with_sharding_constraint(largest, NamedSharding(mesh, PartitionSpec()))
 
 
-@functools.lru_cache(maxsize=16)
-def _scoring(mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function that gives the scores `[queries, all tiles · tile]` of queries."""
+@functools.partial(jax.jit, static_argnames="mesh")
+def _scores(query: np.ndarray, table: jax.Array, mesh: Mesh) -> jax.Array:
+    """Returns the scores `[queries, all tiles · tile]` of queries."""
 
     def score(query: jax.Array, table: jax.Array) -> jax.Array:
         scores = jnp.moveaxis(products(query, table), 1, 0).reshape(len(query), -1)
         return jax.lax.all_gather(scores, mesh.axis_names, axis=1, tiled=True)
 
     own, all_ = split(mesh).spec, PartitionSpec()
-    return jax.jit(on_each_device(score, mesh, (all_, own), all_))
+    return on_each_device(score, mesh, (all_, own), all_)(query, table)

@@ -7,11 +7,13 @@ the served model would name them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import pyarrow as pa
 
@@ -21,11 +23,12 @@ from recsys.config import Repeats
 from recsys.data.dataset import Data
 from recsys.data.history_facts import KINDS, UNKNOWN, Facts
 from recsys.data.vocabulary import Vocabulary, load_kinds
-from recsys.distributed.host_collectives import in_shares
+from recsys.distributed.host_collectives import agreed, in_shares, is_primary, meet, of_first
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.scores import sharded
+from recsys.evaluation.scores import Candidates, largest_of_rows
+from recsys.evaluation.sharded_candidates import ShardedCandidates, embedded_catalogue
 from recsys.formats import moment
 from recsys.models import load_model
 from recsys.models.inference import Inference
@@ -33,7 +36,7 @@ from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
 
 if TYPE_CHECKING:
-    from recsys.evaluation.sharded_candidates import ShardedCandidates
+    from keras.distribution import DeviceMesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,58 +50,32 @@ class SystemEmbeddings:
         queries: From ids of users `[n]` text and item rows `[n, history]` int32, the
             newest first, padded with 0, to embeddings `[n, dim]` float32; of a system that
             reads facts also from what is known of the histories, each `[n, history]` int32.
-        facts: What it reads of a question and its history: see `recsys.data.history_facts`.
         width: How many numbers of an embedding tell what is alike: all but bias and ages; None:
             all.
+        facts: What it reads of a question and its history: see `recsys.data.history_facts`.
         kinds: The kinds of events that it knows, by number.
     """
 
     items: Vocabulary
-    candidates: np.ndarray
+    candidates: Candidates
     history: int
     queries: Callable[..., np.ndarray]
     width: int | None = None
     facts: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
 
-    def candidates_of(
-        self, own_row: np.ndarray | None, is_candidate: np.ndarray
-    ) -> np.ndarray | ShardedCandidates:
-        """Returns the candidates in the rows of data `[item rows, dim]`; zeros for no candidates.
 
-        Args:
-            own_row: The system's row of each row of the data `[item rows]`; None: the same.
-            is_candidate: Which rows of the data it can recommend `[item rows]` bool.
-        """
-        of_rows = self.candidates if own_row is None else self.candidates[own_row]
-        of_rows[~is_candidate] = 0.0
-        return of_rows
-
-
-def check_numbers(name: str, *embeddings: np.ndarray) -> None:
+def check_numbers(name: str, embeddings: Candidates) -> None:
     """Checks that embeddings `[n, dim]` are finite.
 
     Args:
         name: The system, for the message.
-        *embeddings: The embeddings.
+        embeddings: The embeddings.
 
     Raises:
         RecsysError: Some are NaN or infinite (R402).
     """
-    for embedded in embeddings:
-        check_finite(name, np.isfinite(embedded).all(axis=1))
-
-
-def check_finite(name: str, is_finite: np.ndarray) -> None:
-    """Checks that embeddings are finite.
-
-    Args:
-        name: The system, for the message.
-        is_finite: Which embeddings are `[n]` bool.
-
-    Raises:
-        RecsysError: Some aren't (R402).
-    """
+    is_finite = np.isfinite(largest_of_rows(embeddings))
     if not is_finite.all():
         rule = f"Every embedding of {name} must be finite, otherwise ranks are undefined."
         cure = "Train again with lower learning rates."
@@ -106,42 +83,54 @@ def check_finite(name: str, is_finite: np.ndarray) -> None:
         raise RecsysError("R402", rule, cure, f"{bad} of {len(is_finite)} embeddings are not")
 
 
-def open_model(folder: Path, name: str) -> SystemEmbeddings:
+def open_model(folder: Path, name: str, mesh: DeviceMesh | None = None) -> SystemEmbeddings:
     """Reads a model folder, and checks that it still computes what its trainer did.
 
     Args:
         folder: What a training wrote.
-        name: What people call it.
+        name: Display name.
+        mesh: As for `open_system`.
 
     Raises:
         RecsysError: It is damaged (R310), computes something else than when it was
             trained (R311), or no numbers (R402).
     """
-    trained, probe = load_model(folder), read_probe(folder)
+    trained, probe = load_model(folder, mesh=mesh), read_probe(folder)
+    meet()  # The disks of the processes may be unlike.
     inference = Inference(trained.model)
-    embeddings = of_model(inference, trained.inputs, name)
+    embeddings = of_model(inference, trained.inputs, name, mesh)
     query = inference.queries(probe.user_row, probe.history, trained.inputs, probe.facts)
     check_numbers(name, query)
-    check_probe(folder, probe, query, embeddings.candidates)
+    candidates = embeddings.candidates
+    if isinstance(candidates, np.ndarray):
+        check_probe(folder, probe, query, [(slice(None), candidates)])
+    else:
+        check_probe(folder, probe, query, candidates.own_parts())
     return embeddings
 
 
-def of_model(inference: Inference, inputs: ModelInputs, name: str) -> SystemEmbeddings:
+def of_model(
+    inference: Inference, inputs: ModelInputs, name: str, mesh: DeviceMesh | None = None
+) -> SystemEmbeddings:
     """Returns the embeddings of a model in memory.
 
     Args:
         inference: Embeds by the model.
         inputs: What is known of users and items, by row.
-        name: What people call it.
+        name: Display name.
+        mesh: Where the candidates are to lie; None: in this process.
 
     Raises:
         RecsysError: It computes no numbers (R402).
     """
-    candidates = inference.catalogue(inputs)
+    candidates = embedded_catalogue(inference, inputs, None if mesh is None else mesh.backend_mesh)
     check_numbers(name, candidates)
+    # Another system's layout may be the active one by the time that this one embeds.
+    layout: Any = keras.distribution.distribution()
 
     def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
-        return inference.queries(inputs.users.rows(user_ids), history, inputs, facts)
+        with contextlib.nullcontext() if layout is None else layout.scope():
+            return inference.queries(inputs.users.rows(user_ids), history, inputs, facts)
 
     config = inference.model.spec.config
     return SystemEmbeddings(
@@ -155,22 +144,32 @@ def of_model(inference: Inference, inputs: ModelInputs, name: str) -> SystemEmbe
     )
 
 
-def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
+def open_bundle(bundle: Path, name: str, mesh: DeviceMesh | None = None) -> SystemEmbeddings:
     """Reads a bundle whose files are as its manifest says.
 
     Args:
         bundle: What an export or a push wrote.
-        name: What people call it.
+        name: Display name.
+        mesh: As for `open_system`.
 
     Raises:
         RecsysError: A file is missing or changed (R502, R503), lacks what measuring
             needs (R409), or the embeddings are no numbers (R402).
     """
-    manifest = verify(bundle)
-    items, candidates, history = read_bundle(bundle, manifest)
+    manifest = agreed(lambda: verify(bundle))
+    items, of_file, history = read_bundle(bundle, manifest)
+    candidates = of_file if mesh is None else ShardedCandidates.of(of_file, mesh.backend_mesh)
     check_numbers(name, candidates)
-    queries, width = BundleProcess(bundle).queries, direction_width(manifest)
+    # TensorFlow holds what a server of the bundle does: on the first host only.
+    process = BundleProcess(bundle) if is_primary() else None
+
+    def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
+        return of_first(
+            lambda: np.zeros(0) if process is None else process.queries(user_ids, history, facts)
+        )
+
     facts, kinds = facts_of(manifest), load_kinds(bundle / "vocabulary")
+    width = direction_width(manifest)
     return SystemEmbeddings(items, candidates, history, queries, width, facts, kinds)
 
 
@@ -224,15 +223,14 @@ class System:
     events are translated too; one that it doesn't know counts as unknown.
 
     Args:
-        name: What people call it.
+        name: Display name.
         embeddings: What it computes, in its own rows.
         data: The data folder.
 
     Attributes:
-        name: What people call it.
+        name: Display name.
         is_candidate: Which item rows of the data it can recommend `[item rows]` bool.
-        candidates: Their embeddings `[item rows, dim]` float32, in memory or on devices; zeros
-            for all others.
+        candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
 
     Raises:
         RecsysError: It shares no item with the data (R403), or was trained on events that
@@ -273,16 +271,15 @@ class System:
                 "Measure it on the data folder that it was trained on, or on a later one of the"
                 " same catalogue; if only the ids are written in another way, correct the ids.",
             )
-        self.candidates = embeddings.candidates_of(self._own_row, self.is_candidate)
+        self.candidates = _in_rows(embeddings.candidates, self._own_row, self.is_candidate)
         self._width = embeddings.width
 
     @property
-    def directions(self) -> np.ndarray | ShardedCandidates:
+    def directions(self) -> Candidates:
         """What tells how alike two items are `[item rows, dim]`: no bias."""
-        placed = sharded(self.candidates)
-        if placed is None:
-            return np.asarray(self.candidates)[:, : self._width]
-        return dataclasses.replace(placed, width=self._width)
+        if isinstance(self.candidates, np.ndarray):
+            return self.candidates[:, : self._width]
+        return dataclasses.replace(self.candidates, width=self._width)
 
     def queries(self, queries: Queries) -> np.ndarray:
         """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
@@ -297,7 +294,7 @@ class System:
     def embed(
         self, user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None
     ) -> np.ndarray:
-        """Returns the embeddings `[n, dim]` float32 of what anybody might ask.
+        """Returns the query embeddings `[n, dim]` float32 of users with the given histories.
 
         Args:
             user_ids: Ids of the users `[n]`, text; unknown ones may be among them.
@@ -319,7 +316,9 @@ class System:
         return embedded
 
 
-def open_system(model: Any, data: Data, name: str | None = None) -> System:
+def open_system(
+    model: Any, data: Data, name: str | None = None, mesh: DeviceMesh | None = None
+) -> System:
     """Opens a system to be measured.
 
     Args:
@@ -327,7 +326,9 @@ def open_system(model: Any, data: Data, name: str | None = None) -> System:
             `load_model` returns it, one that `Trainer.fit` trained, or another built retrieval
             model, for the rows of `data`.
         data: The data folder to measure it on.
-        name: What people call it; its path is said with it, and is all by default.
+        name: Display name; a path is said with it, and is all by default.
+        mesh: One axis of devices, over which tables and candidates of a folder are split; each
+            of their processes opens it. None: all is in this process.
 
     Raises:
         RecsysError: The folder is neither (R404), is damaged, computes something else
@@ -338,8 +339,7 @@ def open_system(model: Any, data: Data, name: str | None = None) -> System:
         path = Path(model)
         name = str(path) if name is None else f"{name} ({path})"
         opener = open_bundle if is_bundle(path) else open_model
-        return System(name, opener(path, name), data)
-    name = name or "the model"
+        return System(name, opener(path, name, mesh), data)
     if hasattr(model, "embed_query"):
         # A training knows which rows it saw: validation may have held all events of one back.
         trained = getattr(model, "training_result", None)
@@ -347,8 +347,10 @@ def open_system(model: Any, data: Data, name: str | None = None) -> System:
             data.users, data.items, data.catalogue, data.user_features, data.kinds
         )
         inputs = of_data if trained is None else trained.inputs
-        return System(name, of_model(Inference(model), inputs, name), data)
-    return System(name, of_model(Inference(model.model), model.inputs, name), data)
+    else:
+        model, inputs = model.model, model.inputs
+    name = name or "the model"
+    return System(name, of_model(Inference(model), inputs, name), data)
 
 
 def repeats_of(model: Any) -> Repeats:
@@ -387,6 +389,24 @@ def _own_kinds(ours: Sequence[str], its: Sequence[str]) -> np.ndarray:
     """Returns a system's number of each kind of the data `[kinds + 1]` int32; last of unknown."""
     number = {kind: n for n, kind in enumerate(its)}
     return np.array([*(number.get(kind, UNKNOWN) for kind in ours), UNKNOWN], np.int32)
+
+
+def _in_rows(
+    candidates: Candidates, rows: np.ndarray | None, is_candidate: np.ndarray
+) -> Candidates:
+    """Returns candidates by the rows of data, zeros for those that aren't candidates there.
+
+    Args:
+        candidates: Embeddings of a system's own rows; used up.
+        rows: The system's row of each row of the data `[item rows]`; None: the same.
+        is_candidate: Which rows of the data it can recommend `[item rows]` bool.
+    """
+    if not isinstance(candidates, np.ndarray):
+        of_rows = candidates if rows is None else candidates.taken(rows)
+        return of_rows.without(~is_candidate)
+    in_memory = candidates if rows is None else candidates[rows]
+    in_memory[~is_candidate] = 0.0
+    return in_memory
 
 
 def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:

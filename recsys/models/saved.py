@@ -20,7 +20,7 @@ import dataclasses
 import importlib.metadata
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +282,9 @@ def read_probe(folder: Path) -> Probe:
         raise damaged(folder, str(error)) from None
 
 
-def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.ndarray) -> None:
+def check_probe(
+    folder: Path, probe: Probe, query: np.ndarray, parts: Iterable[tuple[slice, np.ndarray]]
+) -> None:
     """Checks that both towers compute what they computed when they were trained.
 
     The weights of a model fit any code with variables of the same names, so a tower that was
@@ -292,32 +294,16 @@ def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.nd
         folder: Model folder, for the message.
         probe: What the trainer's towers gave.
         query: Embeddings `[probes, dim]` of the probe's queries, as computed now.
-        candidates: Embeddings `[item rows, dim]` of all items, as computed now.
+        parts: Item rows and their embeddings `[n, dim]`, as computed now; of several processes,
+            those of this one.
 
     Raises:
-        RecsysError: They differ from those of the trainer.
+        RecsysError: They differ from those of the trainer (R311).
     """
-    pairs = ((probe.query, query), (probe.candidates, candidates))
-    check_differences(folder, *(largest_of(trained, now) for trained, now in pairs))
-
-
-def largest_of(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:
-    """Returns the largest magnitude of a trainer's embeddings, and the largest difference."""
-    largest = float(np.abs(trained).max(initial=0.0))
-    return largest, float(np.abs(trained - now).max(initial=0.0))
-
-
-def check_differences(folder: Path, *pairs: tuple[float, float]) -> None:
-    """Checks that no difference is too large, as `check_probe` does.
-
-    Args:
-        folder: Model folder, for the message.
-        *pairs: What `largest_of` returned of queries and of candidates.
-
-    Raises:
-        RecsysError: The embeddings differ from those of the trainer.
-    """
-    difference = max(by / max(1.0, largest) for largest, by in pairs)
+    of_parts = [(0.0, 0.0), *(_compared(probe.candidates[rows], part) for rows, part in parts)]
+    of_items = np.max(jointly(lambda: np.max(of_parts, axis=0).tolist()), axis=0)
+    pairs = (_compared(probe.query, query), of_items)
+    difference = float(max(by / max(1.0, largest) for largest, by in pairs))
     if not difference <= PROBE_TOLERANCE:
         raise RecsysError(
             "R311",
@@ -327,6 +313,12 @@ def check_differences(folder: Path, *pairs: tuple[float, float]) -> None:
             " last blessed model, run once with --set bless.over_blessed=0.",
             difference,
         )
+
+
+def _compared(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:
+    """Returns the largest magnitude of a trainer's embeddings, and the largest difference."""
+    largest = float(np.abs(trained).max(initial=0.0))
+    return largest, float(np.abs(trained - now).max(initial=0.0))
 
 
 def kept_weights(model: RetrievalModel) -> list[tuple[Any, Table | None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 
 import jax
 import keras
@@ -18,7 +17,7 @@ from recsys.errors import RecsysError
 from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.sharded_candidates import ShardedCandidates
+from recsys.evaluation.sharded_candidates import embedded_catalogue
 from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
 from recsys.metrics.metric import RankedLists, per_query, per_user
 from recsys.models import ModelInputs
@@ -73,10 +72,13 @@ class Validator:
         Args:
             towers: The towers of the model as it is.
         """
-        queries = self.queries
+        queries, layout = self.queries, keras.distribution.distribution()
+        # Of several processes none holds all candidates.
+        is_split = jax.process_count() > 1 and layout is not None
+        mesh = layout.device_mesh.backend_mesh if is_split else None
         embedded = towers.queries(queries.user_row, self._histories, self._inputs, self._facts)
         ranks = rank(
-            DotProducts(embedded, self._candidates(towers)),
+            DotProducts(embedded, embedded_catalogue(towers, self._inputs, mesh)),
             queries.positives,
             self._hidden,
             self._inputs.catalogue.is_item,
@@ -89,15 +91,6 @@ class Validator:
         return {
             name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
         }
-
-    def _candidates(self, towers: Inference) -> np.ndarray | ShardedCandidates:
-        """Returns the embedding of each item row; of several processes none holds all of them."""
-        inputs, distribution = self._inputs, keras.distribution.distribution()
-        if jax.process_count() == 1 or distribution is None:
-            return towers.catalogue(inputs)
-        embed = functools.partial(towers.candidates_in_place, inputs=inputs)
-        rows = np.arange(inputs.catalogue.n_rows)
-        return ShardedCandidates.embedded(embed, rows, distribution.device_mesh.backend_mesh)
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:
