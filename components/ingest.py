@@ -21,13 +21,11 @@ from components.artifacts import (
     set_parquet_splits,
 )
 from recsys.config import ItemsConfig, Strict, UsersConfig, VocabulariesConfig
-from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
     ingest_entities,
-    write_catalogue,
-    write_user_features,
+    write_entities,
 )
 from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
@@ -64,11 +62,6 @@ def InteractionGen(
     """
     del files_digest
     source = InteractionSource.model_validate_json(config)
-    if source.interactions.query is not None:
-        # Beside the dead letters, which name the rows of these files.
-        folder = Path(dead_letters.uri) / "query"
-        files = stage_query(source.interactions.query, folder, beam_pipeline.options)
-        source = source.with_files(files)
     summary = ingest_interactions(
         source, examples.uri, dead_letters.uri, beam_pipeline, Path(segments), code
     )
@@ -202,15 +195,12 @@ def InteractionEncoder(
         split=split_of(interactions),
     )
     sources = EntitySource.model_validate_json(config)
-    of_items = _transformed(item_tokens, item_graph)
-    write_catalogue(folder, sources.items, None if items is None else Path(items.uri), of_items)
-    of_users = _transformed(user_tokens, user_graph)
-    if sources.users is not None and of_users is not None:
-        write_user_features(folder, sources.users, of_users)
+    made = {"items": (item_tokens, item_graph), "users": (user_tokens, user_graph)}
+    tokens = {
+        what: Transformed(Path(rows.uri), Path(graph.uri))
+        for what, (rows, graph) in made.items()
+        if rows is not None and graph is not None
+    }
+    catalogue = None if items is None else Path(items.uri)
+    write_entities(folder, sources.items, sources.users, catalogue, tokens)
     seal_inputs(folder)
-
-
-def _transformed(tokens: Examples | None, graph: TransformGraph | None) -> Transformed | None:
-    if tokens is None or graph is None:
-        return None
-    return Transformed(Path(tokens.uri), Path(graph.uri))

@@ -22,9 +22,8 @@ if __package__ in (None, ""):
     # Run as a file: the folder of this file is no place to import from.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from pipelines.aftercare import after_run, report_killed
+from pipelines.aftercare import after_run, report_killed, stopped_error
 from pipelines.metadata_store import check_metadata, with_password
-from pipelines.run_errors import stopped_error
 from recsys.config.load import default_config_path, load_config
 from recsys.data.ingest.window import check_sources
 from recsys.distributed.launchers import launching_by

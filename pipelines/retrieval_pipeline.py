@@ -24,7 +24,7 @@ from recsys.config import (
     canonical_json,
     stage_of,
 )
-from recsys.data.ingest.beam_args import is_local, with_local_runner
+from recsys.data.ingest.read_rows import is_local, with_local_runner
 from recsys.report.runs import RUNS
 
 

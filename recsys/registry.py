@@ -30,8 +30,7 @@ import pydantic
 from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
-from recsys.errors import RecsysError, UsageError
-from recsys.system.unexpected import PLUGIN_PACKAGES
+from recsys.errors import PLUGIN_PACKAGES, RecsysError, UsageError
 
 ENTRY_POINTS = "recsys.plugins"
 BUILT_INS = {

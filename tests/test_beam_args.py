@@ -23,7 +23,7 @@ from recsys.config import (
 )
 from recsys.config.run_config import BeamConfig
 from recsys.data.features import CategoriesFeature
-from recsys.data.ingest.beam_args import LOCAL_RUNNER, with_local_runner
+from recsys.data.ingest.read_rows import LOCAL_RUNNER, with_local_runner
 
 pytestmark = pytest.mark.pipeline
 

@@ -16,8 +16,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from recsys.data.ingest import bigquery
-from recsys.data.ingest.beam_args import with_local_runner
 from recsys.data.ingest.bigquery import stage_query, stage_rows, to_record_batch
+from recsys.data.ingest.read_rows import with_local_runner
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline

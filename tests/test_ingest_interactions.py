@@ -9,8 +9,8 @@ import pytest
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
 from recsys.data.dead_letters import check_rejected
 from recsys.data.example_files import read_split
-from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.errors import RecsysError
 from recsys.system.events import shown_events
 

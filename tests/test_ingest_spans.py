@@ -27,9 +27,9 @@ from recsys.config import (
 from recsys.data.event_times import event_times
 from recsys.data.example_files import read_split
 from recsys.data.ingest import ingestion, read_rows, segments
-from recsys.data.ingest.beam_args import LOCAL_RUNNER
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.segments import counts_of, segments_in_use
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import choose_cut
@@ -643,7 +643,7 @@ _NIGHT = """
 import os, sys
 from pathlib import Path
 import apache_beam as beam
-from recsys.data.ingest.beam_args import LOCAL_RUNNER
+from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 config, out, root, call = sys.argv[1:]
 calls, sync = [0], os.fsync

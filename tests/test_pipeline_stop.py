@@ -17,7 +17,7 @@ from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import runner as module
-from pipelines.run_errors import as_recsys_error, stopped_error
+from pipelines.aftercare import as_recsys_error, stopped_error
 from pipelines.run_record import Recorder
 from recsys.errors import RecsysError
 from recsys.system.run_lock import LOCK_NAME, run_lock

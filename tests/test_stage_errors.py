@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from pipelines.run_errors import as_recsys_error
-from recsys.errors import RecsysError
-from recsys.system import unexpected
+from pipelines.aftercare import as_recsys_error
+from recsys import errors
+from recsys.errors import RecsysError, unexpected_error
 from recsys.system.process import run_stage
-from recsys.system.unexpected import unexpected_error
 
 PLUGIN = """
 import os
@@ -124,7 +123,7 @@ def test_a_step_of_the_pipeline_names_the_plugin_too(tmp_path):
 
 def test_an_exception_in_code_without_a_module_is_told(monkeypatch):
     # Other tests of the process may have made `tests` the package of a plugin.
-    monkeypatch.setattr(unexpected, "PLUGIN_PACKAGES", set())
+    monkeypatch.setattr(errors, "PLUGIN_PACKAGES", set())
     source = compile("{}['a name']", "made.py", "eval")
     with pytest.raises(KeyError) as raised:
         eval(source, {"__builtins__": {}})  # noqa: S307 code that this test writes

@@ -5,7 +5,7 @@ export            the stage: from a model folder to a bundle
 graph             the signatures of its SavedModel, and what is stored of users and items
 candidates        the best k inside the graph
 raw_features      raw columns to token rows inside the graph
-id_table          ids to rows inside the graph
+id_table          ids to rows inside the graph, and the users with their histories
 variables         the variables of a SavedModel, written slice by slice
 row_slices        rows of large arrays, read slice by slice
 quantization      item embeddings in fewer bits

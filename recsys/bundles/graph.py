@@ -37,7 +37,7 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.bundles.candidates import Allow, GraphFilters, GraphRanker
-from recsys.bundles.id_table import IdTable, hash_rows
+from recsys.bundles.id_table import IdTable, StoredUsers, hash_rows
 from recsys.bundles.quantization import Kind, stored
 from recsys.bundles.raw_features import (
     RawFeatures,
@@ -57,7 +57,6 @@ from recsys.bundles.signatures import (
     popularity_shares,
     query_facts,
 )
-from recsys.bundles.stored_users import StoredUsers
 from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags, of_history
 from recsys.data.history_facts import ASKED_AT, KINDS, UNKNOWN

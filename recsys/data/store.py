@@ -364,11 +364,17 @@ def event_order(user: np.ndarray, timestamp: np.ndarray, rest: Sequence[np.ndarr
     key += timestamp
     key -= first
     order = np.argsort(key)
-    return _settle(order, key, rest)
+    return settle(order, key, rest)
 
 
-def _settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
-    """Puts events of one key into the order of the other columns."""
+def settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
+    """Orders events of one key by other columns; the first column decides first.
+
+    Args:
+        order: Events sorted by key `[n]`; it is changed.
+        key: Key of each event `[n]`.
+        rest: The other columns `[n]` each.
+    """
     ordered = key[order]
     same = ordered[1:] == ordered[:-1]
     undecided = np.zeros(len(order), bool)

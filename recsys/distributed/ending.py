@@ -18,10 +18,9 @@ import jax
 from jax.experimental import multihost_utils
 
 from recsys.distributed.coordination import client, n_processes, process_index
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, plugin_place
 from recsys.system.process import answer, as_told, log_traceback
 from recsys.system.signals import StopSignals, signals_to
-from recsys.system.unexpected import plugin_place
 
 HEARTBEAT_S = 20
 """How long a process may give no sign of life [s]. JAX notices a second or two later."""

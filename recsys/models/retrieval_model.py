@@ -29,8 +29,7 @@ from recsys.losses.loss import SHARED_BY_ALL
 from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
 from recsys.models.counted_layers import BagWeights, ItemGraph
 from recsys.models.inputs import ModelInputs, ModelSpec, Side
-from recsys.models.layer_names import keras_seeds, name_attributes
-from recsys.models.layers import Latest, LogTemperature
+from recsys.models.layers import Latest, LogTemperature, keras_seeds, name_attributes
 from recsys.models.lookups import LookupModel, Tables, Tensors
 from recsys.models.times import ItemAges
 

@@ -24,11 +24,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal, TextIO
 
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, unexpected_error
 from recsys.system.disk import storage_error
 from recsys.system.parent import as_parent, child_command
 from recsys.system.signals import StoppedError, is_raised, signals_to
-from recsys.system.unexpected import unexpected_error
 
 # A training step takes and frees arrays of many megabytes. By default glibc gives each
 # back to the kernel and faults it in again: half of a step's time on a CPU.

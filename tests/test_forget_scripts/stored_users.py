@@ -9,7 +9,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from recsys.bundles import variables
-from recsys.bundles.stored_users import StoredUsers
+from recsys.bundles.id_table import StoredUsers
 from recsys.bundles.without_users import StoredIds
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary

@@ -26,9 +26,8 @@ from recsys.data.entities import (
     raw_columns,
 )
 from recsys.data.example_files import write_examples
-from recsys.data.ingest.beam_args import LOCAL_RUNNER
-from recsys.data.ingest.entity_rows import Transformed, write_user_features
-from recsys.data.ingest.entity_rows import write_catalogue as write_items
+from recsys.data.ingest.entity_rows import Transformed, write_entities
+from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.transform import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, serving_histories
@@ -101,8 +100,7 @@ def write_data(folder, items, users):
         ids[what] = rows[id_column(config)].to_pylist()
         vocabulary = Vocabulary(pa.array(ids[what]), np.ones(len(ids[what])))
         vocabulary.save(data / "vocabulary" / f"{what}.parquet")
-    write_items(data, items, folder / "items" / "examples", made["items"])
-    write_user_features(data, users, made["users"])
+    write_entities(data, items, users, folder / "items" / "examples", made)
     n = len(ids["users"])
     events = {"user_id": ids["users"], "user_row": np.arange(1, n + 1, dtype=np.int32)}
     events |= {"item_row": np.ones(n, np.int32), "timestamp": np.zeros(n, np.int64)}

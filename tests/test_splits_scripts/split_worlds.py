@@ -6,9 +6,9 @@ import apache_beam as beam
 import numpy as np
 
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
-from recsys.data.ingest.beam_args import LOCAL_RUNNER
-from recsys.data.ingest.entity_rows import write_catalogue
+from recsys.data.ingest.entity_rows import write_entities
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ def make(config, out):
     make_vocabularies(
         out / "examples", summary["cut"], {}, None, vocabularies, VocabulariesConfig(), config.rule,
     )  # fmt: skip
-    write_catalogue(out / "data", None, None, None)
+    write_entities(out / "data", None, None)
     folder = out / "data" / "store"
     build_store(out / "examples", vocabularies, summary["cut"], folder, config.rule)
     return summary, InteractionStore.open(folder, verify=True)

@@ -1,9 +1,8 @@
 """From raw files to the data folder, by Apache Beam; the only Beam code of `recsys`.
 
 standalone.py     `ingest`: all steps without TFX
-beam_args.py      the runner of this machine
 ingestion.py      interactions: read, without duplicates, split
-read_rows.py      files → rows in buckets, by Beam
+read_rows.py      files → rows in buckets, by Beam; the runner of this machine
 span_states.py    a rolling window, of whose spans those that are new are read
 segments.py       → events of each user, by day
 entity_rows.py    items and users, catalogue and features

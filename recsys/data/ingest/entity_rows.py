@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -133,29 +134,33 @@ class Transformed(NamedTuple):
     graph: Path
 
 
-def write_catalogue(
-    folder: Path, source: ItemsConfig | None, items: Path | None, tokens: Transformed | None
+def write_entities(
+    folder: Path,
+    items: ItemsConfig | None,
+    users: UsersConfig | None,
+    catalogue: Path | None = None,
+    tokens: Mapping[str, Transformed] = MappingProxyType({}),
 ) -> None:
-    """Writes `catalogue/` of a data folder that has its `vocabulary/`.
+    """Writes `catalogue/` and `user_features/` of a data folder that has its `vocabulary/`.
 
     Args:
         folder: The data folder.
-        source: The catalogue's config; None where the items are those of the interactions.
-        items: Examples of the catalogue.
-        tokens: Their tokens; None where they have no features.
+        items: Config of the catalogue; None if the items are those of the interactions.
+        users: Config of the users; None without any.
+        catalogue: Examples of the catalogue.
+        tokens: Tokens of `items` and `users`, if they have features.
     """
-    vocabulary = Vocabulary.load(folder / "vocabulary" / "items.parquet")
+    known = {
+        what: Vocabulary.load(folder / "vocabulary" / f"{what}.parquet")
+        for what in ("items", *(["users"] if "users" in tokens else []))
+    }
     titles: Iterable[pa.Table] = ()
-    if items is not None and source is not None and source.columns.title is not None:
-        titles = read_split(items / f"Split-{SPLIT}", ["item_id", "title"])
-    write_titles(folder / "catalogue", vocabulary, titles)
-    _write_features(folder / "catalogue", vocabulary, source, tokens)
-
-
-def write_user_features(folder: Path, source: UsersConfig, tokens: Transformed) -> None:
-    """Writes `user_features/` of a data folder that has its `vocabulary/`."""
-    vocabulary = Vocabulary.load(folder / "vocabulary" / "users.parquet")
-    _write_features(folder / "user_features", vocabulary, source, tokens)
+    if catalogue is not None and items is not None and items.columns.title is not None:
+        titles = read_split(catalogue / f"Split-{SPLIT}", ["item_id", "title"])
+    write_titles(folder / "catalogue", known["items"], titles)
+    _write_features(folder / "catalogue", known["items"], items, tokens.get("items"))
+    if "users" in known:
+        _write_features(folder / "user_features", known["users"], users, tokens["users"])
 
 
 def _write_features(

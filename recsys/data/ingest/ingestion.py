@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from recsys.config import DataConfig, InteractionsConfig, Share, Split, Strict
 from recsys.data.dead_letters import Tally, dead_letters, refuse_empty, summarize, write_summary
 from recsys.data.forgotten import Forgotten
+from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of, link, sweep
 from recsys.data.ingest.read_rows import ReadPlan, read_sources
 from recsys.data.ingest.segments import (
@@ -147,6 +148,11 @@ def ingest_interactions(
         RecsysError: A file can't be read, a span is broken and `bad_spans` is `stop`, no
             row is good, or the positives can't be split.
     """
+    if source.interactions.query is not None:
+        # Beside the dead letters, which name the rows of these files.
+        folder = Path(letters) / "query"
+        files = stage_query(source.interactions.query, folder, beam_pipeline.options)
+        source = source.with_files(files)
     work = Path(letters) / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

@@ -25,6 +25,7 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from recsys.data import dead_letters
 from recsys.data.dead_letters import Tally, add_up, letters_tally
@@ -359,3 +360,23 @@ def _read(spill: Spill) -> pa.Table:
     with pa.memory_map(spill.file) as file:
         file.seek(spill.offset)
         return pa.ipc.open_stream(pa.py_buffer(file.read_buffer(spill.length))).read_all()
+
+
+LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+_LOCAL_NAMES = {"direct", "switchingdirect", "testdirect", "fnapi"}
+
+
+def with_local_runner(args: Sequence[str]) -> list[str]:
+    """Returns Beam's arguments, ending with `LOCAL_RUNNER` for the DirectRunner or no runner.
+
+    Beam 2.77's DirectRunner tries Prism first: it downloads a program, or takes the file of its
+    name in the home folder, and runs it.
+    """
+    return [*args, f"--runner={LOCAL_RUNNER}"] if is_local(args) else list(args)
+
+
+def is_local(args: Sequence[str]) -> bool:
+    """Whether the arguments mean the runner of this machine, under any of its names."""
+    options = PipelineOptions(list(args)).view_as(StandardOptions)
+    runner = options.runner or options.DEFAULT_RUNNER
+    return runner.rpartition(".")[2].lower().removesuffix("runner") in _LOCAL_NAMES

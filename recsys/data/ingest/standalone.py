@@ -24,16 +24,14 @@ from recsys.config.load import load_config
 from recsys.data.dataset import FACTS, GRAPHS, Data
 from recsys.data.dead_letters import Tally, check_rejected
 from recsys.data.entities import EntityConfig
-from recsys.data.ingest.beam_args import with_local_runner
-from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
     ingest_entities,
-    write_catalogue,
-    write_user_features,
+    write_entities,
 )
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.read_rows import with_local_runner
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.input_files import seal_inputs, verify_inputs
 from recsys.distribution import install_extra
@@ -149,18 +147,14 @@ class _FolderIngestion:
                 source.rule,
             )
         build_store(interactions, vocabularies, cut, self._folder / "store", source.rule)
-        write_catalogue(self._folder, self._data.items, entities.get("items"), tokens.get("items"))
-        if self._data.users is not None and "users" in tokens:
-            write_user_features(self._folder, self._data.users, tokens["users"])
+        data = self._data
+        write_entities(self._folder, data.items, data.users, entities.get("items"), tokens)
         seal_inputs(self._folder)
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
         shutil.rmtree(self._work)
 
     def _interactions(self, source: InteractionSource, out: Path, cache: Path | None) -> None:
         letters = self._letters("interactions")
-        if source.interactions.query is not None:
-            files = stage_query(source.interactions.query, letters / "query", self._options)
-            source = source.with_files(files)
         fingerprint = "" if cache is None else code_fingerprint(self._data)
         pipeline = beam.Pipeline(options=self._options)
         counts = ingest_interactions(

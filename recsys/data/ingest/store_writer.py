@@ -41,6 +41,7 @@ from recsys.data.store import (
     commit_shard,
     count_tied,
     order_users,
+    settle,
     write_manifest,
 )
 from recsys.data.vocabulary import Vocabulary
@@ -294,19 +295,7 @@ def _shard(
                 column[here] = source.read(name, there)
         free[to] += length
     user = np.repeat(np.arange(end - first, dtype=np.int32), counts)
-    tied = count_tied(user, time)
-    _order_ties(tied, [item_row, *optional.values()])
-    return EventShard(user_rows[first:end][user], item_row, time, tied, offsets, **optional)
-
-
-def _order_ties(tied: np.ndarray, columns: Sequence[np.ndarray]) -> None:
-    """Orders events of one user and second by `columns` `[n]` each; the first decides first."""
-    behind = np.flatnonzero(tied)
-    if not len(behind):
-        return
-    first = np.unique(behind - tied[behind])
-    run = np.unique(np.concatenate([first, behind]))
-    group = np.cumsum(tied[run] == 0)
-    order = run[np.lexsort((*(column[run] for column in reversed(columns)), group))]
-    for column in columns:
-        column[run] = column[order]
+    tied, every = count_tied(user, time), np.arange(n)
+    order = settle(every, every - tied, [item_row, *optional.values()])
+    optional = {name: column[order] for name, column in optional.items()}
+    return EventShard(user_rows[first:end][user], item_row[order], time, tied, offsets, **optional)
