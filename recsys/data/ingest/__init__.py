@@ -8,3 +8,7 @@ segments.py       → events of each user, by day
 entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store
 """
+
+from recsys.contents import lazy_contents
+
+__all__, __getattr__, __dir__ = lazy_contents(__name__, {"recsys.data.ingest.standalone": "ingest"})
