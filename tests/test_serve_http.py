@@ -3,10 +3,8 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -105,15 +103,6 @@ def test_the_state_of_versions_is_told_as_tensorflow_serving_tells_it(server):
     assert answer.json() == {"model_version_status": both}
     answer = requesting.get(f"{server.url}/v1/models/m/versions/2")
     assert answer.json() == {"model_version_status": both[1:]}
-
-
-def test_metadata_is_told_as_tensorflow_serving_tells_it(server):
-    spec = {"name": "m", "signature_name": "", "version": "3"}
-    metadata = {"signature_def": {"signature_def": {"serving_default": {"inputs": {}}}}}
-    answer = requesting.get(f"{server.url}/v1/models/m/metadata")
-    assert answer.json() == {"model_spec": spec, "metadata": metadata}
-    answer = requesting.get(f"{server.url}/v1/models/m/versions/2/metadata")
-    assert answer.json()["model_spec"]["version"] == "2"
 
 
 def test_before_a_version_is_loaded_all_say_so():
@@ -372,25 +361,3 @@ def test_metrics_count_by_route_and_code_and_not_by_path(fresh):
         "recsys_model_load_seconds_sum 1.5",
     ):
         assert line in text.splitlines()
-
-
-def test_the_openapi_page_lists_every_route_and_what_it_may_answer(server):
-    page = requesting.get(f"{server.url}/openapi.json").json()
-    predict = page["paths"]["/v1/models/{name}:predict"]["post"]
-    assert set(predict["responses"]) >= {"200", "4XX", "5XX"}
-    assert predict["requestBody"]["required"]
-    assert "/v1/models/{name}/versions/{version}/metadata" in page["paths"]
-
-
-def test_many_clients_at_once_get_their_own_answers(server):
-    def ask(n):
-        while True:
-            answer = server.predict({"instances": [float(n)]})
-            if answer.status_code != 429:
-                return answer.json()["predictions"]
-
-    with concurrent.futures.ThreadPoolExecutor(8) as clients:
-        found = list(clients.map(ask, range(200)))
-    assert found == [[2.0 * n + 3] for n in range(200)]
-    assert threading.active_count() < 50
-    assert json.loads(requesting.get(f"{server.url}/healthz").text) == {"version": 3}
