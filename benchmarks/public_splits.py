@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.stores import write_store
+from benchmarks.stores import save_catalogue, save_features, write_store
 from recsys.config import Order
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import Vocabulary
 
@@ -209,7 +209,8 @@ def write_data_folder(
         vocabulary = Vocabulary(pa.array(ids[name]), count)
         vocabulary.save(folder / "vocabulary" / f"{name}.parquet")
     names, features = ["", *ids["items"]], _feature_bags(item_tokens or {})
-    Catalogue(names, ["", *(titles or ids["items"])], features).save(folder / "catalogue")
+    catalogue = Catalogue(names, ["", *(titles or ids["items"])], features)
+    save_catalogue(catalogue, folder / "catalogue")
     if user_tokens:
         save_features(_feature_bags(user_tokens), folder / "user_features")
 

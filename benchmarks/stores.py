@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recsys.data import store
+from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import COLUMNS, EventShard
 from recsys.data.split import BY_TIME, SplitRule
 
@@ -78,3 +82,25 @@ def sorted_shard(
     tied = store.count_tied(user[order], ordered["timestamp"])
     offsets = np.append(0, np.cumsum(np.bincount(user, minlength=n_users)))
     return EventShard(tied=tied, offsets=offsets, **ordered)
+
+
+def save_catalogue(catalogue: Catalogue, folder: Path) -> None:
+    """Writes ids, titles and features into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    titles = pa.table({"id": catalogue.ids[1:], "title": catalogue.titles[1:]})
+    pq.write_table(titles, folder / "titles.parquet")
+    save_features(catalogue.features, folder)
+
+
+def save_features(features: Iterable[FeatureBags], folder: Path) -> None:
+    """Writes features into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for feature in features:
+        np.save(folder / f"{feature.name}.npy", np.asarray(feature.bags, np.int32))
+        if feature.tokens is not None:
+            names = pa.table({"token": pa.array(list(feature.tokens), pa.string())})
+            pq.write_table(names, folder / f"{feature.name}.tokens.parquet")
+        width = int(feature.bags.shape[1])
+        entries.append({"name": feature.name, "rows": feature.rows, "width": width})
+    (folder / "features.json").write_text(json.dumps({"features": entries}))

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recsys.plan
+from benchmarks.stores import save_catalogue
 from recsys.cli.plan import parse_bytes
 from recsys.config.load import default_config_path, load_config
 from recsys.data.catalogue import Catalogue, FeatureBags
@@ -103,7 +104,7 @@ def write_data(folder, users=3, items=5, name="tags", rows=7, width=4):
         Vocabulary(ids, np.ones(n, np.int64)).save(folder / "vocabulary" / f"{side}.parquet")
     bags = FeatureBags(name, rows, np.zeros((items + 1, width), np.int32))
     ids = [str(i) for i in range(items + 1)]
-    Catalogue(ids, ids, (bags,)).save(folder / "catalogue")
+    save_catalogue(Catalogue(ids, ids, (bags,)), folder / "catalogue")
     return folder
 
 

@@ -8,8 +8,9 @@ import pytest
 from model_parts import PARTS, divide
 from tower_models import weights
 
+from benchmarks.stores import save_catalogue, save_features
 from recsys.config import TrainStage, TwoTowerConfig
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
@@ -34,7 +35,7 @@ def data(tmp_path):
     (tmp_path / "vocabulary").mkdir()
     users.save(tmp_path / "vocabulary" / "users.parquet")
     items.save(tmp_path / "vocabulary" / "items.parquet")
-    catalogue.save(tmp_path / "catalogue")
+    save_catalogue(catalogue, tmp_path / "catalogue")
     return tmp_path, ModelInputs(users, items, catalogue, user_features)
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from report_evaluation import BLESSED, MODEL, STRENGTH, TITLES, evaluation, metrics
 from report_run import CONFIG, GROWTH, VALIDATION, Run, Text, cells_of, text_of
 
-from recsys.data.catalogue import FeatureBags, save_features
+from benchmarks.stores import save_features
+from recsys.data.catalogue import FeatureBags
 from recsys.formats import change, change_span, figure, span
 from recsys.report.run_report import write_report
 

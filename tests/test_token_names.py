@@ -1,7 +1,5 @@
 """Names of token rows, written beside the bags and read when they are asked for."""
 
-import shutil
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +8,6 @@ import pytest
 from recsys.config import read_feature
 from recsys.data.catalogue import (
     Catalogue,
-    FeatureBags,
     Texts,
     open_user_features,
     write_features,
@@ -63,20 +60,6 @@ def test_a_catalogue_gives_the_names_that_were_written(folder):
     assert list(genres.tokens) == _GENRES
     assert [genres.tokens[row] for row in genres.bags[2]] == ["a|b", "Drama"]
     assert hashed.tokens is None
-
-
-def test_names_are_kept_when_a_catalogue_or_its_folder_is_copied(folder, tmp_path):
-    Catalogue.open(folder).save(tmp_path / "saved")
-    shutil.copytree(folder, tmp_path / "copied")
-    for copy in ("saved", "copied"):
-        assert list(Catalogue.open(tmp_path / copy).features[0].tokens) == _GENRES
-
-
-def test_names_given_in_memory_are_saved(tmp_path):
-    bags = np.zeros((2, 1), np.int32)
-    genres = FeatureBags("genres", 4, bags, _GENRES)
-    Catalogue(["", "a"], ["", "A"], (genres,)).save(tmp_path)
-    assert list(Catalogue.open(tmp_path).features[0].tokens) == _GENRES
 
 
 def test_folders_of_before_have_no_names(folder):

@@ -13,6 +13,7 @@ from data_folders import write_data
 from model_parts import change
 from training_runs import train_here
 
+from benchmarks.stores import save_catalogue
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.input_files import seal_inputs
@@ -198,7 +199,7 @@ def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_pa
     bags = FeatureBags(colour.name, colour.rows, np.asarray(colour.bags)[order])
     names = [catalogue.ids[row] for row in order]
     shutil.rmtree(other / "catalogue")
-    Catalogue(names, names, (bags,)).save(other / "catalogue")
+    save_catalogue(Catalogue(names, names, (bags,)), other / "catalogue")
     seal_inputs(other)
     change(other, "two_tower/embedding/items/embeddings", lambda rows: rows[order])
     np.save(other / "candidates.npy", np.load(other / "candidates.npy")[order])

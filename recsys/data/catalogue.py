@@ -169,12 +169,6 @@ class Catalogue:
         """Which item rows are items `[item rows]` bool: those that can be recommended."""
         return are_filled(self.ids)
 
-    def save(self, folder: Path) -> None:
-        """Writes the catalogue into `folder`; `features.json` comes last."""
-        folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"id": self.ids[1:], "title": self.titles[1:]}), folder / TITLES)
-        save_features(self.features, folder)
-
     @classmethod
     def open(cls, folder: Path) -> Catalogue:
         """Opens the catalogue in `folder`; bags are memory-mapped, ids and titles read when used.
@@ -193,16 +187,6 @@ class Catalogue:
         return cls(ids, titles, open_features(folder, n_rows))
 
 
-def save_features(features: Sequence[FeatureBags], folder: Path) -> None:
-    """Writes features into `folder`; `features.json` comes last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for feature in features:
-        np.save(folder / f"{feature.name}.npy", feature.bags.astype(np.int32, copy=False))
-        if feature.tokens is not None:
-            _write_token_names(folder, feature.name, feature.tokens)
-    _write_summary(folder, {f.name: (f.rows, int(f.bags.shape[1])) for f in features})
-
-
 def _write_summary(folder: Path, tables: Mapping[str, tuple[int, int]]) -> None:
     features = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
     (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
@@ -217,7 +201,7 @@ def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     """Reads the users' features in `folder`, memory-mapped; none where there is no folder.
 
     Args:
-        folder: What `save_features` wrote.
+        folder: What `write_features` wrote.
         n_rows: User rows, row 0 included.
 
     Raises:
@@ -230,7 +214,7 @@ def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     """Reads the features in `folder`, memory-mapped.
 
     Args:
-        folder: What `save_features` wrote.
+        folder: What `write_features` wrote.
         n_rows: Rows of each, row 0 included.
 
     Raises:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,18 @@ class FeatureTable:
     side: Literal["item", "user"]
     rows: int
     width: int
+
+
+def feature_tables(
+    items: Iterable[FeatureBags], users: Iterable[FeatureBags]
+) -> tuple[FeatureTable, ...]:
+    """Returns the tables of features of the items, then of those of the users."""
+    sides: dict[Literal["item", "user"], Iterable[FeatureBags]] = {"item": items, "user": users}
+    return tuple(
+        FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))
+        for side, features in sides.items()
+        for feature in features
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,16 +167,10 @@ class Data:
     @functools.cached_property
     def spec(self) -> DataSpec:
         """The sizes that a model is built from."""
-        sides: dict[Literal["item", "user"], Sequence[FeatureBags]]
-        sides = {"item": self.catalogue.features, "user": self.user_features}
         return DataSpec(
             user_rows=self.users.n_rows,
             item_rows=self.items.n_rows,
-            features=tuple(
-                FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))
-                for side, features in sides.items()
-                for feature in features
-            ),
+            features=feature_tables(self.catalogue.features, self.user_features),
             has_weight=self.train.weight is not None,
             split=self.store.split,
         )

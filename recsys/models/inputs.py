@@ -18,7 +18,7 @@ from recsys.data.catalogue import (
     bags_of_histories,
     open_user_features,
 )
-from recsys.data.dataset import FeatureTable
+from recsys.data.dataset import FeatureTable, feature_tables
 from recsys.data.history_facts import Facts, all_of
 from recsys.data.input_files import verify_inputs
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
@@ -90,13 +90,7 @@ class ModelSpec(Strict):
         Raises:
             UsageError: There is no such model.
         """
-        sides: dict[Side, Iterable[FeatureBags]]
-        sides = {"item": catalogue.features, "user": user_features}
-        features = [
-            FeatureTable(f.name, side, f.rows, int(f.bags.shape[1]))
-            for side, bags in sides.items()
-            for f in bags
-        ]
+        features = feature_tables(catalogue.features, user_features)
         return cls.of(config, user_rows, catalogue.n_rows, features)
 
     def check(self) -> None:

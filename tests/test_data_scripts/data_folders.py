@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.stores import write_store
-from recsys.data.catalogue import Catalogue, save_features
+from benchmarks.stores import save_catalogue, save_features, write_store
+from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs
 from recsys.models.inference import embed_catalogue, embed_queries
@@ -34,7 +34,7 @@ def write_data(
     users.save(folder / "vocabulary" / "users.parquet")
     items.save(folder / "vocabulary" / "items.parquet")
     names = items.names_of_rows()
-    Catalogue(names, titles or names, tuple(features)).save(folder / "catalogue")
+    save_catalogue(Catalogue(names, titles or names, tuple(features)), folder / "catalogue")
     if user_features:
         save_features(user_features, folder / "user_features")
     return ModelInputs.open(folder)

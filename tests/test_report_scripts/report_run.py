@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.stores import write_store
+from benchmarks.stores import save_catalogue, write_store
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.report.run_report import write_report
@@ -109,7 +109,7 @@ class Run:
             (folder / "vocabulary").mkdir(parents=True)
             Vocabulary(users, np.ones(599, np.int64)).save(folder / "vocabulary" / "users.parquet")
             Vocabulary(ids, counts).save(folder / "vocabulary" / "items.parquet")
-            catalogue.save(folder / "catalogue")
+            save_catalogue(catalogue, folder / "catalogue")
         parts = (_events(rng, 600, 9_000), _events(rng, 80, 1_000))
         write_store(self.data / "store", 1_463_616_000, *parts)
         groups = np.repeat(np.eye(6, 16, dtype=np.float32), 4, axis=0)

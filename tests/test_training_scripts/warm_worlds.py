@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.stores import write_store
+from benchmarks.stores import save_catalogue, save_features, write_store
 from recsys.config import TrainStage, VocabularyConfig
-from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
@@ -108,7 +108,7 @@ class World:
         self.items.save(folder / "vocabulary" / "items.parquet")
         if self.kinds:
             _vocabulary(self.kinds, {}).save(folder / "vocabulary" / "kinds.parquet")
-        self.catalogue.save(folder / "catalogue")
+        save_catalogue(self.catalogue, folder / "catalogue")
         save_features(self.user_features, folder / "user_features")
         draw = np.random.default_rng(seed)
         rows = np.repeat(np.flatnonzero(self.users.has_id()), per_user)
