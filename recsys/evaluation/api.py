@@ -54,11 +54,9 @@ def evaluate(
             or a score is not finite.
         pydantic.ValidationError: A name is unknown, or an option is invalid.
     """
-    stage = _stage(config, baselines, metrics, k)
-    if config is None:
-        stage = stage.model_copy(update={"repeats": repeats_of(model)})
+    stage, by_config = _stage(config, baselines, metrics, k), config is not None
     with _reporter(progress) as report:
-        return measured(model, data, blessed, stage, report)
+        return measured(model, data, blessed, stage, report, by_config=by_config)
 
 
 def compare(
@@ -89,11 +87,10 @@ def compare(
         RecsysError: As in `evaluate`.
         pydantic.ValidationError: As in `evaluate`.
     """
-    stage = _stage(config, (), metrics, k).of_two_models()
-    if config is None:
-        stage = stage.model_copy(update={"repeats": repeats_of(b)})
+    stage, by_config = _stage(config, (), metrics, k).of_two_models(), config is not None
     with _reporter(progress) as report:
-        return Comparison(measured(b, data, a, stage, report).content, stage.bless.metric)
+        result = measured(b, data, a, stage, report, by_config=by_config)
+    return Comparison(result.content, stage.bless.metric)
 
 
 def measured(
@@ -103,6 +100,8 @@ def measured(
     stage: EvaluateStage,
     report: SystemProgress | None = None,
     mesh: DeviceMesh | None = None,
+    *,
+    by_config: bool = True,
 ) -> EvaluationResult:
     """Returns the evaluation of a model; see `evaluate`.
 
@@ -114,11 +113,14 @@ def measured(
         report: Progress callback.
         mesh: One axis of devices, over which tables and candidates of folders are split; each of
             their processes calls this. None: all is in this process.
+        by_config: Whether `repeats` is that of `stage`, and not of the model's training.
     """
     opened = open_evaluation_data(data)
     systems = {MODEL: open_system(model, opened, "the model", mesh)}
     if blessed is not None:
         systems[BLESSED] = open_system(blessed, opened, "the last blessed model", mesh)
+    if not by_config:
+        stage = stage.model_copy(update={"repeats": repeats_of(model)})
     return EvaluationResult(Evaluator(stage, opened, report).run(systems))
 
 

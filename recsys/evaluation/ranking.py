@@ -58,8 +58,8 @@ def rank(
     left out ranks behind every item, be it seen or none that the vocabulary knows.
 
     Every score is one float32 sum over the dimensions, wherever it is needed, so that
-    ties are exact. The result is the same to the last bit for any number of threads and
-    devices; between the kernel and JAX the last place of a score may differ.
+    ties are exact. The result is the same to the last bit for any number of threads; between
+    the kernel and JAX the last place of a score may differ.
 
     Args:
         scorer: Scores items for queries; `DotProducts` is fastest.

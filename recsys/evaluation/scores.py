@@ -57,7 +57,7 @@ class DotProducts:
 
     def __post_init__(self) -> None:
         """Takes whatever NumPy takes as an array for candidates in memory."""
-        if not hasattr(self.candidates, "largest_of_rows"):
+        if not hasattr(type(self.candidates), "largest_of_rows"):
             object.__setattr__(self, "candidates", np.asarray(self.candidates))
 
     def scores(self, block: slice) -> np.ndarray:
