@@ -22,7 +22,7 @@ from pipelines.recovery import sweep_empty
 from recsys.config import Config
 from recsys.data.split import DAY_S
 from recsys.errors import RecsysError
-from recsys.report.index import write_index
+from recsys.runs.index import write_index
 from recsys.runs.retention import (
     Thing,
     oldest_record,

@@ -24,7 +24,7 @@ from recsys.forget import files
 from recsys.forget.files import finish_record, fresh, recover, replacing, start_record
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
 from recsys.forget.names import USER_COLUMN, Names, is_distinctive
-from recsys.report.index import write_index
+from recsys.runs.index import write_index
 from recsys.runs.retention import GONE, Thing, remove
 from recsys.system.events import emit
 from recsys.system.run_lock import run_lock

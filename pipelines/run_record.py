@@ -16,8 +16,8 @@ from ml_metadata.proto.metadata_store_pb2 import Execution
 from pipelines.history import History
 from recsys.errors import RecsysError
 from recsys.fingerprint import source_version
-from recsys.report.index import write_index
 from recsys.report.runs import RUNS, RunRecord
+from recsys.runs.index import write_index
 
 _T = TypeVar("_T")
 _READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "users"}

@@ -17,7 +17,6 @@ from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
-from recsys.report.index import read_runs
 from recsys.report.runs import RunRecord
 from recsys.runs.backtest import (
     LANDING,
@@ -27,6 +26,7 @@ from recsys.runs.backtest import (
     replay_config,
     summarize,
 )
+from recsys.runs.index import read_runs
 
 
 @pytest.fixture(scope="module")

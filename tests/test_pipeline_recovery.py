@@ -17,8 +17,8 @@ from pipelines import recovery as module
 from pipelines.metadata_store import check_place
 from pipelines.recovery import cancel, clear_up, find_orphans, record_killed
 from recsys.errors import RecsysError
-from recsys.report.index import read_runs
 from recsys.report.runs import RunRecord, read_result
+from recsys.runs.index import read_runs
 
 STATE = proto.Execution
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from report_run import Text, cells_of, text_of
 
-from recsys.report.index import write_index
 from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import RunRecord, read_result, read_steps
+from recsys.runs.index import write_index
 
 SCRIPT = "<script>alert('pwned')</script>"
 STEPS = ["InteractionGen", "DataGate", "Trainer", "RetrievalEvaluator", "Reporter"]
@@ -139,8 +139,7 @@ def test_failed_and_killed_runs_show_their_step(root: Root) -> None:
     root.record(2, None, n_steps=2)
     killed, failed = rows(root.page())
     assert " ".join(failed.split()) == f"2026-02-02 01:00 UTC ! failed {error} 3.2 s 9 of 10 rows"
-    assert "… interrupted" in killed
-    assert "in Trainer after 2 of 5 steps" in killed
+    assert "… interrupted in Trainer 2 of 5 steps ended" in killed
 
 
 @pytest.mark.parametrize(

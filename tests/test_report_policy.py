@@ -16,9 +16,9 @@ import pytest
 from report_evaluation import TITLES, evaluation
 from report_run import VALIDATION, Run
 
-from recsys.report.index import write_index
 from recsys.report.runs import RunRecord
 from recsys.report.statistics_page import write_statistics
+from recsys.runs.index import write_index
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from browser import CHROMIUM, Browser

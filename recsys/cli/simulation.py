@@ -16,8 +16,8 @@ from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import count, duration, figure
 from recsys.report.evaluated import MODEL, Evaluated
-from recsys.report.index import INDEX
 from recsys.report.run_artifacts import read_json
+from recsys.report.runs import INDEX
 from recsys.runs.backtest import (
     ARMS,
     WARM,
@@ -129,7 +129,8 @@ class Simulation:
         if not self._options.arms:
             return {**night, WARM: warm}
         others = measure_arms(self.config, self._out, model, Path(summary["data"]))
-        add_arms(self.config.root_folder, summary["night"]["run"], others)
+        if summary["night"] is not None:  # A record that can't be written fails no run.
+            add_arms(self.config.root_folder, summary["night"]["run"], others)
         values = {
             arm: {"value": facts.pop("metrics")[metric], **facts} for arm, facts in others.items()
         }

@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from recsys.formats import is_number
 from recsys.report import figures, run_figures
-from recsys.report.index import INDEX
 from recsys.report.page import read_part, render, templates
 from recsys.report.run_artifacts import Artifacts
+from recsys.report.runs import INDEX
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "verdict": figures.read_verdict,

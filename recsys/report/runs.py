@@ -18,6 +18,8 @@ from recsys.report.run_artifacts import MissingError, read_json
 from recsys.system.commit import commit_text
 
 RUNS = "runs"
+INDEX = "index.html"
+"""The page of all runs, in the root."""
 STEPS = "steps.jsonl"
 RESULT = "run.json"
 FORMAT = 1

@@ -1,1 +1,1 @@
-"""Runs: their lock, records, retention, lineage, notifications, and backtests."""
+"""Runs: their summaries and page, retention, lineage, notifications, and backtests."""

@@ -13,9 +13,9 @@ from typing import Any
 from recsys.errors import BusyError, shortened
 from recsys.formats import change, count, counted, duration, ends_of, figure, is_number, span
 from recsys.report.evaluated import BLESSED
-from recsys.report.index import INDEX
 from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import (
+    INDEX,
     RESULT,
     RUNS,
     read_result,
@@ -198,19 +198,26 @@ def read_summary(root: Path, run_id: str) -> dict[str, Any]:
         MissingError: It left no record, or a damaged one.
     """
     folder = root / RUNS / run_id
-    return run_summary(run_id, read_result(folder) or _unfinished(folder, root), root)
+    result = read_result(folder)
+    if result is None:
+        # Of those without a result: a clock that was set back makes ended runs look newer.
+        unfinished = (path for path in run_folders(root) if not (path / RESULT).exists())
+        try:
+            refuse_if_held(root)
+            is_running = False
+        except BusyError:
+            is_running = folder == next(unfinished)
+        result = unfinished_result(folder, is_running=is_running)
+    return run_summary(run_id, result, root)
 
 
-def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
-    """Returns the partial result of a run without `run.json`."""
+def unfinished_result(folder: Path, *, is_running: bool = False) -> dict[str, Any]:
+    """Returns the partial result of a run without `run.json`.
+
+    Raises:
+        MissingError: There is no record of its steps either.
+    """
     recorded = read_steps(folder)
-    # Of those without a result: a clock that was set back makes ended runs look newer.
-    unfinished = (path for path in run_folders(root) if not (path / RESULT).exists())
-    try:
-        refuse_if_held(root)
-        is_running = False
-    except BusyError:
-        is_running = folder == next(unfinished)
     return {
         "name": recorded.name,
         "started": recorded.started,

@@ -13,19 +13,11 @@ from recsys.report.charts import Chart, Series, key, spread
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated, metric_title, system_name
 from recsys.report.page import read_part, render
 from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import (
-    RUNS,
-    read_result,
-    read_steps,
-    run_folders,
-    spans_in_words,
-    spans_of,
-    state_of,
-)
+from recsys.report.runs import INDEX, RUNS, read_result, read_steps, run_folders, spans_in_words
+from recsys.runs.summary import run_summary, unfinished_result
 from recsys.system.commit import commit_text
 from recsys.tuning.study_records import read_records
 
-INDEX = "index.html"
 _MOST_OPEN = 60
 
 
@@ -37,46 +29,33 @@ class RecordedRun:
         root: Output folder of the runs.
 
     Attributes:
-        id: Name of its folder.
+        summary: Its summary, as `run_summary` returns it.
         name: Name of the pipeline.
         started: Start [seconds since 1970]; None if unknown.
-        seconds: Duration; None if unknown.
-        state: `blessed`, `refused`, `failed`, `interrupted` or `no verdict`.
-        says: The verdict's sentence, or the error's.
         measured: The figures; None if nothing was evaluated.
         metric: The deciding metric; empty if nothing was evaluated.
         value: The deciding figure; None if there is none.
         protocol: Protocol of the queries; figures of different protocols are not comparable.
-        rejected: Rows rejected, and rows read; None if unknown.
         report: Path of its report from the root; empty if there is none.
         spans: Phrases on its spans that are new, late and so on.
         start: `warm` or `cold`; empty if nothing was trained.
-        version: Number of the pushed version; empty if none was.
         cached: Names of the steps that were cached, so that they made nothing new.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
-        result, self.cached = read_result(folder), _cached(folder)
-        if result is None:
-            result = _interrupted(folder)
-        self.id = folder.name
-        self.name = str(result.get("name") or "")
-        self.started, self.seconds = result.get("started"), result.get("seconds")
-        self.state = state_of(result)
-        self.says = str(result.get("error") or result.get("sentence") or "")
+        result, self.cached = read_result(folder) or unfinished_result(folder), _cached(folder)
+        self.summary = run_summary(folder.name, result, root)
+        self.name, self.started = str(result.get("name") or ""), result.get("started")
         self.measured = Evaluated(result, result.get("deciding")) if result.get("metrics") else None
         self.metric = self.measured.deciding if self.measured else ""
         self.value = self.figure(MODEL, self.metric)
         self.protocol = _protocol(result)
-        rejected = (result.get("rejected") or {}).values()
-        self.rejected = [sum(one[n] for one in rejected) for n in ("rejected", "read") if rejected]
         report = str(result.get("report") or "")
         self.report = report if report and (root / report).is_file() else ""
-        self.spans = spans_in_words(spans_of(result.get("spans")))
+        self.spans = spans_in_words(self.summary["data"]["spans"])
         self.start = ""
         if self.metric and "carried" in result:
             self.start = "warm" if result["carried"] else "cold"
-        self.version = str(result.get("pushed") or "").rpartition("/")[2]
 
     def figure(self, system: str, metric: str) -> float | None:
         """Returns the figure of a system; None if there is none."""
@@ -156,18 +135,6 @@ def _row(run: RecordedRun, earlier: Sequence[RecordedRun]) -> dict[str, Any]:
     change = run.value / before - 1.0 if run.value is not None and before else None
     # A path is no address: characters such as `#` mean something else there.
     return {"run": run, "is_rerun": is_rerun, "change": change, "report": quote(run.report)}
-
-
-def _interrupted(folder: Path) -> dict[str, Any]:
-    """Returns the result of a run that left its steps and no result."""
-    recorded = read_steps(folder)
-    return {
-        "name": recorded.name,
-        "started": recorded.started,
-        "seconds": recorded.seconds,
-        "state": "stopped",
-        "error": f"No result was written; the run ended or still runs {recorded.progress()}.",
-    }
 
 
 def _cached(folder: Path) -> set[str]:
@@ -257,7 +224,10 @@ def _values(system: str, metric: str, runs: Sequence[RecordedRun]) -> list[float
 def _events(runs: Sequence[RecordedRun]) -> list[tuple[float, str]]:
     """Returns the letters below the axis for runs that weren't blessed, or trained from scratch."""
     some_are_warm = any(run.start == "warm" for run in runs)
-    marked = [run.state if run.state != "blessed" else run.start for run in runs]
+    states = [run.summary["state"] for run in runs]
+    marked = [
+        r.start if state == "blessed" else state for r, state in zip(runs, states, strict=True)
+    ]
     hidden = {"warm", "", "" if some_are_warm else "cold"}
     return [(float(x), word) for x, word in enumerate(marked) if word not in hidden]
 
