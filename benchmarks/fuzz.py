@@ -42,9 +42,7 @@ from benchmarks import measure
 from benchmarks.measure import ROOT, log, print_line, run
 
 # What the tests of readers and server read too.
-sys.path.extend(
-    str(ROOT / "tests" / f"test_{name}_scripts") for name in ("data", "fuzz", "hostile", "serve")
-)
+sys.path.append(str(ROOT / "tests" / "support"))
 
 from fuzz_cases import CASES, CRASH, WRONG, Example, Finding  # type: ignore[import-not-found]
 

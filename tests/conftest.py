@@ -14,26 +14,7 @@ from pathlib import Path
 
 # What several files of tests share.
 sys.path.append(str(Path(__file__).parent / "golden"))
-sys.path.extend(
-    str(Path(__file__).parent / f"test_{name}_scripts")
-    for name in (
-        "data",
-        "embedding",
-        "batches",
-        "baselines",
-        "training",
-        "report",
-        "evaluate",
-        "systems",
-        "tensorflow",
-        "telling",
-        "shapes",
-        "splits",
-        "hostile",
-        "fuzz",
-        "runs",
-    )
-)
+sys.path.append(str(Path(__file__).parent / "support"))
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
-sys.path.append(str(Path(__file__).parent / "test_ingest_scripts"))
 from planted_prism import plant
 
 from recsys.config import (
@@ -27,7 +26,7 @@ from recsys.data.ingest.read_rows import LOCAL_RUNNER, with_local_runner
 
 pytestmark = pytest.mark.pipeline
 
-SCRIPT = Path(__file__).parent / "test_ingest_scripts" / "planted_prism.py"
+SCRIPT = Path(__file__).parent / "support" / "planted_prism.py"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
-SCRIPT = Path(__file__).parent / "test_checkpoint_scripts" / "killed.py"
+SCRIPT = Path(__file__).parent / "support" / "killed.py"
 KILLS = 10
 
 

@@ -18,7 +18,7 @@ from recsys.training.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = Path(__file__).parent / "test_checkpoint_scripts"
+SCRIPTS = Path(__file__).parent / "support"
 PROCESSES = 2
 COUNTED = np.arange(64, dtype=np.float32).reshape(16, 4)
 
@@ -41,7 +41,7 @@ def started(script, folder, stderr):
 
 def run(folder):
     """Returns what each process ended with."""
-    processes = started("processes.py", folder, subprocess.PIPE)
+    processes = started("checkpoint_processes.py", folder, subprocess.PIPE)
     outputs = [process.communicate(timeout=180) for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors[-2000:]

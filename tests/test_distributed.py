@@ -19,7 +19,7 @@ from recsys.distributed.place import Place, add_process_options, place_of
 from recsys.errors import UsageError
 from recsys.system.process import last_json_line
 
-SCRIPT = Path(__file__).parent / "test_training_scripts" / "joining.py"
+SCRIPT = Path(__file__).parent / "support" / "joining.py"
 EXPLICIT = ("--num-processes", "{n}", "--process-id", "{index}")
 SCHEDULERS = {
     "slurm": {

@@ -104,7 +104,7 @@ def test_a_device_makes_no_more_than_its_own_part():
 
 
 def test_more_rows_padding_and_stacking_change_no_row():
-    script = Path(__file__).parent / "test_embedding_scripts" / "initial_rows.py"
+    script = Path(__file__).parent / "support" / "initial_rows.py"
     flags = "--xla_force_host_platform_device_count=8"
     subprocess.run([sys.executable, script], env={**os.environ, "XLA_FLAGS": flags}, check=True)
 

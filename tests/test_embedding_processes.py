@@ -12,7 +12,7 @@ import pytest
 from recsys.models.saved_arrays import open_variable, path_of
 from recsys.system.manifest import ManifestError, verify_files
 
-SCRIPTS = Path(__file__).parent / "test_embedding_scripts"
+SCRIPTS = Path(__file__).parent / "support"
 
 
 def run(script, processes, *words):
@@ -36,8 +36,8 @@ def run(script, processes, *words):
 
 
 def test_four_processes_train_the_table_that_one_process_trains_and_write_its_parts(tmp_path):
-    (alone,) = run("processes.py", 1, tmp_path)
-    first, *others = run("processes.py", 4, tmp_path)
+    (alone,) = run("embedding_processes.py", 1, tmp_path)
+    first, *others = run("embedding_processes.py", 4, tmp_path)
     assert others == [first] * 3
     assert first["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     assert alone["losses"][-1] < 1

@@ -31,7 +31,7 @@ from recsys.data.vocabulary import Vocabulary
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]  # The token rows are TFT's.
 
-_SCRIPTS = Path(__file__).resolve().parent / "test_export_scripts"
+_SCRIPTS = Path(__file__).resolve().parent / "support"
 _STARTUP = _SCRIPTS.parent / "startup"
 _K, _HISTORY = 12, 4
 _EVALUATION = {

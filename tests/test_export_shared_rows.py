@@ -16,7 +16,7 @@ from recsys.models.inference import embed_queries
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = Path(__file__).resolve().parent / "test_export_scripts" / "shared_rows.py"
+_SCRIPT = Path(__file__).resolve().parent / "support" / "shared_rows.py"
 _STAGE = {
     "model": {"dim": 8, "history": 4, "widths": [10], "id_dropout": 0.0},
     "train": {"batch_size": 64, "epochs": 2},

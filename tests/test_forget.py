@@ -229,13 +229,13 @@ def test_a_replaced_folder_is_the_old_one_or_the_new_one(tmp_path):
 
 
 def test_those_who_stay_in_a_saved_model_keep_number_history_and_row(tmp_path):
-    script = Path(__file__).parent / "test_forget_scripts" / "stored_users.py"
+    script = Path(__file__).parent / "support" / "stored_users.py"
     run_on_tensorflow(script, tmp_path)  # It raises an AssertionError.
 
 
 def test_a_version_that_answers_others_differently_is_refused(tmp_path, exported_world):
     shutil.copytree(exported_world.bundle, tmp_path / "bundle")
-    run_on_tensorflow(Path(__file__).parent / "test_forget_scripts" / "wrong_row.py", tmp_path)
+    run_on_tensorflow(Path(__file__).parent / "support" / "wrong_row.py", tmp_path)
 
 
 # --- a root

@@ -28,7 +28,7 @@ def on(monkeypatch):
 
 
 def test_every_row_optimizer_gives_the_tables_of_a_cpu(on, tmp_path):
-    script = Path(__file__).parent / "test_embedding_scripts" / "all_optimizers.py"
+    script = Path(__file__).parent / "support" / "all_optimizers.py"
     results = {}
     for platform in ("cuda", "cpu"):
         on(platform)

@@ -17,7 +17,7 @@ from recsys.models.inference import embed_catalogue, embed_queries
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = Path(__file__).resolve().parent / "test_graph_scripts" / "answers.py"
+_SCRIPT = Path(__file__).resolve().parent / "support" / "answers.py"
 _CUT, _HISTORY, _K = 900, 3, 8
 _TRAINED, _ITEMS = 30, 40
 """Items of training; those of the catalogue: ten were never taken by anybody."""

@@ -10,7 +10,7 @@ from on_tensorflow import run_on_tensorflow
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
-_SCRIPT = Path(__file__).resolve().parent / "test_graph_scripts" / "skew.py"
+_SCRIPT = Path(__file__).resolve().parent / "support" / "skew.py"
 _ITEMS = {
     "files": "items.csv",
     "columns": {"item": "id", "title": "name"},

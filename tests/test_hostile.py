@@ -16,7 +16,7 @@ from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
 
-_SCRIPT = Path(__file__).parent / "test_hostile_scripts" / "read_hostile.py"
+_SCRIPT = Path(__file__).parent / "support" / "read_hostile.py"
 _LIMIT_S, _LIMIT_BYTES = 20, 2 << 30
 # Their reading alone takes seconds; the others have the same guards in smaller files.
 _SLOW = frozenset(

@@ -68,9 +68,7 @@ def one_process(files, tmp_path_factory):
     "words",
     [
         pytest.param((OURS, PROCESSES), id="two processes"),
-        pytest.param(
-            (["tests/test_ingest_scripts/on_dask.py"], []), id="Dask", marks=pytest.mark.thorough
-        ),
+        pytest.param((["tests/support/on_dask.py"], []), id="Dask", marks=pytest.mark.thorough),
     ],
 )
 def test_every_runner_makes_the_same_store(files, one_process, tmp_path, words):

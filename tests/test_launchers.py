@@ -138,7 +138,7 @@ def test_a_lost_host_is_started_again_as_often_as_the_config_says(tmp_path):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_all_end_with_the_run_and_save_where_they_can(signum, tmp_path):
     text = "import sys; sys.path.append(sys.argv[1])\n"
-    text += "sys.path.append(sys.argv[1] + '/test_training_scripts')\n"
+    text += "sys.path.append(sys.argv[1] + '/support')\n"
     text += "from pathlib import Path; import test_launchers as t\n"
     text += "launcher = t.commands('sh', '-c', '{line}')\n"
     text += "try: t.launch(launcher, Path(sys.argv[2]), 'waits', 'waits')\n"

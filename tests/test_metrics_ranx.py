@@ -13,7 +13,7 @@ from recsys.metrics.metric import RankedLists, per_query
 
 pytestmark = pytest.mark.bench  # Installs ranx with its dependencies, from the network.
 
-SCRIPT = Path(__file__).resolve().parent / "test_metrics_scripts" / "ranx_metrics.py"
+SCRIPT = Path(__file__).resolve().parent / "support" / "ranx_metrics.py"
 
 
 def test_metrics_equal_those_of_ranx():

@@ -197,7 +197,7 @@ def test_a_run_that_is_interrupted_leaves_what_was_there(tmp_path):
 
 _RUN = """
 import sys, time
-sys.path[:0] = [{tests!r}, {tests!r} + "/test_runs_scripts"]
+sys.path[:0] = [{tests!r}, {tests!r} + "/support"]
 from pathlib import Path
 from recsys.serving.batch_file import UsersFile
 from recsys.serving.batch_file import recommend_file

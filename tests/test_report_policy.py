@@ -6,22 +6,19 @@ A policy is met as a browser meets it: what it doesn't allow by a hash isn't the
 from __future__ import annotations
 
 import html.parser
-import sys
 from base64 import b64encode
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, Browser
 from report_evaluation import TITLES, evaluation
 from report_run import VALIDATION, Run
 
 from recsys.report.runs import RunRecord
 from recsys.report.statistics_page import write_statistics
 from recsys.runs.index import write_index
-
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
-from browser import CHROMIUM, Browser
 
 SCRIPT = "<script>alert('pwned')</script><img src=https://example.org/a.png>"
 

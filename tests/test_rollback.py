@@ -21,7 +21,7 @@ from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import Rollback, WithdrawnError, latest, publish, rollback
 from recsys.errors import RecsysError, UsageError
 
-_KILLS = Path(__file__).parent / "test_bundle_scripts" / "kills.py"
+_KILLS = Path(__file__).parent / "support" / "kills.py"
 
 
 def make_bundle(folder: Path, content: str) -> Path:

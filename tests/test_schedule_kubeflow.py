@@ -23,7 +23,6 @@ from recsys.config.load import load_config
 from recsys.errors import UsageError
 
 pytestmark = pytest.mark.pipeline
-sys.path.append(str(Path(__file__).parent / "test_schedule_scripts"))
 IMAGE = "registry.example/recsys/pipeline:1"
 RESOLVERS = {"EarlierStatistics", "PreviousVocabularies", "LatestBlessed", "WarmBase"}
 

@@ -19,11 +19,9 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
 import grpc
 import httpx
+import requesting
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
-
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
-import requesting
 
 import recsys
 from recsys.bundles.bundle import write_manifest

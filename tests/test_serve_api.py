@@ -1,8 +1,6 @@
 """The JSON API behind the page, with a model whose answers can be reckoned by hand."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +8,6 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import httpx
-
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
 from serving import IDS, VECTORS, FakeRecommender, Running, make_catalogue
 

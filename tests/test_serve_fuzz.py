@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("schemathesis", reason="needs the development group")
 
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from serving import FakeRecommender, Running
 
 pytestmark = pytest.mark.slow

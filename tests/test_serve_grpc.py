@@ -3,8 +3,6 @@
 import contextlib
 import socket
 import struct
-import sys
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -12,12 +10,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
-import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
-
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
+import tensorflow as tf
 from serving import FakeModel, FakeRecommender, Running, wait_for
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.open_inference import messages

@@ -1,8 +1,6 @@
 """`recsys serve` and clients that want to stop it: for everybody, or by names of their own."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
 from serving import FakeRecommender, Running
 

@@ -6,14 +6,11 @@ import dataclasses
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import httpx
-
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
 from serving import Running, raw, wait_for
 

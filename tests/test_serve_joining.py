@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from serving import wait_for
 
 from recsys.serving.server.errors import HttpError

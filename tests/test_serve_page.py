@@ -1,13 +1,9 @@
 """The page in headless Chromium, by keyboard and on a phone."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from browser import CHROMIUM, Browser
 from serving import FakeRecommender, Running
 

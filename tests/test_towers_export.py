@@ -31,7 +31,7 @@ from recsys.models.inference import embed_catalogue, embed_queries
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = Path(__file__).resolve().parent / "test_export_scripts" / "towers.py"
+_SCRIPT = Path(__file__).resolve().parent / "support" / "towers.py"
 _HISTORY, _USERS, _ITEMS = 5, 20, 15
 _MOMENTS = np.int32([3, 6, 9, 12])
 TIMED = HstuConfig(layers=2, heads=2, relative_time=True, event_weight=True, event_kind=True)

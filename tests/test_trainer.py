@@ -22,7 +22,7 @@ from recsys.models import TwoTower
 from recsys.train import write_model
 from recsys.training.trainer import Trainer
 
-SCRIPT = Path(__file__).parent / "test_training_scripts" / "own_program.py"
+SCRIPT = Path(__file__).parent / "support" / "own_program.py"
 EPOCHS = 4
 SETTINGS = TrainStage.model_validate(
     {

@@ -11,7 +11,7 @@ from on_tensorflow import run_on_tensorflow
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
-_SCRIPT = Path(__file__).resolve().parent / "test_transform_scripts" / "tokens.py"
+_SCRIPT = Path(__file__).resolve().parent / "support" / "tokens.py"
 _MISSING_DATE = -(2**63)
 _FEATURES = [
     {"name": "plan", "column": "plan", "kind": "category"},

@@ -1,6 +1,6 @@
 """Saves and restores in one of several processes, which hold eight devices together.
 
-    processes.py FOLDER PROCESS PROCESSES PORT
+    checkpoint_processes.py FOLDER PROCESS PROCESSES PORT
 
 The last line is JSON: what was restored, the parts of the table that this process
 holds, and the codes of the errors that were told.

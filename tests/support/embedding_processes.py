@@ -1,6 +1,6 @@
 """Trains a small model on four devices, in as many processes as the command line says.
 
-    processes.py PROCESS PROCESSES PORT FOLDER
+    embedding_processes.py PROCESS PROCESSES PORT FOLDER
 
 Writes its variables into `parts/` and `whole/` of FOLDER, into `0.npy`, … what the devices
 have of them, and into `step-PROCESSES.npz` the weights after the first step. The last line is
