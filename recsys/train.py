@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if Place.of_environment() is None:
         place = place_of(options)
         if place is not None:
-            return run_placed(_MODULE, words, place, saves=True)
+            return run_placed(_MODULE, words, place)
         if options.processes > 1:
             return launch(_MODULE, words, options.processes, options.checkpoints)
     from recsys.training.stage import run

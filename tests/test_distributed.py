@@ -259,4 +259,4 @@ def test_a_signal_while_it_waits_ends_a_process(group, tmp_path):
     time.sleep(3)
     group.running[0].send_signal(signal.SIGTERM)
     (error,) = group.errors()
-    assert error["code"] == "R378"
+    assert error["code"] == "R611"

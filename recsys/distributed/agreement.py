@@ -211,15 +211,8 @@ def own_address(host: str, port: int) -> str:
         ]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(remote)  # Sends nothing.
-            return plain_address(str(probe.getsockname()[0]))
+            return str(probe.getsockname()[0])
     return "127.0.0.1"
-
-
-def plain_address(text: str) -> str:
-    """Returns an address without scope, and an IPv4 address as itself, not within IPv6."""
-    address = ipaddress.ip_address(text.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)
 
 
 def is_loopback(host: str) -> bool:

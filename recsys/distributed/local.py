@@ -53,13 +53,13 @@ def launch(
             several times without a new one between.
     """
     failed = without_progress = 0
-    saved = None if checkpoints is None else saved_in(checkpoints)
+    saved = saved_in(checkpoints)
     while True:
-        result, code = _attempt(module, arguments, n_processes, saves=checkpoints is not None)
+        code, printed, signals = _attempt(module, arguments, n_processes)
         if checkpoints is None:
-            return stage_result(module, code, "") if result is None else result
-        if result is not None:
-            return {**result, "restarts": failed}
+            return stage_result(module, code, printed, signals)
+        if not _is_silent(code, printed, signals):
+            return {**stage_result(module, code, printed, signals), "restarts": failed}
         failed += 1
         before, saved = saved, saved_in(checkpoints)
         without_progress = 0 if saved != before else without_progress + 1
@@ -74,21 +74,23 @@ def launch(
         note(f"A process ended with {code}: all start again from the last checkpoint.")
 
 
-def saved_in(checkpoints: Path) -> set[Path]:
+def saved_in(checkpoints: Path | None) -> set[Path]:
     """Returns the complete checkpoints of all runs."""
+    if checkpoints is None:
+        return set()
     return {path for path in checkpoints.glob("*/last/*") if path.name.isdecimal()}
 
 
-def _attempt(
-    module: str, arguments: Sequence[str], n_processes: int, *, saves: bool
-) -> tuple[dict[str, Any] | None, int]:
+def _is_silent(code: int, printed: str, signals: Sequence[int]) -> bool:
+    """Returns whether a process failed without a reason, and nobody stopped it."""
+    return code != 0 and not signals and "error" not in (last_json_line(printed) or {})
+
+
+def _attempt(module: str, arguments: Sequence[str], n_processes: int) -> tuple[int, str, list[int]]:
     """Runs the processes once; leaves none of them running.
 
     Returns:
-        The first one's result, None if one died; and the exit code of that one.
-
-    Raises:
-        RecsysError: A process reported an error, or the run was stopped.
+        Exit code and output of the one that failed first, or of process 0; signals to stop.
     """
     coordinator = f"127.0.0.1:{free_port()}"
     places = [
@@ -101,28 +103,17 @@ def _attempt(
         tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch,
         Children(commands, environments, Path(scratch)) as children,
     ):
-        failed = children.wait(_GRACE_S)
-        index = next(iter(failed), 0)
-        said, code = last_json_line(children.printed(index)), children.codes[index] or 0
-    if not failed:
-        return said, 0
-    if said is not None and "error" in said:
-        raise RecsysError.from_json(said["error"])
-    if children.stop.is_set:
-        raise _stopped(code, saves=saves)
-    return None, code
+        index = next(iter(children.wait(_GRACE_S)), 0)
+        return children.codes[index] or 0, children.printed(index), children.stop.received
 
 
-def run_placed(
-    module: str, arguments: Sequence[str], place: Place, *, saves: bool
-) -> dict[str, Any]:
+def run_placed(module: str, arguments: Sequence[str], place: Place) -> dict[str, Any]:
     """Runs one of several processes, and says in one sentence how it ended.
 
     Args:
         module: The stage, such as `recsys.train`.
         arguments: Its command line.
         place: Which one of the processes this is.
-        saves: Whether it saves before it stops.
 
     Returns:
         Its result.
@@ -137,15 +128,11 @@ def run_placed(
         command = child_command(module, arguments)
         with Children([command], [own], Path(scratch), relay=abort.relay) as children:
             children.wait(_GRACE_S)
-            said, code = last_json_line(children.printed(0)), children.codes[0] or 0
+            code, printed = children.codes[0] or 0, children.printed(0)
         own_name, *names = json.loads(members.read_text()) if members.exists() else [""]
-    if said is not None and "error" in said:
-        raise RecsysError.from_json(said["error"])
-    if said is not None and code == 0:
-        return said
-    if children.stop.is_set:
-        raise _stopped(code, saves=saves)
-    raise abort.error(code, own_name or "this process", names)
+    if _is_silent(code, printed, children.stop.received):
+        raise abort.error(code, own_name or "this process", names)
+    return stage_result(module, code, printed, children.stop.received)
 
 
 class _Abort:
@@ -201,17 +188,6 @@ def _lost(who: str, how: str) -> RecsysError:
         " checkpoint, and an evaluation starts again.",
         how,
     )
-
-
-def _stopped(code: int, *, saves: bool) -> RecsysError:
-    """Returns the error of a stage of which a process died after a stop."""
-    received = f"exit code {code}"
-    if saves:
-        rule = "The processes of a training save before they stop."
-        cure = "Run the same command again; it resumes from the last checkpoint."
-        return RecsysError("R378", rule, cure, received)
-    rule = "The evaluation was stopped before it finished."
-    return RecsysError("R611", rule, "Run the same command again, on all hosts.", received)
 
 
 def devices_of(index: int, n_processes: int) -> str:

@@ -14,9 +14,9 @@ WAIT_S = 300.0
 """How long processes wait for each other by default [s]."""
 _VARIABLE = "RECSYS_PLACE"
 _OPTIONS = (
-    ("coordinator", "RECSYS_COORDINATOR", "HOST:PORT of the first process, or auto"),
-    ("num-processes", "RECSYS_PROCESSES", "number of processes"),
-    ("process-id", "RECSYS_PROCESS", "index of this one, from 0"),
+    ("coordinator", str, "RECSYS_COORDINATOR", "HOST:PORT of the first process, or auto"),
+    ("num-processes", int, "RECSYS_PROCESSES", "number of processes"),
+    ("process-id", int, "RECSYS_PROCESS", "index of this one, from 0"),
 )
 
 
@@ -69,8 +69,8 @@ class Place:
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that make a process one of several; the environment may set them too."""
     parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
-    for name, variable, text in _OPTIONS:
-        parser.add_argument(f"--{name}", default=os.environ.get(variable), help=text)
+    for name, kind, variable, text in _OPTIONS:
+        parser.add_argument(f"--{name}", type=kind, default=os.environ.get(variable), help=text)
     parser.add_argument("--wait", type=float, default=WAIT_S, help="timeout for the others [s]")
 
 
@@ -87,23 +87,15 @@ def place_of(options: argparse.Namespace) -> Place | None:
         raise UsageError("R376", rule, "Leave one of them out.", options.processes)
     if options.coordinator == "auto":
         return Place("auto", wait_s=options.wait)
-    n_processes = _number("--num-processes", options.num_processes, 1)
-    process = _number("--process-id", options.process_id, 0)
-    if process >= n_processes:
-        rule, received = "--process-id must be below --num-processes.", (process, n_processes)
-        raise UsageError("R376", rule, "Count from 0.", received)
+    n_processes, process = options.num_processes, options.process_id
+    if n_processes is None or process is None or not 0 <= process < n_processes:
+        raise UsageError(
+            "R376",
+            "With --coordinator, --num-processes must be given, and a lower --process-id.",
+            "Give the number of processes, and the index of this one, counted from 0.",
+            {"num-processes": n_processes, "process-id": process},
+        )
     devices = os.environ.get("RECSYS_LOCAL_DEVICE", "")
     place = Place(options.coordinator, n_processes, process, devices, options.wait)
     _ = place.address
     return place
-
-
-def _number(name: str, text: str | None, least: int) -> int:
-    if text is None or not text.isdecimal() or int(text) < least:
-        raise UsageError(
-            "R376",
-            f"With --coordinator, {name} must be a whole number from {least} on.",
-            "Give --num-processes, their number, and --process-id, the index of this one.",
-            text,
-        )
-    return int(text)

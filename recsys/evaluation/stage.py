@@ -60,7 +60,7 @@ def _in_processes(options: argparse.Namespace, place: Place | None) -> dict[str,
     words = [f"--{name}={path}" for name, path in folders.items() if path is not None]
     if place is None:
         return launch(_MODULE, words, options.processes)
-    return run_placed(_MODULE, words, place, saves=False)
+    return run_placed(_MODULE, words, place)
 
 
 if __name__ == "__main__":

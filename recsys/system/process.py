@@ -131,7 +131,7 @@ def stage_result(
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
     if passed_on:
-        rule = f"The process of {module} was stopped before it had anything to save."
+        rule = f"The process of {module} was stopped before it had saved anything more."
         cure = "Run the same command again; training resumes from its last checkpoint."
         raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
     raise silent_end(f"The process of {module} must end with a result.", code)

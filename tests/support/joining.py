@@ -28,7 +28,7 @@ def main():
         words = [f"--facts={json.dumps(options.facts)}", f"--heartbeat={options.heartbeat}"]
         words += [f"--folder={folder}" for folder in options.folder]
         words += [f"--fate={options.fate}", *([f"--file={options.file}"] * bool(options.file))]
-        return run_placed("joining", words, place_of(options), saves=True)
+        return run_placed("joining", words, place_of(options))
     return met(options)
 
 
