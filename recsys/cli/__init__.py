@@ -2,16 +2,17 @@
 
 command_line  all commands; each is a function, most in the module of its name
 options       options of several commands
+signature     options from the signature and the docstring of a function
+show          results as tables or JSON
 files         `init`, `synth`, `freeze-schema` and `schema`
 forget        `forget`
 past_runs     `runs`, `lineage` and `clean`
 stages        `train` and `export`, and subprocesses of stages
 evaluate      `evaluate` and `compare`
 serving       `serve` and `rollback`
-simulation    the backtest of `simulate-nights`
 follow        runs the pipeline in a subprocess and displays its events
 failure       error output
-terminal      console, progress bars and tables
+terminal      console and progress bars
 """
 
 from recsys.cli.command_line import main

@@ -13,8 +13,7 @@ from recsys.cli import stages
 from recsys.cli.options import (
     Coordinator,
     Data,
-    EvaluationConfig,
-    JsonForPrograms,
+    Json,
     NumProcesses,
     Out,
     PluginFolder,
@@ -39,7 +38,7 @@ def evaluate(
     data: Data,
     out: Out,
     model: Path | None = None,
-    config: EvaluationConfig = None,
+    config: Path | None = None,
     sets: Sets = None,
     plugin_folder: PluginFolder = None,
     against: Path | None = None,
@@ -48,7 +47,7 @@ def evaluate(
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
     wait: Wait = None,
-    as_json: JsonForPrograms = False,
+    as_json: Json = False,
 ) -> None:
     """Evaluate a bundle or a model folder over the whole catalogue, as the pipeline does.
 
@@ -59,6 +58,7 @@ def evaluate(
     Args:
         measured: Bundle or model folder.
         model: The same as an option.
+        config: Config file. Default: ./recsys.yaml, else the defaults.
         against: Last blessed model, to compare with.
     """
     named = [path for path in (measured, model) if path is not None]
@@ -101,11 +101,11 @@ def compare(
     b: Path,
     /,
     data: Data,
-    config: EvaluationConfig = None,
+    config: Path | None = None,
     sets: Sets = None,
     plugin_folder: PluginFolder = None,
     out: Path | None = None,
-    as_json: JsonForPrograms = False,
+    as_json: Json = False,
 ) -> None:
     """Evaluate two models on the same queries and report which is better, with its confidence.
 
@@ -114,6 +114,7 @@ def compare(
     Args:
         a: Bundle or model folder.
         b: Bundle or model folder to compare with A.
+        config: Config file. Default: ./recsys.yaml, else the defaults.
         out: Folder to write comparison.json into.
     """
     from recsys.config import EvaluateStage, stage_of

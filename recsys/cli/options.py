@@ -12,9 +12,6 @@ from recsys.system.files import local_folder
 _CONFIG_HELP = "Config file. Default: ./recsys.yaml, else ./configs/movielens_small.yaml."
 ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 ConfigOption = Annotated[Path | None, Option("--config", help=_CONFIG_HELP)]
-EvaluationConfig = Annotated[
-    Path | None, Option("--config", help="Config file. Default: ./recsys.yaml, else the defaults.")
-]
 Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B=VALUE", help="Override a key of the config; repeatable."),
@@ -31,10 +28,6 @@ Count = Annotated[int, Option(min=1)]
 MaybeCount = Annotated[int | None, Option(min=1)]
 Seed = Annotated[int, Option(min=0)]
 Json = Annotated[bool, Option("--json", help="Print JSON on stdout.")]
-AlwaysJson = Annotated[bool, Option("--json", hidden=True, help="JSON is always printed.")]
-JsonForPrograms = Annotated[
-    bool, Option("--json", help="Print JSON on stdout, as without a terminal.")
-]
 Data = Annotated[Path, Option(help="Data folder written by ingestion.")]
 Mesh = Annotated[
     str | None,

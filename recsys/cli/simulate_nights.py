@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Option
 
+from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.options import ConfigArgument, Json, MaybeCount, Out, Sets
 from recsys.cli.show import emit
-from recsys.cli.stages import require_pipeline
+from recsys.cli.stages import RUNNER, require_pipeline
+from recsys.cli.terminal import Console
 from recsys.formats import change
 
 
@@ -33,12 +36,17 @@ def simulate_nights(
         arms: Also evaluate cold and frozen models.
     """
     require_pipeline()
-    from recsys.cli.simulation import Options, Simulation
     from recsys.config.load import load_config
     from recsys.runs.backtest import summarize
+    from recsys.runs.simulation import Options, Simulation
 
-    options = Options(by, nights, window, arms)
-    simulation = Simulation(load_config(config, sets or []), out.resolve(), options)
+    def run_pipeline(file: Path) -> dict[str, Any]:
+        log = new_log(simulation.config.root_folder)
+        return follow([RUNNER, str(file)], log, RunView(Console(quiet=True)))
+
+    options, tell = Options(by, nights, window, arms), Console(stderr=True).write_line
+    loaded = load_config(config, sets or [])
+    simulation = Simulation(loaded, out.resolve(), options, run_pipeline, tell)
     simulation.run()
     page, journal = simulation.page, simulation.journal
     summary = summarize(journal.nights)

@@ -77,7 +77,9 @@ def tune(
                 tuning = TuningStudy(config, sets or [], data, folder, written, options)
                 best_so_far = tuning.best_ended()
                 with TuneView(console, tuning.metric, minutes, tuning.seconds, best_so_far) as view:
-                    _announce(console, tuning.folder, len(tuning.records()), tuning.seconds)
+                    n_trials = len(tuning.records())
+                    after = f"Resuming after {n_trials} trials in" if n_trials else "Starting in"
+                    console.write_line(f"{after} {tuning.folder}")
                     with events.shown_events(view.show):
                         tuning.run(log, view.show_trial)
         except StoppedError as stopped:
@@ -85,12 +87,9 @@ def tune(
             sys.exit(stopped.exit_code)
     best = tuning.best()
     if best is None:
-        raise RecsysError(
-            "R923",
-            "No trial reached its first validation within the budget.",
-            "Raise --minutes and run the same command again to resume.",
-            duration(tuning.seconds),
-        )
+        rule = "No trial reached its first validation within the budget."
+        cure = "Raise --minutes and run the same command again to resume."
+        raise RecsysError("R923", rule, cure, duration(tuning.seconds))
     summary = {
         "folder": str(folder),
         "config": str(folder / "best.yaml"),
@@ -116,12 +115,7 @@ class TuneView:
     """
 
     def __init__(
-        self,
-        console: Console,
-        metric: str,
-        minutes: float,
-        seconds: float,
-        best: float = float("-inf"),
+        self, console: Console, metric: str, minutes: float, seconds: float, best: float
     ) -> None:
         self._console, self._metric, self._best = console, metric, best
         self._bar = progress_bar(console)
@@ -160,10 +154,3 @@ class TuneView:
             text = event.get("text") or ""
             done, total = event.get("done"), event.get("total")
             self._bar.update(self._trial, completed=done, total=total, text=text)
-
-
-def _announce(console: Console, folder: Path, n_trials: int, seconds: float) -> None:
-    if n_trials:
-        console.write_line(f"Resuming after {n_trials} trials and {duration(seconds)}: {folder}")
-    else:
-        console.write_line(f"Starting in {folder}")

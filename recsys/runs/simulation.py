@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recsys.cli.follow import RunView, follow, new_log
-from recsys.cli.stages import RUNNER
-from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
@@ -56,6 +54,8 @@ class Simulation:
         config: Config of data and training; the data must be split by time.
         out: Folder of the simulation. An interrupted simulation in it is resumed.
         options: Options of the simulation.
+        run_pipeline: Runs the pipeline of a config file; returns the summary of the run.
+        tell: Called with a sentence on the progress.
 
     Attributes:
         journal: The finished nights.
@@ -65,15 +65,20 @@ class Simulation:
         RecsysError: The data can't be read, or `out` contains another simulation.
     """
 
-    def __init__(self, config: Config, out: Path, options: Options) -> None:
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        options: Options,
+        run_pipeline: Callable[[Path], dict[str, Any]],
+        tell: Callable[[str], None],
+    ) -> None:
         if config.data.split != "time":
-            raise UsageError(
-                "R915",
-                "A simulation of nights needs data that are split by time.",
-                "Set data.interactions.columns.timestamp, and data.split to time.",
-                config.data.split,
-            )
-        self._out, self._options, self._talk = out, options, Console(stderr=True)
+            rule = "A simulation of nights needs data that are split by time."
+            cure = "Set data.interactions.columns.timestamp, and data.split to time."
+            raise UsageError("R915", rule, cure, config.data.split)
+        self._out, self._options = out, options
+        self._run_pipeline, self._tell = run_pipeline, tell
         self._replay = BacktestData.read(config, options.by, options.nights)
         _check(len(self._replay.days), options)
         self.config = _of_nights(config, out, options)
@@ -90,13 +95,13 @@ class Simulation:
         """Runs the remaining nights."""
         done, n_nights = len(self.journal.nights), len(self._replay.days)
         if self._replay.n_rejected:
-            self._talk.print(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
+            self._tell(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
         if done:
-            self._talk.print(f"Resuming after night {done} of {n_nights}.")
+            self._tell(f"Resuming after night {done} of {n_nights}.")
         for number in range(done, n_nights):
             night = self._night(number)
             self.journal.add(night)
-            self._talk.write_line(_line(night, number, n_nights))
+            self._tell(_line(night, number, n_nights))
 
     def _night(self, number: int) -> dict[str, Any]:
         """Writes the data of a night and runs the pipeline on them."""
@@ -113,9 +118,8 @@ class Simulation:
         """Runs the pipeline and the other arms; a failed run is a result of the night."""
         config = self._out / "config.yaml"
         config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
-        view, log = RunView(Console(quiet=True)), new_log(self.config.root_folder)
         try:
-            summary = follow([RUNNER, str(config)], log, view)
+            summary = self._run_pipeline(config)
         except RecsysError as error:
             return {"state": "failed", "error": str(error)}
         metric, model = self.config.bless.metric, Path(summary["model"])
