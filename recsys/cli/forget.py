@@ -56,7 +56,6 @@ def _ids(users: Sequence[str], file: Path | None) -> list[str]:
 
     from recsys.data.sources.values import to_ids
 
-    lines: list[str] = []
     try:
         lines = [] if file is None else file.read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:

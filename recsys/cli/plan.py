@@ -196,10 +196,9 @@ def _simulate(devices: int) -> None:
 
 
 def _too_large(planned: Plan, memory: int, advice: Sequence[Change]) -> RecsysError:
-    needed = size(planned.bytes_per_device)
-    fitting = "; or ".join(change.words for change in advice if change.fits)
-    return RecsysError(
-        "R373",
-        f"A device needs {needed} for this training; it has {size(memory)}.",
-        f"Changes that fit: {fitting}." if fitting else "Reduce train.batch_size or model.dim.",
-    )
+    needed, fitting = size(planned.bytes_per_device), [c.words for c in advice if c.fits]
+    rule = f"A device needs {needed} for this training; it has {size(memory)}."
+    cure = "Reduce train.batch_size or model.dim."
+    if fitting:
+        cure = f"Changes that fit: {'; or '.join(fitting)}."
+    return RecsysError("R373", rule, cure)
