@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from benchmarks.measure import simulated
 from benchmarks.namespaces import Hosts
-from recsys.distributed.ray_launcher import NOTICED_SOON
+from recsys.distributed.ray_launcher import NOTICED_SOON, PATIENT
 
 _PORT = 6379
 _LIMIT_S = 300.0
@@ -60,14 +60,12 @@ class RayHosts(Hosts):
         folder.mkdir(exist_ok=True)
         own = {"RAY_TMPDIR": str(folder), "JAX_COMPILATION_CACHE_DIR": str(self._compiled)}
         own |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1", "RAY_USAGE_STATS_ENABLED": "0"}
-        own["RAY_raylet_start_wait_time_s"] = "60"
-        return {**os.environ, **simulated(1), **NOTICED_SOON, **own}
+        return {**os.environ, **simulated(1), **NOTICED_SOON, **PATIENT, **own}
 
     def join(self, *hosts: int) -> None:
         """Starts Ray on some hosts, as nodes of the cluster."""
         for _ in range(_TRIES):  # On a busy machine Ray gives up on its own agents.
-            starts = {host: self._start_ray(host) for host in hosts}
-            hosts = tuple(host for host, start in starts.items() if start.wait(_LIMIT_S))
+            hosts = tuple(host for host in hosts if self._start_ray(host).wait(_LIMIT_S))
             if not hosts:
                 return
             for host in hosts:

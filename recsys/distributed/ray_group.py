@@ -38,6 +38,8 @@ _SAVE_S = 120.0
 _FEWER_S = 10.0
 """How long fewer hosts are waited for, once those that are missing were waited for [s]."""
 _END_S = 8.0
+_STARTS = 3
+"""Times that a Ray of this machine is started: on a busy one it gives up on its own agents."""
 _STORE_BYTES = 80 << 20
 _UNEVEN = "R321"
 _ABORTED = ("R388", "R389")
@@ -76,26 +78,38 @@ def main() -> dict[str, Any]:
 
 def _connect(launcher: RayLauncher) -> None:
     """Connects to the cluster, or starts one of this machine whose only node is lost."""
+    is_local = launcher.address == "local"
     if ray.is_initialized():
-        if launcher.address != "local" or any(node["Alive"] for node in ray.nodes()):
+        if not is_local or any(node["Alive"] for node in ray.nodes()):
             return
         ray.shutdown()
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if launcher.address == "local":
+    if is_local:
         own = {name: launcher.hosts * value for name, value in launcher.resources.items()}
         own.pop("GPU", None)  # As many as there are.
         how |= {"num_cpus": own.pop("CPU", 1.0), "resources": own}
         how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-    try:
-        ray.init(launcher.address, **how)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise UsageError(
-            "R268",
-            f"`launcher.address`, {launcher.address!r}, must be a cluster of Ray to which this"
-            " machine belongs.",
-            "Start the run on one of its nodes, or Ray on this machine: ray start --address=…",
-            str(error),
-        ) from None
+    for left in range(_STARTS - 1 if is_local else 0, -1, -1):
+        try:
+            ray.init(launcher.address, **how)
+            return
+        except Exception as error:  # noqa: BLE001 it raises `Exception` itself
+            ray.shutdown()
+            if not left:
+                raise _unreachable(launcher, str(error)) from None
+
+
+def _unreachable(launcher: RayLauncher, reason: str) -> UsageError:
+    if launcher.address == "local":
+        rule = "Ray must start on this machine."
+        return UsageError("R268", rule, "Try again when the machine is less busy.", reason)
+    return UsageError(
+        "R268",
+        f"`launcher.address`, {launcher.address!r}, must be a cluster of Ray to which this machine"
+        " belongs.",
+        "Start the run on one of its nodes, or Ray on this machine: ray start --address=…",
+        reason,
+    )
 
 
 @contextmanager

@@ -27,6 +27,12 @@ NOTICED_SOON = {
     "RAY_health_check_failure_threshold": "3",
 }
 """Environment of Ray's head by which the cluster gives up a lost node after some 3 s."""
+PATIENT = {
+    "RAY_agent_register_timeout_ms": "100000",
+    "RAY_worker_register_timeout_seconds": "100",
+    "RAY_raylet_start_wait_time_s": "100",
+}
+"""Environment of a node of Ray on a machine that is busy when it starts."""
 _DRIVER = "recsys.distributed.ray_group"
 
 
@@ -92,24 +98,23 @@ class RayLauncher(Launcher):
             prefix="recsys-ray-", ignore_cleanup_errors=True
         ) as folder:
             if self.address == "local":
-                own |= _local_ray(folder, self.wait_s)
+                own |= _local_ray(folder)
             return run_stage(_DRIVER, [self.model_dump_json(), *words], own)
 
 
-def _local_ray(folder: str, wait_s: float) -> dict[str, str]:
+def _local_ray(folder: str) -> dict[str, str]:
     """Returns the environment of a Ray that only this machine reaches, and only by its token.
 
     Args:
         folder: Folder for its sockets and logs.
-        wait_s: How long it may take to start [s].
     """
     return {
         **NOTICED_SOON,
+        **PATIENT,
         "RAY_TMPDIR": folder,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # All ports on loopback, on Linux too.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # By default it writes one to the home folder.
         "RAY_memory_monitor_refresh_ms": "0",  # The kernel says when memory has run out.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # Then Ray's processes of a killed run end.
-        "RAY_raylet_start_wait_time_s": f"{wait_s:.0f}",
     }
