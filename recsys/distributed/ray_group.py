@@ -210,12 +210,16 @@ class _Member:
         said = (last_json_line(self.printed) or {}).get("error")
         return None if said is None else RecsysError.from_json(said)
 
+    @property
+    def is_cause(self) -> bool:
+        """Whether it is lost or was killed, which no other host can be the cause of."""
+        return bool(self.lost) or ((self.code or 0) < 0 and self.code != -signal.SIGABRT)
+
     def rank(self) -> tuple[int, float]:
         """Returns a key: a failure that explains others comes before these."""
         error = self.error()
-        is_killed = (self.code or 0) < 0 and self.code != -signal.SIGABRT
         is_own = error is not None and error.code not in _ABORTED
-        return (0 if self.lost else 1 if is_killed else 2 if is_own else 3), self.ended
+        return (0 if self.is_cause else 1 if is_own else 2), self.ended
 
     def failure(self) -> RecsysError:
         """Returns the error by which it ends the group."""
@@ -254,13 +258,12 @@ class _Group:
                 self._watch(progress)
             finally:
                 self._end()
-        failed = [member for member in self._members if member.lost or member.code]
+        failed = self._failed()
         if not failed:
             return stage_result(self._module, 0, self._members[0].printed)
-        first = min(failed, key=_Member.rank)
-        if self._stop.is_set and first.error() is None:
+        if self._stop.is_set and failed[0].error() is None:
             return stage_result(self._module, 1, "", [signal.SIGTERM])
-        raise first.failure()
+        raise failed[0].failure()
 
     def _start(self, words: Sequence[str], progress: Path) -> None:
         actors, wait_s = self._actors, self._launcher.wait_s
@@ -291,21 +294,27 @@ class _Group:
         relay, is_told, now = events.relay(progress), False, time.monotonic()
         while running := [member for member in self._members if member.is_running]:
             answers = {member.answer: member for member in running}
-            ready, _ = ray.wait([*answers], num_returns=1, timeout=_POLL_S)
+            ready, _ = ray.wait([*answers], num_returns=len(answers), timeout=_POLL_S)
             before, now = now, time.monotonic()
-            for member in running:
-                member.wait(now - before, self._launcher.silent_s)
-            for answer in ready:
-                answers[answer].hear()
+            for answer, member in answers.items():
+                if answer in ready:
+                    member.hear()
+                else:
+                    member.wait(now - before, self._launcher.silent_s)
             relay()
             if self._stop.is_set and not is_told:
                 is_told = True
                 for member in running:
                     member.actor.stop.remote()
-            failed = [m.ended for m in self._members if m.lost or m.code]
-            if failed and now - min(failed) > (_SAVE_S if is_told else _WORDS_S):
-                return
+            if failed := self._failed():
+                grace_s = _SAVE_S if is_told else _WORDS_S
+                if failed[0].is_cause or now - min(m.ended for m in failed) > grace_s:
+                    return
         relay()
+
+    def _failed(self) -> list[_Member]:
+        """Returns the hosts that failed, the likeliest cause first."""
+        return sorted((m for m in self._members if m.lost or m.code), key=_Member.rank)
 
     def _end(self) -> None:
         """Kills what still runs, and waits for its end where the node answers."""
