@@ -13,8 +13,8 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
 
 from components.metadata import DESTINATION, INPUTS, OUTPUTS, artifact_ids, maker, parameters_of
 from pipelines.clean import clean
-from pipelines.history import History
 from pipelines.metadata_store import open_sqlite, open_store
+from pipelines.run_record import History
 from recsys.bundles.bundle import MANIFEST
 from recsys.config import Config
 from recsys.config.load import load_config

@@ -22,10 +22,9 @@ from tfx.proto.orchestration import pipeline_pb2
 
 from components.metadata import DESTINATION, WITHDRAWN
 from pipelines.aftercare import as_recsys_error, stopped_error
-from pipelines.history import History
 from pipelines.metadata_store import check_place, claim_name
 from pipelines.recovery import cancel, clear_up
-from pipelines.run_record import Outputs, Recorder, new_run_id
+from pipelines.run_record import History, Outputs, Recorder, new_run_id
 from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
 from recsys.forget.files import is_unfinished

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("tfx", reason="the pipeline's history lies in ML Metadata")
 
-from pipelines.history import changed_inputs, changed_parameters
+from pipelines.run_record import changed_inputs, changed_parameters
 
 PRODUCERS = {"examples": "InteractionGen", "items": "ItemGen"}
 

@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recsys.embedding import row_ranges
-from recsys.embedding.row_ranges import in_ranges, padded_otherwise, range_of
-from recsys.embedding.sharding import logical_rows, padded_rows, physical_rows
+from recsys.embedding import sharding as module
+from recsys.embedding.sharding import (
+    in_ranges,
+    logical_rows,
+    padded_otherwise,
+    padded_rows,
+    physical_rows,
+    range_of,
+)
 from recsys.models.saved_arrays import SavedRows, open_variable
 
 
@@ -27,7 +33,7 @@ from recsys.models.saved_arrays import SavedRows, open_variable
     ids=["8", "2", "7", "2×4", "few rows"],
 )
 def test_each_device_gets_its_range_of_the_rows_bit_for_bit(shape, axes, rows, monkeypatch):
-    monkeypatch.setattr(row_ranges, "_CHUNK_BYTES", 1)  # As few rows at a time as there may be.
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)  # As few rows at a time as there may be.
     n, width = shape[-1], 3
     values = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
     values[::5, 0], values[1::5, 1] = -0.0, 1e-42  # What arithmetic might lose.
@@ -48,7 +54,7 @@ def test_each_device_gets_its_range_of_the_rows_bit_for_bit(shape, axes, rows, m
 
 
 def test_another_padding_moves_each_row_and_leaves_zeros(monkeypatch):
-    monkeypatch.setattr(row_ranges, "_CHUNK_BYTES", 7 * 4 * 3 * 1000)  # 1,000 rows at a time.
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 7 * 4 * 3 * 1000)  # 1,000 rows at a time.
     values = np.random.default_rng(0).normal(size=(9_001, 3)).astype(np.float32)
     lying, other = (padded_rows(len(values), n) for n in (8, 7))
     divided = np.zeros((-(-lying // 7) * 7, 3), np.float32)

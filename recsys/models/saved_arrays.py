@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding
 
 from recsys.distributed.ending import ending_after
 from recsys.distributed.host_collectives import agreed, is_primary, jointly
-from recsys.embedding.row_ranges import devices_of, in_ranges, range_of
+from recsys.embedding.sharding import devices_of, in_ranges, range_of
 from recsys.embedding.table import Table, logical_chunks
 from recsys.system import manifest as manifests
 from recsys.system.commit import sync_file

@@ -37,7 +37,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from recsys.distributed.host_collectives import agreed, is_primary, jointly
-from recsys.embedding.row_ranges import devices_of, padded_on_host, padded_otherwise
+from recsys.embedding.sharding import devices_of, padded_on_host, padded_otherwise
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
