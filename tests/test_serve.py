@@ -27,7 +27,7 @@ import recsys
 from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.cli import main
-from recsys.config.serving import IndexConfig
+from recsys.config.run_config import IndexConfig
 from recsys.data.vocabulary import Vocabulary
 from recsys.serving.index_build import build
 

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from recsys.config.evaluation import EvaluateConfig as EvaluateConfig
     from recsys.config.evaluation import EvaluateStage as EvaluateStage
     from recsys.config.run_config import Config as Config
+    from recsys.config.run_config import ExportConfig as ExportConfig
+    from recsys.config.run_config import ExportStage as ExportStage
     from recsys.config.run_config import stage_of as stage_of
     from recsys.config.run_config import with_mesh as with_mesh
-    from recsys.config.serving import ExportConfig as ExportConfig
-    from recsys.config.serving import ExportStage as ExportStage
     from recsys.config.training import HardNegativesConfig as HardNegativesConfig
     from recsys.config.training import LayoutRules as LayoutRules
     from recsys.config.training import MeshConfig as MeshConfig
@@ -73,8 +73,7 @@ _NAMES = {
         "VocabulariesConfig VocabularyConfig read_feature write_feature"
     ),
     "recsys.config.evaluation": "BASELINES BlessConfig BlessRule EvaluateConfig EvaluateStage",
-    "recsys.config.run_config": "Config stage_of with_mesh",
-    "recsys.config.serving": "ExportConfig ExportStage",
+    "recsys.config.run_config": "Config ExportConfig ExportStage stage_of with_mesh",
     "recsys.config.training": (
         "HardNegativesConfig LayoutRules MeshConfig ShuffleConfig TrainConfig TrainStage "
         "ValidationConfig WarmStartConfig parse_mesh"
