@@ -1,4 +1,4 @@
-"""The complete config, composed of the parts that the stages need, and of those of its operation."""
+"""The complete config: the parts that the stages need, and those of a run's operation."""
 
 from __future__ import annotations
 
