@@ -158,13 +158,18 @@ def _too_late(limit_s: float, busy: list[int]) -> RecsysError:
 
 def end_process(error: BaseException) -> NoReturn:
     """Ends this process with an error message, which the others end with, too."""
-    if _listeners and any(isinstance(e, jax.errors.JaxRuntimeError) for e in _causes(error)):
+    if _listeners and any(map(_is_of_jax, _causes(error))):
         # Another process may be the cause. Then that one, or JAX, ends this one with it.
         time.sleep(HEARTBEAT_S + _TOLD_S)
     # What else JAX or a broken connection raises is no reason: all start again.
     if isinstance(error, OSError) or _is_of_plugin(error):
         error = as_told(error)
     _exit(error)
+
+
+def _is_of_jax(error: BaseException) -> bool:
+    """Returns whether a computation failed; gloo's errors come as ValueError, too."""
+    return isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
