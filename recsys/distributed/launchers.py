@@ -37,7 +37,7 @@ from recsys.system.process import (
 )
 
 LAUNCHER = "RECSYS_LAUNCHER"
-_GRACE_S = 30.0
+_GRACE_S = 45.0
 """How long the other hosts may take to end by themselves once one has failed [s]."""
 _LOST = "R388"
 _PLACES = ("{host}", "{command}", "{line}")
