@@ -86,7 +86,7 @@ class ShardedEmbedding(keras.layers.Layer):
         for spec in self._resolved.values():
             checked_columns(spec, self.n_shards)
         self.tables = [
-            Table(members, self.n_shards, seed)
+            Table(members, self.n_shards, seed, trainable=self.trainable)
             for members in stacks(list(self._resolved.values()), table_stacking)
         ]
         self._home = {m.name: table for table in self.tables for m in table.members}
