@@ -76,18 +76,6 @@ def test_every_half_step_lowers_the_objective():
     assert values[-1] < 0.7 * taken.sum()
 
 
-def test_more_sweeps_come_to_a_lower_objective():
-    taken, objective = a_world(), Objective(0.1, 0.01)
-    values = []
-    for sweeps in (1, 2, 4, 8):
-        matrix = sparse.csr_array(taken)
-        items = factorise(matrix, objective, Ials(dim=6, sweeps=sweeps))
-        users = solve(matrix, items, 60, objective)
-        values.append(loss(taken, users, items, objective))
-    assert values == sorted(values, reverse=True)
-    assert values[3] < 0.999 * values[0]
-
-
 def test_a_query_is_solved_as_a_training_user_of_the_same_history():
     histories = random_histories(4, n_users=30, n_items=20, longest=12)
     baseline = Ials(dim=5, sweeps=3).fit(data_of(histories, 24))

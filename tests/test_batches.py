@@ -1,17 +1,14 @@
 """Training batches: every event once an epoch, the same again for the same seed."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from batch_sources import N_ITEMS, N_USERS, again, included, make, make_log, small_source
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
+from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.event_log import EventLog
-from recsys.data.kept_events import KeptEvents, read_events, training_events
+from recsys.data.kept_events import KeptEvents, read_events
 from recsys.errors import RecsysError
 from recsys.training import prefetch as reader
 from recsys.training.prefetch import read_ahead
@@ -44,17 +41,6 @@ def test_epochs_differ_and_a_seed_repeats(source):
     for name, values in source[7].items():
         assert np.array_equal(values, same[7][name])
     assert not np.array_equal(source[7]["item_row"], other[7]["item_row"])
-
-
-def test_a_history_is_what_the_user_did_before_the_newest_first(source):
-    events = source.events.log
-    batch = source[0]
-    for user, item, history in zip(
-        batch["user_row"], batch["item_row"], batch["history"], strict=True
-    ):
-        own = events.item_row[events.offsets[user] : events.offsets[user + 1]].tolist()
-        before = [own[:i][::-1][:4] for i, row in enumerate(own) if row == item]
-        assert [row for row in history if row] in before
 
 
 def test_log_q_is_the_log_of_the_probability_to_be_in_a_batch(source):
@@ -94,12 +80,6 @@ def test_a_drawn_item_without_events_has_no_row_of_its_own(source):
     assert (item_row == 7).sum() > 10
     assert not id_row[item_row == 7].any()
     assert np.array_equal(id_row[item_row != 7], item_row[item_row != 7])
-
-
-def test_features_are_those_of_the_item(source):
-    batch = source[0]
-    bags = source.catalogue.features[0].bags
-    assert np.array_equal(batch["genres"], bags[batch["item_row"]])
 
 
 def test_dropout_hides_ids_and_never_the_item_that_the_loss_needs(source):
@@ -148,14 +128,6 @@ RANDOM = {
     "negative_power": 0.5,
     "known_positives": 3,
 }
-
-
-def test_a_batch_read_again_is_the_same(source):
-    random = again(source, **RANDOM)
-    first, second = random[4], random[4]
-    assert first.keys() == second.keys()
-    for name, values in first.items():
-        assert np.array_equal(values, second[name])
 
 
 @pytest.mark.parametrize("first_step", [0, 3, 9, 10, 17, 19, 20])
@@ -315,42 +287,6 @@ def test_what_is_held_back_is_in_no_count(log_and_held):
     assert np.allclose(batch["log_q"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("like", ["random", "popular", "last", "given"])
-@pytest.mark.parametrize("history_of", ["past", "others"])
-def test_what_is_held_back_is_in_no_history(like, history_of):
-    """Planted: items from 100 on are those held back, whenever they were taken."""
-    rng = np.random.default_rng(1)
-    user, item = np.repeat(np.arange(1, N_USERS), 40), np.tile(np.arange(1, 41), N_USERS - 1)
-    time = rng.integers(0, 60, len(user))
-    drawn = {"random": {}, "popular": {"popularity": 1.0}, "last": {"last": 5}, "given": {}}[like]
-    validation = ValidationConfig(like=like, **({} if like == "last" else {"share": 0.3}), **drawn)
-    train = TrainConfig(validation=validation, known_positives=50)
-    plain = make_log(user, item, time)
-    plain = EventLog(
-        tuple(
-            dataclasses.replace(shard, valid=rng.random(len(shard)) < 0.3) for shard in plain.shards
-        )
-    )
-    held = training_events(plain, train).held
-    planted = np.asarray(plain.item_row).copy()
-    planted[held] += 100
-    borders = plain.item_row.starts[1:-1]
-    rows = np.split(planted, borders)
-    log = EventLog(
-        tuple(
-            dataclasses.replace(shard, item_row=part)
-            for shard, part in zip(plain.shards, rows, strict=True)
-        )
-    )
-    events = KeptEvents(log, held)
-    model = TwoTowerConfig(history=50, history_of=history_of)
-    read = read_events(events, np.arange(len(events)), model, train)
-    assert len(held) > 20
-    assert read["item_row"].max() < 100
-    assert 0 < read["history"].max() < 100
-    assert 0 < read["known"].max() < 100
-
-
 def test_known_positives_are_left_out_where_none_are_asked_for(source):
     assert "known" not in source[0]
 
@@ -389,17 +325,3 @@ def test_of_many_events_a_sample_says_how_many_are_newer(monkeypatch):
     exact = (time[None, :] > at[:, None]).mean(axis=1)
     assert np.abs(events.newer_share(at) - exact).max() < 0.2
     assert np.abs(events.newer_share(at) - exact).mean() < 0.06
-
-
-def test_an_item_taken_twice_is_not_in_the_history_that_asks_for_it():
-    log = make_log(np.array([1, 1, 1, 2, 2]), np.array([3, 5, 3, 4, 6]), np.arange(5))
-    source = make(log, small_source().catalogue, history_of="others", history=3, batch_size=5)
-    batch = source[0]
-    asked = list(zip(batch["item_row"][:5].tolist(), batch["history"].tolist(), strict=True))
-    assert sorted(asked) == [
-        (3, [0, 5, 0]),
-        (3, [5, 0, 0]),
-        (4, [6, 0, 0]),
-        (5, [3, 3, 0]),
-        (6, [4, 0, 0]),
-    ]

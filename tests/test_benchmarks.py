@@ -12,8 +12,6 @@ import pytest
 
 from benchmarks.embedding_step import OURS, Figures, Key, run_case
 from benchmarks.measure import print_line, run, zipf_batches
-from benchmarks.peers import two_tower_case
-from benchmarks.peers.two_tower_case import StepClock
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_OURS = ("_case", "_ours", "_digest")  # they run in our own environment
@@ -76,38 +74,6 @@ def test_ids_are_zipf_over_all_rows_and_each_side_has_its_own_hot_rows():
 # --- timing
 
 
-@pytest.fixture
-def make_clock(tmp_path, monkeypatch):
-    """Makes a clock in whose world the n-th step ends at the n-th of `ends_s`."""
-
-    def make(warmup, steps, seconds, ends_s):
-        path = tmp_path / "ids.npy"
-        np.save(path, np.zeros((2, 2, 3), np.int32))
-        now = iter(ends_s)
-        monkeypatch.setattr(two_tower_case.time, "perf_counter", lambda: next(now))
-        return StepClock(str(path), 10, 4, warmup, steps, seconds)
-
-    return make
-
-
-def test_the_clock_leaves_out_the_warm_up(make_clock):
-    clock = make_clock(2, 3, 100.0, [50, 59, 60, 62, 65])
-    for _ in clock.batches():
-        clock.tick(0.5)
-    assert clock.step_ms == [1000, 2000, 3000]
-
-
-def test_slow_steps_end_early_but_not_before_three(make_clock):
-    clock = make_clock(10, 60, 10.0, [500, 504, 508, 512, 516, 520, 524, 528])
-    n_batches = 0
-    for _ in clock.batches():
-        clock.tick(0.5)
-        n_batches += 1
-    # 500 s of compilation count for nothing: three more steps warm up, three are measured.
-    assert clock.step_ms == [4000, 4000, 4000]
-    assert n_batches == 7
-
-
 # --- lines
 
 
@@ -119,16 +85,6 @@ def figures_of(rounds):
         measured["versions"] = {}
         figures.rounds.setdefault(key, []).append(measured)
     return figures
-
-
-def test_the_times_come_first_ours_in_the_order_of_rows(capsys):
-    keys = (Key("torch", 10), Key("ours", 10), Key("torch", 20), Key("ours", 20))
-    figures_of((key, [2.0, 4.0, 90.0], 0.0, key.rows) for key in keys).print_all()
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    times = [line["case"] for line in lines if line["unit"] == "ms"]
-    assert times == ["ours rows=10", "ours rows=20", "torch rows=10", "torch rows=20"]
-    assert [line["case"] for line in lines[:4]] == times
-    assert {line["median"] for line in lines if line["unit"] == "ms"} == {4.0}
 
 
 def test_ratios_compare_rounds_that_were_measured_side_by_side(capsys):

@@ -48,15 +48,6 @@ def test_lists_are_those_of_brute_force(monkeypatch, n, dim, guard, block):
     assert not found.rows[~is_item].any()
 
 
-def test_twins_of_an_item_are_kept_out_by_the_guard():
-    vectors = np.repeat(np.eye(3), 4, axis=0) + 1e-3 * np.arange(12)[:, None] ** 0.5
-    config = HardNegativesConfig(count=8, pool=11, skip=0, guard=0.95)
-    found = mine_hard_negatives(vectors, np.ones(12, bool), config)
-    for row in range(12):
-        close = set(found.rows[row, : found.lengths[row]])
-        assert close == set(range(12)) - set(range(row // 4 * 4, row // 4 * 4 + 4))
-
-
 def test_a_catalogue_too_small_for_the_first_few_gives_no_lists():
     config = HardNegativesConfig(count=8, pool=3, skip=5)
     found = mine_hard_negatives(np.eye(4), np.array([False, True, True, True]), config)

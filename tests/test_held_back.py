@@ -201,19 +201,7 @@ def many_events(n_users=400, of_a_user=40, n_items=200):
     return EventLog(tuple(shards))
 
 
-def test_a_random_share_is_even_over_users_and_items():
-    log = many_events()
-    held = random_share(log, 0.2)
-    items, users = np.asarray(log.item_row), log.user_index(np.arange(len(log)))
-    for groups in (items, users):
-        n, n_held = np.bincount(groups), np.bincount(groups[held], minlength=groups.max() + 1)
-        z = (n_held - 0.2 * n)[n > 0] / np.sqrt(0.16 * n[n > 0])
-        # The variance of 200 normal numbers, or more, is 1 ± 0.3 at three standard deviations.
-        assert z.var() == pytest.approx(1, abs=0.3)
-    assert len(held) / len(log) == pytest.approx(0.2, abs=0.01)
-
-
-@pytest.mark.parametrize("power", [-1.0, 0.5, 1.5])
+@pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.5])
 def test_a_tilted_share_goes_by_popularity_within_each_user(power):
     log = many_events()
     held, share = random_share(log, 0.1, power), 0.1

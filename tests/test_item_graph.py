@@ -7,14 +7,12 @@ import pytest
 from baseline_worlds import dense, log_of, random_histories
 from hypothesis import given
 from hypothesis import strategies as st
-from tower_models import BARE, DIM, HISTORY, ITEMS, batch, build, run, trained, weights
+from tower_models import BARE, ITEMS, batch, build, run, trained, weights
 
-from recsys.config import TwoTowerConfig
 from recsys.data import neighbours
 from recsys.data.kept_events import KeptEvents
 from recsys.data.neighbours import graph_neighbours
-from recsys.embedding import SGD, Adagrad, activate, table_layout
-from recsys.models import ModelSpec, TwoTower
+from recsys.embedding import SGD
 
 
 def normalised(taken):
@@ -153,32 +151,3 @@ def test_a_step_teaches_neighbours_and_leaves_the_graph_alone():
     np.testing.assert_allclose(weights(model)["items"], items - 0.1 * gradient, atol=1e-5)
     np.testing.assert_array_equal(model.item_graph.neighbours.value, rows)
     np.testing.assert_array_equal(model.item_graph.shares.value, shares.astype(np.float32))
-
-
-def after_steps(devices):
-    config = TwoTowerConfig(
-        dim=DIM, history=HISTORY, table_placement="row", item_neighbours=3, item_bias=True
-    )
-    spec = ModelSpec(config=config, user_rows=5000, item_rows=6000, features=())
-    tables = TwoTower.make_tables(spec, Adagrad(0.1))
-    if devices > 1:
-        activate(table_layout(list(tables.values())))
-    model = TwoTower(spec, tables, seed=3)
-    model.build()
-    rng = np.random.default_rng(0)
-    model.item_graph.neighbours.assign(rng.integers(1, 20, (6000, 3)).astype(np.int32))
-    model.item_graph.shares.assign(rng.random((6000, 3)).astype(np.float32))
-    batches = [batch(n=16, m=24, seed=seed) for seed in range(2)]
-    losses = [logs["loss"] for logs in trained(model, batches)]
-    tables = model.embedding.get_embedding_tables()
-    return losses, tables, run(model, "embed_candidate", batches[0])
-
-
-@pytest.mark.slow
-def test_eight_devices_train_as_one_does():
-    losses, tables, candidates = after_steps(1)
-    found, found_tables, found_candidates = after_steps(8)
-    np.testing.assert_allclose(found, losses, atol=1e-5)
-    np.testing.assert_allclose(found_candidates, candidates, atol=1e-5)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(found_tables[name], rows, atol=1e-5, err_msg=name)

@@ -61,23 +61,15 @@ def assert_right(batch):
         assert_close(actual, wanted, 5e-6)
 
 
-@pytest.mark.parametrize(
-    ("n_queries", "n_negatives"), [(1, 1), (6, 1), (6, 4), (6, 6), (6, 9), (64, 64)]
-)
-@pytest.mark.parametrize("known", [0, 4])
-def test_loss_and_gradients_are_those_in_float64(n_queries, n_negatives, known):
-    assert_right(batch_of(n_queries, n_negatives, known=known))
-
-
 @settings(max_examples=20)
 @given(
-    n_negatives=st.integers(1, 4),
+    n_negatives=st.sampled_from([1, 4, 7, 9]),
     items=st.integers(1, 9),
     known=st.sampled_from([0, 2]),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_batch_is_right(n_negatives, items, known, seed):
-    assert_right(batch_of(7, 3 * n_negatives, items=items, known=known, seed=seed))
+    assert_right(batch_of(7, n_negatives, items=items, known=known, seed=seed))
 
 
 def test_a_margin_counts_over_the_temperature():

@@ -16,22 +16,8 @@ def _source():
     return small_source()
 
 
-@pytest.mark.parametrize("power", [0.0, 0.5, 0.75, 1.0])
-def test_draws_come_as_often_as_their_probability_says(power):
-    sampler = ItemSampler(COUNTS, IS_ITEM, power)
-    weight = [(c + 1.0) ** power if i else 0.0 for c, i in zip(COUNTS, IS_ITEM, strict=True)]
-    expected = np.array(weight) / sum(weight)
-    assert np.allclose(sampler.probability, expected, rtol=1e-14)
-    n = 400_000
-    counts = np.bincount(sampler.draw(n, np.random.default_rng(1)), minlength=10)
-    assert not counts[~IS_ITEM].any()
-    squares = (counts - n * expected)[IS_ITEM] ** 2 / (n * expected[IS_ITEM])
-    # Chi-square of 7 degrees of freedom: 30 is passed once in 10,000 times.
-    assert squares.sum() < 30
-
-
-@pytest.mark.parametrize("power", [0.0, 0.75])
-@pytest.mark.parametrize("cold", [0.0, 0.3])
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("cold", [0.0, 0.3, 1.0])
 def test_items_without_events_are_drawn_a_share_as_often(power, cold):
     sampler = ItemSampler(COUNTS, IS_ITEM, power, cold)
     weight = (COUNTS + 1.0) ** power * IS_ITEM * np.where(COUNTS == 0, cold, 1.0)
@@ -50,13 +36,6 @@ def test_without_cold_items_even_draws_are_those_of_a_catalogue_without_them():
     without, ours = ItemSampler(COUNTS, is_warm, 0.0), ItemSampler(COUNTS, IS_ITEM, 0.0, 0.0)
     drawn = [sampler.draw(50, np.random.default_rng(2)).tolist() for sampler in (without, ours)]
     assert drawn[0] == drawn[1]
-
-
-def test_draws_of_a_wrong_power_would_be_seen():
-    drawn = ItemSampler(COUNTS, IS_ITEM, 0.6).draw(400_000, np.random.default_rng(1))
-    expected = ItemSampler(COUNTS, IS_ITEM, 0.75).probability[IS_ITEM]
-    counts = np.bincount(drawn, minlength=10)[IS_ITEM]
-    assert ((counts - 400_000 * expected) ** 2 / (400_000 * expected)).sum() > 1000
 
 
 @pytest.mark.parametrize("chance", [0.0, np.nextafter(1.0, 0.0)])
@@ -124,18 +103,6 @@ def test_groups_order_the_candidates_of_a_batch_anew(source, groups):
         np.testing.assert_array_equal(batch["id_row"], batch["item_row"])
         genres = source.catalogue.features[0].bags
         np.testing.assert_array_equal(batch["genres"], genres[batch["item_row"]])
-
-
-def test_a_popular_item_is_drawn_more_often_with_power(source):
-    counts = source.events.item_counts(N_ITEMS)
-    popular = int(counts.argmax())
-
-    def share(power):
-        settings = {"uniform_negatives": 500, "negative_power": power}
-        batch = make(source.events.log, source.catalogue, **settings)[0]
-        return (batch["item_row"][10:] == popular).mean()
-
-    assert share(1.0) > 1.5 * share(0.0)
 
 
 @pytest.fixture(name="with_cold")

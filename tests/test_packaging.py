@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import recsys
-from recsys.config.load import default_config_path, load_config
 from recsys.distribution import EXACT_SET, NAME, WIDE_SET, install_extra
 from recsys.kernels import VARIANTS
 
@@ -57,13 +56,6 @@ def test_the_wheel_holds_our_packages_whole_and_the_starter(tmp_path):
     assert any(name.endswith("licenses/LICENSE") for name in extra)
 
 
-def test_the_image_builds_the_kernels_where_it_installs_the_package():
-    build = (ROOT / "deploy/Dockerfile").read_text().split("\nFROM ")[1]
-    copied = {word for line in re.findall(r"^COPY (.+)", build, re.M) for word in line.split()[:-1]}
-    assert {"setup.py", "pyproject.toml", "uv.lock", *PACKAGES} <= copied
-    assert build.index(" gcc ") < build.index("uvw sync")
-
-
 def test_the_version_stands_in_one_place_for_each_reader():
     assert PROJECT["project"]["version"] == recsys.__version__
     assert importlib.metadata.version(NAME) == recsys.__version__
@@ -100,19 +92,6 @@ def test_what_is_told_where_an_extra_is_missing_installs_from_the_clone(extra):
     assert "uv sync --all-extras" in text
     for requirement in re.findall(r"pip install '([^']*)'", text):
         assert requirement == f"{NAME}[{extra}] @ file:///path/to/clone"
-
-
-def test_the_docs_ask_for_the_model_of_the_shipped_config():
-    name = load_config(default_config_path()).name
-    named = [
-        (path.name, found)
-        for path, text in texts()
-        if path.suffix == ".md"
-        for found in re.findall(r"(?:/v1/models/|MODEL_NAME=|ROOT/serving/)([\w-]+)", text)
-        if found != "NAME"  # It stands for any.
-    ]
-    assert len(named) > 3
-    assert {found for _, found in named} == {name}, named
 
 
 def test_the_core_needs_no_tensorflow_tfx_or_beam():
@@ -310,41 +289,6 @@ def test_the_wrapper_pins_the_uv_that_is_tested():
     version = subprocess.run([uv, "--version"], capture_output=True, text=True, check=True).stdout
     pinned = re.search(r"^pinned=(\S+)$", (ROOT / "uvw").read_text(), flags=re.MULTILINE)[1]
     assert tuple(map(int, version.split()[1].split("."))) >= tuple(map(int, pinned.split(".")))
-
-
-APT = """#!/bin/sh
-echo "$DEBIAN_FRONTEND $*" >> "$0.calls"
-echo "E: a reason of apt-get's"
-exit {code}
-"""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root installs")
-@pytest.mark.parametrize("code", [0, 100])
-def test_the_checks_install_chromium_where_it_is_missing(tmp_path, code):
-    for program in ("id", "timeout"):
-        (tmp_path / program).symlink_to(shutil.which(program))
-    apt = tmp_path / "apt-get"
-    apt.write_text(APT.format(code=code))
-    apt.chmod(0o755)
-
-    def install():
-        script = ["/bin/sh", ROOT / ".ci" / "chromium"]
-        return subprocess.run(
-            script, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-        )
-
-    done = install()
-    assert (done.returncode, "a reason" in done.stdout) == (code, True)
-    calls = (tmp_path / "apt-get.calls").read_text().splitlines()
-    assert all(call.startswith("noninteractive ") for call in calls)
-    steps = ["update", "--download-only chromium", "--no-download chromium"]
-    assert [call.endswith(step) for call, step in zip(calls, steps, strict=False)] == [True] * (
-        1 if code else 3
-    )
-    (tmp_path / "chromium").symlink_to(apt)
-    assert install().returncode == 0
-    assert len((tmp_path / "apt-get.calls").read_text().splitlines()) == len(calls)
 
 
 def test_an_editable_install_is_found_from_the_parent_folder_and_hides_tests(tmp_path):

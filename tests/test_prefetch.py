@@ -4,7 +4,6 @@ import gc
 import weakref
 
 import jax
-import keras
 import numpy as np
 import pytest
 from batch_sources import again, small_source
@@ -12,10 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.data.batches import BatchSource, held_part
 from recsys.embedding import (
-    Adagrad,
-    FeatureConfig,
-    ShardedEmbedding,
-    SparseModel,
     TableConfig,
     activate,
     device_mesh,
@@ -154,55 +149,3 @@ def test_the_part_of_a_process_is_what_its_devices_hold():
 @pytest.mark.parametrize("n_model", [None, 2], ids=["one axis", "two axes"])
 def test_one_process_builds_whole_batches(n_model):
     assert part_of_process(device_mesh(model=n_model)).is_whole
-
-
-class Recorder(SparseModel):
-    """A table of items, and a running code of the batches that it was trained on."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.embed = ShardedEmbedding(
-            {"item_row": FeatureConfig("item_row", table, (None,), (None, 8))}
-        )
-        self.dense = keras.layers.Dense(1)
-
-    def build(self, input_shape=None):
-        self.embed.build()
-        self.dense.build((None, 8))
-        self.seen = self.add_weight(
-            name="seen", shape=(20,), initializer="zeros", trainable=False, dtype="int32"
-        )
-        self.at = self.add_weight(
-            name="at", shape=(), initializer="zeros", trainable=False, dtype="int32"
-        )
-        self.built = True
-
-    def call(self, inputs):
-        code = keras.ops.sum(inputs["item_row"] * inputs["user_row"])
-        place = keras.ops.cast(keras.ops.arange(20) == self.at, "int32")
-        self.seen.assign(self.seen + place * code)
-        self.at.assign(self.at + 1)
-        return self.dense(self.embed({"item_row": inputs["item_row"]})["item_row"])
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return keras.ops.mean(keras.ops.square(y_pred - 1.0))
-
-
-@pytest.mark.parametrize("first_step", [0, 9, 19])
-def test_fit_trains_on_each_batch_once_in_order(source, first_step):
-    wide = again(source, batch_size=8, epochs=1)
-    steps = min(len(wide), 12)
-    first_step = min(first_step, steps - 1)
-    table = TableConfig("t", 64, 8, optimizer=Adagrad(0.1))
-    activate(table_layout([table]))
-    model = Recorder(table)
-    model.build()
-    model.compile(optimizer=keras.optimizers.SGD(0.1))
-    with BatchIterator(wide, first_step) as feed:
-        model.fit(feed, steps_per_epoch=steps - first_step, shuffle=False, verbose=0)
-        assert feed.step == steps
-    expected = [
-        int((wide[step]["item_row"] * wide[step]["user_row"]).sum())
-        for step in range(first_step, steps)
-    ]
-    assert np.asarray(model.seen)[: len(expected)].tolist() == expected

@@ -14,8 +14,6 @@ from benchmarks import quality
 from benchmarks.protocols import measure
 from benchmarks.public_splits import Csr, Split, write_data_folder
 from benchmarks.split_files import MOST_TOKENS, FolderError, read_split
-from recsys.config import TrainStage
-from recsys.config.load import load_stage
 from recsys.data.store import InteractionStore
 from recsys.models import ModelInputs
 
@@ -29,29 +27,6 @@ def split_of(protocol, masked, relevant, n_items, k, **more):
     masked = Csr.of_lists(masked, n_items)
     relevant = Csr.of_lists(relevant, n_items)
     return Split(protocol, (k,), masked, relevant, masked, masked, **more)
-
-
-def some(metrics, *names):
-    return {name: metrics[name] for name in names}
-
-
-def test_recall_and_ndcg_over_all_items_leave_training_items_out():
-    # User 0 ranks 0 1 2 3, but has 0; 1 and 3 are relevant. User 1 has nothing held out.
-    item = np.array([[4, 0], [3, 0], [2, 0], [1, 0]], np.float32)
-    split = split_of("fullrank", [[0], [1]], [[1, 3], []], 4, 2)
-    metrics = measure(split, np.ones((2, 2), np.float32), item)
-    ideal = 1 + 1 / math.log2(3)
-    expected = {"Recall@2": 0.5, "NDCG@2": 1 / ideal, "Precision@2": 0.5, "HR@2": 1.0}
-    assert metrics == pytest.approx(expected)
-
-
-def test_only_the_items_that_a_protocol_names_are_ranked():
-    item = np.array([[4, 0], [3, 0], [2, 0], [1, 0]], np.float32)
-    ranked = np.array([True, False, True, True])
-    split = split_of("fullrank", [[0]], [[1, 3]], 4, 2, ranked=ranked)
-    metrics = measure(split, np.ones((1, 2), np.float32), item)
-    assert metrics["Recall@2"] == 0.5  # 2 and 3 are ranked; 1 counts as missed.
-    assert metrics["NDCG@2"] == pytest.approx(1 / math.log2(3) / (1 + 1 / math.log2(3)))
 
 
 def test_one_item_among_all_is_a_hit_rate_and_a_tie_counts_against_it():
@@ -314,24 +289,6 @@ def test_a_wrong_command_line_is_one_sentence(tmp_path, options, sentence):
     with pytest.raises(SystemExit) as ended:
         quality.main(**options)
     assert sentence in str(ended.value.code)
-
-
-def test_a_missing_backend_is_one_sentence(monkeypatch):
-    find = quality.importlib.util.find_spec
-    monkeypatch.setattr(
-        quality.importlib.util, "find_spec", lambda name: None if name == "jax" else find(name)
-    )
-    with pytest.raises(SystemExit, match="and jax can't be imported"):
-        quality.main()
-
-
-def test_the_config_is_the_one_named_or_committed_or_the_default():
-    name_of = quality._config_file
-    own = Path("own.yaml")
-    assert name_of(None, own, "gowalla_m1") == own
-    assert name_of("ncf_ml1m", None, "x").name == "ncf_ml1m.yaml"
-    assert name_of(None, None, "gowalla_m1").name == "gowalla_m1.yaml"
-    assert load_stage(name_of(None, None, "x"), TrainStage) == TrainStage()
 
 
 @pytest.mark.bench

@@ -158,14 +158,6 @@ def test_equal_embeddings_tie_wherever_they_stand(way, k, monkeypatch):
     np.testing.assert_allclose(found.top_scores, exact, rtol=0, atol=1e-5)
 
 
-def test_a_positive_that_no_vocabulary_knows_ranks_behind_every_item(way):
-    scores = np.zeros((2, 5), np.float32)
-    is_item = np.array([False, False, True, True, True])
-    found = rank(Given(scores), ragged([[0], [1]]), ragged([[], [4]]), is_item, 2)
-    assert found.ranks.tolist() == [4, 3]
-    assert found.n_ranked.tolist() == [3, 2]
-
-
 def test_a_row_that_is_no_item_is_never_recommended(way):
     # Nor is its score looked at.
     scores = np.array([[np.nan, 1.0, 8.0, 2.0]], np.float32)
@@ -183,15 +175,6 @@ def test_when_every_item_is_seen_the_list_is_empty(way):
     assert (found.top_scores == -np.inf).all()
     assert found.ranks.tolist() == [1, 1]
     assert found.n_ranked.tolist() == [0, 0]
-
-
-def test_a_positive_that_was_seen_is_never_found(way):
-    scores = np.array([[0, 9, 8, 7], [0, 9, 8, 7]], np.float32)
-    is_item = np.array([False, True, True, True])
-    for scorer in Given(scores), DotProducts(scores, np.eye(4, dtype=np.float32)):
-        found = rank(scorer, ragged([[1, 2], [1]]), ragged([[1], [2]]), is_item, 3)
-        assert found.ranks.tolist() == [3, 1, 1]
-        assert found.top.tolist() == [[2, 3, 0], [1, 3, 0]]
 
 
 def test_without_any_item_there_is_nothing_to_rank(way):

@@ -174,25 +174,6 @@ def test_no_state_knows_of_newer_items_or_of_another_user(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_packed_user_has_the_state_of_a_history_of_its_own(kind):
-    layer = build(kind)
-    items, rows, segment, at = packed(seed=2)
-    together = states(layer, items, rows, segment=segment, at=at).reshape(len(rows), LENGTH, DIM)
-    alone_items, alone_rows, expected = [], [], []
-    for r in range(len(rows)):
-        for column in np.flatnonzero(rows[r]):
-            mine = np.flatnonzero(segment[r] == segment[r, column])
-            mine = mine[mine >= column]
-            own_items, own_rows = np.zeros((LENGTH, DIM), np.float32), np.zeros(LENGTH, np.int32)
-            own_items[: len(mine)], own_rows[: len(mine)] = items[r, mine], rows[r, mine]
-            alone_items.append(own_items)
-            alone_rows.append(own_rows)
-            expected.append(together[r, column])
-    alone = states(layer, np.stack(alone_items), np.stack(alone_rows))
-    np.testing.assert_allclose(alone, np.stack(expected), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_long_histories_attend_in_blocks_to_the_same_result(kind, monkeypatch):
     layer = build(kind, length=30)
     rng = np.random.default_rng(0)
@@ -272,31 +253,6 @@ def test_with_times_the_last_block_looks_back_from_the_question(unknown):
     assert n_compared > 15
 
 
-def test_no_state_knows_when_newer_items_were_or_another_user_did_something():
-    layer = build("hstu", relative_time=True)
-    items, rows, given = timed(4)
-    rows, segment = np.maximum(rows, 1), given["segment"]
-    before = states(layer, items, rows, **given).reshape(len(rows), LENGTH, DIM)
-    n_changed = 0
-    for planted in range(LENGTH):
-        changed = given["history_age"].copy()
-        changed[:, planted] //= 1000
-        after = states(layer, items, rows, **{**given, "history_age": changed})
-        change = np.abs(after.reshape(before.shape) - before).max(-1)
-        for r in range(len(rows)):
-            may_see = (segment[r] == segment[r, planted]) & (np.arange(LENGTH) <= planted)
-            assert not change[r, ~may_see].any()
-            n_changed += (change[r, may_see] > 1e-4).sum()
-    assert n_changed > 40
-    # The moment of a question changes its own answer alone.
-    asked = given["asked_age"].copy()
-    asked[:, 2] //= 1000
-    after = states(layer, items, rows, **{**given, "asked_age": asked}).reshape(before.shape)
-    change = np.abs(after - before).max(-1)
-    assert (change[:, 2] > 1e-4).all()
-    assert not np.delete(change, 2, axis=1).any()
-
-
 def test_only_differences_of_ages_count_and_a_row_of_its_own_is_asked_at_age_0():
     layer = build("hstu", relative_time=True)
     items, rows, given = timed(5)
@@ -373,27 +329,6 @@ def test_a_weight_or_a_kind_moves_its_item_by_its_vector(kind, fact):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     plain = states(layer, items, rows, segment=segment, at=at, **{fact: unknown})
     assert np.abs(found - plain).max() > 0.1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_state_knows_of_which_kind_newer_events_are_or_those_of_another_user(kind):
-    layer = build(kind, event_weight=True, event_kind=True)
-    items, rows, segment, at = packed(seed=9)
-    rows, facts = np.maximum(rows, 1), {fact: numbers(fact) for fact in FACTS}
-    ask = jax.jit(lambda facts: layer(items, rows, segment=segment, at=at, **facts))
-    before = np.asarray(ask(facts)).reshape(len(rows), LENGTH, DIM)
-    n_changed = 0
-    for planted in range(LENGTH):
-        changed = {fact: number.copy() for fact, number in facts.items()}
-        for fact, number in facts.items():
-            changed[fact][:, planted] = (number[:, planted] + 1) % 3
-        after = np.asarray(ask(changed)).reshape(before.shape)
-        change = np.abs(after - before).max(-1)
-        for r in range(len(rows)):
-            may_see = (segment[r] == segment[r, planted]) & (np.arange(LENGTH) <= planted)
-            assert not change[r, ~may_see].any()
-            n_changed += (change[r, may_see] > 1e-4).sum()
-    assert n_changed > 40
 
 
 @pytest.mark.parametrize("kind", KINDS)

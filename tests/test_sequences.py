@@ -181,21 +181,6 @@ def test_each_epoch_cuts_its_rows_elsewhere():
     assert len(last_items) > 2
 
 
-def test_an_item_that_fills_rows_counts_once_a_row():
-    # Each user takes one item all the time: rows hold it as often as they hold examples.
-    user = np.repeat(np.arange(1, N_USERS), 40)
-    source = make(user, user, np.arange(280), history=8, batch_size=32, epochs=2000)
-    hits = np.zeros(N_ITEMS)
-    steps = range(0, len(source), source.steps_per_epoch)
-    for step in steps:
-        hits[np.unique(source[step]["item_row"])] += 1
-    expected = np.exp(source._log_q)
-    share = hits[1:N_USERS] / len(steps)
-    np.testing.assert_allclose(
-        expected[1:N_USERS], share, atol=5 * np.sqrt(0.25 / len(steps)) + 0.05
-    )
-
-
 @pytest.mark.parametrize("n_held", [0, 9])
 @pytest.mark.parametrize("at_once", [7, 1 << 22])
 def test_the_share_of_rows_with_an_item_is_that_of_all_beginnings(n_held, at_once, monkeypatch):
@@ -324,30 +309,6 @@ def test_an_example_is_told_how_long_before_it_each_item_was(seconds, history, n
     assert n_seen > 50
 
 
-def test_what_comes_later_changes_no_time_between_an_example_and_its_past():
-    """The ages of a row count from its newest event; what a model reads are differences."""
-    user, n = np.ones(60, int), 60
-    time = np.arange(n) * 1000
-    options = {"history": 8, "pooling": TIMED}
-    told = []
-    for moved in (0, 777_777):
-        later = np.where(np.arange(n) >= 40, time + moved, time)
-        source = make(user, np.arange(1, 61), later, n_items=61, **options)
-        passed = {}
-        for step in range(source.steps_per_epoch):
-            batch = source[step]
-            age = batch[AGES][:, None] - batch[ASKED][:, :, None]
-            for number, item in enumerate(batch["item_row"][: source.batch_size].tolist()):
-                row, place = divmod(number, source.new)
-                own = slice(batch["at"][row, place], None)
-                passed[item] = age[row, place, own][batch["history"][row, own] > 0].tolist()
-        told.append(passed)
-    before = [item for item in told[0] if item <= 40]
-    assert len(before) > 30
-    assert all(told[0][item] == told[1][item] for item in before)
-    assert any(told[0][item] != told[1][item] for item in told[0])
-
-
 def test_a_history_is_told_as_of_the_moment_of_its_event():
     user, item, time = some_events()
     weight = np.random.default_rng(1).uniform(0, 9, 103).astype(np.float32)
@@ -405,26 +366,3 @@ def test_an_item_has_the_weight_and_the_kind_of_its_event():
         np.testing.assert_array_equal(batch[WEIGHTS][is_item], weight_buckets(weight[own]))
         np.testing.assert_array_equal(batch[KINDS][is_item], kind[own].astype(int) - 1)
         assert AGES not in batch
-
-
-def test_no_example_reads_the_kind_of_its_own_event_nor_of_a_later_one():
-    """Other kinds from an event on change nothing that the examples up to it read."""
-    user, n, planted = np.ones(60, int), 60, 30
-    time, read = np.arange(n), []
-    for later in (1, 2):
-        kind = np.where(time >= planted, later, time % 3).astype(np.uint8)
-        pooling = SasRecConfig(event_kind=True)
-        options = {"history": 8, "n_items": 61, "pooling": pooling, "more": {"kind": kind}}
-        source, seen_of = make(user, time + 1, time, **options), {}
-        for step in range(source.steps_per_epoch):
-            batch = source[step]
-            for number, item in enumerate(batch["item_row"][: source.batch_size].tolist()):
-                row, place = divmod(number, source.new)
-                seen = slice(batch["at"][row, place], None)
-                is_item = batch["history"][row, seen] > 0
-                seen_of[item] = batch[KINDS][row, seen][is_item].tolist()
-        read.append(seen_of)
-    before = [item for item in read[0] if item <= planted + 1]
-    assert len(before) > 20
-    assert all(read[0][item] == read[1][item] for item in before)
-    assert read[0][planted + 2] != read[1][planted + 2]
