@@ -12,11 +12,7 @@ from baseline_worlds import (
     random_histories,
     scores_of,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
-from recsys.data.event_log import ShardedColumn
-from recsys.evaluation.baselines import baseline as learning
 from recsys.evaluation.baselines.baseline import LeftOutError
 
 LEARNING = ["item_knn", "ials"]
@@ -125,24 +121,3 @@ def test_users_who_share_a_row_are_learnt_from_as_two():
     for name in LEARNING:
         expected = scores_of(fit(name, apart), [[1], [4]])
         np.testing.assert_array_equal(scores_of(fit(name, shared), [[1], [4]]), expected)
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_size=4),
-    st.integers(1, 40),
-    st.integers(1, 8),
-)
-def test_the_newest_events_are_those_that_sorting_finds(shards, most, chunk):
-    column = ShardedColumn([np.array(times, np.int64) for times in shards], np.int64)
-    times = np.asarray(column)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "_CHUNK", chunk)
-        places = learning.newest_events(column, most)
-    assert places.tolist() == sorted(set(places.tolist()))
-    expected = np.sort(times)[max(0, len(times) - most) :]
-    assert sorted(times[places].tolist()) == expected.tolist()
-
-
-def test_events_of_one_second_are_chosen_evenly():
-    places = learning.newest_events(np.zeros(1000, np.int64), 100)
-    np.testing.assert_array_equal(np.diff(places), np.full(99, 10))

@@ -108,15 +108,14 @@ def test_ranks_and_top_lists_equal_sorting(way, case, seed, block):
 
 
 @pytest.mark.parametrize("way", [*WAYS, "grid"])
-@given(cases(), seeds, st.booleans())
-def test_dot_products_are_ranked_by_their_scores(way, case, seed, with_bias):
+@given(cases(), seeds)
+def test_dot_products_are_ranked_by_their_scores(way, case, seed):
     positives, seen, is_candidate, k = case
     random = np.random.default_rng(seed)
     # Small integers: every order of summing finds the same, and often the same scores.
     query = random.integers(-2, 3, (len(positives), 3)).astype(np.float32)
     candidates = random.integers(-2, 3, (len(is_candidate), 3)).astype(np.float32)
-    bias = random.choice([-np.inf, 0, 1], len(is_candidate)).astype(np.float32)
-    scorer = DotProducts(query, candidates, bias if with_bias else None)
+    scorer = DotProducts(query, candidates)
     scores = scorer.scores(slice(0, len(query)))
     with pytest.MonkeyPatch.context() as patch:
         use(way, patch)
@@ -258,19 +257,16 @@ NAN, INF = np.nan, np.inf
 
 
 @pytest.mark.parametrize(
-    ("query", "candidates", "bias", "what"),
+    ("query", "candidates", "what"),
     [
-        ([1, NAN, 1], [5, 1, 1], None, r"1 of 3 embeddings, query 1 first"),
-        ([1, 1, 1], [5, 1, -INF], None, r"1 of 3 embeddings, item row 2 first"),
-        ([1, 1e20, 1], [5, 1, -4e18], None, r"query 1 · item row 2 may exceed 3e\+38"),
-        ([1, 1, 1], [5, 1, 1], [0, NAN, 0], r"bias of item row 1: nan"),
-        ([1, 1, 1], [5, 1, 1], [0, INF, 0], r"bias of item row 1: inf"),
+        ([1, NAN, 1], [5, 1, 1], r"1 of 3 embeddings, query 1 first"),
+        ([1, 1, 1], [5, 1, -INF], r"1 of 3 embeddings, item row 2 first"),
+        ([1, 1e20, 1], [5, 1, -4e18], r"query 1 · item row 2 may exceed 3e\+38"),
     ],
-    ids=["nan", "infinite", "too large", "nan bias", "infinite bias"],
+    ids=["nan", "infinite", "too large"],
 )
-def test_products_that_may_be_no_numbers_are_refused_and_named(query, candidates, bias, what):
-    bias = None if bias is None else np.array(bias)
-    scorer = DotProducts(np.array([query]).T, np.array([candidates]).T, bias)
+def test_products_that_may_be_no_numbers_are_refused_and_named(query, candidates, what):
+    scorer = DotProducts(np.array([query]).T, np.array([candidates]).T)
     lists = ragged([[1]] * 3)
     with pytest.raises(RecsysError, match=f"R405.*{what}"):
         rank(scorer, lists, lists, np.array([False, True, True]), 3)

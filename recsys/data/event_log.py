@@ -87,6 +87,13 @@ class ShardedColumn:
         out[order] = self.gather_sorted(places[order])
         return out
 
+    def counts(self, n_rows: int = 0) -> np.ndarray:
+        """Returns how often each row `[n_rows]` comes up, int64; up to the highest at least."""
+        highest = (int(shard.max()) + 1 for shard in self.shards if len(shard))
+        n_rows = max(n_rows, *highest, 0)
+        counted = (np.bincount(shard, minlength=n_rows) for shard in self.shards)
+        return sum(counted, start=np.zeros(n_rows, np.int64))
+
     def gather_sorted(self, places: np.ndarray) -> np.ndarray:
         """Returns the entries `[n]` at ascending `places` `[n]`."""
         out = np.empty(len(places), self.dtype)

@@ -8,7 +8,6 @@ of one text. Arithmetic is modulo 2^64.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +20,6 @@ _SEED = np.uint64(81)
 _BLOCK = 64
 _PAD = 8
 _AT_ONCE = 1 << 18
-_FEW = 32  # Texts for which Python's integers are faster than vectors.
 
 
 def fingerprints(texts: pa.Array) -> np.ndarray:
@@ -103,11 +101,6 @@ class _Texts:
         """Returns the texts that `which` `[n]` names."""
         return _Texts(self._content, self._start[which], self.size[which])
 
-    def bytes_of(self, row: int, start: int, stop: int) -> bytes:
-        """Returns some of the bytes of a text."""
-        first = int(self._start[row])
-        return self._content[first + start : first + stop].tobytes()
-
     def word(self, at: np.ndarray | int) -> np.ndarray:
         """Returns the eight bytes from a place in each text, little-endian."""
         return self._words[self._start + at]
@@ -182,15 +175,9 @@ def _hash_longer(texts: _Texts) -> np.ndarray:
     blocks = (texts.size - 1) // _BLOCK
     for number in range(int(blocks.max())):
         which = np.flatnonzero(blocks > number)
-        if len(which) < _FEW:
-            for row in which.tolist():
-                content = texts.bytes_of(row, number * _BLOCK, int(blocks[row]) * _BLOCK)
-                mixed = _blocks_of_one(content, [int(part[row]) for part in state])
-                for part, value in zip(state, mixed, strict=True):
-                    part[row] = value
-            break
         stepped = _block(texts.only(which), number * _BLOCK, [part[which] for part in state], None)
-        state = [_put(part, which, new) for part, new in zip(state, stepped, strict=True)]
+        for part, new in zip(state, stepped, strict=True):
+            part[which] = new
     x, y, z, v0, v1, w0, w1 = state
     mul = _K1 + ((z & np.uint64(0xFF)) << np.uint64(1))
     w0 = w0 + ((texts.length - np.uint64(1)) & np.uint64(63))
@@ -199,12 +186,6 @@ def _hash_longer(texts: _Texts) -> np.ndarray:
     x, y, z, v0, v1, w0, w1 = _block(texts, texts.size - _BLOCK, [x, y, z, v0, v1, w0, w1], mul)
     left = _mix(v0, w0, mul) + _shift_mix(y) * _K0 + z
     return _mix(left, _mix(v1, w1, mul) + x, mul)
-
-
-def _put(whole: np.ndarray, which: np.ndarray, part: np.ndarray) -> np.ndarray:
-    whole = whole.copy()
-    whole[which] = part
-    return whole
 
 
 def _block(
@@ -222,30 +203,6 @@ def _block(
     v0, v1 = _weak(texts, at, v1 * mul, x + w0)
     w0, w1 = _weak(texts, at + 32, z + w1, y + texts.word(at + 16))
     return [z, y, x, v0, v1, w0, w1]
-
-
-def _blocks_of_one(content: bytes, state: list[int]) -> list[int]:
-    """Does what `_block` does, for all blocks of one text."""
-    x, y, z, v0, v1, w0, w1 = state
-    k1, most = int(_K1), (1 << 64) - 1
-
-    def rotate(value: int, bits: int) -> int:
-        value &= most
-        return (value >> bits) | (value << (64 - bits))
-
-    def weak(a: int, b: int, w: int, x: int, y: int, z: int) -> tuple[int, int]:
-        a = (a + w) & most
-        mixed = a + x + y
-        return (mixed + z) & most, rotate(b + a + z, 21) + rotate(mixed, 44) + a
-
-    for a0, a1, a2, a3, a4, a5, a6, a7 in struct.iter_unpack("<8Q", content):
-        x = (rotate(x + y + v0 + a1, 37) * k1 ^ w1) & most
-        y = rotate(y + v1 + a6, 42) * k1 + v0 + a5
-        z = rotate(z + w0, 33) * k1 & most
-        v0, v1 = weak(v1 * k1, x + w0, a0, a1, a2, a3)
-        w0, w1 = weak(z + w1, y + a2, a4, a5, a6, a7)
-        x, z = z, x
-    return [part & most for part in (x, y, z, v0, v1, w0, w1)]
 
 
 def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> _Pair:

@@ -135,23 +135,22 @@ def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndar
 
 
 def newest_share(events: EventLog, share: float) -> np.ndarray:
-    """Returns the places of the newest events.
+    """Returns the places of the newest share (0..1) of two or more events: some, and not all."""
+    n = len(events)
+    return newest_events(events, min(max(round(share * n), 1), n - 1))
+
+
+def newest_events(events: EventLog, most: int) -> np.ndarray:
+    """Returns the places of the newest events `[n]` int64, ascending, `most` or all.
 
     Of events in the second that the border falls into, as many as are needed are chosen
     at random, the same ones each time: data without an order are divided at random.
-
-    Args:
-        events: The training positives, two or more.
-        share: Share of them that is held back (0..1).
-
-    Returns:
-        Places in the log `[h]` int64, ascending; at least one, and not all.
     """
-    n = len(events)
-    n_held = min(max(round(share * n), 1), n - 1)
-    moment, n_newer = _border(events, n_held)
+    if len(events) <= most:
+        return np.arange(len(events))
+    moment, n_newer = _border(events, most)
     ties = [np.flatnonzero(shard.timestamp == moment) for shard in events.shards]
-    chosen = _some(ties, n_held - n_newer)
+    chosen = _some(ties, most - n_newer)
     parts = [np.zeros(0, np.int64)]
     for shard, tied, start in zip(events.shards, chosen, events.item_row.starts, strict=False):
         newer = np.flatnonzero(shard.timestamp > moment)
@@ -219,7 +218,7 @@ def random_share(events: EventLog, share: float, power: float = 0.0) -> np.ndarr
     Returns:
         Places in the log `[h]` int64, ascending.
     """
-    weights = np.maximum(_item_counts(events), 1.0) ** power if power else None
+    weights = np.maximum(events.item_row.counts(), 1.0) ** power if power else None
     parts = [np.zeros(0, np.int64)]
     first_user = 0
     for shard, start in zip(events.shards, events.item_row.starts, strict=False):
@@ -271,7 +270,7 @@ def popularity_power(events: EventLog, held: np.ndarray) -> float:
     Returns:
         The power, between -8 and 8; about 0 for a part that was drawn evenly.
     """
-    log_count = np.log(np.maximum(_item_counts(events), 1))
+    log_count = np.log(np.maximum(events.item_row.counts(), 1))
     x, offsets = log_count[np.asarray(events.item_row)], events.offsets
     lengths = np.diff(offsets)
     user = np.repeat(np.arange(len(lengths)), lengths)
@@ -287,17 +286,6 @@ def popularity_power(events: EventLog, held: np.ndarray) -> float:
         else:
             high = power
     return round((low + high) / 2, 6)
-
-
-def _item_counts(events: EventLog) -> np.ndarray:
-    """Returns the events of each item row, up to the highest that has one."""
-    n_rows = max(
-        (int(shard.item_row.max()) + 1 for shard in events.shards if len(shard)), default=0
-    )
-    return sum(
-        (np.bincount(shard.item_row, minlength=n_rows) for shard in events.shards),
-        start=np.zeros(n_rows, np.int64),
-    )
 
 
 # --- what the data name

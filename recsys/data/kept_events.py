@@ -13,7 +13,13 @@ import functools
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
-from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
+from recsys.data.event_log import (
+    EventLog,
+    EventShard,
+    ShardedColumn,
+    newest_first,
+    split_sorted,
+)
 from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.hold_out import Draw, draw_of, held_back
 from recsys.data.split import BY_TIME, SplitRule
@@ -167,8 +173,7 @@ class KeptEvents(_Kept):
 
     def user_counts(self, n_rows: int) -> np.ndarray:
         """Returns the kept events of each user row `[n_rows]` int64."""
-        counts = self._counts("user_row")
-        return np.pad(counts, (0, n_rows - len(counts)))
+        return self._counts(self.log.user_row, n_rows)
 
     @functools.cached_property
     def n_users(self) -> int:
@@ -196,18 +201,12 @@ class KeptEvents(_Kept):
 
     @functools.cached_property
     def _item_counts(self) -> np.ndarray:
-        return self._counts("item_row")
+        return self._counts(self.log.item_row)
 
-    def _counts(self, column: str) -> np.ndarray:
-        """Returns the kept events of each row, up to the highest that has one."""
-        counts = np.zeros(0, np.int64)
-        for part in self.shards:
-            rows = getattr(part.shard, column)
-            of_shard = np.bincount(rows, minlength=len(counts))
-            of_shard -= np.bincount(rows[part.held], minlength=len(of_shard))
-            of_shard[: len(counts)] += counts
-            counts = of_shard
-        return counts
+    def _counts(self, rows: ShardedColumn, n_rows: int = 0) -> np.ndarray:
+        """Returns the kept events of each row `[n_rows]`, up to the highest that has one."""
+        counts = rows.counts(n_rows)
+        return counts - np.bincount(rows.gather_sorted(self.held), minlength=len(counts))
 
 
 def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:

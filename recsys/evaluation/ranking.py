@@ -77,16 +77,14 @@ def rank(
     k = min(k, int(is_candidate.sum()))
     positives, seen = (_checked(x, len(is_candidate)) for x in (positives, seen))
     _check_sizes(scorer, positives, seen, is_candidate)
-    bias = None
     if isinstance(scorer, DotProducts):
-        bias = None if scorer.bias is None else _floats(scorer.bias)
         candidates = scorer.candidates
         if isinstance(candidates, np.ndarray):
             candidates = _floats(candidates)
-        scorer = DotProducts(_floats(scorer.query), candidates, bias)
-        check_products(scorer.query, scorer.candidates, bias, is_candidate)
+        scorer = DotProducts(_floats(scorer.query), candidates)
+        check_products(scorer.query, scorer.candidates, is_candidate)
     # What a sum starts from; NaN: it is no candidate.
-    start = np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
+    start = np.where(is_candidate, np.float32(0), np.float32(np.nan))
     report = progress or (lambda done, total: None)
     if _is_for_host(scorer, len(positives)):
         return _rank_on_host(scorer, start, positives, seen, k, report)
@@ -181,7 +179,7 @@ def _check_sizes(
     if scorer.query.shape != (len(positives), dim):
         rule = f"Query embeddings must be [{len(positives)}, {dim}]."
         raise _misfit(rule, scorer.query.shape)
-    if n_rows != len(is_candidate) or (scorer.bias is not None and len(scorer.bias) != n_rows):
+    if n_rows != len(is_candidate):
         raise _misfit(f"Candidates must be {len(is_candidate)}, one an item row.", n_rows)
 
 

@@ -42,18 +42,15 @@ class Scorer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class DotProducts:
-    """Scores that are dot products of embeddings, with a bias: those are ranked fast.
+    """Scores that are dot products of embeddings: those are ranked fast.
 
     Attributes:
         query: Embedding of each query `[queries, dim]` float32.
         candidates: Embedding of each item row.
-        bias: Added to the scores of an item row `[item rows]` float32, -inf: it can't be
-            recommended; None: nothing is added.
     """
 
     query: np.ndarray
     candidates: Candidates
-    bias: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Takes whatever NumPy takes as an array for candidates in memory."""
@@ -63,19 +60,11 @@ class DotProducts:
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32."""
         query, candidates = self.query[block], self.candidates
-        if isinstance(candidates, np.ndarray):
-            products = query @ candidates.T
-        else:
-            products = candidates.scores(query)
-        return products if self.bias is None else products + self.bias
+        is_here = isinstance(candidates, np.ndarray)
+        return query @ candidates.T if is_here else candidates.scores(query)
 
 
-def check_products(
-    query: np.ndarray,
-    candidates: Candidates,
-    bias: np.ndarray | None,
-    is_candidate: np.ndarray,
-) -> None:
+def check_products(query: np.ndarray, candidates: Candidates, is_candidate: np.ndarray) -> None:
     """Makes sure that no dot product, nor a part of its sum, can be too large or NaN.
 
     None is larger than `dim` times the largest number on each side.
@@ -83,15 +72,11 @@ def check_products(
     Args:
         query: Query embeddings `[queries, dim]` float32.
         candidates: Item embeddings `[item rows, dim]` float32.
-        bias: Added to the scores `[item rows]` float32, -inf or finite; or None.
         is_candidate: Which item rows matter `[item rows]` bool.
 
     Raises:
         RecsysError: One is not finite, or their products may be too large (R405).
     """
-    if bias is not None and not (bias[is_candidate] < _LIMIT).all():
-        row = int(np.flatnonzero(is_candidate & ~(bias < _LIMIT))[0])
-        raise _not_a_number(f"bias of item row {row}: {bias[row]}")
     dim = query.shape[1]
     if dim * _largest(query) * _largest(candidates) < _LIMIT:
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from recsys.data.hold_out import newest_events
 from recsys.data.neighbours import as_sets
 from recsys.ragged import RaggedRows
 from recsys.strict import Strict
@@ -113,7 +114,7 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
     Raises:
         LeftOutError: There is no training event of a known item.
     """
-    events = newest_events(data.train.timestamp, data.max_events)
+    events = newest_events(data.train, data.max_events)
     item = data.train.item_row.gather_sorted(events)
     is_known = data.is_item[item]
     events, item = events[is_known], item[is_known]
@@ -126,42 +127,6 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
         n_of_users = np.minimum(n_of_users, most_of_a_user)
     offsets = np.concatenate([[0], np.cumsum(n_of_users)])
     return as_sets(RaggedRows(item, offsets), len(data.is_item))
-
-
-def newest_events(timestamp: Column, most: int) -> np.ndarray:
-    """Returns the places of the `most` newest events `[n]` int64, ascending.
-
-    Of events of the second at the border some are taken, evenly spread over the log, so
-    that no user is preferred. The times are read in chunks, twice or three times.
-
-    Args:
-        timestamp: Time of each event `[events]` int64 [seconds since 1970, UTC].
-        most: Events at the most.
-    """
-    if len(timestamp) <= most:
-        return np.arange(len(timestamp))
-    newest = _newest_times(timestamp, most)
-    border = newest.min()
-    missing = int((newest == border).sum())
-    n_tied = sum(int((times == border).sum()) for _, times in chunks(timestamp))
-    taken, n_before = [], 0
-    for start, times in chunks(timestamp):
-        is_taken, tied = times > border, np.flatnonzero(times == border)
-        number = n_before + np.arange(len(tied))
-        is_taken[tied] = (number + 1) * missing // n_tied > number * missing // n_tied
-        taken.append(start + np.flatnonzero(is_taken))
-        n_before += len(tied)
-    return np.concatenate(taken)
-
-
-def _newest_times(timestamp: Column, most: int) -> np.ndarray:
-    """Returns the `most` greatest times, in any order."""
-    newest = np.zeros(0, np.int64)
-    for _, times in chunks(timestamp):
-        newest = np.concatenate([newest, times])
-        if len(newest) > most:
-            newest = np.partition(newest, len(newest) - most)[len(newest) - most :]
-    return newest
 
 
 def chunks(column: Column) -> Iterator[tuple[int, np.ndarray]]:

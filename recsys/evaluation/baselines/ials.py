@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from recsys.data.neighbours import as_sets
 from recsys.evaluation.baselines.baseline import Baseline, BaselineData, item_sets
 from recsys.evaluation.scores import DotProducts
-from recsys.ragged import slices
 from recsys.registry import register_baseline
 
 if TYPE_CHECKING:
@@ -79,18 +78,18 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
     dim, n_taken = others.shape[1], np.diff(taken.indptr)
     out = np.zeros((len(n_taken), dim), np.float32)
     ridge = objective.ridge(n_taken, n_others)
+    values, basis = np.linalg.eigh((others.T @ others).astype(np.float64))
+    basis = basis.astype(np.float32)
+    turned = others @ basis
+    diagonal = objective.unobserved * np.maximum(values, 0.0)
+
+    def solve_block(rows: np.ndarray) -> None:
+        weights = (ridge[rows, None] + diagonal).astype(np.float32)
+        step = _few if n_taken[rows[-1]] <= dim else _many
+        out[rows] = step(taken, rows, turned, weights) @ basis.T
+
     with _workers() as pool:
-        values, basis = np.linalg.eigh(_gram(others, pool))
-        basis = basis.astype(np.float32)
-        turned = _rotated(others, basis, pool)
-        diagonal = objective.unobserved * np.maximum(values, 0.0)
-
-        def solve_block(rows: np.ndarray) -> None:
-            weights = (ridge[rows, None] + diagonal).astype(np.float32)
-            step = _few if n_taken[rows[-1]] <= dim else _many
-            out[rows] = step(taken, rows, turned, weights) @ basis.T
-
-        _run_jobs(pool, solve_block, _blocks(n_taken, dim))
+        list(pool.map(solve_block, _blocks(n_taken, dim)))
     return out
 
 
@@ -106,35 +105,6 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
     n_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
         yield pool
-
-
-def _run_jobs(pool: ThreadPoolExecutor, work: Callable[[Any], None], parts: Iterable[Any]) -> None:
-    """Runs all jobs, and raises the first error of a job."""
-    for _ in pool.map(work, parts):
-        pass
-
-
-def _gram(vectors: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
-    """Returns `VᵀV` `[dim, dim]` float64."""
-
-    def of_part(part: slice) -> np.ndarray:
-        return vectors[part].T @ vectors[part]
-
-    total = np.zeros((vectors.shape[1],) * 2)
-    for product in pool.map(of_part, slices(len(vectors), _CHUNK)):
-        total += product
-    return total
-
-
-def _rotated(vectors: np.ndarray, basis: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
-    """Returns the vectors in another basis `[n, dim]` float32."""
-    turned = np.empty_like(vectors)
-
-    def turn_part(part: slice) -> None:
-        turned[part] = vectors[part] @ basis
-
-    _run_jobs(pool, turn_part, slices(len(vectors), _CHUNK))
-    return turned
 
 
 def _blocks(n_taken: np.ndarray, dim: int) -> Iterator[np.ndarray]:
