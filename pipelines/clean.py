@@ -8,7 +8,7 @@ the next cleaning removes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from absl import logging
 from ml_metadata.proto.metadata_store_pb2 import Artifact, Context, Execution
 
 from components.metadata import CURRENT_MODEL, DESTINATION, blessed_models, good_models
-from pipelines.metadata_store import open_store, with_password
+from pipelines.metadata_store import open_store
 from pipelines.recovery import sweep_empty
 from recsys.config import Config
 from recsys.data.split import DAY_S
@@ -178,11 +178,8 @@ def _thing(root: Path, artifact: Artifact, reasons: Mapping[int, str]) -> Thing:
 
 
 def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
-    """Marks, removes, and writes the page of all runs anew; returns what failed, and why."""
+    """Removes things and writes the page of all runs anew; returns what failed, and why."""
     root = config.root_folder
-    marked = [thing.artifact for thing in goes if thing.artifact is not None]
-    if marked:
-        _mark(mlmd.MetadataStore(with_password(config)), marked)
     done = 0
 
     def report(thing: Thing) -> None:
@@ -190,17 +187,40 @@ def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
         done += 1
         emit("progress", step="clean", done=done, total=len(goes), text=str(thing.path))
 
-    failed = remove(root, goes, report)
-    sweep_empty(root)
+    failed = remove_marked(root, open_store(config, writes=True), goes, report)
     # A report that is gone has no link there, also if an earlier cleaning was killed before this.
     if (root / "runs").is_dir():
         write_index(root)
     return failed
 
 
-def _mark(store: mlmd.MetadataStore, ids: Sequence[int]) -> None:
-    """Marks artifacts as deleted, all of them or none."""
-    artifacts = store.get_artifacts_by_id(ids)
-    for artifact in artifacts:
-        artifact.state = Artifact.DELETED
-    store.put_artifacts(artifacts)
+def remove_marked(
+    root: Path,
+    store: mlmd.MetadataStore | None,
+    things: Sequence[Thing],
+    report: Callable[[Thing], None] = lambda thing: None,
+) -> list[list[str]]:
+    """Removes things; artifacts are marked before, all or none, so that no cache names them.
+
+    Args:
+        root: Folder that they are in.
+        store: Has the artifacts; None: there are none.
+        things: The files and folders.
+        report: Called with each thing.
+
+    Returns:
+        Path and reason of what could not be removed.
+    """
+    if store is not None:
+        where = {str(thing.path.resolve()) for thing in things}
+        marked = [
+            artifact
+            for artifact in store.get_artifacts()
+            if artifact.state != Artifact.DELETED and str(Path(artifact.uri).resolve()) in where
+        ]
+        for artifact in marked:
+            artifact.state = Artifact.DELETED
+        store.put_artifacts(marked)
+    failed = remove(root, things, report)
+    sweep_empty(root)
+    return failed

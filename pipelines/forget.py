@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ml_metadata as mlmd
-from ml_metadata.proto.metadata_store_pb2 import Artifact
 
 from components.metadata import DESTINATION
-from pipelines.metadata_store import DATABASE_NAME, open_store, with_password
-from pipelines.recovery import sweep_empty
+from pipelines.clean import remove_marked
+from pipelines.metadata_store import DATABASE_NAME, open_store
 from recsys.config import Config
 from recsys.data.forgotten import Forgotten
 from recsys.errors import UsageError
@@ -25,7 +24,7 @@ from recsys.forget.files import finish_record, fresh, recover, replacing, start_
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
 from recsys.forget.names import USER_COLUMN, Names, is_distinctive
 from recsys.runs.index import write_index
-from recsys.runs.retention import GONE, Thing, remove
+from recsys.runs.retention import GONE, Thing
 from recsys.system.events import emit
 from recsys.system.run_lock import run_lock
 
@@ -67,7 +66,7 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     # TensorFlow, which takes seconds to start.
     from recsys.forget.served import forget_in_versions
 
-    store = None if open_store(config) is None else mlmd.MetadataStore(with_password(config))
+    store = open_store(config, writes=True)
     move = functools.partial(_move_pushes, store)
     done: dict[str, Any] = {"users": len(names.ids), "versions": 0, "version": None}
     failed: list[Any] = []
@@ -91,7 +90,8 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     done["events"] = max(events, default=0)
     traces = any(files.has_trace(artifacts / step, names) for step in ("InteractionGen", "UserGen"))
     done["statistics"] = sum(_forget_in_statistics(path, names) for path in _statistics(artifacts))
-    kept = _remove(root, things, store)
+    rests = [Thing("rest", path, "", goes=True) for path in (root / GONE).glob("*")]
+    kept = remove_marked(root, store, [*rests, *things])
     done["removed"] = len(things) - len(kept)
     done["texts"] = files.forget_in_texts(root, names)
     done["metadata"] = 0 if store is None else _forget_in_metadata(store, names)
@@ -106,24 +106,6 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
 
 def _tell(text: str) -> None:
     emit("note", step="forget", text=text)
-
-
-def _remove(root: Path, things: Sequence[Thing], store: mlmd.MetadataStore | None) -> list[Any]:
-    """Removes folders; artifacts are marked before, so that no cache names them."""
-    if store is not None:
-        where = {str(thing.path.resolve()) for thing in things}
-        marked = [
-            artifact
-            for artifact in store.get_artifacts()
-            if artifact.state != Artifact.DELETED and str(Path(artifact.uri).resolve()) in where
-        ]
-        for artifact in marked:
-            artifact.state = Artifact.DELETED
-        store.put_artifacts(marked)
-    rests = [Thing("rest", path, "", goes=True) for path in (root / GONE).glob("*")]
-    failed = remove(root, [*rests, *things], lambda _: None)
-    sweep_empty(root)
-    return failed
 
 
 # --- ML Metadata

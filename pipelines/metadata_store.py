@@ -94,8 +94,8 @@ def check_metadata(config: Config) -> None:
         raise _refused(mysql, str(error)) from None
 
 
-def open_store(config: Config) -> mlmd.MetadataStore | None:
-    """Returns the store of `config` to look things up in; None before the first run.
+def open_store(config: Config, *, writes: bool = False) -> mlmd.MetadataStore | None:
+    """Returns the store of `config`, to look things up in or to write; None before the first run.
 
     Raises:
         RecsysError: As `check_metadata`.
@@ -103,16 +103,17 @@ def open_store(config: Config) -> mlmd.MetadataStore | None:
     if config.metadata.mysql is not None:
         check_metadata(config)
         return mlmd.MetadataStore(with_password(config))
-    return open_sqlite(config.root_folder)
+    return open_sqlite(config.root_folder, writes=writes)
 
 
-def open_sqlite(root: Path) -> mlmd.MetadataStore | None:
-    """Returns the SQLite store under a root to look things up in; None before the first run."""
+def open_sqlite(root: Path, *, writes: bool = False) -> mlmd.MetadataStore | None:
+    """Returns the SQLite store under a root; None before the first run."""
     if not (root / DATABASE_NAME).is_file():
         return None
     connection = proto.ConnectionConfig()
     connection.sqlite.filename_uri = str(root / DATABASE_NAME)
-    connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READONLY
+    modes = proto.SqliteMetadataSourceConfig
+    connection.sqlite.connection_mode = modes.READWRITE if writes else modes.READONLY
     return mlmd.MetadataStore(connection)
 
 

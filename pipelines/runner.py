@@ -33,13 +33,9 @@ from recsys.system.process import log_traceback
 from recsys.system.run_lock import RunLock, run_lock
 from recsys.system.signals import SIGNALS, StoppedError, raise_if_stopped, signals_raised
 
-_ALWAYS_RUN = {
-    "LatestBlessed": "it runs every time",
-    "EarlierStatistics": "it runs every time",
-    "PreviousVocabularies": "it runs every time",
-    "WarmBase": "it runs every time",
-    "Reporter": "each run has its report",
-}
+_RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "WarmBase")
+_ALWAYS_RUN = dict.fromkeys(_RESOLVERS, "it runs every time")
+_ALWAYS_RUN["Reporter"] = "each run has its report"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,8 @@ SYNC = "uv sync --all-extras"
 INSTALL_TFX = "python -m recsys.distribution | pip install --no-deps -r /dev/stdin"
 """Installs the TFX packages beside a wheel that was installed with its extra `all`."""
 
-_BY_PIP = (
-    "serve",
-    "tune",
-    "ray",
-)  # The others need the overrides of pyproject.toml, which pip doesn't read.
+# The others need the overrides of pyproject.toml, which pip doesn't read.
+_BY_PIP = ("serve", "tune", "ray")
 _OF_EVERY_PYTHON = {
     "tfx": "1.21.0",
     "ml-pipelines-sdk": "1.21.0",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 _SHOWN_CHARACTERS = 80
 
@@ -103,21 +104,8 @@ _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _OF_KERAS = "Exception encountered when calling"
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory")
 
-
-class Place(NamedTuple):
-    """A line of code that was running.
-
-    Attributes:
-        file: Path of the source.
-        line: Its number, from 1.
-        function: The function that it is in.
-        module: Name of its module.
-    """
-
-    file: str
-    line: int
-    function: str
-    module: str
+Place = tuple[FrameType, int]
+"""Code that was running, and its line, from 1."""
 
 
 def unexpected_error(error: BaseException) -> RecsysError:
@@ -126,7 +114,7 @@ def unexpected_error(error: BaseException) -> RecsysError:
     if told is not None:
         return told
     cure = "See the end of the log; if data and config are right, report this as a bug."
-    rule = f"The stage raised {_raised(error, places_of(error)[-1:])}"
+    rule = f"The stage raised {_raised(error, [*traceback.walk_tb(error.__traceback__)][-1:])}"
     return RecsysError("R610", rule, _cure_of_memory(error) or cure)
 
 
@@ -136,7 +124,7 @@ def plugin_error(error: BaseException, code: str) -> RecsysError | None:
     if place is None:
         return None
     cure = "Correct it there; the log has the whole traceback."
-    rule = f"The plugin {place.module} raised {_raised(error, [place])}"
+    rule = f"The plugin {_module(place[0])} raised {_raised(error, [place])}"
     return RecsysError(code, rule, _cure_of_memory(error) or cure)
 
 
@@ -147,7 +135,8 @@ def _cure_of_memory(error: BaseException) -> str | None:
 
 
 def _raised(error: BaseException, places: list[Place]) -> str:
-    where = "".join(f", in {x.function}, {x.file}:{x.line}" for x in places)
+    codes = [(frame.f_code, line) for frame, line in places]
+    where = "".join(f", in {code.co_name}, {code.co_filename}:{line}" for code, line in codes)
     return f"{line_of(error).removesuffix('.')}{where}."
 
 
@@ -162,18 +151,10 @@ def line_of(error: BaseException) -> str:
 
 def plugin_place(error: BaseException) -> Place | None:
     """Returns the innermost line of a plugin in the traceback of an error; None without one."""
-    inside = [x for x in places_of(error) if x.module.partition(".")[0] in PLUGIN_PACKAGES]
+    places = traceback.walk_tb(error.__traceback__)
+    inside = [x for x in places if _module(x[0]).partition(".")[0] in PLUGIN_PACKAGES]
     return inside[-1] if inside else None
 
 
-def places_of(error: BaseException) -> list[Place]:
-    """Returns the lines of the traceback of an error, the innermost last."""
-    return [
-        Place(
-            frame.f_code.co_filename,
-            line,
-            frame.f_code.co_name,
-            frame.f_globals.get("__name__", ""),
-        )
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

@@ -17,8 +17,8 @@ from recsys.config import TrainStage, parse_mesh
 from recsys.config.load import load_stage
 from recsys.config.removed import check_command_line
 from recsys.contents import lazy_contents
-from recsys.distributed.local import launch, run_placed
-from recsys.distributed.place import Place, add_process_options, place_of
+from recsys.distributed.local import run_in_processes
+from recsys.distributed.place import add_process_options
 from recsys.system.process import stage_main
 from recsys.training.run_folders import RunFolders
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _NAMES = {"recsys.training.stage": "train write_model"}
 __all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)
 
-_MODULE = "recsys.train"
-
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the stage from the command line."""
@@ -40,24 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, beside --out")
     parser.add_argument("--base", type=Path, help="model folder of a warm start")
-    parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
+    parser.add_argument("--mesh", help="devices as a grid: data=4,model=2")
     add_process_options(parser)
     check_command_line(["train", *(sys.argv[1:] if arguments is None else arguments)])
     options = parser.parse_args(arguments)
     options.checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
-    names = ("config", "data", "out", "checkpoints", "base")
-    words = [f"--{k}={v}" for k, v in vars(options).items() if k in names and v is not None]
     os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, TrainStage)
     if options.mesh is not None:
-        words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")
-        stage = stage.model_copy(update={"mesh": options.mesh})
-    if Place.of_environment() is None:
-        place = place_of(options)
-        if place is not None:
-            return run_placed(_MODULE, words, place)
-        if options.processes > 1:
-            return launch(_MODULE, words, options.processes, options.checkpoints)
+        stage = stage.model_copy(update={"mesh": parse_mesh(options.mesh)})
+    names = ("config", "data", "out", "checkpoints", "base", "mesh")
+    started = run_in_processes("recsys.train", options, names, options.checkpoints)
+    if started is not None:
+        return started
     from recsys.training.stage import run
 
     summary = run(stage, options.data, options.out, options.checkpoints, options.base)

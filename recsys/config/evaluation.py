@@ -6,14 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from recsys.registry import Choice, Plugins, name_of
+from recsys.registry import BUILT_INS, Choice, Plugins, name_of
 from recsys.strict import Repeats, Share, Strict
 
 BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")
-METRICS = (
-    "recall", "precision", "hit_rate", "ndcg", "map", "mrr", "auc",
-    "coverage", "gini", "novelty", "popularity_lift", "diversity",
-)  # fmt: skip
+METRICS = tuple(BUILT_INS["metric"])
 Ratio = Annotated[float, Field(ge=0.0)]
 
 

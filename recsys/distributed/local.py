@@ -8,6 +8,7 @@ if one dies, the parent ends all of them and starts them again from the last che
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from recsys.distributed.children import Children
-from recsys.distributed.place import Place
+from recsys.distributed.place import Place, place_of
 from recsys.errors import RecsysError, UsageError
 from recsys.system.events import note
 from recsys.system.parent import child_command
@@ -31,6 +32,30 @@ _GRACE_S = 2.0
 _WITHOUT_PROGRESS = 3
 _ABORT = b"Terminating process because the JAX distributed service"
 _SILENT = re.compile(r"stopped sending heartbeats\):\n((?:\d+\n)+)")
+
+
+def run_in_processes(
+    module: str,
+    options: argparse.Namespace,
+    names: Sequence[str],
+    checkpoints: Path | None = None,
+) -> dict[str, Any] | None:
+    """Runs a stage in the processes that its options ask for; None: this one is to run it.
+
+    Args:
+        module: The stage.
+        options: Its command line, with `place.add_process_options`.
+        names: Its other options, which each process gets.
+        checkpoints: As in `launch`.
+    """
+    if Place.of_environment() is not None:
+        return None
+    values = {name: getattr(options, name) for name in names}
+    words = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    place = place_of(options)
+    if place is not None:
+        return run_placed(module, words, place)
+    return launch(module, words, options.processes, checkpoints) if options.processes > 1 else None
 
 
 def launch(

@@ -60,8 +60,9 @@ class DotProducts:
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32."""
         query, candidates = self.query[block], self.candidates
-        is_here = isinstance(candidates, np.ndarray)
-        return query @ candidates.T if is_here else candidates.scores(query)
+        if isinstance(candidates, np.ndarray):
+            return np.asarray(query @ candidates.T)
+        return candidates.scores(query)
 
 
 def check_products(query: np.ndarray, candidates: Candidates, is_candidate: np.ndarray) -> None:

@@ -7,7 +7,7 @@ events: their ranks are those in the whole list, and the others count as no answ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,15 +19,22 @@ from recsys.formats import counted
 REPEATS, AGAIN = "repeats", "again"
 _HOUR_S = 3600
 _DAY_S = 24 * _HOUR_S
-_ACTIVITY = (0, 1, 6, 21, 101)
-_IDLE_S = (0, _HOUR_S, _DAY_S, 7 * _DAY_S, 30 * _DAY_S)
-_IDLE_NAMES = (
-    "back within an hour",
-    "back within a day",
-    "back within a week",
-    "back within 30 days",
-    "back after more than 30 days",
-)
+_ACTIVITY = {
+    0: "no history",
+    1: "1 to 5 events before",
+    6: "6 to 20 events before",
+    21: "21 to 100 events before",
+    101: "more than 100 events before",
+}
+"""Names of slices by their lowest numbers of events before the query."""
+_RECENCY = {
+    0: "back within an hour",
+    _HOUR_S: "back within a day",
+    _DAY_S: "back within a week",
+    7 * _DAY_S: "back within 30 days",
+    30 * _DAY_S: "back after more than 30 days",
+}
+"""Names of slices by the shortest times since the user's last event [s]."""
 _MOST_VALUES = 12
 
 
@@ -75,8 +82,8 @@ def make_slices(
     parts = [
         Slice("users", "users known to training", "queries", is_trained),
         Slice("users", "cold users", "queries", ~is_trained, "no event that training saw"),
-        *_activity(np.diff(queries.seen.offsets)),
-        *_recency(queries.idle_s),
+        *_between("user activity", np.diff(queries.seen.offsets), _ACTIVITY),
+        *([] if queries.idle_s is None else _between("recency", queries.idle_s, _RECENCY)),
         *_popularity(rows, counts, catalogue.is_item),
     ]
     if is_repeated.any():
@@ -93,26 +100,10 @@ def make_slices(
     return [part for part in parts if part.which.any()]
 
 
-def _activity(n_events: np.ndarray) -> Iterator[Slice]:
-    """By how much the user did before the query."""
-    for low, high in zip(_ACTIVITY, (*_ACTIVITY[1:], None), strict=True):
-        is_in = (n_events >= low) & (n_events < (high or np.inf))
-        if low == 0:
-            name = "no history"
-        elif high is None:
-            name = f"more than {low - 1} events before"
-        else:
-            name = f"{low} to {high - 1} events before"
-        yield Slice("user activity", name, "queries", is_in)
-
-
-def _recency(idle_s: np.ndarray | None) -> Iterator[Slice]:
-    """By how long ago the user's last event was."""
-    if idle_s is None:
-        return
-    for name, low, high in zip(_IDLE_NAMES, _IDLE_S, (*_IDLE_S[1:], None), strict=True):
-        is_in = (idle_s >= low) & (idle_s < (high or np.inf))
-        yield Slice("recency", name, "queries", is_in)
+def _between(kind: str, values: np.ndarray, names: Mapping[int, str]) -> Iterator[Slice]:
+    """Yields slices of queries whose values are from each border of `names` up to the next."""
+    for (low, name), high in zip(names.items(), [*list(names)[1:], np.inf], strict=True):
+        yield Slice(kind, name, "queries", (values >= low) & (values < high))
 
 
 def _popularity(rows: np.ndarray, counts: np.ndarray, is_item: np.ndarray) -> Iterator[Slice]:

@@ -17,11 +17,9 @@ from typing import Any
 from recsys.config import EvaluateStage
 from recsys.config.load import load_stage
 from recsys.config.removed import check_command_line
-from recsys.distributed.local import launch, run_placed
-from recsys.distributed.place import Place, add_process_options, place_of
+from recsys.distributed.local import run_in_processes
+from recsys.distributed.place import add_process_options
 from recsys.system.process import stage_main
-
-_MODULE = "recsys.evaluation.stage"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -44,23 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = _parse(arguments)
     os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, EvaluateStage)
-    if Place.of_environment() is None:
-        place = place_of(options)
-        if place is not None or options.processes > 1:
-            return _in_processes(options, place)
+    names = ("config", "model", "data", "out", "blessed")
+    summary = run_in_processes("recsys.evaluation.stage", options, names)
+    if summary is not None:
+        return summary
     from recsys.evaluation.evaluation_file import run
 
     return run(stage, options.model, options.data, options.out, options.blessed)
-
-
-def _in_processes(options: argparse.Namespace, place: Place | None) -> dict[str, Any]:
-    """Runs the stage in several processes of this machine, or in one of several that meet."""
-    names = ("config", "model", "data", "out", "blessed")
-    folders = {name: getattr(options, name) for name in names}
-    words = [f"--{name}={path}" for name, path in folders.items() if path is not None]
-    if place is None:
-        return launch(_MODULE, words, options.processes)
-    return run_placed(_MODULE, words, place)
 
 
 if __name__ == "__main__":
