@@ -31,6 +31,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from recsys.errors import PLUGIN_PACKAGES, RecsysError, UsageError
+from recsys.strict import parts_in
 
 ENTRY_POINTS = "recsys.plugins"
 BUILT_INS = {
@@ -392,20 +393,17 @@ def modules_of(*parts: Any) -> list[str]:
         *parts: Config objects, which are searched recursively.
     """
     modules: set[str] = set()
-    for part in parts:
+    for part in parts_in(*parts):
         if isinstance(part, pydantic.BaseModel):
             for kind in BUILT_INS:
                 with contextlib.suppress(ValueError):  # The part itself may be a choice.
                     modules.update(_chosen_modules(kind, name_of(kind, part)))
             for name, field in type(part).model_fields.items():
-                value = getattr(part, name)
                 choice = choice_of(field)
                 if choice is not None:
+                    value = getattr(part, name)
                     values = value if isinstance(value, tuple) else (value,)
                     modules.update(*(_chosen_modules(choice.kind, value) for value in values))
-                modules.update(modules_of(value))
-        elif isinstance(part, list | tuple):
-            modules.update(modules_of(*part))
     return sorted(modules)
 
 

@@ -6,7 +6,8 @@ It imports no other module of recsys, so that a registered class in any package 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
@@ -26,6 +27,18 @@ class Strict(pydantic.BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+
+def parts_in(*values: Any) -> Iterator[Any]:
+    """Yields parts of a config, and all that is in them."""
+    for value in values:
+        yield value
+        if isinstance(value, pydantic.BaseModel):
+            yield from parts_in(*(getattr(value, name) for name in type(value).model_fields))
+        elif isinstance(value, dict):
+            yield from parts_in(*value.values())
+        elif isinstance(value, list | tuple):
+            yield from parts_in(*value)
 
 
 def canonical_json(part: pydantic.BaseModel) -> str:

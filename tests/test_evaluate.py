@@ -10,11 +10,11 @@ from evaluation_worlds import a_small_world, table
 
 from benchmarks.stores import write_store
 from recsys.config import (
-    BASELINES,
     BlessConfig,
     EvaluateConfig,
     EvaluateStage,
 )
+from recsys.config.evaluation import BASELINES
 from recsys.data.input_files import seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError

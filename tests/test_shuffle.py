@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.stores import sorted_shard
-from recsys.config import ShuffleConfig, TrainConfig
+from recsys.config import TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
+from recsys.config.training import ShuffleConfig
 from recsys.data.batches import BatchPart, BatchSource
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog

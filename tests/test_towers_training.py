@@ -21,8 +21,8 @@ from tower_models import (
     weights,
 )
 
-from recsys.config import LEARNED_TEMPERATURE, TrainConfig, TwoTowerConfig
-from recsys.config.architecture import SequenceConfig
+from recsys.config import TrainConfig, TwoTowerConfig
+from recsys.config.architecture import LEARNED_TEMPERATURE, SequenceConfig
 from recsys.embedding import SGD
 from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower

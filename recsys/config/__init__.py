@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 from recsys.contents import lazy_contents
 
 if TYPE_CHECKING:
-    from recsys.config.architecture import LEARNED_TEMPERATURE as LEARNED_TEMPERATURE
-    from recsys.config.architecture import AttentionConfig as AttentionConfig
-    from recsys.config.architecture import MeanConfig as MeanConfig
     from recsys.config.architecture import RetrievalConfig as RetrievalConfig
-    from recsys.config.architecture import SequenceConfig as SequenceConfig
     from recsys.config.architecture import TwoTowerConfig as TwoTowerConfig
     from recsys.config.data import MOST_SKIPPED as MOST_SKIPPED
     from recsys.config.data import RESERVED_FEATURE_NAMES as RESERVED_FEATURE_NAMES
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
     from recsys.config.data import VocabularyConfig as VocabularyConfig
     from recsys.config.data import read_feature as read_feature
     from recsys.config.data import write_feature as write_feature
-    from recsys.config.evaluation import BASELINES as BASELINES
     from recsys.config.evaluation import BlessConfig as BlessConfig
     from recsys.config.evaluation import BlessRule as BlessRule
     from recsys.config.evaluation import EvaluateConfig as EvaluateConfig
@@ -46,11 +41,9 @@ if TYPE_CHECKING:
     from recsys.config.run_config import ExportConfig as ExportConfig
     from recsys.config.run_config import ExportStage as ExportStage
     from recsys.config.run_config import stage_of as stage_of
-    from recsys.config.run_config import with_mesh as with_mesh
     from recsys.config.training import HardNegativesConfig as HardNegativesConfig
     from recsys.config.training import LayoutRules as LayoutRules
     from recsys.config.training import MeshConfig as MeshConfig
-    from recsys.config.training import ShuffleConfig as ShuffleConfig
     from recsys.config.training import TrainConfig as TrainConfig
     from recsys.config.training import TrainStage as TrainStage
     from recsys.config.training import ValidationConfig as ValidationConfig
@@ -62,20 +55,17 @@ if TYPE_CHECKING:
     from recsys.strict import canonical_json as canonical_json
 
 _NAMES = {
-    "recsys.config.architecture": (
-        "AttentionConfig LEARNED_TEMPERATURE MeanConfig RetrievalConfig SequenceConfig "
-        "TwoTowerConfig"
-    ),
+    "recsys.config.architecture": "RetrievalConfig TwoTowerConfig",
     "recsys.config.data": (
         "CsvFormat DataConfig EventSource Files GateConfig InteractionColumns "
         "InteractionsConfig ItemColumns ItemsConfig ListOfEvents MOST_SKIPPED Order "
         "RESERVED_FEATURE_NAMES SourceConfig Split TimestampUnit UserColumns UsersConfig "
         "VocabulariesConfig VocabularyConfig read_feature write_feature"
     ),
-    "recsys.config.evaluation": "BASELINES BlessConfig BlessRule EvaluateConfig EvaluateStage",
-    "recsys.config.run_config": "Config ExportConfig ExportStage stage_of with_mesh",
+    "recsys.config.evaluation": "BlessConfig BlessRule EvaluateConfig EvaluateStage",
+    "recsys.config.run_config": "Config ExportConfig ExportStage stage_of",
     "recsys.config.training": (
-        "HardNegativesConfig LayoutRules MeshConfig ShuffleConfig TrainConfig TrainStage "
+        "HardNegativesConfig LayoutRules MeshConfig TrainConfig TrainStage "
         "ValidationConfig WarmStartConfig parse_mesh"
     ),
     "recsys.strict": "Repeats Share Strict canonical_json",

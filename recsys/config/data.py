@@ -20,17 +20,6 @@ Order = Literal["time", "file", "none"]
 _SPAN = re.compile(r"\{(SPAN|VERSION|YYYY|MM|DD)(:\d+)?\}")
 
 
-def refuse(*rules: tuple[Any, str]) -> None:
-    """Raises a ValueError with the message of the first broken rule.
-
-    Args:
-        *rules: Pairs of whether the rule is broken and its message.
-    """
-    for is_broken, sentence in rules:
-        if is_broken:
-            raise ValueError(sentence)
-
-
 # Names of the model's other tables and inputs.
 RESERVED_FEATURE_NAMES = frozenset(
     ("users", "items", "item_bias", "item_neighbours", "user_row", "history", "history_rows",
@@ -219,59 +208,45 @@ class InteractionsConfig(EventSource):
         read = [str(name) for name in columns.model_dump().values()]
         parts = [*self.train_parts, *self.valid_parts, *self.eval_parts]
         twice = sorted({part for part in parts if parts.count(part) > 1})
-        refuse(
-            (
-                bool(self.files) == (self.query is not None),
-                "exactly one of files and query must be given",
-            ),
-            (
-                events and not any(f"{name}.".startswith(f"{events.column}.") for name in read),
-                f"columns must refer to the column of explode, {events and events.column!r}: by"
-                " its name if an event is a plain value, or to a field of it, as 'column.id'",
-            ),
-            (
-                self.positive_at_least is not None and columns.rating is None,
-                "positive_at_least needs columns.rating",
-            ),
-            (
-                self.positive_events and columns.event is None,
-                "positive_events needs columns.event",
-            ),
-            (
-                self.order is not None and columns.timestamp is not None,
+        if bool(self.files) == (self.query is not None):
+            raise ValueError("exactly one of files and query must be given")
+        if events and not any(f"{name}.".startswith(f"{events.column}.") for name in read):
+            raise ValueError(
+                f"columns must refer to the column of explode, {events.column!r}: by"
+                " its name if an event is a plain value, or to a field of it, as 'column.id'"
+            )
+        if self.positive_at_least is not None and columns.rating is None:
+            raise ValueError("positive_at_least needs columns.rating")
+        if self.positive_events and columns.event is None:
+            raise ValueError("positive_events needs columns.event")
+        if self.order is not None and columns.timestamp is not None:
+            raise ValueError(
                 "order replaces timestamps, so order and columns.timestamp exclude each other:"
-                " remove one of them",
-            ),
-            (
-                self.order == "file" and self.query is not None,
-                "order: file needs files: the rows of a query have no order",
-            ),
-            (
-                self.eval_files and self.query is not None,
-                "eval_files needs files: mark the held-out rows of a query by columns.part",
-            ),
-            (
-                self.eval_files and has_part,
-                "eval_files and columns.part both mark held-out rows: remove one of them",
-            ),
-            (
-                has_part and not (self.train_parts and self.eval_parts),
-                "columns.part needs at least one value in each of train_parts and eval_parts",
-            ),
-            (
-                has_part and twice,
+                " remove one of them"
+            )
+        if self.order == "file" and self.query is not None:
+            raise ValueError("order: file needs files: the rows of a query have no order")
+        if self.eval_files and self.query is not None:
+            raise ValueError(
+                "eval_files needs files: mark the held-out rows of a query by columns.part"
+            )
+        if self.eval_files and has_part:
+            raise ValueError(
+                "eval_files and columns.part both mark held-out rows: remove one of them"
+            )
+        if has_part and not (self.train_parts and self.eval_parts):
+            raise ValueError(
+                "columns.part needs at least one value in each of train_parts and eval_parts"
+            )
+        if has_part and twice:
+            raise ValueError(
                 f"train_parts, valid_parts and eval_parts must not share values; they share"
-                f" {', '.join(map(repr, twice))}",
-            ),
-            (
-                self.valid_parts and not has_part,
-                "valid_parts needs columns.part",
-            ),
-            (
-                self.valid_files and not self.eval_files,
-                "valid_files needs eval_files",
-            ),
-        )
+                f" {', '.join(map(repr, twice))}"
+            )
+        if self.valid_parts and not has_part:
+            raise ValueError("valid_parts needs columns.part")
+        if self.valid_files and not self.eval_files:
+            raise ValueError("valid_files needs eval_files")
         if self.timestamp_format is not None:
             time_pattern(self.timestamp_format)
         return self
@@ -405,41 +380,37 @@ class DataConfig(Strict):
         listed = (source.files, source.eval_files, source.valid_files)
         files = [file for part in listed for file in ((part,) if isinstance(part, str) else part)]
         spans = [file for file in files if _SPAN.search(file)]
-        refuse(
-            (
-                split == "time" and source.ordered_by != "time",
+        if split == "time" and source.ordered_by != "time":
+            raise ValueError(
                 "split: time needs interactions.columns.timestamp: set it, or set data.split to"
-                " last_out, random or given, which do not need it",
-            ),
-            (
-                split == "last_out" and source.ordered_by == "none",
+                " last_out, random or given, which do not need it"
+            )
+        if split == "last_out" and source.ordered_by == "none":
+            raise ValueError(
                 "split: last_out needs an order: set interactions.columns.timestamp, or set"
                 " interactions.order to file if the rows are in chronological order; without an"
-                " order, set data.split to random",
-            ),
-            (
-                split == "given" and not names_parts,
-                "split: given needs interactions.columns.part or interactions.eval_files",
-            ),
-            (
-                split != "given" and names_parts,
+                " order, set data.split to random"
+            )
+        if split == "given" and not names_parts:
+            raise ValueError(
+                "split: given needs interactions.columns.part or interactions.eval_files"
+            )
+        if split != "given" and names_parts:
+            raise ValueError(
                 "interactions.columns.part and interactions.eval_files need split: given; remove"
-                f" them to split by {split}",
-            ),
-            (
-                split != "time" and spans,
+                f" them to split by {split}"
+            )
+        if split != "time" and spans:
+            raise ValueError(
                 f"split: {split} can't be used with spans {spans[:1]}, which are split by time:"
-                " set data.split to time, or name the files without {SPAN} or a date",
-            ),
-            *(
-                (
-                    getattr(self.vocabulary, name).evict_after_days and source.ordered_by != "time",
+                " set data.split to time, or name the files without {SPAN} or a date"
+            )
+        for name in ("users", "items"):
+            if getattr(self.vocabulary, name).evict_after_days and source.ordered_by != "time":
+                raise ValueError(
                     f"vocabulary.{name}.evict_after_days needs interactions.columns.timestamp:"
-                    " without times the age of an id is unknown; remove it",
+                    " without times the age of an id is unknown; remove it"
                 )
-                for name in ("users", "items")
-            ),
-        )
         return self
 
     @model_validator(mode="after")

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from recsys.registry import BUILT_INS, Choice, Plugins, name_of
-from recsys.strict import Repeats, Share, Strict
+from recsys.config.stage import Stage
+from recsys.registry import BUILT_INS, Choice, name_of
+from recsys.strict import Share, Strict
 
 BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")
 METRICS = tuple(BUILT_INS["metric"])
@@ -122,22 +123,15 @@ class BlessConfig(Thresholds):
         return (BlessRule(metric=self.metric, **own), *self.rules)
 
 
-class EvaluateStage(Strict):
+class EvaluateStage(Stage):
     """The parts of a config that the evaluation needs."""
 
-    plugins: Plugins = ()
-    """Modules that register models, losses, metrics and other classes, imported before the rest of
-    the config is read."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Evaluation over the whole catalogue."""
     bless: BlessConfig = BlessConfig()
     """Thresholds that a model must reach to be pushed."""
     report_users: tuple[str, ...] = ()
     """Ids of users whose recommendations are shown; empty: three users are chosen."""
-    repeats: Repeats = "exclude"
-    """Whether lists may contain items that their user has already interacted with. `exclude`: no,
-    and repeated events are not evaluated; `include`: yes, they are treated like other items.
-    Applies to validation, evaluation and the defaults of serving."""
 
     def of_two_models(self) -> Self:
         """Returns the config for a comparison of two models by the deciding metric only."""

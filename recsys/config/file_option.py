@@ -20,6 +20,7 @@ import pydantic
 from pydantic_core import core_schema
 
 from recsys.errors import RecsysError
+from recsys.strict import parts_in
 from recsys.system.files import open_regular
 
 FOLDER = "files"
@@ -98,15 +99,7 @@ class File(os.PathLike[str]):
 
 def files_in(*parts: Any) -> Iterator[File]:
     """Yields the files that parts of a config name, which are searched recursively."""
-    for part in parts:
-        if isinstance(part, File):
-            yield part
-        elif isinstance(part, pydantic.BaseModel):
-            yield from files_in(*(getattr(part, name) for name in type(part).model_fields))
-        elif isinstance(part, dict):
-            yield from files_in(*part.values())
-        elif isinstance(part, list | tuple):
-            yield from files_in(*part)
+    return (part for part in parts_in(*parts) if isinstance(part, File))
 
 
 def copy_files(folder: Path, *parts: Any) -> None:

@@ -7,12 +7,13 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from recsys.config.data import DataConfig, refuse
+from recsys.config.data import DataConfig
 from recsys.config.evaluation import EvaluateStage
+from recsys.config.stage import Stage
 from recsys.config.training import TrainStage, parse_mesh
 from recsys.distributed.launchers import Launcher, LocalLauncher
-from recsys.registry import Choice, Plugins, plugins_of
-from recsys.strict import Name, Repeats, Share, Strict
+from recsys.registry import Choice, plugins_of
+from recsys.strict import Name, Share, Strict
 from recsys.system.files import local_folder
 
 
@@ -53,20 +54,13 @@ class ExportConfig(Strict):
     `item_embeddings.npy`, for a vector database besides TensorFlow Serving."""
 
 
-class ExportStage(Strict):
+class ExportStage(Stage):
     """The parts of a config that the export needs."""
 
-    plugins: Plugins = ()
-    """Modules that register models, losses, metrics and other classes, imported before the rest of
-    the config is read."""
     name: Name
     """Name of the pipeline and of the served model."""
     export: ExportConfig = ExportConfig()
     """The serving bundle."""
-    repeats: Repeats = "exclude"
-    """Whether lists may contain items that their user has already interacted with. `exclude`: no,
-    and repeated events are not evaluated; `include`: yes, they are treated like other items.
-    Applies to validation, evaluation and the defaults of serving."""
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -213,29 +207,27 @@ class Config(TrainStage, EvaluateStage, ExportStage):
         sides = self.data.sides.values()
         features = [feature.name for side in sides for feature in side.features]
         unknown = [name for name in self.evaluate.slices if name not in features]
-        refuse(
-            (
-                self.warm_start is not None and split != "time",
+        if self.warm_start is not None and split != "time":
+            raise ValueError(
                 f"warm_start needs data.split: time; with {split} an earlier model may have been"
-                " trained on positives that are held out now: remove warm_start",
-            ),
-            (
-                self.evaluate.query == "each_moment" and is_unordered,
+                " trained on positives that are held out now: remove warm_start"
+            )
+        if self.evaluate.query == "each_moment" and is_unordered:
+            raise ValueError(
                 "evaluate.query: each_moment needs held-out events that are later than the"
                 f" training events; data.split: {split} does not ensure it: remove it, or set"
-                " at_cut",
-            ),
-            (
-                self.model.history_of == "past" and order == "none",
+                " at_cut"
+            )
+        if self.model.history_of == "past" and order == "none":
+            raise ValueError(
                 "model.history_of: past needs an order of the events, and data.interactions has"
-                " none: remove it, or set others",
-            ),
-            (
-                unknown,
+                " none: remove it, or set others"
+            )
+        if unknown:
+            raise ValueError(
                 "evaluate.slices must be features of items or users"
-                f" ({', '.join(features) or 'there are none'}); received {unknown[:1]}",
-            ),
-        )
+                f" ({', '.join(features) or 'there are none'}); received {unknown[:1]}"
+            )
         return self
 
 

@@ -14,12 +14,13 @@ from pydantic import (
 )
 
 from recsys.config.architecture import AutoConfig, RetrievalConfig
+from recsys.config.stage import Stage
 from recsys.errors import UsageError
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
 from recsys.losses.squares import LeastSquares
-from recsys.registry import Choice, Plugins
-from recsys.strict import Repeats, Share, Strict
+from recsys.registry import Choice
+from recsys.strict import Share, Strict
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -326,12 +327,9 @@ class WarmStartConfig(Strict):
     stops the run and reports the differences; `cold` trains from scratch."""
 
 
-class TrainStage(Strict):
+class TrainStage(Stage):
     """The parts of a config that training needs."""
 
-    plugins: Plugins = ()
-    """Modules that register models, losses, metrics and other classes, imported before the rest of
-    the config is read."""
     model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = AutoConfig()
     """The model: `two_tower`, which is implied if one of its keys is set; a model of a plugin,
     `{type: name, …}`; or `auto`, which chooses the model, and the keys of `train` that are not
@@ -348,10 +346,6 @@ class TrainStage(Strict):
     model]` the output of a layer. Everything else is replicated."""
     warm_start: WarmStartConfig | None = None
     """Warm start from the last blessed model; `null`: each training starts from scratch."""
-    repeats: Repeats = "exclude"
-    """Whether lists may contain items that their user has already interacted with. `exclude`: no,
-    and repeated events are not evaluated; `include`: yes, they are treated like other items.
-    Applies to validation, evaluation and the defaults of serving."""
 
     @model_validator(mode="after")
     def _solved_users_have_their_loss(self) -> Self:

@@ -13,9 +13,7 @@ other way round (Krichene and Rendle, 2020), so nothing else here uses them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -116,7 +114,7 @@ def _rank_on_host(
     out = RankResults.empty(len(positives.rows), n_queries, k)
     is_product = isinstance(scorer, DotProducts)
     size = n_queries if is_product else _GIVEN_SCORES // n_rows
-    with _threads() as pool:
+    with ThreadPoolExecutor(_cores()) as pool:
         for block in slices(n_queries, max(1, size)):
             scores = np.empty(0) if is_product else as_scores(scorer.scores(block), block, n_rows)
 
@@ -132,16 +130,6 @@ def _rank_on_host(
                 progress(done, n_queries)
             check_scores(out.not_a_number[block], block.start)
     return out
-
-
-@contextmanager
-def _threads() -> Iterator[ThreadPoolExecutor]:
-    """Yields a thread pool with a thread for each core; an error cancels waiting jobs."""
-    pool = ThreadPoolExecutor(_cores())
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _cores() -> int:

@@ -7,7 +7,6 @@ Performance of iALS on Item Recommendation Benchmarks", RecSys 2022.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -75,6 +74,8 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
         n_others: How many the other side has.
         objective: The weights.
     """
+    from threadpoolctl import threadpool_limits
+
     dim, n_taken = others.shape[1], np.diff(taken.indptr)
     out = np.zeros((len(n_taken), dim), np.float32)
     ridge = objective.ridge(n_taken, n_others)
@@ -88,23 +89,11 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
         step = _few if n_taken[rows[-1]] <= dim else _many
         out[rows] = step(taken, rows, turned, weights) @ basis.T
 
-    with _workers() as pool:
-        list(pool.map(solve_block, _blocks(n_taken, dim)))
-    return out
-
-
-@contextlib.contextmanager
-def _workers() -> Iterator[ThreadPoolExecutor]:
-    """Yields a thread pool with a thread for each core; BLAS runs single-threaded.
-
-    The systems are small: threads within each would wait for each other most of the
-    time, and where the machine is busy the products take ten times as long.
-    """
-    from threadpoolctl import threadpool_limits
-
+    # The systems are small: threads within each would wait for each other most of the time.
     n_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
-        yield pool
+        list(pool.map(solve_block, _blocks(n_taken, dim)))
+    return out
 
 
 def _blocks(n_taken: np.ndarray, dim: int) -> Iterator[np.ndarray]:
