@@ -1,6 +1,7 @@
 """Artifact types that TFX doesn't have."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tfx.components.util import examples_utils
 from tfx.proto import example_gen_pb2
@@ -52,6 +53,11 @@ class Report(Artifact):
     """`report.html`, the report of a run."""
 
     TYPE_NAME = "Report"
+
+
+def existing(**artifacts: Any) -> dict[str, Any]:
+    """Returns the artifacts that are there, by name."""
+    return {name: artifact for name, artifact in artifacts.items() if artifact is not None}
 
 
 def set_parquet_splits(examples: Examples, splits: Sequence[str]) -> None:

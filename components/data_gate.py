@@ -9,7 +9,7 @@ from typing import Any
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
 
-from components.artifacts import DeadLetters, Validation, statistics_property
+from components.artifacts import DeadLetters, Validation, existing, statistics_property
 from components.artifacts import Verdict as VerdictArtifact
 from recsys.config import GateConfig
 from recsys.data.dead_letters import check_rejected
@@ -56,8 +56,10 @@ def DataGate(
     """
     del code
     gate = GateConfig.model_validate_json(config)
-    validations = _by_kind(interaction_validation, item_validation, user_validation)
-    letters = _by_kind(interaction_letters, item_letters, user_letters)
+    validations = existing(
+        interactions=interaction_validation, items=item_validation, users=user_validation
+    )
+    letters = existing(interactions=interaction_letters, items=item_letters, users=user_letters)
     for what, folder in letters.items():
         for remark in check_rejected(what, Path(folder.uri), gate.max_rejected_share):
             emit("note", step="DataGate", text=remark)
@@ -118,8 +120,3 @@ def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], file: Path) -> Recs
 
 def _more(findings: Sequence[object]) -> str:
     return f" ({len(findings) - 1} more)" if len(findings) > 1 else ""
-
-
-def _by_kind(interactions: Any, items: Any, users: Any) -> dict[str, Any]:
-    sides = {"interactions": interactions, "items": items, "users": users}
-    return {what: artifact for what, artifact in sides.items() if artifact is not None}

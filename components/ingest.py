@@ -18,6 +18,7 @@ from components.artifacts import (
     InteractionData,
     Verdict,
     Vocabularies,
+    existing,
     set_parquet_splits,
 )
 from recsys.config import ItemsConfig, Strict, UsersConfig, VocabulariesConfig
@@ -141,14 +142,12 @@ def VocabularyGen(
         previous: The vocabularies to go on from.
     """
     del verdict, code
-    known = {"users": users, "items": items}
     make_vocabularies(
         interactions=Path(interactions.uri),
         cut=interactions.get_int_custom_property(CUT_PROPERTY),
         entities={
             name: Path(examples.uri) / f"Split-{SPLIT}"
-            for name, examples in known.items()
-            if examples is not None
+            for name, examples in existing(users=users, items=items).items()
         },
         previous=None if previous is None else Path(previous.uri),
         out=Path(vocabularies.uri),

@@ -22,6 +22,7 @@ from components.artifacts import (
     ServingBundle,
     Verdict,
     Vocabularies,
+    existing,
 )
 from components.artifacts import Report as ReportArtifact
 from components.metadata import CURRENT_MODEL, DESTINATION, WITHDRAWN
@@ -256,14 +257,12 @@ def Reporter(
         user_letters: Dead letters of the users' features, if there are any.
     """
     del code
-    letters = {"interactions": interaction_letters, "items": item_letters, "users": user_letters}
+    letters = existing(interactions=interaction_letters, items=item_letters, users=user_letters)
     push = json.loads((Path(pushed.uri) / "pushed.json").read_text())
     write_report(
         Path(report.uri),
         config=json.loads(config),
-        dead_letters={
-            what: Path(artifact.uri) for what, artifact in letters.items() if artifact is not None
-        },
+        dead_letters={what: Path(artifact.uri) for what, artifact in letters.items()},
         data=Path(data.uri),
         model=Path(model.uri),
         evaluation=Path(evaluation.uri),

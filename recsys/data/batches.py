@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import threading
 from typing import TYPE_CHECKING, Self
 
@@ -43,10 +42,7 @@ _OF_EVENTS = (ASKED_AT, "weight", "known")
 class BatchPart:
     """The rows of each array of a batch that a process' devices hold, and their random numbers.
 
-    A batch is the same for any number of processes, so its random numbers are those of the
-    whole. A part is had without drawing the whole: PCG64 can be moved on by any number of draws
-    (O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms", 2014,
-    section 4.3).
+    A batch is the same for any number of processes, so the random numbers of all are drawn.
 
     Attributes:
         shards: Which of the parts that devices split an array into, ascending.
@@ -75,19 +71,14 @@ class BatchPart:
 
         Args:
             shape: Shape of the part `(rows, …)`.
-            random: Source of randomness of the batch, a PCG64.
+            random: Source of randomness of the batch.
 
         Returns:
             Numbers in [0, 1) `[rows, …]` float32.
         """
         of_shard = (shape[0] // len(self.shards), *shape[1:])
-        n, first, end = math.prod(of_shard), self.shards[0], self.shards[-1] + 1
-        _skip(first * n, random)
-        numbers = random.random((end - first, *of_shard), np.float32)
-        _skip((self.n_shards - end) * n, random)
-        if len(numbers) > len(self.shards):
-            numbers = numbers[np.array(self.shards) - first]
-        return numbers.reshape(shape)
+        whole = random.random((self.n_shards, *of_shard), np.float32)
+        return whole[list(self.shards)].reshape(shape)
 
 
 WHOLE = BatchPart((0,), 1)
@@ -99,18 +90,6 @@ def held_part(sharding: Sharding, n_shards: int) -> BatchPart:
     held = sharding.addressable_devices_indices_map((n_shards,)).values()
     starts = {index[0].indices(n_shards)[0] for index in held if index is not None}
     return BatchPart(tuple(sorted(starts)), n_shards)
-
-
-def _skip(n: int, random: np.random.Generator) -> None:
-    """Moves `random` past `n` draws of float32, of which PCG64 makes two a step."""
-    if not n:
-        return
-    if random.bit_generator.state["has_uint32"]:  # The second half of a step is left.
-        random.random(dtype=np.float32)
-        n -= 1
-    random.bit_generator.advance(n // 2)  # type: ignore[attr-defined]
-    if n % 2:
-        random.random(dtype=np.float32)
 
 
 # --- the batches

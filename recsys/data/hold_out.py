@@ -28,7 +28,6 @@ Draw = Literal["newest", "last", "random", "popular", "given"]
 AT_ONCE: tuple[Draw, ...] = ("random", "popular", "given")
 """Draws whose events aren't newer than the kept ones: one query a user, for all of them."""
 
-_BINS = 1 << 16
 _SEED = (0, 2)
 _SALT = np.uint64(2)
 _STEEPEST, _HALVINGS = 8.0, 40
@@ -148,9 +147,10 @@ def newest_events(events: EventLog, most: int) -> np.ndarray:
     """
     if len(events) <= most:
         return np.arange(len(events))
-    moment, n_newer = _border(events, most)
+    newest = _newest_times(events, most)
+    moment = newest.min()
     ties = [np.flatnonzero(shard.timestamp == moment) for shard in events.shards]
-    chosen = _some(ties, most - n_newer)
+    chosen = _some(ties, int((newest == moment).sum()))
     parts = [np.zeros(0, np.int64)]
     for shard, tied, start in zip(events.shards, chosen, events.item_row.starts, strict=False):
         newer = np.flatnonzero(shard.timestamp > moment)
@@ -158,30 +158,14 @@ def newest_events(events: EventLog, most: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _border(events: EventLog, rank: int) -> tuple[int, int]:
-    """Returns the time of the `rank`-th newest event, and how many are newer.
-
-    Finds it by counting, in ever finer bins, so that no copy of the column is made.
-    """
-    times = [shard.timestamp for shard in events.shards if len(shard)]
-    low = min(int(time.min()) for time in times)
-    high = max(int(time.max()) for time in times) + 1
-    n_newer = 0
-    while high - low > 1:
-        width = -(-(high - low) // _BINS)
-        counts = np.sum([_counts(time, low, high, width) for time in times], axis=0)
-        from_newest = n_newer + np.cumsum(counts[::-1])
-        place = int(np.searchsorted(from_newest, rank))
-        n_newer = int(from_newest[place - 1]) if place else n_newer
-        high = min(low + (len(counts) - place) * width, high)
-        low = low + (len(counts) - 1 - place) * width
-    return low, n_newer
-
-
-def _counts(time: np.ndarray, low: int, high: int, width: int) -> np.ndarray:
-    """Returns how many times lie in each bin of `width` seconds from `low` to `high`."""
-    inside = time[(time >= low) & (time < high)]
-    return np.bincount((inside - low) // width, minlength=-(-(high - low) // width))
+def _newest_times(events: EventLog, most: int) -> np.ndarray:
+    """Returns the `most` newest times, in any order; no more than those and a shard are held."""
+    newest = np.zeros(0, np.int64)
+    for shard in events.shards:
+        newest = np.concatenate([newest, shard.timestamp])
+        if len(newest) > most:
+            newest = np.partition(newest, len(newest) - most)[len(newest) - most :]
+    return newest
 
 
 def _some(ties: list[np.ndarray], n: int) -> list[np.ndarray]:

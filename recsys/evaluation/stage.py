@@ -22,7 +22,8 @@ from recsys.distributed.place import add_process_options
 from recsys.system.process import stage_main
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs the stage from the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m recsys.evaluation.stage",
         description="Measures a model on the held-out events, and decides on it.",
@@ -34,12 +35,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--blessed", type=Path, help="model folder or bundle to compare with")
     add_process_options(parser)
     check_command_line(["evaluate", *(sys.argv[1:] if arguments is None else arguments)])
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Runs the stage from the command line."""
-    options = _parse(arguments)
+    options = parser.parse_args(arguments)
     os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, EvaluateStage)
     names = ("config", "model", "data", "out", "blessed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,12 +14,9 @@ from recsys.ragged import RaggedRows
 from recsys.strict import Strict
 
 if TYPE_CHECKING:
-    from recsys.data.event_log import Column, EventLog
+    from recsys.data.event_log import EventLog
     from recsys.evaluation.queries import Queries
     from recsys.evaluation.scores import Scorer
-
-_CHUNK = 2**22
-"""Events looked at in one go; 32 MiB of times."""
 
 
 class LeftOutError(Exception):
@@ -127,9 +123,3 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
         n_of_users = np.minimum(n_of_users, most_of_a_user)
     offsets = np.concatenate([[0], np.cumsum(n_of_users)])
     return as_sets(RaggedRows(item, offsets), len(data.is_item))
-
-
-def chunks(column: Column) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields a long column part by part: where each begins, and its values."""
-    for start in range(0, len(column), _CHUNK):
-        yield start, column[start : start + _CHUNK]

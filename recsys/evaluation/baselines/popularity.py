@@ -12,7 +12,6 @@ from recsys.evaluation.baselines.baseline import (
     Baseline,
     BaselineData,
     LeftOutError,
-    chunks,
     places,
 )
 from recsys.evaluation.scores import DotProducts
@@ -89,20 +88,15 @@ class RecentPopularity(Baseline):
 
 def _counts_since(train: EventLog, since: int, n_rows: int) -> np.ndarray:
     """Returns the events of each item row from a moment on `[n_rows]` int64."""
-    counts = np.zeros(n_rows, np.int64)
-    for start, times in chunks(train.timestamp):
-        rows = train.item_row[start : start + len(times)]
-        counts += np.bincount(rows[times >= since], minlength=n_rows)
-    return counts
+    recent = (shard.item_row[shard.timestamp >= since] for shard in train.shards)
+    counts = (np.bincount(rows, minlength=n_rows) for rows in recent)
+    return sum(counts, start=np.zeros(n_rows, np.int64))
 
 
 def _newest_of_items(data: BaselineData) -> int:
     """Returns the time of the newest event of a known item [seconds since 1970, UTC]."""
-    newest = [
-        int(times[is_known].max())
-        for start, times in chunks(data.train.timestamp)
-        if (is_known := data.is_item[data.train.item_row[start : start + len(times)]]).any()
-    ]
+    times = (shard.timestamp[data.is_item[shard.item_row]] for shard in data.train.shards)
+    newest = [int(of_shard.max()) for of_shard in times if len(of_shard)]
     if not newest:
         raise LeftOutError("There is no training event of an item that the vocabulary knows.")
     return max(newest)
