@@ -12,7 +12,7 @@ from recsys.evaluation.baselines.ials import Ials, Objective, factorise, solve
 def weights_of(taken, objective):
     """Returns the weight of each vector's squared length, written out."""
     frequency = [row.sum() + objective.unobserved * len(row) for row in taken]
-    return [objective.regularisation * f**objective.exponent for f in frequency]
+    return [objective.regularisation * f for f in frequency]
 
 
 def in_closed_form(taken, others, objective):
@@ -46,7 +46,7 @@ def a_world(seed=0):
 
 
 @pytest.mark.parametrize("dim", [1, 7, 16])
-@pytest.mark.parametrize("objective", [Objective(0.1, 0.01), Objective(0.5, 0.3, exponent=0.5)])
+@pytest.mark.parametrize("objective", [Objective(0.1, 0.01), Objective(0.5, 0.3)])
 def test_a_half_step_solves_the_normal_equations(dim, objective, monkeypatch):
     monkeypatch.setattr(ials, "_CHUNK", 5)
     monkeypatch.setattr(ials, "_BLOCK_NUMBERS", 3 * dim * dim)

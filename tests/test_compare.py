@@ -99,9 +99,9 @@ def test_nobody_has_no_mean():
 def test_a_margin_is_the_lower_end_of_the_mean_less_a_share_of_the_other_one():
     base = RNG.uniform(0.5, 1.0, 100)
     found = means(np.arange(100), model=2 * base, base=base)
-    assert found.lowest_margin(MODEL, "base", 2.0) == pytest.approx(0.0, abs=1e-12)
-    assert found.lowest_margin(MODEL, "base", 1.5) > 0
-    assert found.lowest_margin(MODEL, "base", 2.5) < 0
+    assert found.margin(MODEL, "base", 2.0)[0] == pytest.approx(0.0, abs=1e-12)
+    assert found.margin(MODEL, "base", 1.5)[0] > 0
+    assert found.margin(MODEL, "base", 2.5)[0] < 0
 
 
 def test_draws_do_not_depend_on_the_size_of_a_block(monkeypatch):

@@ -7,10 +7,6 @@ fields are its options:
     class InitialFeature(Feature):
         letters: int = 26                               # an option of the config
 
-        @property
-        def width(self) -> int:
-            return 1
-
         def table_rows(self, n_known: int = 0) -> int:
             return 1 + self.letters
 
@@ -82,9 +78,9 @@ class Feature(Strict, abc.ABC):
         return False
 
     @property
-    @abc.abstractmethod
     def width(self) -> int:
         """Most tokens of one item or user."""
+        return 1
 
     @abc.abstractmethod
     def table_rows(self, n_known: int = 0) -> int:
@@ -137,11 +133,6 @@ class TokenFeature(Feature):
     @abc.abstractmethod
     def texts(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
         """Returns the tokens of values `[batch, any]` as text."""
-
-    @property
-    def width(self) -> int:
-        """Most tokens of one item or user."""
-        return 1
 
     @property
     def has_vocabulary(self) -> bool:
@@ -234,11 +225,6 @@ class BucketFeature(Feature):
 
     buckets: Annotated[int, Field(ge=2)] = 10
     """Buckets of a number or of a date."""
-
-    @property
-    def width(self) -> int:
-        """One bucket."""
-        return 1
 
     def table_rows(self, n_known: int = 0) -> int:
         """Returns the rows of the buckets, and row 0."""

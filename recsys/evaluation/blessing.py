@@ -179,13 +179,13 @@ def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
 def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
     means = evidence.means
     value, theirs = means.mean(key), means.mean(key._replace(system=other))
-    difference, margin = (means.difference(key, other), means.lowest_margin(key, other, ratio))
+    difference, margin = means.difference(key, other), means.margin(key, other, ratio)
     if value is None or _too_few(key, evidence):
         margin = None
     # To be no worse than what is served will do; a baseline is to be beaten.
     is_beaten = ratio >= 1 and other != BLESSED
     least_margin = _ROUNDING if is_beaten else -_ROUNDING
-    passed = margin is not None and margin >= least_margin and bool(value)
+    passed = margin is not None and margin[0] >= least_margin and bool(value)
     name, relative, interval = evidence.title(other), None, None
     if other in evidence.left_out:
         text = f"{name} was not measured: {evidence.left_out[other]}"

@@ -158,14 +158,6 @@ class UserMeans:
             return None
         return interval(self._samples[key], self._confidence)
 
-    def lowest_margin(self, key: Key, other: str, ratio: float) -> float | None:
-        """Returns the lower end of the interval of the mean minus `ratio` times the other's.
-
-        None where too few users have a value.
-        """
-        interval = self._margin(key, other, ratio)
-        return None if interval is None else interval[0]
-
     def difference(self, key: Key, other: str) -> Difference | None:
         """Returns how `key` differs from the same of `other`; None if one has no value."""
         theirs = key._replace(system=other)
@@ -179,9 +171,13 @@ class UserMeans:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     ratios = self._samples[key] / self._samples[theirs] - 1.0
                 relative_interval = interval(ratios, self._confidence)
-        return Difference(relative, relative_interval, ours - base, self._margin(key, other, 1.0))
+        return Difference(relative, relative_interval, ours - base, self.margin(key, other, 1.0))
 
-    def _margin(self, key: Key, other: str, ratio: float) -> Interval | None:
+    def margin(self, key: Key, other: str, ratio: float) -> Interval | None:
+        """Returns the interval of the mean minus `ratio` times the other's.
+
+        None where too few users have a value.
+        """
         theirs = key._replace(system=other)
         if key not in self._samples or theirs not in self._samples:
             return None

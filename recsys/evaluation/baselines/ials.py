@@ -37,17 +37,15 @@ class Objective:
 
     The sum over all taken pairs of (score - 1)², `unobserved` times the sum over all
     pairs of score², and, for each vector, its squared length times `regularisation` x
-    (its taken pairs + `unobserved` x all of its pairs) ^ `exponent`.
+    (its taken pairs + `unobserved` x all of its pairs).
 
     Attributes:
         unobserved: Weight of a pair that wasn't taken; a taken one has 1 more.
         regularisation: Strength of the regularisation.
-        exponent: 1 weighs it by frequency, 0 not at all.
     """
 
     unobserved: float
     regularisation: float
-    exponent: float = 1.0
 
     def ridge(self, n_taken: np.ndarray, n_others: int) -> np.ndarray:
         """Returns the weight of the squared length of each vector `[n]` float64.
@@ -56,8 +54,7 @@ class Objective:
             n_taken: Pairs of each vector that were taken `[n]`.
             n_others: All pairs of a vector.
         """
-        frequency = n_taken + self.unobserved * n_others
-        return self.regularisation * frequency**self.exponent
+        return self.regularisation * (n_taken + self.unobserved * n_others)
 
 
 def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -> np.ndarray:
