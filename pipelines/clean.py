@@ -19,6 +19,7 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Context, Execution
 from components.metadata import CURRENT_MODEL, DESTINATION, blessed_models, good_models
 from pipelines.metadata_store import open_store
 from pipelines.recovery import sweep_empty
+from recsys.bundles.publishing import all_folders
 from recsys.config import Config
 from recsys.data.split import DAY_S
 from recsys.errors import RecsysError
@@ -29,7 +30,6 @@ from recsys.runs.retention import (
     plan_files,
     plan_json,
     remove,
-    served_versions,
 )
 from recsys.system.events import emit
 from recsys.system.run_lock import run_lock
@@ -146,7 +146,7 @@ def _reasons(config: Config, artifacts: Sequence[Artifact], since: float) -> dic
         for model in sorted(models & blessed)[-_NEWEST:]:
             reasons[model] = "it is one of the last blessed models"
     serving = config.root_folder / "serving" / config.name
-    served = {str(serving / str(number)): number for number in served_versions(serving)}
+    served = {str(serving / str(number)): number for number in all_folders(serving)}
     for push in pushes:
         version = served.get(push.custom_properties[DESTINATION].string_value)
         if version is not None:

@@ -85,10 +85,6 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     vocabularies = [forget_in_vocabularies(path, names) for path in outputs]
     done |= {"models": sum(map(bool, models)), "vocabularies": sum(map(bool, vocabularies))}
     things = list(files.rebuilt(root))
-    data = sorted(artifacts.glob("InteractionEncoder/data/*"), key=lambda path: path.name)
-    events = [files.events_of(folder / "store", names) for folder in data]
-    done["events"] = max(events, default=0)
-    traces = any(files.has_trace(artifacts / step, names) for step in ("InteractionGen", "UserGen"))
     done["statistics"] = sum(_forget_in_statistics(path, names) for path in _statistics(artifacts))
     rests = [Thing("rest", path, "", goes=True) for path in (root / GONE).glob("*")]
     kept = remove_marked(root, store, [*rests, *things])
@@ -100,7 +96,7 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     if (root / "runs").is_dir():
         write_index(root)
     counted = ("versions", "models", "vocabularies", "statistics", "texts", "metadata")
-    found = traces or bool(failed) or any(done[name] for name in counted)
+    found = bool(failed) or any(done[name] for name in counted)
     return {**done, "found": found, "failed": [*failed, *kept]}
 
 

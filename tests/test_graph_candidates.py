@@ -108,7 +108,7 @@ def ranked():
 @pytest.mark.parametrize("block", [64, 499, 500, 1000])
 def test_parity_is_the_share_of_the_exact_best(ranked, block):
     query, embeddings, is_item, best = ranked
-    with mock.patch.object(quantization, "BLOCK_ROWS", block):
+    with mock.patch.object(quantization, "_SCORED_ROWS", block):
         assert check_parity(best, query, embeddings, is_item, 1.0) == 1.0
         swapped = np.where(best == 7, 300, np.where(best == 300, 7, best))
         assert check_parity(swapped, query, embeddings, is_item, 1.0) == 1.0

@@ -288,17 +288,6 @@ def test_similar_items_come_by_cosine(bundle):
         bundle.similar("i1", -1)
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [np.zeros((3, 2), np.float32), np.zeros((4, 2)), np.zeros(4, np.float32)],
-    ids=["too-few-rows", "float64", "no-matrix"],
-)
-def test_embeddings_that_are_not_those_of_the_items_are_refused(tmp_path, damaged):
-    with pytest.raises(RecsysError) as caught:
-        Ranker.open(tmp_path, damaged, np.ones(4, bool))
-    assert caught.value.code == "R544"
-
-
 def test_a_bundle_without_its_catalogue_is_refused(tmp_path):
     with pytest.raises(RecsysError) as caught:
         CatalogueSearch.open(tmp_path)

@@ -7,7 +7,7 @@ serving root, see `recsys.bundles.publishing`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,8 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     raise RecsysError("R501", rule, cure, received)
 
 
-def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]:
+def verify(bundle: Path) -> dict[str, Any]:
     """Checks the files of `bundle` against its manifest, and returns the manifest.
-
-    Args:
-        bundle: The bundle.
-        names: The files to read; None: every one, and that there are no others.
 
     Raises:
         RecsysError: A file is missing or changed (R502) or not in the manifest (R503), or there
@@ -71,10 +67,7 @@ def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]
     """
     manifest = read_manifest(bundle)
     try:
-        if names is None:
-            manifests.verify_folder(bundle / MANIFEST, manifest)
-        else:
-            _verify_some(bundle, manifest["files"], names)
+        manifests.verify_folder(bundle / MANIFEST, manifest)
     except manifests.ManifestError as error:
         code = "R503" if isinstance(error, manifests.UnlistedFileError) else "R502"
         rule = f"The file {error.name!r} of {str(bundle)!r} must match the manifest."
@@ -83,29 +76,14 @@ def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]
     return manifest
 
 
-def _verify_some(bundle: Path, files: manifests.Files, names: Collection[str]) -> None:
-    for name in names:
-        if name not in files:
-            raise manifests.ChangedFileError(name, "the manifest doesn't list it")
-    manifests.verify_files(bundle, {name: files[name] for name in names})
-
-
 def direction_width(manifest: Mapping[str, Any]) -> int | None:
     """Returns the width of the part of an embedding that similarity is computed from; None: all.
 
     A bias and the numbers of ages are not part of it.
     """
-    config = manifest.get("config")
-    model = config.get("model") if isinstance(config, dict) else None
-    if not isinstance(model, dict) or not (model.get("item_bias") or model.get("item_age")):
-        return None
-    return model["dim"] if type(model.get("dim")) is int else None
-
-
-def facts_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the facts of queries that the model of a bundle reads."""
-    facts = manifest.get("history_facts")
-    return tuple(map(str, facts)) if isinstance(facts, list) else ()
+    model = manifest["config"]["model"]
+    has_more = model.get("item_bias") or model.get("item_age")
+    return int(model["dim"]) if has_more else None
 
 
 def manifest_digest(bundle: Path) -> str | None:

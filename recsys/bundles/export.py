@@ -32,7 +32,6 @@ from recsys.bundles.signatures import (
     POPULARITY,
     USER,
     popularity_shares,
-    query_facts,
 )
 from recsys.bundles.variables import filled_later, make_canonical
 from recsys.config import ExportConfig, ExportStage, TrainStage
@@ -259,17 +258,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         checked = parity.check(folder, Path(scratch))
     trained_with = fields["config"]
     trained = read_in_folder(TrainStage, trained_with, sources.model)
-    card = model_card(
-        stage.name,
-        fields["counts"],
-        training,
-        evaluation,
-        trained_with,
-        stage.repeats,
-        vectors=stage.export.vectors,
-        fact_inputs=query_facts(fields["history_facts"]),
-        kinds=fields["kinds"],
-    )
+    card = model_card(stage, fields, training, evaluation)
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     fields |= {
         "name": stage.name,
@@ -335,7 +324,7 @@ def _save_model(
         tf.saved_model.save(retrieval, str(folder), signatures=signatures, options=options)
         variables.fill(folder, retrieval.variables, _tell_written)
         make_canonical(folder)
-        warmup.write_warmup(folder, stage.name, reference)
+        warmup.write_warmup(folder, stage.name, reference.probes)
 
 
 def _tell_written(done: int, total: int) -> None:

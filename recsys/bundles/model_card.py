@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 import jinja2
 
 from recsys import registry
-from recsys.config import Repeats
+from recsys.bundles.signatures import query_facts
+from recsys.config import ExportStage
 from recsys.fingerprint import version_text
 from recsys.registry import Choice
 
 
 def model_card(
-    name: str,
-    counts: Mapping[str, int],
+    stage: ExportStage,
+    fields: Mapping[str, Any],
     training: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
-    trained_with: Mapping[str, Any],
-    repeats: Repeats = "exclude",
-    vectors: str = "bundle",
-    fact_inputs: Sequence[str] = (),
-    kinds: Sequence[str] = (),
 ) -> str:
     """Returns the text of the card, with Hugging Face's YAML header.
 
     Args:
-        name: Name of the served model.
-        counts: How many of what the bundle holds, by name.
+        stage: What was exported, and how.
+        fields: Of the bundle's manifest: `counts`, `history_facts`, `kinds`, and the `config`
+            that the trainer had.
         training: The trainer's `training.json`.
         evaluation: The evaluator's `evaluation.json`, if there is one.
-        trained_with: The trainer's config.
-        repeats: What becomes of items that a user has seen, by default.
-        vectors: Where the item vectors are, `bundle` or `apart`.
-        fact_inputs: Inputs for facts of the query and its history.
-        kinds: The kinds of events that it distinguishes.
     """
+    trained_with = fields["config"]
     model = trained_with["model"]
     config = registry.config_type("model", model.get("type", "two_tower"))
     environment = jinja2.Environment(  # noqa: S701 Markdown, and no page
@@ -52,22 +45,22 @@ def model_card(
     }
     text = (resources.files("recsys.bundles") / "model_card.jinja").read_text(encoding="utf-8")
     return environment.from_string(text).render(
-        name=name,
-        header=_header(name, evaluation),
+        name=stage.name,
+        header=_header(stage.name, evaluation),
         summary=getattr(config, "summary", ""),
         similarity="dot product" if model["similarity"] == "dot" else model["similarity"],
         item_bias=model.get("item_bias", False),
         item_age=model.get("item_age"),
-        counts=counts,
+        counts=fields["counts"],
         training=training,
         loss=Choice("loss").read(trained_with["train"]["loss"]).title,
         version=version_text(training.get("source")),
         trained_with=trained_with,
         evaluation=evaluation,
-        excludes_seen=repeats == "exclude",
-        is_apart=vectors == "apart",
-        fact_inputs=fact_inputs,
-        kinds=kinds,
+        excludes_seen=stage.repeats == "exclude",
+        is_apart=stage.export.vectors == "apart",
+        fact_inputs=query_facts(fields["history_facts"]),
+        kinds=fields["kinds"],
     )
 
 

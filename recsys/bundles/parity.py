@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.bundles.item_table import read_is_item
-from recsys.bundles.quantization import check_parity, stored
+from recsys.bundles.quantization import best_scores, check_parity, stored
 from recsys.bundles.reference import Reference
 from recsys.bundles.row_slices import read_rows
 from recsys.bundles.signatures import POPULAR, POPULARITY
@@ -98,7 +98,8 @@ def compare_scores(
     is_popular = reference.source == POPULARITY
     for answer in answers:
         _check_sources(answer, reference)
-        best, of_rows = _expected(answer.rows, is_popular, reference, embeddings, is_item)
+        blocks = _blocks(is_popular, reference, embeddings)
+        best, of_rows = best_scores(answer.rows, blocks, is_item)
         subject = f"scores of {answer.signature}"
         worst = max(worst, difference("R532", subject, answer.scores, best))
         if reference.kind != "float32":
@@ -123,30 +124,15 @@ def _check_sources(answers: Answers, reference: Reference) -> None:
         )
 
 
-def _expected(
-    rows: np.ndarray,
-    is_popular: np.ndarray,
-    reference: Reference,
-    embeddings: np.ndarray,
-    is_item: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best scores `[n, k]`, and the scores of given item rows `[n, k]`.
-
-    All scores, `[n, item rows]`, are never there at once, nor are all embeddings.
-    """
-    n, k = rows.shape
-    best = np.full((n, k), -np.inf, np.float32)
-    of_rows = np.zeros((n, k), np.float32)
+def _blocks(
+    is_popular: np.ndarray, reference: Reference, embeddings: np.ndarray
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yields parts of the item rows, and the scores that they must have `[n, part]`."""
     for part in slices(len(embeddings), _BLOCK_ROWS):
         block = stored(read_rows(embeddings, part.start, part.stop), reference.kind)
         scores = reference.query @ block.floats(slice(None)).T
         scores[is_popular] = reference.popularity[part]
-        who, place = np.nonzero((rows >= part.start) & (rows < part.stop))
-        of_rows[who, place] = scores[who, rows[who, place] - part.start]
-        scores[:, ~is_item[part]] = -np.inf
-        both = np.concatenate([best, scores], axis=1)
-        best = np.partition(both, both.shape[1] - k, axis=1)[:, both.shape[1] - k :]
-    return -np.sort(-best, axis=1), of_rows
+        yield part, scores
 
 
 _BATCHES = (0, 1, 7)
@@ -218,8 +204,7 @@ def _ranked(ask: Any, reference: Reference, items: Vocabulary) -> tuple[list[Ans
 
 def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
     """Returns the inputs of a signature for some probes; others are padding, for the stored."""
-    of_probes = {"user_id": reference.user_id[part], "history": reference.history[part]}
-    of_probes |= {name: fact[part] for name, fact in reference.facts.items()}
+    of_probes = {name: texts[part] for name, texts in reference.probes.items()}
     n = len(of_probes["user_id"])
     of_probes["exclude_seen"] = np.zeros(n, bool)
     specs = signature.structured_input_signature[1]

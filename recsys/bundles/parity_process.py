@@ -9,19 +9,16 @@ embeddings are those of the bundle, `item_embeddings.npy`: the trainer's own.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from recsys.bundles.reference import Reference
 from recsys.errors import RecsysError
 from recsys.system.events import emit
-from recsys.system.parent import as_parent, child_command
-from recsys.system.process import stage_main, stage_result
+from recsys.system.process import AskedStage, stage_main
 
 FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.models", "recsys.embedding")
 """Modules that a bundle must do without."""
@@ -32,29 +29,11 @@ _STEP = "Exporter"
 _ENVIRONMENT = {"KERAS_BACKEND": "", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-class ParityProcess:
-    """A process that checks one unfinished bundle, and ends with this object.
-
-    It is started early, because TensorFlow takes seconds to start; meanwhile the exporter builds
-    the graph.
-    """
+class ParityProcess(AskedStage):
+    """A process that checks one unfinished bundle, while the exporter builds the graph."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            child_command(_MODULE),
-            env={**os.environ, **_ENVIRONMENT, **as_parent()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:  # It has nothing to save.
-            self._process.kill()
-        self._process.communicate()
+        super().__init__(_MODULE, (), _ENVIRONMENT)
 
     def check(self, bundle: Path, reference: Path) -> dict[str, Any]:
         """Checks an unfinished bundle.
@@ -70,9 +49,7 @@ class ParityProcess:
             RecsysError: A check refused (R528 … R533, R538), TensorFlow can't load the
                 bundle (R543), or the process died (R610).
         """
-        question = json.dumps({"bundle": str(bundle), "reference": str(reference)})
-        printed, _ = self._process.communicate(question + "\n")
-        return stage_result(_MODULE, self._process.returncode, printed)
+        return self.ask({"bundle": str(bundle), "reference": str(reference)})
 
 
 def forbid(names: Sequence[str]) -> None:

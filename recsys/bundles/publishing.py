@@ -50,16 +50,22 @@ def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
     return _numbered(serving_root, _WITHDRAWN)
 
 
+def all_folders(serving_root: Path) -> dict[int, Path]:
+    """Returns the folders of the versions in service, and of those that were rolled back."""
+    return withdrawn_folders(serving_root) | _numbered(serving_root, "")
+
+
 def listed(serving_root: Path) -> list[dict[str, Any]]:
     """Returns `version`, `state` and `since` (UTC) of each version, newest first."""
     published = _numbered(serving_root, "")
-    folders = {**withdrawn_folders(serving_root), **published}
-    states = dict.fromkeys(folders, "rolled back") | dict.fromkeys(published, "earlier")
-    states |= dict.fromkeys([*published][-1:], "served")
-    since = {n: dt.datetime.fromtimestamp(p.stat().st_ctime, dt.UTC) for n, p in folders.items()}
+    states = dict.fromkeys(published, "earlier") | dict.fromkeys([*published][-1:], "served")
     return [
-        {"version": n, "state": states[n], "since": f"{since[n]:%Y-%m-%d %H:%M:%S UTC}"}
-        for n in sorted(folders, reverse=True)
+        {
+            "version": n,
+            "state": states.get(n, "rolled back"),
+            "since": f"{dt.datetime.fromtimestamp(path.stat().st_ctime, dt.UTC):%F %T} UTC",
+        }
+        for n, path in sorted(all_folders(serving_root).items(), reverse=True)
     ]
 
 
@@ -131,11 +137,6 @@ class VersionRegistry(Strict):
         temporary = serving_root / f"{HIDDEN}versions.json"
         temporary.write_text(json.dumps(fields), encoding="utf-8")
         commit_file(temporary, serving_root / LEDGER)
-
-
-def hidden_folder(serving_root: Path, number: int) -> Path:
-    """Returns the hidden folder of the version `number` after a rollback."""
-    return serving_root / f"{_WITHDRAWN}{number}"
 
 
 class WithdrawnError(RecsysError):
@@ -273,7 +274,7 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
         RecsysError: There is nothing to roll back to (R515), it is damaged (R517), or
             the folder can't be written (R511).
     """
-    if not versions(serving_root) and not withdrawn_folders(serving_root):
+    if not all_folders(serving_root):
         raise _nothing_before(serving_root)
     with only_publisher(serving_root):
         number, target = _target(serving_root, to)
@@ -289,7 +290,7 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
         if target != served:
             _rename(target, served)
         for path in newer:
-            hidden = hidden_folder(serving_root, int(path.name))
+            hidden = serving_root / f"{_WITHDRAWN}{path.name}"
             remove(hidden)
             _rename(path, hidden)
         return Rollback(served, [int(path.name) for path in newer])
@@ -297,11 +298,10 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
 
 def _target(serving_root: Path, to: int | None) -> tuple[int, Path]:
     """Returns the number and the folder of the version to roll back to, which is whole."""
-    published = {int(path.name): path for path in versions(serving_root)}
-    there = withdrawn_folders(serving_root) | published
+    published, there = versions(serving_root), all_folders(serving_root)
     if to is None and len(published) < 2:
         raise _nothing_before(serving_root)
-    number = list(published)[-2] if to is None else to
+    number = int(published[-2].name) if to is None else to
     if number not in there:
         rule = (
             f"The serving folder {str(serving_root)!r} must have the version, in service or"

@@ -9,6 +9,7 @@ per channel). Numbers are read back block by block, never all of them at once.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from recsys.ragged import slices
 Kind = Literal["float32", "float16", "int8"]
 
 BLOCK_ROWS = 65_536
-_QUERIES = 128
+_SCORED_ROWS = 2048
 _LARGEST = 127
 # Two items whose exact scores differ by less may change places: float32 sums in any order.
 _ROUNDING = 1e-6
@@ -96,14 +97,12 @@ def check_parity(
     k = min(answers.shape[1], int(is_item.sum()))
     if not k or not len(answers):
         return 1.0
-    hits = 0
-    for part in slices(len(query), _QUERIES):
-        last = _best_scores(query[part], embeddings, is_item, k)[:, -1:]
-        rows = answers[part, :k]
-        scores = np.einsum("nd,nkd->nk", query[part], np.asarray(embeddings[rows]))
-        room = _ROUNDING * np.maximum(1, np.abs(last))
-        hits += int(np.sum((rows > 0) & (scores >= last - room)))
-    recall = hits / (k * len(query))
+    parts = slices(len(embeddings), _SCORED_ROWS)
+    blocks = ((part, query @ np.asarray(embeddings[part]).T) for part in parts)
+    best, scores = best_scores(answers[:, :k], blocks, is_item)
+    room = _ROUNDING * np.maximum(1, np.abs(best[:, -1:]))
+    is_hit = (answers[:, :k] > 0) & (scores >= best[:, -1:] - room)
+    recall = int(is_hit.sum()) / is_hit.size
     if recall < least:
         rule = (
             f"With short item embeddings, {least:.2%} of the best {k} must be those of exact"
@@ -117,14 +116,24 @@ def check_parity(
     return recall
 
 
-def _best_scores(
-    query: np.ndarray, embeddings: np.ndarray, is_item: np.ndarray, k: int
-) -> np.ndarray:
-    """Returns the exact `k` best scores of each query `[n, k]`, the best first."""
-    best = np.full((len(query), 0), -np.inf, np.float32)
-    for rows in slices(len(embeddings), BLOCK_ROWS):
-        scores = query @ np.asarray(embeddings[rows]).T
-        best = np.concatenate([best, scores[:, is_item[rows]]], axis=1)
-        if best.shape[1] > k:
-            best = -np.partition(-best, k - 1, axis=1)[:, :k]
-    return -np.sort(-best, axis=1)
+def best_scores(
+    rows: np.ndarray, blocks: Iterable[tuple[slice, np.ndarray]], is_item: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the best scores `[n, k]`, the best first, and the scores of some item rows `[n, k]`.
+
+    Args:
+        rows: The item rows `[n, k]`.
+        blocks: Parts of all item rows, and their scores `[n, part]`, which are written to:
+            all scores are never there at once.
+        is_item: Which rows are items `[rows]` bool.
+    """
+    n, k = rows.shape
+    best = np.full((n, k), -np.inf, np.float32)
+    of_rows = np.zeros((n, k), np.float32)
+    for part, scores in blocks:
+        who, place = np.nonzero((rows >= part.start) & (rows < part.stop))
+        of_rows[who, place] = scores[who, rows[who, place] - part.start]
+        scores[:, ~is_item[part]] = -np.inf
+        both = np.concatenate([best, scores], axis=1)
+        best = np.partition(both, both.shape[1] - k, axis=1)[:, both.shape[1] - k :]
+    return -np.sort(-best, axis=1), of_rows

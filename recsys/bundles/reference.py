@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.quantization import Kind
-from recsys.bundles.signatures import QUERY_TIME, fact_texts
+from recsys.bundles.signatures import QUERY_TIME, Arrays, fact_texts
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import Vocabulary
 
@@ -60,10 +60,14 @@ class Reference:
     vectors: Literal["bundle", "apart"] = "bundle"
     facts: Facts = dataclasses.field(default_factory=dict)
 
+    @property
+    def probes(self) -> Arrays:
+        """What the probes ask, by input of a signature."""
+        return {"user_id": self.user_id, "history": self.history, **self.facts}
+
     def save(self, folder: Path) -> None:
         """Writes the reference into `folder`, which is there."""
-        probes = {name: getattr(self, name) for name in _COLUMNS}
-        probes |= self.facts
+        probes = {**self.probes, "query": self.query, "source": self.source}
         columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
         pq.write_table(pa.table(columns), folder / PROBES)
         np.save(folder / POPULARITY, self.popularity)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -128,14 +128,18 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Report) -> None
 def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str, int]]:
     """Writes a variable in files of a slice each; yields the prefix and the bytes of each."""
     values = cast("np.ndarray | SavedRows", getattr(variable, _SOURCE))
-    shape = " ".join(str(size) for size in values.shape)
-    rest = "".join(f":0,{size}" for size in values.shape[1:])
     if not len(values):
-        yield _saved(f"{prefix}-0", key, "", tf.constant(np.asarray(values), variable.dtype)), 0
-    for number, (start, rows) in enumerate(slices(values)):
-        described = f"{shape} {start},{len(rows)}{rest}"
-        own = _saved(f"{prefix}-{number}", key, described, tf.cast(rows, variable.dtype))
+        yield _saved(f"{prefix}-0", key, "", np.asarray(values), variable.dtype), 0
+    for start, rows in slices(values):
+        described = _described(values.shape, start, len(rows))
+        own = _saved(f"{prefix}-{start}", key, described, rows, variable.dtype)
         yield own, rows.size * variable.dtype.size
+
+
+def _described(shape: Sequence[int], start: int, n: int) -> str:
+    """Returns how a checkpoint names `n` rows of a variable of `shape`."""
+    whole, rest = " ".join(map(str, shape)), "".join(f":0,{size}" for size in shape[1:])
+    return f"{whole} {start},{n}{rest}"
 
 
 def overwrite(bundle: Path, changes: Mapping[str, Mapping[int, Any]]) -> None:
@@ -156,17 +160,16 @@ def overwrite(bundle: Path, changes: Mapping[str, Mapping[int, Any]]) -> None:
         for number, (key, shape) in enumerate(sorted(shapes.items())):
             own, dtype = f"{prefix}-{number}", types[key]
             if not shape or not shape[0] or dtype == tf.string:
-                written.append(_saved(f"{own}-0", key, "", reader.get_tensor(key)))
+                written.append(_saved(f"{own}-0", key, "", reader.get_tensor(key), dtype))
                 continue
             row_bytes = dtype.size * int(np.prod(shape[1:]))
             for start, stop in slice_bounds(shape[0], row_bytes):
-                described, rows = _read_slice(prefix, key, shape, dtype, start, stop)
-                values = rows.numpy()
+                described = _described(shape, start, stop - start)
+                values = _read_slice(prefix, key, described, dtype).numpy()
                 for row, value in changes.get(key, {}).items():
                     if start <= row < stop:
                         values[row - start] = value
-                rows = tf.constant(values, dtype)
-                written.append(_saved(f"{own}-{start}", key, described, rows))
+                written.append(_saved(f"{own}-{start}", key, described, values, dtype))
         del reader
         _merge(prefix, written)
 
@@ -180,21 +183,17 @@ def _merge(prefix: Path, written: list[str]) -> None:
     )
 
 
-def _read_slice(
-    prefix: Path, key: str, shape: list[int], dtype: tf.DType, start: int, stop: int
-) -> tuple[str, tf.Tensor]:
-    """Returns rows of a variable in a checkpoint, and the description of that slice."""
-    whole, rest = " ".join(map(str, shape)), "".join(f":0,{size}" for size in shape[1:])
-    described = f"{whole} {start},{stop - start}{rest}"
+def _read_slice(prefix: Path, key: str, described: str, dtype: tf.DType) -> tf.Tensor:
     (rows,) = tf.raw_ops.RestoreV2(
         prefix=str(prefix), tensor_names=[key], shape_and_slices=[described], dtypes=[dtype]
     )
-    return described, rows
+    return rows
 
 
-def _saved(prefix: str, key: str, described: str, rows: tf.Tensor) -> str:
+def _saved(prefix: str, key: str, described: str, rows: Any, dtype: tf.DType) -> str:
+    tensors = [tf.cast(rows, dtype)]
     tf.raw_ops.SaveV2(
-        prefix=prefix, tensor_names=[key], shape_and_slices=[described], tensors=[rows]
+        prefix=prefix, tensor_names=[key], shape_and_slices=[described], tensors=tensors
     )
     return prefix
 
@@ -277,7 +276,8 @@ def _mapped(path: Path, prefix: Path, key: str, shape: list[int], dtype: tf.DTyp
     row_bytes = dtype.size * int(np.prod(shape[1:]))
     with path.open("wb") as file:
         for start, stop in slice_bounds(shape[0], row_bytes):
-            file.write(_read_slice(prefix, key, shape, dtype, start, stop)[1].numpy().tobytes())
+            described = _described(shape, start, stop - start)
+            file.write(_read_slice(prefix, key, described, dtype).numpy().tobytes())
     # Private, since TensorFlow takes no memory that can't be written; nothing writes it.
     is_known = dtype != tf.bfloat16  # To NumPy, which lends no others.
     lent = dtype.as_numpy_dtype if is_known else np.uint16

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-from recsys.bundles.reference import Reference
+from recsys.bundles.signatures import Arrays
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 
@@ -38,13 +38,13 @@ def messages() -> Any:
     return prediction_log_pb2
 
 
-def write_warmup(bundle: Path, name: str, reference: Reference) -> None:
+def write_warmup(bundle: Path, name: str, probes: Arrays) -> None:
     """Writes requests to each signature.
 
     Args:
         bundle: Folder of the SavedModel.
         name: Name of the served model.
-        reference: Its probes ask.
+        probes: Texts of questions by input, `user_id` and `history` among them.
     """
     path = bundle / FILE
     path.parent.mkdir(exist_ok=True)
@@ -57,23 +57,18 @@ def write_warmup(bundle: Path, name: str, reference: Reference) -> None:
                 request = log.predict_log.request
                 request.model_spec.name = name
                 request.model_spec.signature_name = signature
-                for key, values in _inputs(described.inputs, reference, n).items():
+                for key, values in _inputs(described.inputs, probes, n).items():
                     request.inputs[key].CopyFrom(tf.make_tensor_proto(values))
                 writer.write(log.SerializeToString(deterministic=True))
 
 
-def _inputs(names: Iterable[str], reference: Reference, n: int) -> dict[str, np.ndarray]:
+def _inputs(names: Iterable[str], probes: Arrays, n: int) -> Arrays:
     """Returns `n` rows of inputs; what the probes don't say is padding."""
-    part = np.arange(n) % len(reference.user_id)
-    users, histories = reference.user_id[part], reference.history[part]
-    of_probes = {
-        "user_id": users,
-        "history": histories,
-        "item_id": histories[:, 0],
-        "exclude_seen": np.ones(n, bool),
-        "examples": np.array(list(map(example, users, histories))),
-    }
-    of_probes |= {name: fact[part] for name, fact in reference.facts.items()}
+    part = np.arange(n) % len(probes["user_id"])
+    of_probes = {name: texts[part] for name, texts in probes.items()}
+    users, histories = of_probes["user_id"], of_probes["history"]
+    of_probes["item_id"], of_probes["exclude_seen"] = histories[:, 0], np.ones(n, bool)
+    of_probes["examples"] = np.array(list(map(example, users, histories)))
     nothing = np.full((n, 1), "", object)
     return {name: of_probes.get(name, nothing) for name in names}
 

@@ -31,7 +31,7 @@ LeaveOut = Callable[[RawBatch], tuple[RawBatch, int]]
 
 _HEADER = re.compile("recsys forget 1 ([0-9a-f]{32})")
 _HASH = re.compile("[0-9a-f]{32}")
-_WORDS = (re.compile(r"""[^\s,;|"'{}\[\]():=]+"""), re.compile(r"[^,;|\t]+"))
+_WORDS = (re.compile(r"""[^\s,;|"'{}\[\]():=<>]+"""), re.compile(r"[^,;|\t]+"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +121,12 @@ class Forgotten:
 
     def is_named_in(self, text: str) -> bool:
         """Returns whether a word of a text is in the list."""
-        words = {word.strip(" \"'") for pattern in _WORDS for word in pattern.findall(text)}
-        return any(self.hash_of(word) in self.hashes for word in words)
+        return any(self.hash_of(word) in self.hashes for word in words_of(text))
+
+
+def words_of(row: str) -> set[str]:
+    """Returns the cells and the words of a raw row: what may be an id."""
+    return {word.strip(" \"'\n") for pattern in _WORDS for word in pattern.findall(row)}
 
 
 def _only(batch: RawBatch, keep: np.ndarray) -> RawBatch:

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import MANIFEST, direction_width, facts_of, repeats_of_folder, verify
+from recsys.bundles.bundle import MANIFEST, direction_width, repeats_of_folder, verify
 from recsys.bundles.publishing import versions
 from recsys.config import Repeats
 from recsys.data.dataset import Data
@@ -168,7 +168,7 @@ def open_bundle(bundle: Path, name: str, mesh: DeviceMesh | None = None) -> Syst
             lambda: np.zeros(0) if process is None else process.queries(user_ids, history, facts)
         )
 
-    facts, kinds = facts_of(manifest), load_kinds(bundle / "vocabulary")
+    facts, kinds = tuple(manifest["history_facts"]), load_kinds(bundle / "vocabulary")
     width = direction_width(manifest)
     return SystemEmbeddings(items, candidates, history, queries, width, facts, kinds)
 

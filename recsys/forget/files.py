@@ -8,20 +8,16 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from recsys.forget.names import Names
 from recsys.runs.retention import Thing
+from recsys.system import commit
 from recsys.system.commit import commit_folder, commit_text
-from recsys.system.files import DAMAGE, folders_in, read_json, remove
+from recsys.system.files import folders_in, read_json, remove
 
 REBUILT = (
     *("InteractionGen", "UserGen", "Transform.Users", "InteractionEncoder", "Exporter"),
@@ -37,7 +33,6 @@ their cache keys, or of those of the steps before."""
 _TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".pbtxt", ".csv")
 _OWN = ("segments", "serving", "checkpoints")
 _OWN_STEPS = ("Trainer", "VocabularyGen", *REBUILT)
-_EVENTS = "events.out.tfevents"
 _DATABASE = ".db"
 """Optuna's studies."""
 
@@ -55,52 +50,18 @@ def rebuilt(root: Path) -> Iterator[Thing]:
         yield Thing("trial", trial, "its checkpoints hold users", goes=True)
 
 
-def events_of(store: Path, names: Names) -> int:
-    """Returns how many events of the users an interaction store has."""
-    found = 0
-    for shard in (path.parent for path in store.glob("*/*/offsets.npy")):
-        ids = pq.read_table(shard / "users.parquet", columns=["id"])["id"].combine_chunks()
-        counts = np.diff(np.load(shard / "offsets.npy", allow_pickle=False))
-        found += int(counts[np.isin(ids.to_numpy(zero_copy_only=False), list(names.ids))].sum())
-    return found
-
-
-def has_trace(folder: Path, names: Names) -> bool:
-    """Returns whether Parquet files of InteractionGen or UserGen name one of the users."""
-    ids = pa.array(sorted(names.ids), pa.large_string())
-    for path in folder.rglob("*.parquet"):
-        with pq.ParquetFile(path) as file:
-            known = {"user_id", "row"} | ({"id"} if path.name == "users.parquet" else set())
-            columns = [name for name in file.schema_arrow.names if name in known]
-            for batch in file.iter_batches(columns=columns):
-                for name, column in zip(columns, batch.columns, strict=True):
-                    if name == "row":
-                        found = any(map(names.in_row, column.to_pylist()))
-                    else:
-                        found = pc.any(
-                            pc.is_in(column.cast(pa.large_string()), value_set=ids)
-                        ).as_py()
-                    if found:
-                        return True
-    return False
-
-
 def forget_in_texts(root: Path, names: Names) -> int:
     """Removes users from reports, records, logs and JSON below a root; returns how many changed."""
     changed = 0
     for path in _files(root, root):
-        if path.name.startswith(_EVENTS):
-            content = path.read_bytes().decode("latin-1")
-            if names.without_words(content) != content:
-                path.unlink()
-                changed += 1
-        elif path.suffix == _DATABASE:
+        if path.suffix == _DATABASE:
             changed += _forget_in_database(path, names)
         elif path.suffix in _TEXTS:
-            text = path.read_text("utf-8", "surrogateescape")
+            text = path.read_text("utf-8", "surrogateescape")  # A log may hold any bytes.
             new = _without(text, path.suffix, names)
             if new != text:
-                _replace(path, new)
+                with commit.replacing(path) as temporary:
+                    temporary.write_text(new, "utf-8", "surrogateescape")
                 changed += 1
     return changed
 
@@ -112,30 +73,17 @@ def compact(database: Path) -> None:
 
 
 def _forget_in_database(path: Path, names: Names) -> bool:
-    """Removes the ids from all texts in a database of SQLite; returns whether there were any."""
-    changed = 0
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.create_function("without_words", 1, _without_value(names), deterministic=True)
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        for (table_name,) in tables.fetchall():
-            columns = connection.execute("SELECT name FROM pragma_table_info(?)", [table_name])
-            table = _quoted(table_name)
-            for column in [_quoted(name) for (name,) in columns.fetchall()]:
-                new = f"without_words({column})"
-                update = f"UPDATE {table} SET {column} = {new} WHERE {new} IS NOT {column}"  # noqa: S608 names of its own
-                changed += connection.execute(update).rowcount
-    if changed:
-        compact(path)
-    return bool(changed)
-
-
-def _without_value(names: Names) -> Callable[[Any], Any]:
-    return lambda value: names.without_words(value) if isinstance(value, str) else value
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
+    """Writes a database of SQLite anew without the ids; returns whether there were any."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        content = "\n".join(connection.iterdump())
+    new = names.without_words(content)
+    if new != content:
+        with (
+            commit.replacing(path) as temporary,
+            contextlib.closing(sqlite3.connect(temporary)) as connection,
+        ):
+            connection.executescript(new)
+    return new != content
 
 
 def _files(folder: Path, root: Path) -> Iterator[Path]:
@@ -170,13 +118,6 @@ def _without_json(text: str, names: Names, indent: int | None = None) -> str:
     return json.dumps(new, indent=indent, ensure_ascii=False) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
-    try:
-        commit_text(text, path)
-    except UnicodeEncodeError:  # Bytes that are no UTF-8.
-        path.write_bytes(text.encode("utf-8", "surrogateescape"))
-
-
 RECORD = "forget.json"
 
 
@@ -200,10 +141,7 @@ def is_unfinished(root: Path) -> bool:
 
 
 def _read(root: Path) -> list[dict[str, Any]]:
-    try:
-        return list(read_json(root / RECORD)["removals"])
-    except DAMAGE:
-        return []
+    return list(read_json(root / RECORD)["removals"]) if (root / RECORD).is_file() else []
 
 
 def _write(root: Path, removals: list[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def forget_in_model(folder: Path, names: Names) -> int:
     """
     if not (folder / SUMMARY).is_file():
         return 0
-    if not _has_trace(folder / "vocabulary", names) and not _has_unknown_probes(folder):
+    if not _has_trace(folder / "vocabulary", names) and _read_probes(folder)[1].all():
         return 0
     with replacing(folder) as copy:
         rows = free_rows(copy / "vocabulary", names)
@@ -101,16 +101,12 @@ def forget_in_model(folder: Path, names: Names) -> int:
 
 def _overwrite(path: Path, rows: np.ndarray) -> None:
     """Writes a `.npy` anew, with zeros in some of its rows."""
-    before = np.load(path, mmap_mode="r", allow_pickle=False)
-    new = np.lib.format.open_memmap(
-        path.with_name(f".{path.name}"), "w+", before.dtype, before.shape
-    )
-    step = max(1, (1 << 24) // max(1, before.dtype.itemsize * math.prod(before.shape[1:])))
-    for start in range(0, len(before), step):
-        new[start : start + step] = before[start : start + step]
-    new[rows] = 0
-    new.flush()
-    path.with_name(f".{path.name}").replace(path)
+    new = path.with_name(f".{path.name}")
+    shutil.copyfile(path, new)
+    array = np.load(new, mmap_mode="r+", allow_pickle=False)
+    array[rows] = 0
+    array.flush()
+    new.replace(path)
 
 
 def _overwrite_variables(
@@ -156,14 +152,10 @@ def _read_probes(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return arrays, (row >= users.first_own_row) & (users.row_counts[row] > 0)
 
 
-def _has_unknown_probes(folder: Path) -> bool:
-    return not _read_probes(folder)[1].all()
-
-
 def _drop_probes(folder: Path) -> None:
     """Keeps the probes of known users; a freed row has none."""
     arrays, is_known = _read_probes(folder)
-    if arrays and not is_known.all():
+    if not is_known.all():
         with fresh(folder / "probe.npz").open("wb") as file:
             kept: dict[str, Any] = {name: values[is_known] for name, values in arrays.items()}
             np.savez(file, **kept)

@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recsys.data.forgotten import words_of
+
 GONE = "[forgotten]"
 """Stands in a text where an id was."""
 USER_COLUMN = "user_id"
 _LEAST, _LEAST_DIGITS = 4, 7
-_WORD = re.compile(r"""[^\s,;|"'{}\[\]():=<>]+""")
 _ARTICLE = re.compile(r'<article class="person">\s*<h3>User (.*?) <span.*?</article>\s*', re.S)
 _LETTER = re.compile(r'<p class="letter">.*?<code>(.*?)</code></p>\s*', re.S)
 _STATISTICS = re.compile(
@@ -49,6 +50,7 @@ class Names:
                 json.dumps(id_)[1:-1],
                 html.escape(id_),
                 html.escape(id_, quote=False),
+                id_.replace("'", "''"),
             )
         }
         words = "|".join(map(re.escape, sorted(spelled, key=len, reverse=True)))
@@ -60,8 +62,7 @@ class Names:
 
     def in_row(self, row: str) -> bool:
         """Returns whether a cell or a word of a raw row is one of the ids."""
-        cells = {cell.strip(" \"'\n") for cell in re.split(r"[,;|\t]", row)}
-        return not self.ids.isdisjoint({*_WORD.findall(row), *cells})
+        return not self.ids.isdisjoint(words_of(row))
 
     def without_json(self, value: Any, name: str = "") -> Any:
         """Returns JSON without what tells of one of the ids.

@@ -36,13 +36,11 @@ class Versions:
     Attributes:
         published: The new version; None if the served one knew none of the users.
         changed: How many versions were changed, that one included.
-        events: Events of the users' histories that were removed from the served version.
         failed: Versions that could not be changed, and why.
     """
 
     published: Path | None = None
     changed: int = 0
-    events: int = 0
     failed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     @contextmanager
@@ -74,7 +72,7 @@ def forget_in_versions(
         with done.collecting(served):
             if knows(served, ids):
                 with linked_copy(served) as copy:
-                    done.events = take_out(copy, ids, free, served)["events"]
+                    take_out(copy, ids, free, served)
                     done.published = publish(copy, serving_root, keep + 1)
                 done.changed += 1
     *earlier, served = versions(serving_root) or [serving_root]

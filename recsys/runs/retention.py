@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from recsys.bundles.publishing import versions, withdrawn_folders
+from recsys.bundles.publishing import all_folders
 from recsys.config.run_config import KeepConfig
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.segments import segments_in_use
@@ -93,15 +93,8 @@ def plan_files(
     yield from _segments(root, examples, keep)
     for path in _children(root / GONE):
         yield Thing("rest", path, "a removal was cut short", goes=True)
-    for number, path in served_versions(root / "serving" / name).items():
+    for number, path in all_folders(root / "serving" / name).items():
         yield Thing(f"version {number}", path, "push.keep decides on it", goes=False)
-
-
-def served_versions(serving: Path) -> dict[int, Path]:
-    """Returns the folders of the versions in service, and of those that were rolled back."""
-    if not serving.is_dir():
-        return {}
-    return {int(path.name): path for path in versions(serving)} | withdrawn_folders(serving)
 
 
 def oldest_record(runs: Runs, keep: KeepConfig) -> float:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import itertools
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +26,9 @@ from recsys.data.sources.pieces import Piece, open_source, plan_pieces, read_pie
 from recsys.data.sources.source_files import SourceFile, file_size
 from recsys.data.sources.streams import read_line
 from recsys.data.sources.values import to_ids
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 from recsys.serving.retriever import RankedRows, Retriever
-from recsys.system.commit import commit_file
+from recsys.system.commit import replacing
 
 SCHEMA = pa.schema(
     [
@@ -101,34 +98,37 @@ def recommend_file(
 
     Raises:
         UsageError: `out` is a folder (R546), or `k` is out of range (R541).
-        RecsysError: Another run writes the same file (R545); or as reading and answering.
+        RecsysError: As reading and answering.
     """
     started, done = time.monotonic(), Answered(str(out))
     rejected_file = out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
     sources: Counter[str] = Counter()
     size = min(block, max(1, _MOST_ITEMS // k))
-    with _replacing(out) as file, _replacing(rejected_file) as other:
-        with (
-            _writer(file) as writer,
-            pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
-            closing(_answers(answer, _blocks(users, size), k)) as blocks,
-        ):
-            for answers, letters, n_bytes in blocks:
-                if letters.num_rows:
-                    rejects.write_batch(letters)
-                    done.rejected += letters.num_rows
-                if answers.num_rows:
-                    writer.write_batch(answers)
-                    done.users += answers.num_rows
-                    done.unknown += pc.sum(pc.invert(answers["known"])).as_py()
-                    sources.update(answers["source"].to_pylist())
-                report(answers.num_rows, n_bytes)
-        if done.rejected:
-            _commit(other, rejected_file)
-            done.rejected_file = str(rejected_file)
-        else:
-            rejected_file.unlink(missing_ok=True)  # That of an earlier run.
-        _commit(file, out)
+    if out.is_dir():
+        rule = "The file to write must not be a folder."
+        raise UsageError("R546", rule, "Name a file with --out.", str(out))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        replacing(out) as file,
+        replacing(rejected_file) as other,
+        _writer(file) as writer,
+        pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
+        closing(_answers(answer, _blocks(users, size), k)) as blocks,
+    ):
+        for answers, letters, n_bytes in blocks:
+            if letters.num_rows:
+                rejects.write_batch(letters)
+                done.rejected += letters.num_rows
+            if answers.num_rows:
+                writer.write_batch(answers)
+                done.users += answers.num_rows
+                done.unknown += pc.sum(pc.invert(answers["known"])).as_py()
+                sources.update(answers["source"].to_pylist())
+            report(answers.num_rows, n_bytes)
+    if done.rejected:
+        done.rejected_file = str(rejected_file)
+    else:
+        rejected_file.unlink()
     done.sources = {name: sources[name] for name in SOURCES if sources[name]}
     done.seconds = time.monotonic() - started
     return done
@@ -178,7 +178,7 @@ def as_batch(user_ids: pa.Array, ranked: RankedRows, ids_of_rows: pa.Array) -> p
     return pa.RecordBatch.from_arrays(columns, schema=ENCODED)
 
 
-def _writer(file: IO[bytes]) -> pq.ParquetWriter:
+def _writer(file: Path) -> pq.ParquetWriter:
     """Writes a file that reads as `SCHEMA`: the encoding isn't stored."""
     encoded = ["item_ids.list.element", "source"]
     return pq.ParquetWriter(
@@ -221,46 +221,6 @@ def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBa
             yield waiting[:0], letters, n_bytes
     if len(waiting):
         yield waiting, _NO_LETTERS, 0
-
-
-@contextmanager
-def _replacing(out: Path) -> Iterator[IO[bytes]]:
-    """Opens a file beside `out`, which this process alone writes; gone at the end."""
-    if out.is_dir():
-        rule = "The file to write must not be a folder."
-        raise UsageError("R546", rule, "Name a file with --out.", str(out))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(out)
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    # The system frees the lock of a killed process.
-    with os.fdopen(descriptor, "r+b") as file, suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(file, temporary):  # And not renamed meanwhile by who had it.
-            try:
-                file.truncate()
-                yield file
-                return
-            finally:
-                if _is_at(file, temporary):
-                    temporary.unlink()
-    rule = f"One run at a time can write {str(out)!r}."
-    cure = "Wait for the other one, or name another file with --out."
-    raise RecsysError("R545", rule, cure)
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
-    return False
-
-
-def _commit(file: IO[bytes], out: Path) -> None:
-    file.flush()
-    commit_file(_temporary(out), out)
-
-
-def _temporary(out: Path) -> Path:
-    return out.with_name(f".{out.name}.partial")
 
 
 # --- a file of users: CSV, Parquet, JSON Lines, tf.Examples or plain text

@@ -7,6 +7,7 @@ is closed. The SavedModel gets raw ids, as from a client.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +30,8 @@ _STEP, _SIGNATURE, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
 
 def embed(
     graph: SavedModelGraph, items: Vocabulary, folder: Path, kinds: Sequence[str] = ()
-) -> int:
-    """Writes the embeddings of the queries in `folder` beside them; returns how many.
+) -> None:
+    """Writes the embeddings of the queries in `folder` beside them.
 
     Each query passes its history, even an empty one, so the stored history of a user, which
     includes held-out events, is never read. Features are the stored ones.
@@ -64,22 +65,20 @@ def embed(
         text = f"{block.stop:,} of {n:,} queries embedded"
         emit("progress", step=_STEP, done=block.stop, total=n, text=text)
     np.save(folder / EMBEDDINGS, np.concatenate(embeddings))
-    return n
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Embeds the queries of every folder that a line of stdin names; answers on stdout."""
+    """Embeds the queries of every folder that a question on stdin names."""
     parser = argparse.ArgumentParser(prog="python -m recsys.serving.embed", description=__doc__)
     parser.add_argument("--bundle", type=Path, required=True, help="a bundle")
     bundle = parser.parse_args(arguments).bundle
     graph = SavedModelGraph(bundle)
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
     kinds = load_kinds(bundle / "vocabulary")
-    n_queries = 0
     for line in sys.stdin:
-        n_queries += embed(graph, items, Path(line.rstrip("\n")), kinds)
-        answer({"queries": n_queries})
-    return {"queries": n_queries}
+        embed(graph, items, Path(json.loads(line)["folder"]), kinds)
+        answer({})
+    return {}
 
 
 if __name__ == "__main__":

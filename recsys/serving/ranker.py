@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from recsys import kernels
-from recsys.errors import RecsysError
 from recsys.kernels import rank_jobs
 from recsys.ragged import RaggedRows, slices
-from recsys.serving.ann_index import AnnIndex, read_index
+from recsys.serving.ann_index import AnnIndex
 
 _LARGE = 1e15
 """Rounded items are no larger either; the product of two such is far from float32's end."""
@@ -62,23 +60,6 @@ class Ranker:
         self._index, self._effort = index, effort
         lists = _MOST_LISTS * index.n_lists if index is not None else 0
         self.is_exact = index is None or (self.is_rounded and effort > lists)
-
-    @classmethod
-    def open(cls, bundle: Path, embeddings: np.ndarray, is_item: np.ndarray) -> Ranker:
-        """Returns the ranker of a bundle, with its index if it has one.
-
-        Raises:
-            RecsysError: FAISS is missing (R580), or the embeddings don't fit the items (R544).
-        """
-        n_rows = len(is_item)
-        if embeddings.ndim != 2 or len(embeddings) != n_rows or embeddings.dtype != np.float32:
-            rule = (
-                f"Item embeddings of {str(bundle)!r} must be float32, with one line per item row."
-            )
-            received = f"{embeddings.dtype} {embeddings.shape} for {n_rows} item rows"
-            raise RecsysError("R544", rule, "Export the model again: recsys export.", received)
-        embeddings = np.ascontiguousarray(embeddings)
-        return cls(embeddings, is_item, *(read_index(bundle, embeddings, is_item) or ()))
 
     def best(
         self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None

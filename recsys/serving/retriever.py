@@ -32,8 +32,9 @@ from recsys.bundles.signatures import (
 )
 from recsys.data.history_facts import OF_EVENTS
 from recsys.data.sources.values import plain_id
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 from recsys.ragged import RaggedRows
+from recsys.serving.ann_index import read_index
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.ranker import Ranker
 from recsys.serving.saved_model import SavedModelGraph
@@ -106,13 +107,9 @@ class Retriever:
         """
         manifest = verify(bundle)
         catalogue = CatalogueSearch.open(bundle, direction_width(manifest))
-        max_k = manifest.get("k")
-        graph = SavedModelGraph(bundle)
-        if type(max_k) is not int or max_k < 1 or PREPARE not in graph.signatures:
-            rule = f"The bundle {str(bundle)!r} must have 'k' and the signature {PREPARE!r}."
-            received = {"k": max_k, "signatures": sorted(graph.signatures)}
-            raise RecsysError("R544", rule, "Export the model again: recsys export.", received)
-        ranker = Ranker.open(bundle, catalogue.embeddings, catalogue.is_item)
+        graph, max_k = SavedModelGraph(bundle), manifest["k"]
+        items = np.ascontiguousarray(catalogue.embeddings), catalogue.is_item
+        ranker = Ranker(*items, *(read_index(bundle, *items) or ()))
         # Reads the embeddings once, so that the first request doesn't wait for the disk.
         query = np.zeros((1, catalogue.embeddings.shape[1]), np.float32)
         ranker.best(query, RaggedRows.empty(1), max_k)

@@ -18,11 +18,12 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Literal, TextIO
+from typing import IO, Any, Literal, Self, TextIO
 
 from recsys.errors import RecsysError, unexpected_error
 from recsys.system.disk import storage_error
@@ -135,6 +136,62 @@ def stage_result(
         cure = "Run the same command again; training resumes from its last checkpoint."
         raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
     raise silent_end(f"The process of {module} must end with a result.", code)
+
+
+class AskedStage:
+    """A stage that is started early, and answers questions until this object ends it.
+
+    Starting it doesn't wait: it loads its libraries while this process does something else.
+
+    Args:
+        module: A module whose `__main__` calls `stage_main`, and reads questions from stdin.
+        arguments: Its command line.
+        environment: Variables set on top of this process's own.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._module = module
+        self._process = subprocess.Popen(
+            child_command(module, arguments),
+            env={**os.environ, **environment, **as_parent()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._end = weakref.finalize(self, _end, self._process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a question, a line of JSON each.
+
+        Raises:
+            RecsysError: The stage's own error, or it ended without an answer (R610).
+        """
+        to, back = self._process.stdin, self._process.stdout
+        if to is not None and back is not None:
+            with suppress(BrokenPipeError):  # It may have said why before it ended.
+                print(json.dumps(question), file=to, flush=True)
+            for line in back:  # Not every line need be ours.
+                answered = last_json_line(line)
+                if answered is not None and "error" in answered:
+                    raise RecsysError.from_json(answered["error"])
+                if answered is not None:
+                    return answered
+        rule = f"The process of {self._module} must respond."
+        raise silent_end(rule, self._process.wait())
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()  # It has nothing to save.
+    with suppress(BrokenPipeError):
+        process.communicate()
 
 
 def silent_end(rule: str, code: int) -> RecsysError:

@@ -129,7 +129,7 @@ def _resolved(folder: Path) -> Path:
 
 
 def _open_bundle(bundle: Path) -> ItemVectors:
-    manifest = verify(bundle, (_EMBEDDINGS, CATALOGUE))
+    manifest = verify(bundle)
     version = int(bundle.name) if is_version(bundle.name) else None
     origin = {"kind": "bundle", "digest": manifest_digest(bundle), "version": version}
 
