@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from recsys.bundles.publishing import publish
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.serving import batch_file
 from recsys.serving.batch_file import ENCODED, SCHEMA, UsersFile, recommend_file
 from recsys.serving.retriever import Retriever
+from recsys.system import commit
 
 _REPO = Path(__file__).resolve().parent.parent
 
@@ -308,13 +308,13 @@ def test_more_items_than_the_bundle_gives_are_refused(served, tmp_path, capsys):
 
 def test_a_file_gets_its_name_when_all_of_it_is_there(tmp_path, monkeypatch):
     (tmp_path / "users.txt").write_text("u1\nu2\n" + "u" * 2000)
-    real, seen = batch_file.commit_file, []
+    real, seen = commit.commit_file, []
 
     def look(temporary: Path, final: Path) -> None:
         seen.append((final.name, pq.read_table(temporary).num_rows))
         real(temporary, final)
 
-    monkeypatch.setattr(batch_file, "commit_file", look)
+    monkeypatch.setattr(commit, "commit_file", look)
     asked = UsersFile.open(tmp_path / "users.txt")
     recommend_file(Echo().recommend, asked, tmp_path / "out.parquet", 1, 10, quiet)
     assert seen == [("out.rejected.parquet", 1), ("out.parquet", 2)]
