@@ -166,16 +166,16 @@ def make_batch():
 
 
 @functools.cache
-def after_steps(placement, exchange, dtype="float32", sent_as="float32", between_nodes=None):
+def after_steps(placement, exchange, dtype="float32", sent_as="float32"):
     """Returns what is read at first, and the tables after three steps."""
     table = TableConfig(
         "t", 200, 7 if placement != "column" else 8, optimizer=Adagrad(0.1), placement=placement,
-        dtype=dtype, exchange=exchange, exchange_dtype=sent_as, between_nodes_dtype=between_nodes,
+        dtype=dtype, exchange=exchange, exchange_dtype=sent_as,
         initializer=keras.initializers.RandomNormal(seed=1),
     )  # fmt: skip
     x, y = make_batch()
     y = np.pad(y, ((0, 0), (0, 2 * table.embedding_dim - y.shape[1])))
-    with on_mesh("8", [table], node_devices=4 if exchange == "nodes" else None):
+    with on_mesh("8", [table]):
         model = compiled(Lookup({"id": table, "bag": table}, seed=4))
         model.build()
         read = model.predict_on_batch(x)
@@ -186,7 +186,7 @@ def after_steps(placement, exchange, dtype="float32", sent_as="float32", between
 
 @pytest.mark.parametrize(
     ("placement", "exchange"),
-    [("row", "rows"), ("row", "gathered"), ("column", "gathered"), ("replicated", "gathered")],
+    [("row", "rows"), ("column", "gathered"), ("replicated", "gathered")],
 )
 def test_training_by_bfloat16_stays_near_that_by_float32(placement, exchange):
     read, state = after_steps(placement, exchange)
@@ -209,18 +209,6 @@ def test_training_by_int8_stays_near_that_by_float32(exchange):
         off = np.abs(values - wanted)
         assert off.max() < 0.1 * np.abs(wanted).max()
         assert off.mean() < 0.01 * np.abs(wanted).max()
-
-
-def test_between_nodes_rows_and_gradients_have_a_dtype_of_their_own():
-    """Four devices are a node: half of the rows come from the other one."""
-    read, state = after_steps("row", "nodes")
-    read_by_both, by_both = after_steps("row", "nodes", between_nodes="int8")
-    read_in_bytes, _ = after_steps("row", "nodes", sent_as="int8")
-    off, most = (np.abs(x - read).mean() for x in (read_by_both, read_in_bytes))
-    assert 0 < off < most
-    np.testing.assert_allclose(read_by_both, read, atol=np.abs(read).max() / 40, rtol=0)
-    for values, wanted in zip(by_both, state, strict=True):
-        assert np.abs(values - wanted).mean() < 0.01 * np.abs(wanted).max()
 
 
 def test_rows_of_a_bfloat16_table_lose_nothing_on_the_way():

@@ -31,29 +31,13 @@ OPTIMIZERS = {
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 # Each with two of the others: what a table costs to compile is most of this file's time.
 PAIRS = [(o, COMBINERS[(n + more) % 4]) for n, o in enumerate(OPTIMIZERS) for more in (0, 1)]
-PLACES = [
-    *(("row", mesh) for mesh in ("one device", "2×2", "1×4", "8")),
-    *((placement, mesh) for placement in ("column", "replicated") for mesh in ("2×2", "4")),
-]
-NATIVE_PLACES = [("row", "one device"), ("row", "2×2"), ("row", "8"), ("column", "4")]
-# Each placement on some mesh, both kinds of row operations; the rest is thorough.
-FIRST = {
-    ("row", "one device", "native"),
+# Each placement on some mesh, both kinds of row operations.
+CASES = [
+    pytest.param(("row", "one device", "native"), marks=NATIVE.marks),
     ("row", "2×2", "pure"),
-    ("row", "8", "native"),
+    pytest.param(("row", "8", "native"), marks=NATIVE.marks),
     ("column", "2×2", "pure"),
     ("replicated", "2×2", "pure"),
-}
-
-
-def case(*of, marks=()):
-    marks = [*marks, *([] if of in FIRST else [pytest.mark.thorough])]
-    return pytest.param(of, marks=marks, id=", ".join(of))
-
-
-CASES = [
-    *(case(*place, "pure") for place in PLACES),
-    *(case(*place, "native", marks=NATIVE.marks) for place in NATIVE_PLACES),
 ]
 
 
@@ -83,7 +67,7 @@ def batches(names, n):
         yield x, rng.normal(size=(BATCH, DIM * len(names))).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=CASES, ids=", ".join)
 def trained(request):
     placement, mesh, kind = request.param
     features = {t.name: t for t in tables(placement)}

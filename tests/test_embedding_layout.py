@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from embedding_meshes import Lookup, on_mesh
+from embedding_meshes import Lookup
 
 from recsys.embedding import (
     SGD,
@@ -175,23 +175,6 @@ def test_a_table_split_the_other_way_stops_the_run():
     model = build(layout, [table])
     with pytest.raises(RecsysError):
         verify_placement(model, layout)
-
-
-@pytest.mark.parametrize("mesh", ["8", "2×2", "1×4", "1×8"])
-def test_each_place_is_on_one_device_of_an_axis(mesh):
-    """And the devices' parts, put together, are the table."""
-    with on_mesh(mesh, [ROW]):
-        model = Lookup({"row": ROW})
-        model.build()
-        parts = model.embedding.tables[0].embeddings.value.addressable_shards
-        n = 1 if mesh == "1×1" else int(mesh[-1])
-        starts = sorted({part.index[0].start or 0 for part in parts})
-        assert starts == [k * 7680 // n for k in range(n)]
-    whole = Lookup({"row": ROW})
-    whole.build()
-    expected = np.asarray(whole.embedding.tables[0].embeddings.value)
-    for part in parts:
-        assert np.array_equal(part.data, expected[part.index])
 
 
 # --- rules for dense weights and activations

@@ -61,15 +61,6 @@ def batches(features, references, n_parts, n):
     [
         ("8", "row"),
         ("2×2", "column"),
-        *(
-            pytest.param(mesh, placement, marks=pytest.mark.thorough)
-            for mesh, placement in (
-                ("one device", "row"),
-                ("2×2", "row"),
-                ("2×2", "replicated"),
-                ("8", "column"),
-            )
-        ),
     ],
 )
 def test_six_kinds_of_features_share_one_table_in_one_step(mesh, placement):
@@ -203,8 +194,9 @@ class WithPlaces(Lookup):
         return super().call({**inputs, "f_weight": weights})
 
 
-@pytest.mark.parametrize("placement", ["row", "column", "replicated"])
-@pytest.mark.parametrize("mesh", PARTS)
+@pytest.mark.parametrize(
+    ("mesh", "placement"), [("8", "row"), ("2×2", "column"), ("one device", "replicated")]
+)
 def test_bags_without_any_place_are_zeros_and_train_nothing(mesh, placement):
     tables = [
         TableConfig(c, ROWS, DIM, optimizer="adagrad", combiner=c, placement=placement)

@@ -99,21 +99,15 @@ def tower(optimizer=None, configs=None, **kwargs):
 MIXED = ("row", "column", "replicated")
 
 
-def cases(first, rest):
-    """Returns parameters, of which the last ones are thorough."""
+def cases(*first):
+    """Returns parameters whose second is the kind of the row operations."""
     marks = {"pure": [], "native": list(NATIVE.marks)}
-    return [
-        *(pytest.param(*of, marks=marks[of[1]]) for of in first),
-        *(pytest.param(*of, marks=[*marks[of[1]], pytest.mark.thorough]) for of in rest),
-    ]
+    return [pytest.param(*of, marks=marks[of[1]]) for of in first]
 
 
 @pytest.mark.parametrize(
     ("mesh", "kind"),
-    cases(
-        [("one device", "pure"), ("2×2", "pure"), ("8", "native")],
-        [("one device", "native"), ("2×2", "native"), ("8", "pure")],
-    ),
+    cases(("one device", "pure"), ("2×2", "pure"), ("8", "native")),
 )
 def test_global_clipping_measures_dense_and_sparse_together(mesh, kind):
     """Duplicates summed first; where the limit is far, nothing is clipped."""
@@ -134,20 +128,16 @@ def test_global_clipping_measures_dense_and_sparse_together(mesh, kind):
             assert (np.abs(free.kernel - reference.kernel).max() > 1e-2) == (limit < 1)
 
 
-@pytest.mark.parametrize("mesh", ["one device", "8"])
-def test_a_scaled_loss_changes_nothing(mesh):
-    configs = tables()
-    with on_mesh(mesh, configs):
-        for limit in (None, 0.05):
-            inner = optimizers.SGD(RATE, global_clipnorm=limit)
-            optimizer = optimizers.LossScaleOptimizer(inner, 2.0**12, dynamic_growth_steps=2)
-            model = tower(optimizer, configs)
-            reference = ReferenceTower(model, limit)
-            for step in batches(4):
-                model.train_on_batch(*step)
-                reference.train(step)
-            assert float(optimizer.dynamic_scale) == 2.0**14
-            assert_same(model, reference)
+def test_a_scaled_loss_changes_nothing():
+    inner = optimizers.SGD(RATE, global_clipnorm=0.05)
+    optimizer = optimizers.LossScaleOptimizer(inner, 2.0**12, dynamic_growth_steps=2)
+    model = tower(optimizer)
+    reference = ReferenceTower(model, 0.05)
+    for step in batches(4):
+        model.train_on_batch(*step)
+        reference.train(step)
+    assert float(optimizer.dynamic_scale) == 2.0**14
+    assert_same(model, reference)
 
 
 def everything(model):
@@ -158,7 +148,7 @@ def everything(model):
 
 @pytest.mark.parametrize(
     ("mesh", "kind"),
-    cases([("one device", "pure"), ("8", "native")], [("one device", "native"), ("8", "pure")]),
+    cases(("one device", "pure"), ("8", "native")),
 )
 def test_a_step_whose_gradient_is_no_number_is_skipped_under_a_scaled_loss(mesh, kind):
     configs = tables()
@@ -208,10 +198,7 @@ def test_a_gradient_of_rows_alone_that_is_no_number_skips_the_dense_weights_too(
 
 @pytest.mark.parametrize(
     ("policy", "kind"),
-    cases(
-        [("mixed_bfloat16", "native"), ("mixed_float16", "pure")],
-        [("mixed_bfloat16", "pure"), ("mixed_float16", "native")],
-    ),
+    cases(("mixed_bfloat16", "native"), ("mixed_float16", "pure")),
 )
 def test_a_mixed_policy_trains_float32_tables(policy, kind):
     keras.config.set_dtype_policy(policy)
@@ -237,10 +224,7 @@ def test_a_mixed_policy_trains_float32_tables(policy, kind):
 
 @pytest.mark.parametrize(
     ("mesh", "kind", "limit"),
-    cases(
-        [("one device", "pure", None), ("2×2", "pure", 0.05), ("8", "native", 0.05)],
-        [("one device", "pure", 0.05), ("2×2", "pure", None), ("8", "native", None)],
-    ),
+    cases(("one device", "pure", None), ("2×2", "pure", 0.05), ("8", "native", 0.05)),
 )
 def test_accumulated_gradients_are_those_of_one_large_batch(mesh, kind, limit):
     configs = tables(MIXED if mesh != "8" else ("row", "replicated", "row"))
@@ -320,19 +304,6 @@ def test_however_it_runs_a_model_trains_alike(variant):
     np.testing.assert_allclose(out, np.concatenate(read, 1) @ reference.kernel, atol=1e-6)
 
 
-def test_validation_trains_nothing_and_is_of_the_same_tables():
-    model = tower()
-    reference = ReferenceTower(model)
-    (step, held_out) = batches(2)
-    logs = model.fit(*step, batch_size=BATCH, validation_data=held_out, verbose=0).history
-    reference.train(step)
-    x, y = held_out
-    read = [reference.tables[t.name].weights[x[n]] for n, t in model.features.items()]
-    out = np.concatenate(read, axis=1) @ reference.kernel
-    assert logs["val_loss"] == [pytest.approx(np.square(out - y).sum(axis=1).mean() / 2, rel=1e-5)]
-    assert_same(model, reference)
-
-
 def test_counts_begin_again_with_each_epoch():
     model = tower()
     (x, y) = next(batches(1))
@@ -342,7 +313,7 @@ def test_counts_begin_again_with_each_epoch():
     assert logs["exchange_overflows"] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("mesh", ["one device", "1", "1×1", "8"])
+@pytest.mark.parametrize("mesh", ["1×1", "8"])
 def test_a_step_is_compiled_once(mesh):
     compiled_here = []
 
@@ -370,16 +341,6 @@ def test_a_count_goes_on_past_what_float32_tells_apart():
     assert float(count.result()) == np.float32(2**24 + 1 + 2**31)
     count.reset_state()
     assert float(count.result()) == 0
-
-
-def test_tables_alone_can_be_trained_without_a_dense_weight():
-    model = compiled(Lookup({"f": tables()[0]}))
-    x, y = {"f": np.arange(BATCH)}, np.zeros((BATCH, DIM))
-    model.build()
-    before = model.state()["t0"][0]
-    model.fit(x, y, batch_size=BATCH, verbose=0)
-    after = model.state()["t0"][0]
-    np.testing.assert_allclose(after[:BATCH], before[:BATCH] * (1 - RATE / BATCH), atol=1e-6)
 
 
 class Wide(Tower):

@@ -149,7 +149,6 @@ def slot_of(variable, table):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("one device", "pure"), marks=pytest.mark.thorough),
         pytest.param(("one device", "native"), marks=NATIVE.marks),
         ("8", "pure"),
     ],
@@ -184,10 +183,8 @@ ALL = {
 @pytest.mark.parametrize(
     ("mesh", "placement", "kind", "dtype"),
     [
-        pytest.param("one device", "row", "pure", "float32", marks=pytest.mark.thorough),
         ("8", "row", "pure", "float32"),
         ("2×2", "column", "pure", "float32"),
-        pytest.param("one device", "row", "native", "float32", marks=NATIVE.marks),
         pytest.param("8", "row", "native", "bfloat16", marks=NATIVE.marks),
     ],
 )
@@ -340,18 +337,6 @@ def test_a_table_without_an_optimizer_is_read_and_never_moves():
     assert np.array_equal(after["fixed"][0], before["fixed"][0])
     assert len(after["fixed"]) == 1
     assert (after["learns"][0][:16] != before["learns"][0][:16]).all()
-
-
-def test_the_learning_rate_of_a_table_is_its_schedules_at_its_own_step():
-    table = TableConfig("t", ROWS, DIM, optimizer=SGD(HALVING), combiner="sum", placement="row")
-    model = compiled(Lookup({"f": table}), optimizers.SGD(7.0))
-    model.build()
-    for rate in (0.2, 0.1, 0.05):
-        before = model.state()["t"][0][:16]
-        x = {"f": np.arange(16, dtype=np.int32)}
-        model.train_on_batch(x, np.zeros((16, DIM), np.float32))
-        after = model.state()["t"][0][:16]
-        np.testing.assert_allclose(after, before * (1 - rate / 16), rtol=1e-6)
 
 
 # --- an optimizer of one's own

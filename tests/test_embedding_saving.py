@@ -86,12 +86,9 @@ def assert_close(one, two):
 
 
 PAIRS = [
-    ("one device", "one device"),
     ("one device", "8"),
-    ("8", "one device"),
     ("8", "2×2"),
     ("2×2", "one device"),
-    pytest.param("one device", "2×2", marks=pytest.mark.thorough),
 ]
 
 
@@ -167,14 +164,6 @@ def test_an_accumulation_that_is_half_done_goes_on_where_it_was(tmp_path):
     assert_close(state(half), state(whole))
     untouched = state(train(fresh(), 2))
     assert not np.array_equal(state(half)["row/embeddings"], untouched["row/embeddings"])
-
-
-def test_weights_alone_come_back_too(tmp_path):
-    model = train(make(), 2)
-    model.save_weights(tmp_path / "w.weights.h5")
-    again = train(make(), 1, seed=9)
-    again.load_weights(tmp_path / "w.weights.h5")
-    assert_same_bits(state(again), state(model))
 
 
 @pytest.mark.parametrize("mesh", ["one device", "8", "2×2"])

@@ -93,23 +93,9 @@ class HeldWeight(Items):
         return ops.take(self.log_q, ids)[:, None]
 
 
-class HeldMatrix(Items):
-    def prepare(self):
-        shape = (ROWS, DIM)
-        self.fixed = self.add_weight(shape=shape, initializer="ones", trainable=False, name="fixed")
-
-    def more(self, ids, embeddings):
-        return ops.sum(ops.take(self.fixed, ids, axis=0), axis=1, keepdims=True)
-
-
 class Constant(Items):
     def more(self, ids, embeddings):
         return ops.log(ops.take(ops.convert_to_tensor(POPULARITY), ids))[:, None]
-
-
-class UniformConstant(Items):
-    def more(self, ids, embeddings):
-        return ops.take(ops.full((ROWS,), 0.5), ids)[:, None]
 
 
 class DenseBias(Items):
@@ -139,22 +125,10 @@ class MarkedRows(HeldWeight):
 # --- what is computed
 
 
-class SquaredTable(Items):
-    def more(self, ids, embeddings):
-        self.add_loss(1e-3 * ops.sum(ops.square(self.whole_table)))
-        return 0.0
-
-
 class SummedTable(Items):
     def more(self, ids, embeddings):
         self.add_loss(1e-3 * ops.sum(self.whole_table))
         return 0.0
-
-
-class Norms(Items):
-    def more(self, ids, embeddings):
-        norms = ops.sum(ops.square(self.whole_table), axis=1)
-        return ops.take(norms, ids)[:, None]
 
 
 class AllScores(Items):
@@ -209,11 +183,9 @@ class BestOfABiasTable(BiasTable):
         return ops.sum(ops.top_k(biases, 4)[0])
 
 
-HELD = (BiasTable, HeldWeight, HeldMatrix, MarkedRows, Constant, UniformConstant)
+HELD = (BiasTable, HeldWeight, MarkedRows, Constant)
 COMPUTED = (
-    SquaredTable,
     SummedTable,
-    Norms,
     AllScores,
     DenseGradientOfATable,
     SoftmaxOfWhatIsHeld,
@@ -280,26 +252,11 @@ def test_what_computes_with_every_row_is_refused(kind, mesh):
         assert "plain/embeddings" in str(caught.value)
 
 
-def test_a_bias_as_the_refusal_advises_trains_the_rows_of_the_batch():
-    model = fitted(BiasTable, "8")
-    bias = model.embedding.get_embedding_tables()["bias"][:, 0]
-    start = fitted_weights(BiasTable, "8")
-    assert np.flatnonzero(bias - start).tolist() == IDS.tolist()
-
-
-def fitted_weights(kind, mesh):
-    """Returns the biases before any step: initial values are a function of row and seed."""
-    with on_mesh(mesh, kind.configs):
-        model = kind()
-        model.embedding.build()
-        return model.embedding.get_embedding_tables()["bias"][:, 0]
-
-
 # --- after a refusal
 
 
 def test_after_r303_the_model_has_its_weights():
-    model = compiled(SquaredTable())
+    model = compiled(SummedTable())
     with pytest.raises(RecsysError, match="R303"):
         model.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
     assert np.isfinite(model.predict(IDS, verbose=0)).all()

@@ -31,17 +31,14 @@ from recsys.embedding.table import logical_order
 from recsys.embedding.traffic import ExchangeOptions
 
 ROWS, DIM, BATCH, LENGTH = 40, 4, 64, 12
-N_PARTS = {"8": 8, "4": 4, "2×2": 2}
+N_PARTS = {"8": 8, "2×2": 2}
 CASES = [
     ("rows", "row", "8", None),
-    pytest.param("rows", "row", "4", None, marks=pytest.mark.thorough),
     ("nodes", "row", "8", 4),
-    pytest.param("nodes", "row", "8", 2, marks=pytest.mark.thorough),
     ("mixed", "row", "8", 2),
     ("dense", "row", "8", None),
     ("dense", "row", "2×2", None),
     ("dense", "replicated", "2×2", None),
-    pytest.param("dense", "replicated", "8", None, marks=pytest.mark.thorough),
 ]
 
 
@@ -165,9 +162,6 @@ def test_what_is_exchanged_otherwise_trains_the_same_tables(
     [
         *(("rows", "row", "8", None), ("nodes", "row", "8", 4)),
         ("dense", "replicated", "2×2", None),
-        pytest.param("mixed", "row", "8", 2, marks=pytest.mark.thorough),
-        pytest.param("dense", "row", "8", None, marks=pytest.mark.thorough),
-        pytest.param("dense", "row", "2×2", None, marks=pytest.mark.thorough),
     ],
 )
 def test_so_it_does_where_all_gradients_are_clipped(exchange, placement, mesh, node, monkeypatch):

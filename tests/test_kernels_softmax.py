@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from softmax_reference import assert_close, exact, random_batch
 
 from recsys import kernels
@@ -77,35 +75,6 @@ def test_losses_and_gradients_are_those_in_float64(n_queries, n_candidates, dim,
         n_queries, n_candidates, dim, items=items, first=first, spread=3, known=known
     )
     assert_exact(swept(batch), batch)
-
-
-@given(
-    n_queries=st.integers(1, 120),
-    n_others=st.integers(0, 120),
-    before=st.floats(0, 1),
-    dim=st.integers(1, 70),
-    items=st.integers(1, 300),
-    known=st.integers(0, 9),
-    spread=st.sampled_from([0.1, 1.0, 20.0]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_batch_is_right(n_queries, n_others, before, dim, items, known, spread, seed):
-    batch = random_batch(
-        n_queries, n_queries + n_others, dim,
-        items=items, first=int(before * n_others), seed=seed, spread=spread, known=known,
-    )  # fmt: skip
-    assert_exact(swept(batch), batch, 1e-5)
-
-
-@pytest.mark.parametrize("with_log_q", [False, True])
-@pytest.mark.parametrize("known", [0, 5])
-def test_jax_alone_finds_the_same(with_log_q, known):
-    batch = random_batch(300, 500, 40, items=100, first=70, spread=3, known=known)
-    kernel, blocks = softmax_jax.native_gradients, softmax_jax.block_gradients
-    found, expected = (swept(batch, with_log_q, gradients) for gradients in (kernel, blocks))
-    for actual, wanted in zip(found, expected, strict=True):
-        assert_close(actual, wanted, 3e-6)
-    assert found[3].shape == ((500,) if with_log_q else (0,))
 
 
 def test_losses_come_without_gradients_too():

@@ -21,7 +21,6 @@ from softmax_reference import (
 )
 
 from recsys.errors import RecsysError
-from recsys.kernels import status
 from recsys.losses import sampled_softmax
 
 
@@ -136,31 +135,6 @@ def test_the_gradients_of_two_orthogonal_pairs_are_those_on_paper(kernels):
     expected = np.array([[-p, p], [p, -p]])
     np.testing.assert_allclose(d_query, expected, rtol=1e-6)
     np.testing.assert_allclose(d_candidate, expected, rtol=1e-6)
-
-
-def test_of_several_copies_the_first_is_the_negative(kernels):
-    query = np.ones((1, 1), np.float32)
-    candidate = np.array([[0.0], [1.0], [2.0], [3.0]], np.float32)
-    item_row, log_q = np.array([1, 2, 2, 2]), np.array([0.0, 0.5, 7.0, 7.0], np.float32)
-    loss, gradient = jax.value_and_grad(sampled_softmax, argnums=1)(
-        query, candidate, item_row, log_q, 1.0
-    )
-    assert float(loss) == pytest.approx(np.log1p(np.exp(0.5)))
-    p = 1 / (1 + np.exp(-0.5))
-    np.testing.assert_allclose(gradient[:, 0], [-p, p, 0, 0], rtol=1e-6)
-
-
-def test_a_query_whose_item_came_before_keeps_its_own_copy(kernels):
-    # Query 1 wants item 5 by its copy at place 1, whose logit is 2; that at place 0 is masked.
-    query = np.array([[0.0], [1.0]], np.float32)
-    candidate = np.array([[9.0], [2.0], [1.0]], np.float32)
-    weight, zeros = np.array([0.0, 1.0], np.float32), np.zeros(3, np.float32)
-    loss, gradient = jax.value_and_grad(sampled_softmax, argnums=1)(
-        query, candidate, np.array([5, 5, 6]), zeros, 1.0, weight
-    )
-    p = 1 / (1 + np.e)
-    assert float(loss) == pytest.approx(-np.log(1 - p))
-    np.testing.assert_allclose(gradient[:, 0], [0, -p, p], rtol=1e-6)
 
 
 def test_row_zero_fills_lists_of_known_items_up_and_masks_nothing(kernels):
@@ -316,20 +290,3 @@ def test_evaluation_computes_no_gradients(monkeypatch):
     args = arguments(random_batch(8, 8, 4))
     assert str(jax.make_jaxpr(loss_of)(*args)).count("dot_general") == 1
     assert str(jax.make_jaxpr(jax.grad(loss_of))(*args)).count("dot_general") == 3
-
-
-@pytest.mark.skipif(not status().available, reason=status().reason)
-@pytest.mark.parametrize(
-    ("transform", "results"),
-    [
-        (lambda f: f, "f32[6]"),
-        (jax.grad, "f32[6] f32[6,4] f32[10,4] f32[0]"),
-        (lambda f: jax.grad(f, argnums=2), "f32[6] f32[6,4] f32[10,4] f32[10]"),
-    ],
-    ids=["loss", "gradient", "gradient of log_q"],
-)
-def test_the_c_kernel_is_asked_for_what_is_wanted(transform, results):
-    args = arguments(random_batch(6, 10, 4))
-    jaxpr = str(jax.make_jaxpr(transform(loss_of))(*args))
-    (line,) = [line for line in jaxpr.splitlines() if "ffi_call" in line]
-    assert " ".join(re.findall(r"f32[^ ]*", line)) == results

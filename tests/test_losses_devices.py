@@ -88,11 +88,6 @@ def one_device(function, args):
     [
         *(("native", name, 5) for name in DISTRIBUTIONS),
         *(("blocks", "1-D", known) for known in (0, 5)),
-        *(
-            pytest.param("blocks", name, 5, marks=pytest.mark.thorough)
-            for name in DISTRIBUTIONS
-            if name != "1-D"
-        ),
     ],
     indirect=["kernels", "distribution"],
 )
@@ -138,10 +133,6 @@ def test_devices_exchange_candidates_and_their_gradients_and_nothing_larger(kern
 
 
 # --- other backends
-
-
-def test_the_plain_formula_is_the_same():
-    assert_plain(random_batch(30, 44, 8, items=20))
 
 
 PLAIN = jax.jit(jax.value_and_grad(plain_loss, argnums=(0, 1, 3, 4, 5)))

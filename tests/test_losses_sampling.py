@@ -129,32 +129,3 @@ def test_draws_with_replacement_lead_near_the_full_softmax(n_draws):
     assert by_inclusion < 0.05  # A probability is off by a twentieth at the most.
     if n_draws > 1:
         assert by_one_draw > 0.5
-
-
-def test_batches_whose_items_are_each_others_negatives_are_corrected_too():
-    rng = np.random.default_rng(0)
-    n_items, batch = 30, 64
-    p = 1 / np.arange(1, n_items + 1)
-    p /= p.sum()
-    truth, each = np.log(p).astype(np.float32), jnp.eye(n_items)
-
-    @jax.jit
-    def gradient(item, log_q):
-        def loss(scores):
-            query = jnp.broadcast_to(scores, (batch, n_items))
-            return sampled_softmax(query, each[item], item, log_q[item], 1.0)
-
-        return jax.grad(loss)(truth)
-
-    # A query's negatives are the other draws of the batch.
-    ways = {
-        "inclusion": inclusion_log_probability((p, batch - 1)),
-        "one draw": np.log(p),
-    }
-    batches = rng.choice(n_items, (600, batch), p=p).astype(np.int32)
-    mean = {
-        name: np.mean([gradient(item, np.float32(log_q)) for item in batches], axis=0)
-        for name, log_q in ways.items()
-    }
-    assert np.abs(mean["inclusion"]).max() < 0.01
-    assert np.abs(mean["one draw"]).max() > 0.1
