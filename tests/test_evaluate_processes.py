@@ -63,12 +63,6 @@ def test_a_mesh_gives_the_figures_of_one_process(world, split, tmp_path):
     assert_alike(alone, split)
 
 
-@pytest.mark.thorough
-def test_a_mesh_gives_the_figures_of_one_process_for_data_of_its_own(world, tmp_path):
-    folders = world / "model", world / "data"
-    assert_alike(evaluate(STAGE, *folders, tmp_path / "a"), on_mesh(*folders, tmp_path / "b"))
-
-
 def test_two_processes_write_what_one_with_as_many_devices_writes(world, split, tmp_path):
     folders = {"config": "stage.json", "model": "model", "data": "later", "blessed": "other"}
     words = [f"--{name}={world / folder}" for name, folder in folders.items()]

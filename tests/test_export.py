@@ -314,10 +314,6 @@ def as_examples(queries: list[tuple[str, list[str] | None, bool]]) -> list[dict[
     return examples
 
 
-def many(n: int) -> list[tuple[str, list[str] | None, bool]]:
-    return [_QUERIES[i % len(_QUERIES)] for i in range(n)]
-
-
 _EMBEDDED = {name: value for name, value in as_inputs(_QUERIES).items() if name != "exclude_seen"}
 _ITEM_IDS = [*(item["item_id"] for item in make_items()), "no such item"]
 _STORED = {"item_id": _ITEM_IDS, "title": [[""]] * 41, "genres": [["", ""]] * 41}
@@ -345,7 +341,6 @@ _RAW_USERS: dict[str, list[Any]] = {
 }
 _LIKE_007 = {"user_id": ["nobody"], "history": ["i9"], **as_text(make_users()[0])}
 _QUESTIONS: list[tuple[str, dict[str, Any]]] = [
-    *(("recommend", as_inputs(many(n))) for n in (0, 1, 7, 512)),
     ("recommend", as_inputs(_QUERIES)),
     ("serving_default", {"examples": as_examples(_QUERIES)}),
     ("serving_default", {"examples": []}),
@@ -486,11 +481,6 @@ def test_an_example_may_have_raw_user_columns(exported):
     np.testing.assert_allclose(answer["scores"][0], scores[rows], atol=1e-5)
 
 
-@pytest.mark.parametrize("n", [0, 1, 7, 512])
-def test_batches_of_any_size_rank_as_the_weights_do(exported, n):
-    assert_ranked(exported, exported.answer("recommend", **as_inputs(many(n))), many(n))
-
-
 def test_every_kind_of_query_ranks_as_the_weights_do(exported):
     assert_ranked(exported, exported.answer("recommend", **as_inputs(_QUERIES)), _QUERIES)
 
@@ -570,35 +560,3 @@ def test_the_recommender_answers_with_titles(exported, said):
         # The other one came after the cut, and training learnt nothing of it.
         assert (answer["known"], answer["source"]) == (True, {"007": "user"}.get(user, "history"))
     assert said["nobody"] == []
-
-
-def test_the_recommender_answers_a_stranger_by_popularity(exported, said):
-    found = said["stranger"]
-    assert (found["known"], found["source"], found["history"]) == (False, "popularity", [])
-    counts = np.bincount(exported.world.histories.item_rows, minlength=41)
-    rows = np.lexsort([np.arange(41), -counts])[:5]
-    ids = [exported.world.items[row - 1]["item_id"] for row in rows]
-    assert [item["id"] for item in found["items"]] == ids
-    shares = [item["score"] for item in found["items"]]
-    np.testing.assert_allclose(shares, counts[rows] / counts.sum(), rtol=1e-6)
-
-
-def test_the_recommender_knows_a_history(exported, said):
-    rows = exported.world.done("late0")
-    assert [item["id"] for item in said["history"]] == [
-        exported.world.items[row - 1]["item_id"] for row in rows
-    ]
-
-
-@pytest.mark.parametrize(
-    ("what", "parts"),
-    [
-        ("unknown", ["R540", "UTF-8"]),
-        ("many", ["R541", "1 … 12", "13", "export.k"]),
-        ("none", ["R541", "0"]),
-    ],
-)
-def test_the_recommender_refuses_with_the_cure(said, what, parts):
-    exit_code, text = said[what]
-    assert exit_code == 2
-    assert all(part in text for part in parts)

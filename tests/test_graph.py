@@ -249,15 +249,6 @@ def test_every_query_is_ranked_and_says_what_it_rests_on(found, form):
             assert not world.seen(*query[:2]) & set(rows)
 
 
-def test_nobody_gets_what_is_popular(found):
-    world, answers = found
-    answer = answers["whole"]["recommend"]
-    n = _QUERIES.index(("nobody", [], True))
-    rows = np.lexsort([np.arange(_ITEMS + 1), -world.shares])[:_K]
-    assert answer["candidate_ids"][n] == [_ITEM_IDS[row - 1] for row in rows]
-    np.testing.assert_allclose(answer["scores"][n], world.shares[rows], rtol=1e-6)
-
-
 def test_cold_items_are_recommended_by_their_features(found):
     world, answers = found
     answer = answers["whole"]["recommend"]

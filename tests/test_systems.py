@@ -4,7 +4,6 @@ import gc
 import json
 import shutil
 import types
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -393,17 +392,6 @@ def test_the_command_line_compares_two_models(world, configured, evaluated, capf
     assert any(one["difference"] != 0 for one in found["metrics"].values())
     assert found["queries"] == evaluated["queries"]
     assert found["sentence"] in said
-
-
-@pytest.mark.thorough
-def test_the_command_line_says_what_is_wrong_in_a_sentence(world, tmp_path, capfd):
-    bundle = changed(world, tmp_path, without_numbers)
-    words = ["--data", world.data, "--out", tmp_path / "out"]
-    code, found, said = answer_to(capfd, "evaluate", bundle, *words)
-    assert (code, found) == (1, "")
-    log, sentence = said.splitlines()[-2:]
-    assert sentence.startswith("[R502] ")
-    Path(log.removeprefix("Log: ")).unlink()
 
 
 IDS = st.lists(st.sampled_from([f"x{n}" for n in range(6)]), unique=True)

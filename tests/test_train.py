@@ -1,7 +1,6 @@
 """Training as a user starts it, on one device and on eight."""
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -10,13 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from data_folders import write_data
-from model_parts import change
 from training_runs import train_here
 
-from benchmarks.stores import save_catalogue
 from recsys.config import EvaluateStage
-from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.input_files import seal_inputs
+from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
@@ -184,39 +180,6 @@ def test_a_trained_model_finds_the_users_taste_and_popularity_does_not(models, d
     assert result["slices"][1]["users"] == 5
 
 
-def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_path):
-    """The same model, its items renumbered, must have the same figures."""
-    other = tmp_path / "renumbered"
-    shutil.copytree(models[1][0], other)
-    order = np.concatenate([[0], 1 + np.random.default_rng(1).permutation(N_ITEMS)])
-    items = Vocabulary.load(other / "vocabulary" / "items.parquet")
-    renumbered = Vocabulary(
-        items.own_ids.take(pa.array(order[1:] - 1)), items.row_counts[order[1:]]
-    )
-    renumbered.save(other / "vocabulary" / "items.parquet")
-    catalogue = Catalogue.open(other / "catalogue")
-    colour = catalogue.features[0]
-    bags = FeatureBags(colour.name, colour.rows, np.asarray(colour.bags)[order])
-    names = [catalogue.ids[row] for row in order]
-    shutil.rmtree(other / "catalogue")
-    save_catalogue(Catalogue(names, names, (bags,)), other / "catalogue")
-    seal_inputs(other)
-    change(other, "two_tower/embedding/items/embeddings", lambda rows: rows[order])
-    np.save(other / "candidates.npy", np.load(other / "candidates.npy")[order])
-    with np.load(other / "probe.npz") as probe:
-        new_row = np.argsort(order)
-        np.savez(other / "probe.npz", **{**probe, "history": new_row[probe["history"]]})
-
-    result = evaluate(EvaluateStage(), models[1][0], data, tmp_path / "out", blessed=other)
-    assert result["blessed_model"] == pytest.approx(result["metrics"], abs=1e-6)
-
-
-def test_the_same_seed_gives_the_same_model_to_the_bit(models, data, tmp_path):
-    train_here(STAGE, data, tmp_path / "again")
-    for name in ("candidates.npy", "probe.npz"):
-        assert (tmp_path / "again" / name).read_bytes() == (models[1][0] / name).read_bytes()
-
-
 def test_tables_and_towers_learn_at_their_own_rates_from_the_seeds_weights(data, tmp_path):
     """Towers that barely move, tables that do, and row 0 of users and items by dropped ids."""
     model = {**STAGE["model"], "id_dropout": 0.5, "new_user_share": 0.0}
@@ -246,21 +209,6 @@ def test_the_probe_asks_for_the_unknown_user_and_for_one_without_a_history(model
 
 def test_training_imports_no_tensorflow(models):
     assert models[1][1]["imported"] == []
-
-
-def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
-    stage = {
-        **STAGE,
-        "train": {
-            "batch_size": 64,
-            "uniform_negatives": 32,
-            "epochs": 8,
-            "tower_learning_rate": 1e38,
-        },
-    }
-    with pytest.raises(RecsysError, match=r"R322.*learning_rate"):
-        train_here(stage, data, tmp_path / "model")
-    assert not (tmp_path / "model" / "model.json").exists()
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_names_one_that_does(data, tmp_path):

@@ -1,8 +1,6 @@
 """`recsys.Trainer` in a program of one's own: callbacks, results, resume."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from recsys.models import TwoTower
 from recsys.train import write_model
 from recsys.training.trainer import Trainer
 
-SCRIPT = Path(__file__).parent / "support" / "own_program.py"
 EPOCHS = 4
 SETTINGS = TrainStage.model_validate(
     {
@@ -228,28 +225,6 @@ def test_a_save_that_is_waited_for_is_whole_before_the_next_step(data, tmp_path)
     fit(data, tmp_path, settings=settings, callbacks=[Look()])
     assert len(newest) > 5
     assert all(step >= before // 2 * 2 for before, step in enumerate(newest))
-
-
-@pytest.mark.slow
-@pytest.mark.thorough  # test_training_faults kills the stage, which has the same trainer.
-def test_a_killed_program_that_is_started_again_ends_in_the_same_bits(folder, tmp_path):
-    def run(name, kill_after=-1):
-        words = [sys.executable, SCRIPT, folder, tmp_path / name, tmp_path / f"{name}.npz"]
-        done = subprocess.run(
-            [*map(str, words), str(kill_after)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-            timeout=300,
-            check=False,
-        )
-        return done.returncode
-
-    assert run("whole") == 0
-    assert run("killed", kill_after=2) == -9
-    assert run("killed") == 0
-    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "killed.npz") as killed:
-        assert sorted(whole) == sorted(killed)
-        for name in whole:
-            assert whole[name].tobytes() == killed[name].tobytes(), name
 
 
 def test_a_training_that_would_update_nothing_is_refused(data, tmp_path):

@@ -147,8 +147,6 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
             {"compute_dtype": "bfloat16"},
             marks=pytest.mark.thorough,
         ),
-        pytest.param({"pooling": "hstu", "user_id": False}, {}, marks=pytest.mark.thorough),
-        pytest.param({"pooling": "sequence"}, {}, marks=pytest.mark.thorough),
         pytest.param(
             {"pooling": "attention", "similarity": "dot", "temperature": 1.0},
             {"loss": "bpr"},
@@ -166,7 +164,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
             {"loss": "full_softmax", "accumulate": 4, "table_regularisation": {"items": 1e-5}},
         ),
     ],
-    ids=["sasrec", "hstu", "sequence", "bpr", "full-softmax"],
+    ids=["sasrec", "bpr", "full-softmax"],
 )
 def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, train):
     run = Run(tmp_path / "run", data, stage(model, **{**train, "epochs": 10}), devices=1)

@@ -144,16 +144,6 @@ def test_data_that_are_not_there_begin_no_study(world, tmp_path, capsys):
     assert not (tmp_path / "tuning" / "study" / "study.db").exists()
 
 
-@pytest.mark.thorough  # Stopped, it goes on as when it is killed.
-def test_a_budget_ends_in_the_middle_of_a_trial_which_goes_on_with_more(world, capsys):
-    assert run_main(*words(world, "--minutes", "0.01", root="short")) == 1
-    assert "R923" in capsys.readouterr().err
-    assert run_main(*words(world, "--trials", "1", root="short")) == 0
-    assert json.loads(capsys.readouterr().out)["best"]["number"] == 0
-    assert run_main(*words(world, "--seed", "1", root="short")) == 2
-    assert "R921" in capsys.readouterr().err
-
-
 @pytest.mark.thorough
 def test_a_config_that_cannot_be_trained_is_an_error_and_a_trial_that_cannot_is_none(world, capsys):
     assert run_main(*words(world, "--set", "train.batch_size=4096", root="large")) == 1
