@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.embedding.config import Placement, TableSpec
 from recsys.embedding.initial import Filled, InPlace, initial_rows
@@ -315,19 +315,26 @@ def checked_columns(spec: TableSpec, n_shards: int) -> None:
 _CHUNK_BYTES = 2**26
 
 
-def logical_chunks(table: Table, variable: Any) -> Iterator[np.ndarray]:
+def chunk_rows(variable: Any) -> int:
+    """Returns how many rows of a table's variable are read or written at a time."""
+    return max(1, _CHUNK_BYTES // (4 * int(variable.shape[1])))
+
+
+def logical_chunks(table: Table, variable: Any) -> Iterator[Any]:
     """Yields `variable` `[places, width]` in the order of rows, without padding, in chunks.
+
+    They are float32, on the devices if several share the table, else on the host.
 
     Args:
         table: The table.
         variable: Its weights or one of its slots.
     """
-    parts = _parts(variable.value)
-    width = int(variable.shape[1])
-    n = max(1, _CHUNK_BYTES // (4 * width))
+    value, n = variable.value, chunk_rows(variable)
+    is_on_mesh = isinstance(getattr(value, "sharding", None), NamedSharding)
+    whole: Any = value if is_on_mesh else keras.ops.convert_to_numpy(value)
     for start in range(0, table.rows, n):
         places = table.physical(np.arange(start, min(start + n, table.rows)))
-        yield _picked(parts, places, width)
+        yield whole[places].astype(np.float32)
 
 
 def logical_order(table: Table, variable: Any) -> np.ndarray:
@@ -344,82 +351,10 @@ def physical_order(table: Table, values: Any) -> np.ndarray:
     """
     if not table.is_interleaved:
         return np.asarray(values)
-    out = np.zeros((table.n_physical, values.shape[1]), values.dtype)
-    n = max(1, _CHUNK_BYTES // (4 * values.shape[1]))
+    out, n = np.zeros((table.n_physical, values.shape[1]), values.dtype), chunk_rows(values)
     for start in range(0, len(values), n):
         rows = np.arange(start, min(start + n, len(values)))
         out[table.physical(rows)] = values[start : start + n]
-    return out
-
-
-def placed(table: Table, variable: Any, values: Any) -> Any:
-    """Returns rows `[rows, width]` as an array that lies as a variable of the table does.
-
-    Each of several devices is given its own rows, some at a time, so that the host holds few
-    of them. All are gone through in their order, as a file is read best.
-
-    Args:
-        table: The table.
-        variable: Its weights, or one of its slots.
-        values: An array, or what is sliced and indexed like one.
-    """
-    sharding = getattr(variable.value, "sharding", None)
-    if sharding is None or sharding.num_devices == 1:
-        return physical_order(table, values)
-
-    shape = (table.n_physical, values.shape[1])
-    parts = [
-        _placed_part(table, variable.dtype, values, device, index)
-        for device, index in sharding.addressable_devices_indices_map(shape).items()
-    ]
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
-
-
-def _placed_part(
-    table: Table, dtype: str, values: Any, device: jax.Device, index: tuple[slice, ...]
-) -> jax.Array:
-    """Returns the part of a variable at `index` of its places and columns, on one device."""
-    (first, stop, _), (left, right, _) = (
-        own.indices(n) for own, n in zip(index, (table.n_physical, values.shape[1]), strict=True)
-    )
-    n = max(1, _CHUNK_BYTES // (4 * values.shape[1]))
-    with jax.default_device(device):
-        out = jnp.zeros((stop - first, right - left), dtype)
-        for start in range(0, len(values), n):
-            rows = np.arange(start, min(start + n, len(values)))
-            place = table.physical(rows) - first
-            own = np.flatnonzero((place >= 0) & (place < stop - first))
-            size = 1 << max(len(own) - 1, 0).bit_length()  # For a few programs.
-            at = np.pad(place[own].astype(np.int32), (0, size - len(own)), constant_values=-1)
-            chunk = np.zeros((size, right - left), dtype)
-            chunk[: len(own)] = values[rows[own]][:, left:right]
-            out = _written(out, np.where(at < 0, stop - first, at), chunk)
-    return out
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _written(out: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns `out` with rows at some places; those past its end are left out."""
-    return out.at[at].set(rows, mode="drop")
-
-
-def _parts(value: Any) -> list[tuple[int, int, np.ndarray]]:
-    """Returns the first row, the first column and the numbers of each shard."""
-    shards = getattr(value, "addressable_shards", None)
-    if shards is None:
-        return [(0, 0, keras.ops.convert_to_numpy(value))]
-    parts: dict[tuple[int, int], np.ndarray] = {}
-    for shard in shards:
-        row, column = (index.start or 0 for index in shard.index)
-        parts.setdefault((row, column), np.asarray(shard.data))
-    return [(row, column, data) for (row, column), data in parts.items()]
-
-
-def _picked(parts: list[tuple[int, int, np.ndarray]], places: np.ndarray, width: int) -> np.ndarray:
-    out = np.empty((len(places), width), np.float32)
-    for row, column, data in parts:
-        inside = (places >= row) & (places < row + len(data))
-        out[inside, column : column + data.shape[1]] = data[places[inside] - row]
     return out
 
 

@@ -13,10 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.collectives import on_each_device
 from recsys.embedding.layer import ShardedEmbedding
-from recsys.embedding.table import Table
+from recsys.embedding.table import Table, chunk_rows
 from recsys.errors import UsageError
-
-_CHUNK_BYTES = 2**26
 
 
 class EmbeddingTable:
@@ -166,11 +164,6 @@ def tables_by_name(model: Any) -> dict[str, EmbeddingTable]:
 
 
 # --- rows into a sharded table
-
-
-def chunk_rows(variable: Any) -> int:
-    """Returns how many rows of a table's variable are put at a time."""
-    return max(1, _CHUNK_BYTES // (4 * int(variable.shape[1])))
 
 
 def put_rows(

@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.sharding import NamedSharding
 
 from recsys.config import TrainStage
 from recsys.config.file_option import IN_FOLDER, copy_files, read_in_folder
@@ -43,7 +44,8 @@ from recsys.embedding.layout import (
     tables_of,
     verify_placement,
 )
-from recsys.embedding.table import WEIGHTS, Table, placed
+from recsys.embedding.table import WEIGHTS, Table, chunk_rows, physical_order
+from recsys.embedding.table_rows import put_rows
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs, ModelSpec
@@ -223,14 +225,22 @@ def load_model(
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
         weights = _read(folder, number, summary, (table or variable).shape, mesh is not None)
         if table is not None:
-            if mesh is not None:  # Its initial values make room.
-                variable.value.delete()
-            variable.assign(placed(table, variable, weights))
+            _give_rows(table, variable, weights)
         else:
             variable.assign(weights if mesh is None else replicate([weights], mesh)[0])
     if layout is not None:
         verify_placement(model, layout)
     return TrainedModel(model, inputs, stage)
+
+
+def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> None:
+    """Assigns the weights of a table; on a mesh in chunks, so that no host holds them."""
+    if not isinstance(getattr(variable.value, "sharding", None), NamedSharding):
+        variable.assign(physical_order(table, weights))
+        return
+    n = chunk_rows(variable)
+    parts = (np.arange(start, min(start + n, table.rows)) for start in range(0, table.rows, n))
+    put_rows(table, variable, ((rows, weights[rows]) for rows in parts))
 
 
 def _spread(model: RetrievalModel, mesh: keras.distribution.DeviceMesh) -> Layout:

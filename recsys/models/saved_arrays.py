@@ -34,7 +34,6 @@ from recsys.system.commit import sync_file
 
 _WHOLE_BYTES = 1 << 20
 """A table up to this size is one file."""
-_CHUNK_ROWS = 1 << 16
 
 
 class SavedVariable(NamedTuple):
@@ -197,24 +196,14 @@ def _write_whole(path: Path, saved: SavedVariable) -> manifests.Files:
 def _chunks(saved: SavedVariable) -> Iterator[np.ndarray]:
     """Yields a variable, a table in the order of its rows, chunk by chunk.
 
-    In every process of a run; of what the devices of several processes share, a chunk at a
-    time is gathered.
+    In every process of a run; a chunk at a time is gathered from the devices of several.
     """
     table, value = saved.table, saved.variable.value
-    if jax.process_count() == 1 or value.is_fully_replicated:
-        if table is None:
-            yield keras.ops.convert_to_numpy(value)
+    for chunk in [value] if table is None else logical_chunks(table, saved.variable):
+        if jax.process_count() == 1 or getattr(chunk, "is_fully_replicated", True):
+            yield keras.ops.convert_to_numpy(chunk)
         else:
-            yield from logical_chunks(table, saved.variable)
-    elif table is None:
-        yield _gathered(value)
-    elif table.is_interleaved:  # It is small.
-        places = table.physical(np.arange(table.rows))
-        yield _gathered(value)[places]
-    else:
-        for start in range(0, table.rows, _CHUNK_ROWS):
-            rows = value[start : min(start + _CHUNK_ROWS, table.rows)]
-            yield _gathered(rows)
+            yield _gathered(chunk)
 
 
 def _gathered(value: jax.Array) -> np.ndarray:

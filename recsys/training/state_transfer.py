@@ -13,8 +13,8 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
-from recsys.embedding.table import Table
-from recsys.embedding.table_rows import chunk_rows, put_rows
+from recsys.embedding.table import Table, chunk_rows
+from recsys.embedding.table_rows import put_rows
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.saved import kept_weights
 from recsys.models.saved_arrays import SavedRows
