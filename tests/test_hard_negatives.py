@@ -28,12 +28,11 @@ def brute_force(vectors, is_item, config):
     return lists
 
 
-@pytest.mark.parametrize(("n", "dim"), [(30, 4), (700, 8)], ids=["few", "by groups"])
+@pytest.mark.parametrize(("n", "dim"), [(30, 4), (700, 8)])
 @pytest.mark.parametrize("guard", [1.0, 0.8])
 @pytest.mark.parametrize("block", [1, 50_000])
 def test_lists_are_those_of_brute_force(monkeypatch, n, dim, guard, block):
     monkeypatch.setattr(hard_negatives, "_BLOCK_SCORES", block * 5)
-    monkeypatch.setattr(hard_negatives, "_GROUP", 8)
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(n, dim))
     is_item = rng.random(n) > 0.1

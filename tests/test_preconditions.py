@@ -89,12 +89,6 @@ def test_what_is_held_back_does_not_count():
         check([1, 1, 5], [1, 2, 3], held=[2])
 
 
-@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
-def test_a_weight_that_is_none_names_its_event(weight):
-    with pytest.raises(RecsysError, match=r"R326.*event 3 \(user row 6, item row 8, time 3\)"):
-        check([1, 2, 5, 6], [3, 4, 5, 8], [1, 1, 0, weight])
-
-
 def test_all_weights_zero_is_an_error():
     with pytest.raises(RecsysError, match=r"R326.*2 weights of 0"):
         check([1, 5], [1, 2], [0, 0])

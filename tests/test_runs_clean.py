@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -303,8 +302,7 @@ def test_checkpoints_records_and_logs_have_limits_of_their_own(tmp_path):
 def test_checkpoints_that_a_training_writes_stay(tmp_path):
     folder = written(tmp_path / "checkpoints" / ("0" * 16))
     thing = Thing("checkpoints", folder, "", goes=True)
-    with (folder / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with run_lock(folder):
         assert remove(tmp_path, [thing], print) == [[str(folder), "a training is writing it"]]
     assert remove(tmp_path, [thing], print) == []
     assert not folder.exists()

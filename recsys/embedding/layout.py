@@ -218,6 +218,14 @@ def activate(layout: keras.distribution.LayoutMap) -> None:
     keras.distribution.set_distribution(LayoutDistribution(layout))
 
 
+def place_variables(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
+    """Activates a layout; the variables that a model has already, such as seeds, go everywhere."""
+    activate(layout)
+    values = replicate([variable.value for variable in model.variables], layout.device_mesh)
+    for variable, value in zip(model.variables, values, strict=True):
+        variable.assign(value)
+
+
 def replicate(values: Iterable[Any], mesh: keras.distribution.DeviceMesh) -> list[jax.Array]:
     """Returns arrays that every process has whole, `[…]` each, on all devices of a mesh."""
     everywhere = NamedSharding(mesh.backend_mesh, PartitionSpec())

@@ -63,12 +63,10 @@ class Counts(NamedTuple):
     """What a step counts, scalars int32.
 
     Attributes:
-        ids: Ids that were looked up.
-        unknown: Those outside their vocabulary.
+        unknown: Ids outside their vocabulary.
         extra_rounds: Rounds that exchanges took beyond the first.
     """
 
-    ids: jax.Array
     unknown: jax.Array
     extra_rounds: jax.Array
 
@@ -101,7 +99,7 @@ class Tape:
 
     def total(self) -> Counts:
         """Returns the sums of the counts."""
-        total = Counts(jnp.int32(0), jnp.int32(0), jnp.int32(0))
+        total = Counts(jnp.int32(0), jnp.int32(0))
         for counts in self.counts:
             total = Counts(*map(operator.add, total, counts))
         return total
@@ -369,8 +367,7 @@ def _count(table: Table, spec: TableSpec, present: jax.Array, unknown: jax.Array
         else:
             refuse(spec.name, spec.rows, n_unknown)
     if tape is not None:
-        n_ids = jnp.sum(present, dtype=jnp.int32)
-        tape.counts.append(Counts(n_ids, n_unknown, jnp.int32(0)))
+        tape.counts.append(Counts(n_unknown, jnp.int32(0)))
 
 
 def refuse(name: str, rows: int, n_unknown: Any) -> None:
@@ -402,7 +399,7 @@ def _traced_read(
     tape = active()
     if tape is None:
         return out
-    tape.counts.append(Counts(jnp.int32(0), jnp.int32(0), extra))
+    tape.counts.append(Counts(jnp.int32(0), extra))
     if not table.learns:
         return out
     return tape.tapped(Record(table, use, out, features))

@@ -26,10 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from recsys.collectives import Group, all_to_all, from_bits, swap_chunks, to_bits
-from recsys.embedding.rows import Gradients, Lookups, float0, pool, weight_grad
+from recsys.embedding.rows import Gradients, Lookups, no_gradient, pool, weight_grad
 from recsys.embedding.traffic import capacities
 
 Carried = TypeVar("Carried")
@@ -353,10 +352,8 @@ def _read_backward(
     n_bags: int, exchange: Exchange, residual: tuple[jax.Array, Lookups], cotangents: Any
 ) -> tuple[None, Any, jax.Array]:
     distinct, lookups = residual
-    integers = jax.tree.map(lambda x: np.zeros(x.shape, float0), lookups._replace(weight=None))
-    weight = None if lookups.weight is None else jnp.zeros_like(lookups.weight)
     grads = weight_grad(distinct, lookups, cotangents[0], n_bags)
-    return None, integers._replace(weight=weight), grads
+    return None, no_gradient(lookups), grads
 
 
 read_bags.defvjp(_read_forward, _read_backward)

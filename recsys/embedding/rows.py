@@ -220,11 +220,14 @@ def _pool_backward(
     n_bags: int, residual: tuple[jax.Array, Lookups], grads: jax.Array
 ) -> tuple[None, Any, jax.Array]:
     table, lookups = residual
+    return None, no_gradient(lookups), weight_grad(table, lookups, grads, n_bags)
+
+
+def no_gradient(lookups: Lookups) -> Any:
+    """Returns the cotangent of lookups: zeros, as weights are differentiated by themselves."""
     integers = jax.tree.map(lambda x: np.zeros(x.shape, float0), lookups._replace(weight=None))
-    empty = integers._replace(
-        weight=None if lookups.weight is None else jnp.zeros_like(lookups.weight)
-    )
-    return None, empty, weight_grad(table, lookups, grads, n_bags)
+    weight = None if lookups.weight is None else jnp.zeros_like(lookups.weight)
+    return integers._replace(weight=weight)
 
 
 pool.defvjp(_pool_forward, _pool_backward)

@@ -55,10 +55,6 @@ class BagWeights(keras.layers.Layer):
         weights = ops.take(ops.convert_to_tensor(self.of_feature[name]), tokens, axis=0)
         return ops.where(tokens > 0, weights, 0.0)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "rows": self.rows}
-
 
 def inverse_frequencies(bags: np.ndarray, rows: int) -> np.ndarray:
     """Returns the weight of each token `[rows]` float32.
@@ -125,7 +121,3 @@ class ItemGraph(keras.layers.Layer):
     def averaged(own: keras.KerasTensor, mean: keras.KerasTensor) -> keras.KerasTensor:
         """Returns the mean `[b, dim]` of items' own rows and the means of their neighbours."""
         return (own + mean) / 2
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "rows": self.rows, "n": self.n}

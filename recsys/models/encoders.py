@@ -267,11 +267,6 @@ class AttentionBlock(keras.layers.Layer):
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
         return ops.reshape(x, (-1, x.shape[1], self.heads, self.dim // self.heads))
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        names = ("dim", "heads", "width", "dropout", "seed")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
 
 @register_encoder("sequence")
 @keras.saving.register_keras_serializable(package="recsys")

@@ -51,11 +51,6 @@ class Linear(keras.layers.Layer):
         out = ops.matmul(x, ops.cast(self.kernel, x.dtype))
         return out if self.bias is None else out + ops.cast(self.bias, x.dtype)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        config = {"units": self.units, "use_bias": self.use_bias, "seed": self.seed}
-        return {**super().get_config(), **config}
-
 
 @keras.saving.register_keras_serializable(package="recsys")
 class Norm(keras.layers.Layer):
@@ -85,10 +80,6 @@ class Norm(keras.layers.Layer):
         # The epsilon keeps a vector of equal entries, and its gradient, finite.
         out = off * ops.rsqrt(variance + _EPSILON) * self.gamma + self.beta
         return ops.cast(out, x.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "scale": self.scale}
 
 
 class Dropout:
@@ -182,11 +173,6 @@ class Tower(keras.layers.Layer):
             vector = vector + ops.cast(self.out(x), "float32")
         return vector
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        names = ("widths", "dim", "seed", "activation", "dropout", "training_dtype")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
 
 @keras.saving.register_keras_serializable(package="recsys")
 class UserGate(keras.layers.Layer):
@@ -218,10 +204,6 @@ class UserGate(keras.layers.Layer):
         share = self.share if self.logit is None else ops.sigmoid(self.logit)
         return share * row + (1.0 - share) * ops.matmul(history, self.map)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "share": self.share, "is_learned": self.is_learned}
-
 
 @keras.saving.register_keras_serializable(package="recsys")
 class LogTemperature(keras.layers.Layer):
@@ -250,10 +232,6 @@ class LogTemperature(keras.layers.Layer):
     def temperature(self) -> keras.KerasTensor:
         """Returns the temperature, a scalar float32."""
         return ops.exp(self.log)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "start": self.start}
 
 
 @keras.saving.register_keras_serializable(package="recsys")

@@ -37,8 +37,7 @@ from recsys.data.input_files import CANDIDATES, PARTS, seal_candidates, seal_inp
 from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.host_collectives import agreed, is_primary, jointly
 from recsys.embedding.layout import (
-    Layout,
-    activate,
+    place_variables,
     replicate,
     table_layout,
     tables_of,
@@ -217,7 +216,10 @@ def load_model(
             if number is None:
                 raise damaged(folder, f"no weights of the table {own.name!r}")
             give(own, _read(folder, number, summary, own.shape))
-    layout = None if mesh is None else _spread(model, mesh)
+    layout = None
+    if mesh is not None:
+        layout = table_layout([*model.table_configs.values()], mesh=mesh)
+        place_variables(model, layout)
     model.build()
     kept = kept_weights(model)
     if [variable.path for variable, _ in kept] != list(numbers):
@@ -241,17 +243,6 @@ def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> 
     n = chunk_rows(variable)
     parts = (np.arange(start, min(start + n, table.rows)) for start in range(0, table.rows, n))
     put_rows(table, variable, ((rows, weights[rows]) for rows in parts))
-
-
-def _spread(model: RetrievalModel, mesh: keras.distribution.DeviceMesh) -> Layout:
-    """Has a model that isn't built yet split its tables over devices, and returns its layout."""
-    layout = table_layout([*model.table_configs.values()], mesh=mesh)
-    activate(layout)
-    # Variables that are there already, such as seeds, go to all devices.
-    values = replicate([variable.value for variable in model.variables], mesh)
-    for variable, value in zip(model.variables, values, strict=True):
-        variable.assign(value)
-    return layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -440,8 +440,3 @@ class HstuBlock(keras.layers.Layer):
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
         shape = (-1, x.shape[1], self.heads, self.dim // self.heads)
         return ops.reshape(ops.silu(x), shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        names = ("length", "dim", "heads", "dropout", "seed", "relative_time")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -141,10 +141,6 @@ class ItemAges(keras.layers.Layer):
         places = ops.arange(1, self.bins + 1, dtype="int32")
         return ops.cast(passed[:, None] == places, "float32")
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "rows": self.rows, "bins": self.bins}
-
 
 def item_births(events: KeptEvents, n_rows: int) -> np.ndarray:
     """Returns when each item had its first event `[n_rows]` int32 [minutes since 1970, UTC].

@@ -6,7 +6,6 @@ manifest. So content that was rolled back is recognised.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from recsys.data.vocabulary import Vocabulary
 from recsys.fingerprint import source_version
 from recsys.system.files import digest_of_files
+from recsys.system.manifest import manifest_digest
 
 FORMAT = 1
 _STATE = "training_state/manifest.json"  # As `recsys.training.warm_start` has it.
@@ -88,11 +88,9 @@ def model_fingerprint(model: Path) -> str:
     A folder that a later training can start from stores one, by which that training names
     it; for other folders it is computed from the names and contents of the weights.
     """
-    state = model / _STATE
-    if state.is_file():
-        # It names the checksum of all that a later training reads.
-        return hashlib.sha256(state.read_bytes()).hexdigest()
-    return digest_of_files(model, (model / "weights").rglob("*.npy"))
+    # The manifest names the checksum of all that a later training reads.
+    stored = manifest_digest(model / _STATE)
+    return stored or digest_of_files(model, (model / "weights").rglob("*.npy"))
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,11 @@ from recsys.bundles.publishing import all_folders
 from recsys.config.run_config import KeepConfig
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.segments import segments_in_use
+from recsys.errors import BusyError
 from recsys.report.runs import RUNS
 from recsys.system import files
-from recsys.system.files import folders_in
+from recsys.system.files import folders_in, last_change
+from recsys.system.run_lock import run_lock
 
 GONE = ".gone"
 """Folder under a root for what is being removed."""
@@ -105,7 +106,7 @@ def oldest_record(runs: Runs, keep: KeepConfig) -> float:
 
 def _checkpoints(root: Path, keep: KeepConfig) -> Iterator[Thing]:
     trainings = _trainings(root / "checkpoints")
-    for place, path in enumerate(sorted(trainings, key=_written, reverse=True)):
+    for place, path in enumerate(sorted(trainings, key=last_change, reverse=True)):
         goes = keep.checkpoints is not None and place >= keep.checkpoints
         why = "newer trainings have theirs" if goes else "keep.checkpoints keeps it"
         yield Thing("checkpoints", path, why, goes)
@@ -119,8 +120,8 @@ def _records(root: Path, runs: Runs, keep: KeepConfig) -> Iterator[Thing]:
     records = [(root / RUNS / run, started) for run, started in runs]
     dated = [
         *(("record", path, moment) for path, moment in records if path.is_dir()),
-        *(("log", path, _written(path)) for path in logs),
-        *(("tensorboard", path, _written(path)) for path in boards),
+        *(("log", path, last_change(path)) for path in logs),
+        *(("tensorboard", path, last_change(path)) for path in boards),
     ]
     for kind, path, moment in dated:
         goes = moment < since
@@ -149,15 +150,6 @@ def _trainings(folder: Path) -> list[Path]:
     return [path for path in folders_in(folder) if _TRAINING.fullmatch(path.name)]
 
 
-def _written(path: Path) -> float:
-    """Returns when a file, or the newest thing at the top of a folder, changed last."""
-    moments = [0.0]
-    for entry in [path, *path.glob("*"), *path.glob("*/*")]:
-        with suppress(OSError):
-            moments.append(entry.lstat().st_mtime)
-    return max(moments)
-
-
 # --- removal
 
 
@@ -178,6 +170,8 @@ def remove(root: Path, things: Iterable[Thing], report: Callable[[Thing], None])
             _remove(root / GONE, thing)
         except OSError as error:
             failed.append([str(thing.path), error.strerror or str(error)])
+        except BusyError:
+            failed.append([str(thing.path), "a training is writing it"])
         else:
             report(thing)
     return failed
@@ -187,28 +181,16 @@ def _remove(gone: Path, thing: Thing) -> None:
     if thing.kind == "rest":
         files.remove(thing.path)
         return
-    with _not_in_use(thing):
-        gone.mkdir(exist_ok=True)
-        hidden = gone / "--".join(thing.path.parts[-3:])
-        files.remove(hidden)
-        try:
-            thing.path.rename(hidden)
-        except OSError as error:
-            if error.errno != errno.EXDEV:  # A folder of the root may lie on another disk.
-                raise
-            hidden = thing.path
-        files.remove(hidden)
-
-
-@contextmanager
-def _not_in_use(thing: Thing) -> Iterator[None]:
-    """Refuses checkpoints that a training writes: it holds the lock in their folder."""
-    if thing.kind != "checkpoints":
-        yield
-        return
-    with (thing.path / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, "a training is writing it") from None
-        yield
+    if thing.kind == "checkpoints":
+        with run_lock(thing.path):
+            pass  # Nobody writes it.
+    gone.mkdir(exist_ok=True)
+    hidden = gone / "--".join(thing.path.parts[-3:])
+    files.remove(hidden)
+    try:
+        thing.path.rename(hidden)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # A folder of the root may lie on another disk.
+            raise
+        hidden = thing.path
+    files.remove(hidden)

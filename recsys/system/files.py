@@ -119,6 +119,15 @@ def folders_in(folder: Path) -> list[Path]:
     return sorted(filter(Path.is_dir, folder.iterdir())) if folder.is_dir() else []
 
 
+def last_change(path: Path) -> float:
+    """Returns when a file, or the newest file at the top of a folder, changed [s since 1970]."""
+    moments = [0.0]
+    for entry in [path, *path.glob("*"), *path.glob("*/*")]:
+        with suppress(OSError):  # Another process may be removing it.
+            moments.append(entry.lstat().st_mtime)
+    return max(moments)
+
+
 def remove(path: Path) -> None:
     """Removes a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():

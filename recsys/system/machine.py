@@ -34,11 +34,8 @@ pyfarmhash determines it."""
 _GIB = 2**30
 _LEAST_MEMORY_GIB, _LEAST_DISK_GIB = 4.0, 2.0
 _TIMEOUT_S = 180.0
-_LARGEST_SLOWDOWN = 10.0
-_FAST_SUMS = (
-    "Use jaxlib 0.11.1 or newer, which needs Python 3.12: uv sync --python 3.12; or try"
-    " XLA_FLAGS=--xla_backend_extra_options=-nvptx-allow-ftz-atomics, and run recsys doctor again."
-)
+_FAST_SUMS = (0, 11, 1)
+_SUMS_FLAG = "--xla_backend_extra_options=-nvptx-allow-ftz-atomics"
 
 
 class Check(NamedTuple):
@@ -62,13 +59,14 @@ def machine_checks() -> Iterator[Check]:
     python = sys.version_info[:2]
     with ThreadPoolExecutor(max_workers=2) as pool:
         # The slow checks import the packages of a run, so they start first.
-        checks = [check_jax, *([check_gpu_sums] if _has_gpu() else []), check_kernels, check_tfx]
-        slow = [pool.submit(check) for check in checks]
+        slow = [pool.submit(check) for check in (check_jax, check_kernels, check_tfx)]
         yield check_python(python, _glibc())
         yield check_machine(len(os.sched_getaffinity(0)), available_memory())
         yield check_packages("core packages", CORE, "fail")
         pins = WIDE_SET if python < (3, 12) else EXACT_SET
         yield check_packages("extra pipeline", PIPELINE, "warn", pins)
+        if _has_gpu() and (jaxlib := _version("jaxlib")):
+            yield check_gpu_sums(jaxlib, os.environ.get("XLA_FLAGS", ""))
         for result in slow:
             yield result.result()
 
@@ -133,20 +131,14 @@ def check_jax() -> Check:
     return _probe("jax devices", program, lambda text: _has_gpu() and " cpu " in text, fix)
 
 
-def check_gpu_sums() -> Check:
+def check_gpu_sums(jaxlib: str, flags: str) -> Check:
     """Checks that gradients of one row are summed as fast as those of many: jax#38806."""
-    program = """
-import jax, jaxlib
-from recsys.embedding.duplicates_probe import slowdown
-times = "not measured without a GPU" if jax.default_backend() == "cpu" else f"{slowdown():.1f}"
-print(f"jaxlib {jaxlib.__version__}: time of equal ids over that of different ones: {times}")
-"""
-
-    def is_slow(text: str) -> bool:
-        times = text.rpartition(": ")[2]
-        return times[0].isdigit() and float(times) > _LARGEST_SLOWDOWN
-
-    return _probe("GPU sums", program, is_slow, _FAST_SUMS, "warn", KERAS_BACKEND="jax")
+    is_slow = tuple(map(int, jaxlib.split(".")[:3])) < _FAST_SUMS and _SUMS_FLAG not in flags
+    fix = (
+        f"Equal ids are summed slowly. Use jaxlib {'.'.join(map(str, _FAST_SUMS))} or newer, which"
+        f" needs Python 3.12: uv sync --python 3.12; or try XLA_FLAGS={_SUMS_FLAG}."
+    )
+    return _check("GPU sums", f"jaxlib {jaxlib}", is_slow, fix)
 
 
 def check_kernels() -> Check:

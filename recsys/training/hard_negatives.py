@@ -29,7 +29,6 @@ from recsys.training.validation import Validator
 
 _BLOCK_SCORES = 1 << 24
 """Similarities held at a time; 64 MiB of float32."""
-_GROUP = 32
 
 
 class EpochTasks:
@@ -189,40 +188,10 @@ def _nearest(
     """
     scores = directions[of] @ directions.T
     scores[np.arange(len(of)), of] = -np.inf
-    places, similarity = _best(scores, skip + pool)
+    # Of equal ones the smaller row comes first.
+    similarity, places = map(np.asarray, jax.lax.top_k(scores, skip + pool))
     n_close = np.maximum((similarity > guard).sum(axis=1), skip)
     # The lists are the nearest without the first `n_close`.
     shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
     nearest = np.take_along_axis(places, shifted, axis=1)
     return np.minimum(skip + pool - n_close, pool), nearest
-
-
-def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places and values of the `k` highest scores of each row, the best first.
-
-    The k highest are in the k groups with the highest maxima, and maxima are found
-    several times faster than a part of all scores is sorted.
-
-    Args:
-        scores: Scores `[b, n]`.
-        k: How many, `n` at the most.
-    """
-    n_groups = scores.shape[1] // _GROUP
-    if n_groups < 4 * k:
-        return _sorted_best(scores, np.broadcast_to(np.arange(scores.shape[1]), scores.shape), k)
-    grouped = scores[:, : n_groups * _GROUP].reshape(len(scores), _GROUP, n_groups)
-    groups = np.argpartition(grouped.max(axis=1), n_groups - k, axis=1)[:, n_groups - k :]
-    # Group g has the places g, g + n_groups, …; what is left over is looked at as it is.
-    inside = (groups[:, :, None] + np.arange(_GROUP) * n_groups).reshape(len(scores), -1)
-    rest = np.arange(n_groups * _GROUP, scores.shape[1])
-    places = np.concatenate([inside, np.broadcast_to(rest, (len(scores), len(rest)))], axis=1)
-    return _sorted_best(np.take_along_axis(scores, places, axis=1), places, k)
-
-
-def _sorted_best(scores: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    chosen = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, scores.shape[1] - k :]
-    values = np.take_along_axis(scores, chosen, axis=1)
-    places = np.take_along_axis(places, chosen, axis=1)
-    # Of equals, the smaller row first, whatever order the partition left them in.
-    order = np.lexsort((places, -values), axis=1)
-    return np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)

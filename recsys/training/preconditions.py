@@ -95,7 +95,7 @@ def check_events(
         Sentences on what is remarkable, and no error.
 
     Raises:
-        RecsysError: There is one user or one item, no known item, or a weight that is none.
+        RecsysError: There is one user or one item, no known item, or no weight above 0.
     """
     counts = events.item_counts(catalogue.n_rows)
     n_known = int(counts[catalogue.is_item].sum())
@@ -118,7 +118,7 @@ def check_events(
     n_timeless = _timeless_users(events) if history_of != "others" else 0
     of_events = {
         "are of items without a row of their own": len(events) - n_known,
-        "have weight 0 and teach nothing": _checked_weights(events),
+        "have weight 0 and teach nothing": _weights_of_zero(events),
     }
     remarks = [
         f"{count:,} of {len(events):,} training positives {what}."
@@ -173,29 +173,12 @@ def _single_users(events: KeptEvents) -> int:
     return sum(int((np.diff(shard.offsets) == 1).sum()) for shard in events.shards)
 
 
-def _checked_weights(events: KeptEvents) -> int:
+def _weights_of_zero(events: KeptEvents) -> int:
     """Returns how many of the kept weights are 0; those of a log without weights are all 1."""
     n_zero = 0
-    if events.log.weight is None:
-        return n_zero
-    for part, start in zip(events.shards, events.log.item_row.starts, strict=False):
-        weight = part.shard.weight
-        if weight is None or not len(weight):
-            continue
-        is_good = np.isfinite(weight) & (weight >= 0)
-        if not is_good.all():
-            place, log = int(start) + int(np.argmin(is_good)), events.log
-            names = ("user_row", "item_row", "timestamp")
-            user_row, item_row, time = (int(getattr(log, name)[place]) for name in names)
-            raise RecsysError(
-                "R326",
-                "The weight of a training positive must be a number that is not negative;"
-                f" that of event {place} (user row {user_row}, item row {item_row},"
-                f" time {time}) isn't.",
-                "Run the pipeline again: ingestion rejects such weights.",
-                float(weight[np.argmin(is_good)]),
-            )
-        n_zero += int((weight == 0).sum()) - int((weight[part.held] == 0).sum())
+    for part in events.shards:
+        if (weight := part.shard.weight) is not None:
+            n_zero += int((weight == 0).sum()) - int((weight[part.held] == 0).sum())
     if n_zero == len(events):
         raise RecsysError(
             "R326",

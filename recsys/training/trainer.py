@@ -28,7 +28,7 @@ from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
 from recsys.distributed.host_collectives import in_shares, is_primary
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
-from recsys.embedding.layout import replicate, tables_of
+from recsys.embedding.layout import place_variables, tables_of
 from recsys.errors import UsageError
 from recsys.fingerprint import classes_without_source
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
@@ -178,9 +178,9 @@ def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
 
 
 _NEEDED = {
-    AGES: ("relative_time", "times", "timestamp"),
-    WEIGHTS: ("event_weight", "weights", "weight"),
-    KINDS: ("event_kind", "kinds", "event"),
+    AGES: ("model.pooling.relative_time", "times", "timestamp"),
+    WEIGHTS: ("model.pooling.event_weight", "weights", "weight"),
+    KINDS: ("model.pooling.event_kind", "kinds", "event"),
 }
 
 
@@ -191,33 +191,22 @@ def _with_histories(config: Any, train: TrainConfig, store: InteractionStore) ->
         UsageError: The past is asked for, and the events have no order; or times, weights or
             kinds are that they don't have.
     """
-    for fact in config.history_facts:
-        if fact not in store.facts:
-            key, what, column = _NEEDED[fact]
-            raise UsageError(
-                "R336",
-                f"model.pooling.{key} needs events that have {what}.",
-                f"Name their column by data.interactions.columns.{column}, or leave {key} out.",
-                store.split.text,
-            )
+    columns = "Name their column by data.interactions.columns.{}, or leave {} out."
+    order, missing = store.split.order, [f for f in config.history_facts if f not in store.facts]
+    needs = [_NEEDED[fact] for fact in missing]
     read_times = {"model.item_age": config.item_age, "train.half_life": train.half_life}
-    for key, value in read_times.items():
-        if value and store.split.order != "time":
-            raise UsageError(
-                "R336",
-                f"{key} needs events that have times.",
-                f"Name their column by data.interactions.columns.timestamp, or leave {key} out.",
-                store.split.text,
-            )
-    has_order = store.split.order != "none"
-    if config.history_of == "past" and not has_order:
-        raise UsageError(
-            "R336",
-            "model.history_of: past needs events that have an order.",
-            "Leave model.history_of out, or set it to others.",
-            store.split.text,
-        )
-    history_of = config.history_of or ("past" if has_order else "others")
+    if order != "time":
+        needs += [(key, "times", "timestamp") for key, value in read_times.items() if value]
+    errors = [
+        (f"{key} needs events that have {what}.", columns.format(column, key))
+        for key, what, column in needs
+    ]
+    if config.history_of == "past" and order == "none":
+        rule = "model.history_of: past needs events that have an order."
+        errors.append((rule, "Leave model.history_of out, or set it to others."))
+    for rule, cure in errors:
+        raise UsageError("R336", rule, cure, store.split.text)
+    history_of = config.history_of or ("others" if order == "none" else "past")
     return config.model_copy(update={"history_of": history_of})
 
 
@@ -341,8 +330,8 @@ class _Fit:
         tables = list(model.table_configs.values())
         rules = self._stage.layout
         layout = table_layout(tables, None, self._mesh, rules, train.node_devices)
-        activate(layout)
         if model.built:
+            activate(layout)
             # Of an earlier call for the same run?
             checkpoints, last = self._folders.checkpoints, self._folders.last
             if _built_in.get(model) != checkpoints or not any(last.glob("*")):
@@ -353,10 +342,7 @@ class _Fit:
                     f"a built {type(model).__name__}",
                 )
             return verify_placement(model, layout)
-        # Variables that were made before the layout, such as seeds, go to all devices.
-        values = replicate([variable.value for variable in model.variables], self._mesh)
-        for variable, value in zip(model.variables, values, strict=True):
-            variable.assign(value)
+        place_variables(model, layout)
         model.build()
         placements = verify_placement(model, layout)
         optimizer = tower_optimizer(train, updates, start)
