@@ -56,8 +56,6 @@ def test_four_processes_train_the_table_that_one_process_trains_and_write_its_pa
     assert first["lists"] == alone["lists"]
     assert len(alone["lists"][1]) == 61
     assert 0 < sum(alone["lists"][1]) < 60 * 6
-    assert "R603" in first["full"]
-    assert "No space left" in first["full"]
     for name, described in first["described"].items():
         parts = [[*entry.get("parts", {})] for entry in described]
         assert [len(names) for names in parts] == ([4, 4, 0, 0] if name == "parts" else [0] * 4)

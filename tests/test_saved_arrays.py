@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from recsys.embedding.row_ranges import in_ranges, range_of
 
-from recsys.embedding import sharding as module
-from recsys.embedding.sharding import (
-    in_ranges,
-    logical_rows,
-    padded_otherwise,
-    padded_rows,
-    physical_rows,
-    range_of,
-)
+from recsys.embedding.sharding import logical_rows, padded_rows
 from recsys.models.saved_arrays import SavedRows, open_variable
 
 
@@ -51,20 +44,6 @@ def test_each_device_gets_its_range_of_the_rows_bit_for_bit(shape, axes, rows, m
         shard = chunk.addressable_shards[0].data
         assert shard.shape[0] == len(chunk) // n
     assert np.concatenate(ranges).tobytes() == values.tobytes()
-
-
-def test_another_padding_moves_each_row_and_leaves_zeros(monkeypatch):
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 7 * 4 * 3 * 1000)  # 1,000 rows at a time.
-    values = np.random.default_rng(0).normal(size=(9_001, 3)).astype(np.float32)
-    lying, other = (padded_rows(len(values), n) for n in (8, 7))
-    divided = np.zeros((-(-lying // 7) * 7, 3), np.float32)
-    divided[physical_rows(np.arange(9_001), lying)] = values
-    sharding = NamedSharding(Mesh(np.array(jax.devices()[:7]), ("d",)), PartitionSpec("d", None))
-    moved = padded_otherwise(jax.device_put(divided, sharding), len(values), lying, other)
-    expected = np.zeros((other, 3), np.float32)
-    expected[physical_rows(np.arange(9_001), other)] = values
-    assert np.asarray(moved).tobytes() == expected.tobytes()
-    assert moved.sharding == sharding
 
 
 def test_the_ranges_hold_each_row_once():

@@ -217,25 +217,28 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
 
 def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any, name: str) -> jax.Array:
     """Returns the embeddings of a feature `[batch, length]`, or `Ragged`."""
-    sharding, factor = table.sharding, 1.0
+    sharding, combiner, lengths, factor = table.sharding, spec.combiner, None, 1.0
     if isinstance(ids, Ragged):
-        n_bags = ids.lengths.shape[0]
-        rows, unknown = _known(spec, ids.values)
         weights = ids.weights if weights is None else weights
-        lookups, scales = _by_device(sharding, rows, ids.lengths, weights, spec.combiner)
+        ids, lengths = ids.values, ids.lengths
+    elif ids.ndim != 2:
+        raise UsageError(
+            "R359",
+            f"Ids for table {spec.name!r} must be [batch] or [batch, length].",
+            "Flatten further dimensions into the batch.",
+            ids.shape,
+        )
+    n_bags = (ids if lengths is None else lengths).shape[0]
+    rows, unknown = _known(spec, ids)
+    if lengths is None and weights is None and combiner != "max":
+        # All bags are equally long: no need to send weights around.
+        length = max(1, rows.shape[1])
+        factor = {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
+        lookups, scales = dense_lookups(rows, None), None
     else:
-        if ids.ndim != 2:
-            raise UsageError(
-                "R359",
-                f"Ids for table {spec.name!r} must be [batch] or [batch, length].",
-                "Flatten further dimensions into the batch.",
-                ids.shape,
-            )
-        n_bags = ids.shape[0]
-        rows, unknown = _known(spec, ids)
-        lookups, scales, factor = _dense(sharding, rows, weights, spec.combiner)
+        lookups, scales = _in_bags(sharding, rows, lengths, weights, combiner)
     lookups = lookups._replace(rows=_places(table, spec, lookups, unknown))
-    if spec.combiner == "max":
+    if combiner == "max":
         each = _traced_read(table, Lookups(lookups.rows), lookups.rows.shape[0], True, (name,))
         return _maxima(sharding, lookups, n_bags, each)
     return _traced_read(table, lookups, n_bags, False, (name,), scales) * factor
@@ -268,77 +271,58 @@ def _is_mask(weights: Any) -> bool:
     return str(getattr(weights, "dtype", None)) == "bool"
 
 
-def _dense(
-    sharding: TableSharding, rows: jax.Array, weights: Any, combiner: str
-) -> tuple[Lookups, jax.Array | None, float]:
-    """Returns the lookups, and what their sums are to be multiplied by.
-
-    Between them the weight of the ids of each bag, if they weigh alike, where that is to
-    travel in place of their weights.
-    """
-    is_mask, weights = _is_mask(weights), _finite(weights)
-    if combiner == "max":
-        return dense_lookups(rows, weights), None, 1.0
-    if weights is None:
-        # Without weights all bags are equally long: no need to send weights around.
-        length = max(1, rows.shape[1])
-        scale = {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
-        return dense_lookups(rows, None), None, scale
-
-    def of_bags(rows: jax.Array, weights: jax.Array) -> tuple[Lookups, jax.Array | None]:
-        lookups, n_bags = dense_lookups(rows, weights), rows.shape[0]
-        scales = bag_scales(lookups, n_bags, combiner) if is_mask else None
-        return normalized(lookups, n_bags, combiner), scales
-
-    if sharding.is_local or not rows.size or rows.shape[0] % sharding.n_batch_parts:
-        return of_bags(rows, weights)[0], None, 1.0
-    # Each device its own bags: XLA would gather the sums of all.
-    split = sharding.batch_spec
-    places: Any = (split, None, split)
-    specs = (Lookups(*places), split if is_mask else None)
-    spread = on_each_device(of_bags, sharding.mesh, (split, split), specs)
-    return *spread(rows, jnp.broadcast_to(weights, rows.shape)), 1.0
-
-
-def _by_device(
+def _in_bags(
     sharding: TableSharding,
     rows: jax.Array,
-    lengths: jax.Array,
+    lengths: jax.Array | None,
     weights: Any,
     combiner: str,
 ) -> tuple[Lookups, jax.Array | None]:
-    """Returns the lookups of ragged bags, and what their ids weigh, as `_dense` does.
+    """Returns the lookups of bags, and the weight of each bag's ids if they weigh alike.
 
-    Each device's values hold its own bags. Bags that don't divide by the devices lie one
-    after the other.
+    That weight travels in place of the ids' own. Each device computes those of its own bags, as
+    XLA would gather the sums of all; bags that don't divide by the devices lie one after the
+    other, with weights of their own.
+
+    Args:
+        sharding: Where the table lies.
+        rows: Rows `[batch, length]`; `[capacity]` of ragged bags.
+        lengths: Entries of each ragged bag `[batch]`; None: all are `length` long.
+        weights: Weights of the entries, or None.
+        combiner: How a bag becomes one vector.
     """
     is_divided = combiner in ("mean", "sqrtn")
     are_alike = _is_mask(weights) or (weights is None and is_divided)
     are_alike, weights = are_alike and combiner != "max", _finite(weights)
+    n_bags = (rows if lengths is None else lengths).shape[0]
+    if lengths is None and weights is not None:
+        weights = jnp.broadcast_to(weights, rows.shape)
 
     def of_bags(
-        rows: jax.Array, lengths: jax.Array, weights: jax.Array | None
+        n_bags: int, rows: jax.Array, lengths: jax.Array | None, weights: jax.Array | None
     ) -> tuple[Lookups, jax.Array | None]:
-        lookups, n_bags = ragged_lookups(rows, lengths, weights), lengths.shape[0]
+        if lengths is None:
+            lookups = dense_lookups(rows, weights)
+        else:
+            lookups = ragged_lookups(rows, lengths, weights)
         if combiner == "max":
             return lookups, None
         scales = bag_scales(lookups, n_bags, combiner) if are_alike else None
         return normalized(lookups, n_bags, combiner), scales
 
-    n_local, rest = divmod(lengths.shape[0], sharding.n_batch_parts)
-    if sharding.is_local or rest:
-        return of_bags(rows, lengths, weights)[0], None
+    n_local, rest = divmod(n_bags, sharding.n_batch_parts)
+    if sharding.is_local or not rows.size or rest:
+        return of_bags(n_bags, rows, lengths, weights)[0], None
 
     def local(*arrays: Any) -> tuple[Lookups, jax.Array | None]:
-        lookups, scales = of_bags(*arrays)
+        lookups, scales = of_bags(n_local, *arrays)
         return exchange.shifted(sharding, lookups, n_local), scales
 
-    split = sharding.batch_spec
-    places: Any = (split, split, split if weights is not None or is_divided else None)
-    specs = (Lookups(*places), split if are_alike else None)
-    into = (split, split, None if weights is None else split)
-    mapped = on_each_device(local, sharding.mesh, into, specs)
-    result: tuple[Lookups, jax.Array | None] = mapped(rows, lengths, weights)
+    split: Any = sharding.batch_spec
+    into = tuple(None if array is None else split for array in (rows, lengths, weights))
+    places = Lookups(split, into[1], split if weights is not None or is_divided else None)
+    spread = on_each_device(local, sharding.mesh, into, (places, split if are_alike else None))
+    result: tuple[Lookups, jax.Array | None] = spread(rows, lengths, weights)
     return result
 
 

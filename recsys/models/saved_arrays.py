@@ -13,8 +13,7 @@ from __future__ import annotations
 import functools
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,9 +58,7 @@ class SavedVariable(NamedTuple):
 class NpyFile:
     """A `.npy` that is written piece by piece.
 
-    By plain writes: a full disk is an error there, and ends the process in a memory map. One
-    of several processes that fails goes on, for the others wait for it in what all do;
-    `close` says so.
+    By plain writes: a full disk is an error there, and ends the process in a memory map.
 
     Args:
         path: The file.
@@ -70,15 +67,11 @@ class NpyFile:
     """
 
     def __init__(self, path: Path, shape: Sequence[int], dtype: str = "<f4") -> None:
-        self._dtype = np.dtype(dtype)
-        self._error: OSError | None = None
-        self._opened = ExitStack()
-        self._goes_on = jax.process_count() > 1
-        self._size = self._crc = 0
+        self._dtype, self._size, self._crc = np.dtype(dtype), 0, 0
+        self._file = path.open("wb")
         header = BytesIO()
         described = {"descr": dtype, "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(header, described)
-        self._try(lambda: self._open(path))
         self._add(header.getvalue())
 
     @property
@@ -96,32 +89,14 @@ class NpyFile:
         Raises:
             OSError: It couldn't be written.
         """
-        self._try(self._opened.close)
-        if self._goes_on:
-            self._try(lambda: sync_file(Path(self._file.name)))
-        if self._error is not None:
-            raise self._error
-
-    def _open(self, path: Path) -> None:
-        self._file = self._opened.enter_context(path.open("wb"))
+        self._file.close()
+        if jax.process_count() > 1:
+            sync_file(Path(self._file.name))
 
     def _add(self, content: bytes) -> None:
-        self._try(lambda: self._file.write(content))
+        self._file.write(content)
         self._size += len(content)
         self._crc = zlib.crc32(content, self._crc)
-
-    def _try(self, do: Callable[[], Any]) -> None:
-        """Does something with the file, unless it has failed before."""
-        if self._error is not None:
-            return
-        try:
-            do()
-        except OSError as error:
-            self._error = error
-            with suppress(OSError):  # What it holds is tried again.
-                self._opened.close()
-            if not self._goes_on:
-                raise
 
 
 # --- writing

@@ -8,16 +8,15 @@ goes to another host.
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import json
 import os
+import re
 import ssl
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -26,8 +25,6 @@ import tenacity
 from recsys.config.run_config import NotifyConfig
 from recsys.runs.summary import one_line
 
-_LONGEST_ANSWER = 64 << 10
-"""Bytes of an answer that are read."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 20.0
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
@@ -158,23 +155,11 @@ def _post(request: urllib.request.Request, timeout_s: float) -> None:
     with opener.open(request, timeout=timeout_s) as answer:
         status = int(answer.status)
         after = str(answer.headers.get("Retry-After") or "").strip()
-        answer.read(_LONGEST_ANSWER)
     if status in _AGAIN:
-        raise _AttemptError(f"status {status}", _seconds_until(after))
+        raise _AttemptError(
+            f"status {status}", float(after[:9]) if re.fullmatch("[0-9]+", after) else 0.0
+        )
     if 300 <= status < 400:
         raise _AttemptError(f"status {status}: redirects are not followed", after_s=None)
     if not 200 <= status < 300:
         raise _AttemptError(f"status {status}", after_s=None)
-
-
-def _seconds_until(retry_after: str) -> float:
-    """Returns the seconds that a header `Retry-After` asks for (RFC 9110, 10.2.3); 0 if none."""
-    if retry_after.isascii() and retry_after.isdecimal():
-        return float(retry_after[:9])
-    try:
-        then = parsedate_to_datetime(retry_after)
-    except (TypeError, ValueError):
-        return 0.0
-    # A date without a zone is one in UTC there.
-    then = then if then.tzinfo else then.replace(tzinfo=dt.UTC)
-    return max(0.0, (then - dt.datetime.now(dt.UTC)).total_seconds())

@@ -127,6 +127,15 @@ def verify_files(folder: Path, files: Files, sizes_only: bool = False) -> None:
             pass
 
 
+def damage_in(folder: Path, files: Files) -> str | None:
+    """Returns what is wrong with one of the files that a manifest lists; None: nothing."""
+    try:
+        verify_files(folder, files)
+    except ManifestError as damage:
+        return str(damage)
+    return None
+
+
 def share_of(files: Files, process: int, n_processes: int) -> Files:
     """Returns the files that a process verifies: of several, each gets about as many bytes."""
     loads = [0] * n_processes

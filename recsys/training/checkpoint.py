@@ -37,7 +37,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from recsys.distributed.host_collectives import agreed, is_primary, jointly
-from recsys.embedding.sharding import devices_of, padded_on_host, padded_otherwise
+from recsys.embedding.sharding import logical_rows, physical_rows
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
@@ -383,11 +383,7 @@ class CheckpointStore:
                 f"process {jax.process_index()} doesn't see what process 0 does",
             )
         own = manifests.share_of(candidate["files"], jax.process_index(), jax.process_count())
-        try:
-            manifests.verify_files(folder, own)
-        except manifests.ManifestError as damage:
-            return str(damage)
-        return None
+        return manifests.damage_in(folder, own)
 
     def _contents(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint of this run holds beside its arrays.
@@ -446,21 +442,20 @@ class CheckpointStore:
     def _repadded(
         self, folder: Path, path: str, saved: Form, variable: keras.Variable, sharding: Any
     ) -> jax.Array:
-        """Returns a table that was saved with another padding, which few numbers of devices have.
+        """Returns a table that was saved with another padding, as by 7 devices, by way of the host.
 
-        Devices that share the rows exchange them; else the host holds the table.
+        Few numbers of devices differ in it. Each device is given its own part.
         """
-        (places, width), dtype, rows = saved
-        shape = tuple(variable.shape)
-        if sharding.num_devices == 1 or sharding.is_fully_replicated:
-            whole = {path: ocp.RestoreArgs(restore_type=np.ndarray)}
-            part = padded_on_host(self._arrays(folder, whole)[path], shape, rows)
-            return jax.make_array_from_callback(shape, sharding, part)
-        n = devices_of(sharding)
-        divided = ocp.ArrayRestoreArgs(
-            sharding=sharding, global_shape=(-(-places // n) * n, width), dtype=dtype, strict=False
-        )
-        return padded_otherwise(self._arrays(folder, {path: divided})[path], rows, places, shape[0])
+        (places, _), _, rows = saved
+        on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray)}
+        whole, shape = self._arrays(folder, on_host)[path], tuple(variable.shape)
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            row = logical_rows(np.arange(shape[0])[index[0]], shape[0])
+            values = whole[physical_rows(np.minimum(row, rows - 1), places)]
+            return np.where((row < rows)[:, None], values, np.zeros_like(values))[:, index[1]]
+
+        return jax.make_array_from_callback(shape, sharding, part)
 
     def _arrays(self, folder: Path, arguments: dict[str, Any]) -> dict[str, Any]:
         """Returns the arrays that `arguments` name, read as they say."""

@@ -102,12 +102,11 @@ class EarlierModel:
     kept: dict[str, Path]
 
     @classmethod
-    def open(cls, folder: Path, verify: bool = True) -> Self:
-        """Opens a model folder.
+    def open(cls, folder: Path) -> Self:
+        """Opens a model folder, whose files `damage_in_share` verifies.
 
         Args:
             folder: What `recsys.train` wrote.
-            verify: Whether every byte is compared with its checksum, and the inputs are read.
 
         Raises:
             UnusableModelError: The folder holds no model, is damaged, or has no training state.
@@ -121,10 +120,7 @@ class EarlierModel:
                 f"its {FOLDER}/ has no manifest.json: another version wrote it, or it is damaged"
             )
         try:
-            files = manifests.read_manifest(folder / _MANIFEST)["files"]
-            if verify:
-                manifests.verify_files(folder, files)
-                ModelInputs.open(folder)
+            manifests.read_manifest(folder / _MANIFEST)
             summary, kept = read_summary(folder), read_json(folder / _STATE)
             return cls(
                 folder=folder,
@@ -157,7 +153,7 @@ class EarlierModel:
 def stage_of_model(folder: Path) -> TrainStage | None:
     """Returns the config of the model in a folder; None if it cannot be continued."""
     try:
-        return EarlierModel.open(folder, verify=False).stage
+        return EarlierModel.open(folder).stage
     except UnusableModelError:
         return None
 
@@ -257,11 +253,11 @@ def choose(
     """
     if folder is None:
         return None, None
-    damages = jointly(lambda: _damage_in_share(folder))
+    damages = jointly(lambda: damage_in_share(folder))
     damage = next((damage for damage in damages if damage is not None), None)
     reason = agreed(lambda: _reason_against(folder, damage, stage, store, inputs))
     if reason is None:
-        return EarlierModel.open(folder, verify=False), None
+        return EarlierModel.open(folder), None
     return None, cold_start(folder, reason)
 
 
@@ -272,23 +268,18 @@ def cold_start(folder: Path, reason: str) -> str:
     return sentence
 
 
-def _damage_in_share(folder: Path) -> str | None:
+def damage_in_share(folder: Path) -> str | None:
     """Returns what is wrong with a file of a model that this process verifies; None: nothing.
 
     Several processes divide the files. What is no model, or has no manifest that can be read,
     is the opener's concern.
     """
-    if not (folder / "model.json").exists():
-        return None
     try:
         files = manifests.read_manifest(folder / _MANIFEST)["files"]
-        own = manifests.share_of(files, jax.process_index(), jax.process_count())
-        manifests.verify_files(folder, own)
-    except manifests.UnreadableManifestError:
+    except manifests.ManifestError:
         return None
-    except manifests.ManifestError as damage:
-        return str(damage)
-    return None
+    own = manifests.share_of(files, jax.process_index(), jax.process_count())
+    return manifests.damage_in(folder, own)
 
 
 def _reason_against(
@@ -309,7 +300,7 @@ def _reason_against(
     if damage is not None:
         return f"it is damaged: {damage}"
     try:
-        base = EarlierModel.open(folder, verify=False)
+        base = EarlierModel.open(folder)
         before = base.read_inputs()
     except UnusableModelError as error:
         return str(error)

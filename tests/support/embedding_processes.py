@@ -5,7 +5,7 @@
 Writes its variables into `parts/` and `whole/` of FOLDER, into `0.npy`, … what the devices
 have of them, and into `step-PROCESSES.npz` the weights after the first step. The last line is
 JSON: the loss of each step, digests of the weights, the collectives of a step, the error that the
-last process had, and that of a full disk; and the hard negatives of which each mined a share.
+last process had; and the hard negatives of which each mined a share.
 """
 
 import hashlib
@@ -138,8 +138,6 @@ if PROCESSES > 1:
     if PROCESS == 0:
         for number, array in enumerate(arrays):
             np.save(folder / f"{number}.npy", array)
-        (folder / "full").mkdir()
-        (folder / "full" / "1.npy").symlink_to("/dev/full")
     described = {name: written(folder / name, n) for name, n in (("parts", 1000), ("whole", 1e9))}
 else:
     described = {}
@@ -156,6 +154,5 @@ seen["collectives"] = sorted(model.step_proof.collectives)
 errors = {
     "error": error_of(lambda: in_shares(damaged)),
     "no_error": error_of(lambda: in_shares(lambda share, shares: None)),
-    "full": error_of(lambda: written(folder / "full", 1e9)) if PROCESSES > 1 else None,
 }
 sys.stdout.write(json.dumps({**seen, **errors, "lists": lists}) + "\n")
