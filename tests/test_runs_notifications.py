@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import socket
 import threading
 import time
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +227,9 @@ def test_a_webhook_that_asks_for_longer_than_there_is_is_given_up(monkeypatch):
 @pytest.mark.parametrize(
     "value", ["", "soon", "-5", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 99 Oct 2015", "²"]
 )
-def test_a_time_that_is_none_or_past_is_no_reason_to_wait(monkeypatch, value):
+def test_a_retry_after_that_is_no_number_of_seconds_is_ignored(monkeypatch, value):
     with Server(after(value), 200) as server:
         assert told(monkeypatch, f"http://{server.host}/")["sent"] is True
-
-
-def test_a_date_is_waited_for():
-    then = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=90)
-    for text in (format_datetime(then, usegmt=True), f"{then:%a, %d %b %Y %H:%M:%S}"):
-        assert 80 < notifications._seconds_until(text) <= 90
 
 
 gone = threading.Event()

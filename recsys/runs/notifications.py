@@ -156,9 +156,8 @@ def _post(request: urllib.request.Request, timeout_s: float) -> None:
         status = int(answer.status)
         after = str(answer.headers.get("Retry-After") or "").strip()
     if status in _AGAIN:
-        raise _AttemptError(
-            f"status {status}", float(after[:9]) if re.fullmatch("[0-9]+", after) else 0.0
-        )
+        wait_s = float(after[:9]) if re.fullmatch("[0-9]+", after) else 0.0
+        raise _AttemptError(f"status {status}", wait_s)
     if 300 <= status < 400:
         raise _AttemptError(f"status {status}: redirects are not followed", after_s=None)
     if not 200 <= status < 300:
