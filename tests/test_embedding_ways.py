@@ -189,7 +189,7 @@ def test_a_mask_gives_the_bits_of_weights_that_are_0_or_1(exchange, node):
             model.train_on_batch(features, y)
             states.append((model.predict_on_batch(features), *model.state().values()))
             readings = [reading for table in model.step_traffic for reading in table.readings]
-            assert [r.bags.scales for r in readings] == [int(weight is mask)] * 3 + [0]
+            assert [r.scales for r in readings] == [int(weight is mask)] * 3 + [0]
     for values, expected in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(values, expected)
 
@@ -213,7 +213,7 @@ def test_rows_and_gradients_are_rounded_between_nodes_alone(way, node):
     def read_and_updated(table):
         lookups = Lookups(jnp.asarray(rows, jnp.int32))
         out, use, _ = exchange.read(sharding, table, lookups, 64, False, options)
-        assert use.way == way
+        assert use.reading.way == way
         return out, exchange.apply(sharding, SGD(1.0), table, (), [use], [grads], numbers)[0]
 
     out, updated = map(np.asarray, read_and_updated(table))

@@ -54,7 +54,7 @@ from recsys.embedding.rows import (
     weighed_alike,
 )
 from recsys.embedding.sharding import TableSharding
-from recsys.embedding.traffic import Bags, ExchangeOptions, Reading, TableTraffic, Way, way_of
+from recsys.embedding.traffic import ExchangeOptions, Reading, TableTraffic, Way, way_of
 
 State = tuple[jax.Array, ...]
 Offset = jax.Array | int
@@ -68,16 +68,14 @@ class Use:
 
     Attributes:
         lookups: Places read, this device's part of the batch.
-        bags: What a device reads.
-        way: How its bags travel.
+        reading: What a device reads, and how its bags travel.
         options: How the table's rows may travel.
         scales: The weight of the ids of each bag `[n_bags]` float32, where they weigh alike:
             it travels in place of their weights.
     """
 
     lookups: Lookups
-    bags: Bags = dataclasses.field(metadata={"static": True})
-    way: Way = dataclasses.field(metadata={"static": True})
+    reading: Reading = dataclasses.field(metadata={"static": True})
     options: ExchangeOptions = dataclasses.field(metadata={"static": True})
     scales: jax.Array | None = None
 
@@ -113,8 +111,9 @@ def read(
     n_scales = 0 if scales is None else 1
     arrays = sum(array is not None for array in lookups) - n_scales
     sizes = (n_bags // n, n_ids // n, table.shape[1])
-    bags = Bags(*sizes, arrays, is_single, learns_weights, n_scales)
-    use = Use(lookups, bags, way_of(sharding, bags, options, table.shape[0]), options, scales)
+    reading = Reading(*sizes, arrays, is_single, learns_weights, n_scales)
+    reading = reading._replace(way=way_of(sharding, reading, options, table.shape[0]))
+    use = Use(lookups, reading, options, scales)
     none = jnp.int32(0)
     if sharding.is_local:
         return pool(table, lookups, lookups.weights(), n_bags), use, none
@@ -123,12 +122,12 @@ def read(
 
     def read_here(table: jax.Array, use: Use) -> tuple[jax.Array, jax.Array]:
         lookups = use.lookups
-        if use.way == "gathered":
+        if reading.way == "gathered":
             return _read_gathered(sharding, table, use)
         exchange = _exchange_of(sharding, [use], table.shape[0])
-        if use.way == "rows":
-            lookups = shifted(sharding, lookups, -bags.bags)
-            return read_bags(table, lookups, lookups.weights(), bags.bags, exchange)
+        if reading.way == "rows":
+            lookups = shifted(sharding, lookups, -reading.bags)
+            return read_bags(table, lookups, lookups.weights(), reading.bags, exchange)
         lookups, n_of_node = _of_node(sharding, use, table.shape[0])
         pooled, extra = read_bags(table, lookups, lookups.weights(), n_of_node, exchange)
         return reduce_scatter(pooled, sharding.node, options.payload), extra
@@ -162,9 +161,9 @@ def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
 
 def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> Exchange:
     """Returns the exchange of rows by which uses of one way go."""
-    has_bags = not all(use.bags.is_single for use in uses)
+    has_bags = not all(use.reading.is_single for use in uses)
     options, payload = uses[0].options, uses[0].options.payload
-    if uses[0].way == "nodes":
+    if uses[0].reading.way == "nodes":
         peers, share = sharding.peers, sharding.node.size
         alone = dataclasses.replace(peers, size=1)
         return Exchange(peers, alone, shard_rows, has_bags, payload, options.payload_between, share)
@@ -176,7 +175,7 @@ def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> E
 def _read_gathered(
     sharding: TableSharding, table: jax.Array, use: Use
 ) -> tuple[jax.Array, jax.Array]:
-    n_bags, payload = use.bags.bags, use.options.payload
+    n_bags, payload = use.reading.bags, use.options.payload
     if sharding.split != "none" and sharding.shares_axis:
         lookups = _gathered(sharding.batch_devices, use)
         n_bags = n_bags * sharding.n_batch_parts
@@ -223,7 +222,7 @@ def _of_node(sharding: TableSharding, use: Use, shard_rows: int) -> tuple[Lookup
         hold, one after the other; -1 where another device of the node asks.
     """
     node, peers = sharding.node, sharding.peers
-    n_bags = node.size * use.bags.bags
+    n_bags = node.size * use.reading.bags
     lookups = _gathered(node, use, peers.place().astype(jnp.int32) * n_bags)
     owner, local = jnp.divmod(lookups.rows, shard_rows)
     is_ours = (lookups.rows >= 0) & (owner < sharding.n_shards)
@@ -348,21 +347,22 @@ def _on_device(
 ) -> State:
     offset = jax.lax.axis_index(sharding.table_axis) * shard_rows if sharding.split == "rows" else 0
     here = [_own_bags(sharding, use, grad) for use, grad in zip(uses, grads, strict=True)]
-    readings = tuple(Reading(use.bags, use.way) for use in uses)
+    readings = tuple(use.reading for use in uses)
     places = _places_of(sharding, shard_rows)
     if TableTraffic("", sharding, uses[0].options, places, readings).is_dense:
         return change(state, _summed(sharding, joined(here), shard_rows), offset, None)
     handed: dict[Way, list[Gradients]] = {"rows": [], "nodes": []}
     parts = []
     for use, grad, own in zip(uses, grads, here, strict=True):
-        if use.way == "rows":
+        if use.reading.way == "rows":
             handed["rows"].append(own)
-        elif use.way == "nodes":
+        elif use.reading.way == "nodes":
             handed["nodes"].append(_by_node(sharding, use, grad, shard_rows))
         else:
             parts.append(_brought(sharding, use, grad, shard_rows))
+    by_way = {way: [use for use in uses if use.reading.way == way] for way in handed}
     exchanges = [
-        (joined(of_way), _exchange_of(sharding, [u for u in uses if u.way == way], shard_rows))
+        (joined(of_way), _exchange_of(sharding, by_way[way], shard_rows))
         for way, of_way in handed.items()
         if of_way
     ]

@@ -24,7 +24,7 @@ from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, reco
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, summary_lines
 from recsys.embedding.table_rows import tables_by_name
-from recsys.embedding.traffic import Reading, TableTraffic
+from recsys.embedding.traffic import TableTraffic
 from recsys.embedding.update import (
     GradientBuffers,
     StepUpdate,
@@ -627,7 +627,7 @@ def _traffic(records: Iterable[Record]) -> tuple[TableTraffic, ...]:
             table.sharding,
             table.exchange,
             table.n_physical,
-            tuple(Reading(r.use.bags, r.use.way, r.features) for r in of_table),
+            tuple(r.use.reading._replace(features=r.features) for r in of_table),
         )
         for of_table in by_table.values()
         for table in (of_table[0].table,)

@@ -72,9 +72,8 @@ class ExchangeOptions:
         return self.payload if self.between_nodes is None else self.between_nodes
 
 
-@dataclasses.dataclass(frozen=True)
-class Bags:
-    """What a device reads of a table at once.
+class Reading(NamedTuple):
+    """One reading of a table, as a device sees it.
 
     Attributes:
         bags: Its bags.
@@ -84,6 +83,8 @@ class Bags:
         is_single: Whether each bag is one id of weight 1.
         learns_weights: Whether the loss is differentiated by the weights.
         scales: Arrays with a number for each bag: the weight of its ids, if all weigh alike.
+        features: Names of the features.
+        way: How the bags travel.
     """
 
     bags: int
@@ -93,20 +94,8 @@ class Bags:
     is_single: bool = False
     learns_weights: bool = False
     scales: int = 0
-
-
-class Reading(NamedTuple):
-    """One reading of a table, as a device sees it.
-
-    Attributes:
-        bags: What is read.
-        way: How.
-        features: Names of the features.
-    """
-
-    bags: Bags
-    way: Way
     features: tuple[str, ...] = ()
+    way: Way = "gathered"
 
 
 class Collective(NamedTuple):
@@ -141,11 +130,11 @@ def cost(collectives: Collectives) -> int:
     return total(collectives) + (BETWEEN_NODES - 1) * leaving(collectives)
 
 
-def way_of(sharding: TableSharding, bags: Bags, options: ExchangeOptions, places: int) -> Way:
+def way_of(sharding: TableSharding, reading: Reading, options: ExchangeOptions, places: int) -> Way:
     """Returns how a device reads bags, and hands over their gradients; see `TableTraffic`."""
     if sharding.split != "rows" or not sharding.shares_axis:
         return "gathered"
-    if bags.is_single:
+    if reading.is_single:
         return "rows"
     if options.exchange in ("rows", "nodes"):
         return "nodes" if options.exchange == "nodes" and sharding.has_nodes else "rows"
@@ -156,7 +145,7 @@ def way_of(sharding: TableSharding, bags: Bags, options: ExchangeOptions, places
         ways.append("nodes")
     costs = {}
     for way in ways:
-        reading = Reading(bags, way)
+        reading = reading._replace(way=way)
         traffic = TableTraffic("", sharding, options, places, (reading,))
         costs[way] = cost(traffic.to_read(reading)) + cost(traffic.sparse_update([reading]))
     return min(ways, key=costs.__getitem__)
@@ -203,11 +192,11 @@ class TableTraffic:
 
     def to_read(self, reading: Reading) -> Collectives:
         """Returns what one reading sends, and the learning of its weights."""
-        sharding, bags = self.sharding, reading.bags
+        sharding = self.sharding
         if sharding.is_local:
             return []
         if sharding.split == "none":
-            return self._learned_on_a_grid(bags)
+            return self._learned_on_a_grid(reading)
         if reading.way == "rows":
             return self._row_exchange([reading], is_read=True)
         if reading.way == "nodes":
@@ -216,31 +205,32 @@ class TableTraffic:
         if sharding.shares_axis:
             return self._pooled(reading, self._table_devices)
         among = self._table_devices
-        pooled, learned = bags.bags * bags.dim * _FLOAT, self._learned_on_a_grid(bags)
+        pooled, learned = reading.bags * reading.dim * _FLOAT, self._learned_on_a_grid(reading)
         if sharding.split == "rows":
             back = [_all_reduce(pooled, among)] if learned else []
             return [_all_reduce(pooled, among), *back, *learned]
         back = [_reduce_scatter(pooled, among)] if learned else []
         return [_all_gather(pooled // among.n, among), *back, *learned]
 
-    def _learned_on_a_grid(self, bags: Bags) -> Collectives:
+    def _learned_on_a_grid(self, reading: Reading) -> Collectives:
         """Returns the sums of weights' gradients over the devices that have the same batch."""
         mesh, n = self.sharding.mesh, self.sharding.n_batch_parts
-        if not bags.learns_weights or mesh is None or mesh.size == n:
+        if not reading.learns_weights or mesh is None or mesh.size == n:
             return []
         among = _Among(mesh.size // n, self.sharding.devices_in_node(mesh.axis_names[-1]))
         # Once for the weights of ids and once for those that the caller has.
-        return [_all_reduce(bags.ids * _FLOAT, among)] * 2
+        return [_all_reduce(reading.ids * _FLOAT, among)] * 2
 
     def _pooled(self, reading: Reading, among: _Among) -> Collectives:
         """Returns what a reading sends if devices gather their ids and sum each other's bags."""
-        bags, n, is_by_rows = reading.bags, among.n, self.sharding.split == "rows"
-        pooled = n * bags.bags * self._row_bytes(bags.dim if is_by_rows else bags.dim // n)
+        n, is_by_rows = among.n, self.sharding.split == "rows"
+        width = reading.dim if is_by_rows else reading.dim // n
+        pooled = n * reading.bags * self._row_bytes(width)
         is_sum = is_by_rows and self.options.payload == "float32"
         out = _reduce_scatter(pooled, among) if is_sum else _all_to_all(pooled, among)
         # The gradients of the bags, which weights need, are those that the update gathers.
-        learned = [_reduce_scatter(n * bags.ids * _FLOAT, among)] if bags.learns_weights else []
-        return [*_gathered_ids(bags, among), out, *learned]
+        learned = [_reduce_scatter(n * reading.ids * _FLOAT, among)]
+        return [*_gathered_ids(reading, among), out, *(learned if reading.learns_weights else [])]
 
     def to_update(self) -> Collectives:
         """Returns what the update of the table sends."""
@@ -263,7 +253,7 @@ class TableTraffic:
     def dense_update(self) -> Collectives:
         """Returns what an update by one sum of all rows' gradients sends."""
         sharding, among = self.sharding, self._batch_devices
-        row = (self.readings[0].bags.dim + 1) * _FLOAT
+        row = (self.readings[0].dim + 1) * _FLOAT
         if sharding.split == "rows" and sharding.shares_axis:
             return [_reduce_scatter(self.places * row, among)]
         return [_all_reduce(self.places // sharding.n_shards * row, among)]
@@ -273,18 +263,18 @@ class TableTraffic:
         sharding = self.sharding
         is_split, sent = sharding.split == "columns", []
         for reading in readings:
-            bags, among = reading.bags, self._batch_devices
+            among = self._batch_devices
             if reading.way == "rows":
                 continue
             if reading.way == "nodes":
                 among = self._in_node
             # Where a read gathered the ids already, XLA keeps them.
-            sent += [] if self._reads_gather_ids else _gathered_ids(bags, among)
-            width = bags.dim // sharding.n_shards if is_split else bags.dim
+            sent += [] if self._reads_gather_ids else _gathered_ids(reading, among)
+            width = reading.dim // sharding.n_shards if is_split else reading.dim
             if is_split and sharding.shares_axis:
-                sent.append(_all_to_all(among.n * bags.bags * self._row_bytes(width), among))
+                sent.append(_all_to_all(among.n * reading.bags * self._row_bytes(width), among))
             else:
-                sent.append(_all_gather(bags.bags * self._row_bytes(width), among))
+                sent.append(_all_gather(reading.bags * self._row_bytes(width), among))
         return [*sent, *self._row_exchange(readings)]
 
     @property
@@ -319,7 +309,7 @@ class TableTraffic:
         for way, of_way in exchanged.items():
             if _ids(of_way):
                 (every, near), capacity = among[way], self.expected_capacity(of_way)
-                dim, between = of_way[0].bags.dim, self.options.payload_between
+                dim, between = of_way[0].dim, self.options.payload_between
                 own = self._row_bytes(dim)
                 row = own if near == every else self._row_bytes(dim, between)
                 # Rows come when they are asked for; gradients go with their places.
@@ -364,7 +354,7 @@ class TableTraffic:
         # The fullest of all chunks: of so many draws one lies √(2 ln chunks) deviations above.
         spread = math.sqrt(2 * math.log(n_devices * n) * even)
         fullest = min(even + spread, together * n_ids, self.places / n_devices)
-        has_bags = not all(reading.bags.is_single for reading in readings)
+        has_bags = not all(reading.is_single for reading in readings)
         sizes = capacities(n_ids, n, has_bags)
         return next((size for size in sizes if size >= fullest), sizes[-1])
 
@@ -386,7 +376,7 @@ class TableTraffic:
         way = "local" if is_local or self.sharding.split == "none" else reading.way
         update = "local" if is_local else "dense" if is_dense else reading.way
         sent = [] if is_local else self.dense_update() if is_dense else sized.sparse_update(joint)
-        ids, read = reading.bags.ids, sized.to_read(reading)
+        ids, read = reading.ids, sized.to_read(reading)
         n_joint = max(1, _ids(joint))
         return FeatureTraffic(
             feature=" + ".join(reading.features),
@@ -427,7 +417,7 @@ class FeatureTraffic:
 
 
 def _ids(readings: Sequence[Reading]) -> int:
-    return sum(reading.bags.ids for reading in readings)
+    return sum(reading.ids for reading in readings)
 
 
 class _Among(NamedTuple):
@@ -442,9 +432,9 @@ class _Among(NamedTuple):
     in_node: int
 
 
-def _gathered_ids(bags: Bags, among: _Among) -> Collectives:
-    of_ids = [_all_gather(bags.ids * _INDEX, among)] * bags.arrays
-    return of_ids + [_all_gather(bags.bags * _FLOAT, among)] * bags.scales
+def _gathered_ids(reading: Reading, among: _Among) -> Collectives:
+    of_ids = [_all_gather(reading.ids * _INDEX, among)] * reading.arrays
+    return of_ids + [_all_gather(reading.bags * _FLOAT, among)] * reading.scales
 
 
 # What a device sends of `n_bytes`: of its own part where all are gathered, else of all it has.
