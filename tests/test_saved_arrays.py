@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from recsys.embedding.row_ranges import in_ranges, range_of
 
-from recsys.embedding.sharding import logical_rows, padded_rows
+from recsys.embedding import sharding as module
+from recsys.embedding.sharding import (
+    in_ranges,
+    logical_rows,
+    padded_rows,
+    range_of,
+)
 from recsys.models.saved_arrays import SavedRows, open_variable
 
 

@@ -346,7 +346,10 @@ def _on_device(
     shard_rows: int,
 ) -> State:
     offset = jax.lax.axis_index(sharding.table_axis) * shard_rows if sharding.split == "rows" else 0
-    here = [_own_bags(sharding, use, grad) for use, grad in zip(uses, grads, strict=True)]
+    here = [
+        Gradients(shifted(sharding, use.lookups, -grad.shape[0]), grad)  # From its first bag on.
+        for use, grad in zip(uses, grads, strict=True)
+    ]
     readings = tuple(use.reading for use in uses)
     places = _places_of(sharding, shard_rows)
     if TableTraffic("", sharding, uses[0].options, places, readings).is_dense:
@@ -376,11 +379,6 @@ def _on_device(
         return change(state, joined([*received, *inside]), offset, None)
 
     return each_round(exchanges, state, one_round)
-
-
-def _own_bags(sharding: TableSharding, use: Use, grad: jax.Array) -> Gradients:
-    """Returns the gradients of this device's bags, counted from its first one."""
-    return Gradients(shifted(sharding, use.lookups, -grad.shape[0]), grad)
 
 
 def _places_of(sharding: TableSharding, shard_rows: int) -> int:

@@ -163,18 +163,11 @@ def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) ->
     """
     file = None
     for block in Inference(model).catalogue_blocks(inputs):
-        if file is None and is_primary():
+        if is_primary():
             shape = inputs.catalogue.n_rows, block.shape[1]
-            file = NpyFile(folder / CANDIDATES, shape)
-        if file is not None:
+            file = file or NpyFile(folder / CANDIDATES, shape)
             file.write(block)
-
-    def close() -> None:
-        if file is not None:
-            file.close()
-            seal_candidates(folder, file.described)
-
-    jointly(close)
+    agreed(lambda: seal_candidates(folder, file.close()) if file else None)
 
 
 def load_model(

@@ -74,17 +74,14 @@ class NpyFile:
         np.lib.format.write_array_header_1_0(header, described)
         self._add(header.getvalue())
 
-    @property
-    def described(self) -> dict[str, Any]:
-        """What a manifest says of what was written."""
-        return {"crc32": f"{self._crc:08x}", "size": self._size}
-
     def write(self, values: np.ndarray) -> None:
         """Adds values to the end."""
         self._add(np.ascontiguousarray(values, self._dtype).tobytes())
 
-    def close(self) -> None:
-        """Closes the file; of several processes, when its bytes are on the disk.
+    def close(self) -> dict[str, Any]:
+        """Closes the file, and returns size and checksum for a manifest.
+
+        With several processes its bytes are on the disk on return.
 
         Raises:
             OSError: It couldn't be written.
@@ -92,6 +89,7 @@ class NpyFile:
         self._file.close()
         if jax.process_count() > 1:
             sync_file(Path(self._file.name))
+        return {"crc32": f"{self._crc:08x}", "size": self._size}
 
     def _add(self, content: bytes) -> None:
         self._file.write(content)
@@ -158,13 +156,7 @@ def _write_whole(path: Path, saved: SavedVariable) -> manifests.Files:
         if file is not None:
             file.write(chunk)
 
-    def described() -> manifests.Files:
-        if file is None:
-            return {}
-        file.close()
-        return {path.name: file.described}
-
-    files: manifests.Files = jointly(described)[0]
+    files: manifests.Files = agreed(lambda: {path.name: file.close()} if file else {})
     return files
 
 
@@ -208,12 +200,8 @@ def _write_parts(folder: Path, number: int, saved: SavedVariable) -> manifests.F
                 files[part] = NpyFile(path, (length, width), saved.dtype)
             files[part].write(np.asarray(shard.data)[: max(0, length - before)])
 
-    def described() -> manifests.Files:
-        for file in files.values():
-            file.close()
-        return {_name(number, part, n_parts): file.described for part, file in files.items()}
-
-    return {name: entry for own in jointly(described) for name, entry in sorted(own.items())}
+    parts = jointly(lambda: {_name(number, p, n_parts): file.close() for p, file in files.items()})
+    return {name: entry for own in parts for name, entry in sorted(own.items())}
 
 
 def _name(number: int, part: int, n_parts: int) -> str:

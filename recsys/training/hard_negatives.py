@@ -14,12 +14,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from recsys.config import HardNegativesConfig, TrainStage
 from recsys.data.batches import BatchSource
 from recsys.data.sampling import HardNegatives
-from recsys.distributed.host_collectives import is_primary, stacked
+from recsys.distributed.host_collectives import agreed, stacked
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
 from recsys.training.checkpoint import steps_in
@@ -102,17 +101,17 @@ class EpochTasks:
         # Without the biases: two items aren't alike for being popular.
         vectors = self._inference.catalogue(self._inputs)[:, : self._dim]
         lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
-        if is_primary():
-            self._folders.negatives.mkdir(parents=True, exist_ok=True)
-            lists.save(self._file(epochs))
-            # Those before the epoch of the oldest checkpoint aren't read again.
-            oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
-            for path in self._folders.negatives.glob("*.npz"):
-                if path.stem.isdecimal() and int(path.stem) < oldest:
-                    path.unlink()
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(f"hard negatives after {epochs} epochs")
+        agreed(lambda: self._save_lists(lists, epochs))
         self._use_lists(epochs, batches)
+
+    def _save_lists(self, lists: HardNegatives, epochs: int) -> None:
+        self._folders.negatives.mkdir(parents=True, exist_ok=True)
+        lists.save(self._file(epochs))
+        # Those before the epoch of the oldest checkpoint aren't read again.
+        oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
+        for path in self._folders.negatives.glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) < oldest:
+                path.unlink()
 
     def _use_lists(self, epochs: int, batches: BatchIterator) -> None:
         """Draws from the lists that were mined after `epochs` epochs.

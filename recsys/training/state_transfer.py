@@ -55,7 +55,7 @@ def transfer_state(
         UsageError: The model has other variables than `base`.
     """
     _check_variables(base, model)
-    before, tables = base.read_inputs(), tables_of(model)
+    before, tables = ModelInputs.open(base.folder), tables_of(model)
     sources = {
         side: sources_of_ids(getattr(before, side), getattr(inputs, side)) for side in _SIDES
     }

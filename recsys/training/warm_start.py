@@ -128,7 +128,7 @@ class EarlierModel:
                 stage=read_in_folder(TrainStage, summary["stage"], folder),
                 spec=read_in_folder(ModelSpec, summary["spec"], folder),
                 state=TrainingState(**kept["state"]),
-                fingerprint=fingerprint(folder) or "",
+                fingerprint=manifests.manifest_digest(folder / _MANIFEST) or "",
                 weights=_files_by_path(folder / "weights", summary),
                 kept=_files_by_path(folder / FOLDER, kept),
             )
@@ -136,10 +136,6 @@ class EarlierModel:
             raise UnusableModelError(f"it is damaged: {damage}") from None
         except (RecsysError, *DAMAGE) as error:
             raise UnusableModelError(f"it can't be read: {error}") from None
-
-    def read_inputs(self) -> ModelInputs:
-        """Reads what was known of users and items; nobody keeps it while the run trains."""
-        return ModelInputs.open(self.folder)
 
     def array(self, path: str) -> np.ndarray | SavedRows | None:
         """Returns the numbers of a variable, memory-mapped; a table's in the order of its rows.
@@ -210,11 +206,6 @@ def _seal_state(folder: Path, content: dict[str, Any]) -> None:
     names = {name for name in manifests.file_names(folder) if name.split("/")[0] in _READ}
     files = manifests.checksums(folder, names - written.keys(), "crc32")
     manifests.write_manifest(folder / _MANIFEST, {}, {**files, **written})
-
-
-def fingerprint(folder: Path) -> str | None:
-    """Returns the sha256 of a model folder's content, in hex; None if it has no training state."""
-    return manifests.manifest_digest(folder / _MANIFEST)
 
 
 def updates_of(model: RetrievalModel) -> int:
@@ -301,7 +292,7 @@ def _reason_against(
         return f"it is damaged: {damage}"
     try:
         base = EarlierModel.open(folder)
-        before = base.read_inputs()
+        before = ModelInputs.open(folder)
     except UnusableModelError as error:
         return str(error)
     except (RecsysError, *DAMAGE) as error:
