@@ -450,7 +450,7 @@ class CheckpointStore:
         on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray)}
         whole, shape = self._arrays(folder, on_host)[path], tuple(variable.shape)
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             row = logical_rows(np.arange(shape[0])[index[0]], shape[0])
             values = whole[physical_rows(np.minimum(row, rows - 1), places)]
             return np.where((row < rows)[:, None], values, np.zeros_like(values))[:, index[1]]
