@@ -61,6 +61,13 @@ def heard_signal(request):
     signal.signal(request.param, before)
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True)
 def no_layout_stays():
     """A test that lays a model out on a mesh leaves no mesh to the next one."""

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from commands import run_main
+from commands import run_main, small_config
 
 from recsys import __version__
 from recsys.cli import command_line
 from recsys.cli.serving import serving_folder
 from recsys.config.load import load_config
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = [
@@ -137,11 +137,6 @@ def test_an_unforeseen_error_is_one_sentence_and_its_traceback_a_file(capsys, mo
     log.unlink()
 
 
-def test_schema_prints_the_committed_file(capsys):
-    assert run_main("schema") == 0
-    assert capsys.readouterr().out == (ROOT / "configs" / "schema.json").read_text()
-
-
 def test_synth_writes_data_with_a_config_that_loads(capsys, tmp_path):
     out = tmp_path / "data"
     sizes = ["--users", "50", "--items", "60", "--interactions", "200"]
@@ -231,20 +226,6 @@ def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
     assert done.stdout.splitlines() == ["jax", launched, "[]"]
 
 
-def test_the_process_that_starts_those_of_an_evaluation_imports_neither_jax_nor_keras(tmp_path):
-    done = python(
-        "import sys\n"
-        "from recsys.distributed import local\n"
-        "local.launch = lambda module, words, n: print(module, n)\n"
-        "from recsys.evaluation.stage import main\n"
-        "main(sys.argv[1:])\n"
-        "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
-        *("--config", str(small_config(tmp_path)), "--data", "d", "--model", "m", "--out", "o"),
-        *("--processes", "3"),
-    )
-    assert done.stdout.splitlines() == ["recsys.evaluation.stage 3", "[]"]
-
-
 def test_the_core_imports_neither_tensorflow_nor_tfx():
     done = python(
         "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.train,"
@@ -253,29 +234,6 @@ def test_the_core_imports_neither_tensorflow_nor_tfx():
         KERAS_BACKEND="jax",
     )
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def small_config(folder):
-    path = folder / "small.yaml"
-    path.write_text(
-        "name: small\n"
-        "root: runs\n"
-        "data:\n"
-        "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
-        "  items: {files: i.csv, columns: {item: i, title: n}}\n"
-    )
-    return path
-
-
-def test_an_error_is_red_on_a_terminal_only(capsys, monkeypatch):
-    from recsys.cli.failure import print_error
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    print_error(str(RecsysError("R1", "rule.", "cure.")))
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    print_error("x")
-    assert capsys.readouterr().err == "[R1] rule. cure.\n\033[31mx\033[0m\n"
 
 
 def test_a_stage_that_is_stopped_before_it_can_save_says_so(tmp_path):

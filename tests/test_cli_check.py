@@ -1,32 +1,29 @@
 """`recsys check`: what it understands, what it refuses to guess, and the config it writes."""
 
-import gzip
 import json
 import random
 import shlex
 from pathlib import Path
 
+import checking
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checking import columns, grouped
 from commands import run_main
+from reading import read_interactions
 
 from recsys.config import SourceConfig
 from recsys.config.load import load_config
 from recsys.data.ingest.window import check_sources
 from recsys.data.inspect.dialect import understand
 from recsys.data.inspect.profile import HashCount
-from recsys.data.interactions import interaction_columns, parse_interactions
-from recsys.data.sources.pieces import plan_pieces, read_all, read_piece
+from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def check(*arguments):
@@ -35,27 +32,15 @@ def check(*arguments):
 
 
 def found(capsys, *arguments):
-    code = check(*arguments, "--json")
-    result = json.loads(capsys.readouterr().out)
-    assert (code == 0) == (result["config"] is not None)
-    return result
-
-
-def columns(result):
-    return {role: found["column"] for role, found in result["roles"].items()}
+    return checking.found(capsys, *arguments, out=())
 
 
 def n_good(path):
     """Returns the rows and the good ones that the written config reads."""
     data = load_config(path).data
     check_sources(data)
-    n_read = good = 0
-    config = data.interactions
-    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
-        for batch in read_piece(piece):
-            n_read += batch.n_read
-            good += parse_interactions(batch, config, 1_700_000_000)[0].num_rows
-    return n_read, good
+    read = read_interactions(data.interactions, 1_700_000_000)
+    return read.n_read, read.good.num_rows
 
 
 def events(n, seed=0):
@@ -122,41 +107,6 @@ def test_a_missing_file_is_told_by_its_word_on_the_command_line(here, capsys, wo
         f"'no.csv' must name at least one file. Received: 'no such file'. Correct {named} on the"
     )
     assert expected in capsys.readouterr().err
-
-
-def test_nested_clicks_are_understood(here, capsys):
-    with gzip.open(here / "clicks.jsonl.gz", "wt") as file:
-        for u, i, r, t in events(2000):
-            made = {
-                "event": {"type": ["view", "buy"][r > 4], "time": f"{np.datetime64(t, 's')}Z"},
-                "user": {"id": f"u-{u}", "country": "DE"},
-                "item": {"sku": f"{i:05d}"},
-            }
-            file.write(json.dumps(made) + "\n")
-    result = found(capsys, "clicks.jsonl.gz")
-    assert columns(result) == {
-        "user": "user.id", "item": "item.sku", "timestamp": "event.time", "event": "event.type",
-    }  # fmt: skip
-    assert result["timestamp_unit"] == "iso8601"
-    assert n_good(here / "clicks.yaml") == (2000, 2000)
-    assert '# positive_events: ["buy"]' in (here / "clicks.yaml").read_text()
-
-
-def test_parquet_with_text_ids_and_a_weight_is_understood(here, capsys):
-    rows = list(events(2000))
-    table = {
-        "customer": [f"c{u}" for u, *_ in rows],
-        "product": [f"p{i}" for _, i, *_ in rows],
-        "ts": [t * 1000 for *_, t in rows],
-        "weight": [r / 2 for _, _, r, _ in rows],
-    }
-    pq.write_table(pa.table(table), here / "buys.parquet")
-    result = found(capsys, "buys.parquet")
-    assert columns(result) == {
-        "user": "customer", "item": "product", "timestamp": "ts", "weight": "weight",
-    }  # fmt: skip
-    assert result["timestamp_unit"] == "milliseconds"
-    assert n_good(here / "buys.yaml") == (2000, 2000)
 
 
 def test_the_shipped_data_are_understood(here, capsys):
@@ -261,21 +211,14 @@ def test_a_time_that_is_none_is_told_and_can_be_gone_without(here, capsys):
     assert load_config(here / "f.yaml").data.split == "random"
 
 
-def in_order(n_users=40):
-    """Returns rows of users who stand together, items in no order: as SASRec's files."""
-    rng = np.random.default_rng(0)
-    items = rng.integers(0, 200, (n_users, 9))
-    return [(f"u{user}", f"i{item}") for user, row in enumerate(items) for item in row]
-
-
 @pytest.mark.parametrize(
     ("files", "split", "order"),
     [
-        ({"a.csv": in_order()}, "last_out", "file"),
+        ({"a.csv": grouped()}, "last_out", "file"),
         # Sorted by item, or users mixed: nothing says what came first.
-        ({"a.csv": sorted(set(in_order()))}, "random", "none"),
-        ({"a.csv": sorted(in_order(), key=lambda row: row[1][::-1])}, "random", "none"),
-        ({"train.csv": in_order(), "test.csv": in_order(9)}, "given", "none"),
+        ({"a.csv": sorted(set(grouped()))}, "random", "none"),
+        ({"a.csv": sorted(grouped(), key=lambda row: row[1][::-1])}, "random", "none"),
+        ({"train.csv": grouped(), "test.csv": grouped(9)}, "given", "none"),
     ],
 )
 def test_data_without_times_get_a_split_that_fits(here, files, split, order, capsys):
@@ -292,7 +235,7 @@ def test_data_without_times_get_a_split_that_fits(here, files, split, order, cap
 
 def test_a_column_that_names_parts_is_seen(here):
     parts = ("train", "valid", "test")
-    rows = "".join(f"{u},{i},{parts[n % 3]}\n" for n, (u, i) in enumerate(in_order()))
+    rows = "".join(f"{u},{i},{parts[n % 3]}\n" for n, (u, i) in enumerate(grouped()))
     (here / "f.csv").write_text("user,item,fold\n" + rows)
     assert check("f.csv") == 0
     data = load_config(here / "f.yaml").data
@@ -303,7 +246,7 @@ def test_a_column_that_names_parts_is_seen(here):
 
 
 def test_times_of_one_day_are_split_by_the_last_of_each_user(here):
-    rows = "".join(f"{u},{i},{1_700_006_400 + n}\n" for n, (u, i) in enumerate(in_order()))
+    rows = "".join(f"{u},{i},{1_700_006_400 + n}\n" for n, (u, i) in enumerate(grouped()))
     (here / "f.csv").write_text("user,item,time\n" + rows)
     assert check("f.csv") == 0
     data = load_config(here / "f.yaml").data
@@ -311,7 +254,7 @@ def test_times_of_one_day_are_split_by_the_last_of_each_user(here):
 
 
 def test_columns_and_formats_may_have_commas(here, capsys):
-    rows = "".join(f'"{u}","{i}","Jan {n % 28 + 1}, 2020"\n' for n, (u, i) in enumerate(in_order()))
+    rows = "".join(f'"{u}","{i}","Jan {n % 28 + 1}, 2020"\n' for n, (u, i) in enumerate(grouped()))
     (here / "f.csv").write_text('"name, first","item,no","when"\n' + rows)
     named = "user=name, first,item=item,no"
     assert check("f.csv", "--map", f"{named},timestamp=when,timestamp_format=%b %d, %Y") == 0

@@ -5,21 +5,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from checking import found
 from commands import run_main
 
 START = 1_600_000_000
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def found(capsys, *arguments):
-    """Returns what the command says as JSON."""
-    run_main("check", *arguments, "--out", "out.yaml", "--force", "--json")
-    return json.loads(capsys.readouterr().out)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def write(name, rows, header=None):
@@ -76,18 +68,6 @@ def test_impressions_are_named_and_the_history_is_no_item(capsys):
     assert not [one for one in result["undecided"] if "rename" in one]
 
 
-def test_a_catalogue_without_header_is_not_told_to_rename_a_column(capsys):
-    write("f.csv", [(n % 41, f"c{n % 29}", START + 9000 * n) for n in range(400)], "user,item,ts")
-    write("g.csv", [(f"other{n}", f"A {n}", n % 3) for n in range(40)])
-    (sentence,) = found(capsys, "f.csv", "--items", "g.csv")["undecided"]
-    assert "rename" not in sentence
-    assert "first line with names" in sentence
-    # What it says to do helps.
-    text = Path("g.csv").read_text()
-    Path("g.csv").write_text("item_id,a,b\n" + text)
-    assert found(capsys, "f.csv", "--items", "g.csv")["items"]["id"] == "item_id"
-
-
 def cells(n_users, n_items, values):
     return [[f"{values[(7 * u + 3 * i) % len(values)]}" for i in range(n_items)]
             for u in range(n_users)]  # fmt: skip
@@ -136,26 +116,6 @@ def test_a_format_that_fits_nothing_is_refused(capsys, word):
     write("f.csv", [(n % 41, f"c{n % 29}", START + n) for n in range(400)], "user,item,ts")
     assert run_main("check", "f.csv", "--map", word) == 2
     assert "[R258]" in capsys.readouterr().err
-
-
-def test_spans_without_times_name_the_pattern_and_no_temporary_file(capsys):
-    for day in "123":
-        rows = [(n % 41, f"c{n % 29}", n) for n in range(400)]
-        write(f"e-2020-09-0{day}.csv", rows, "user,item,n")
-    result = found(capsys, "e-{YYYY}-{MM}-{DD}.csv")
-    (sentence,) = result["undecided"]
-    assert sentence.endswith(" by a glob: e-*-*-*.csv")
-    assert found(capsys, "e-*-*-*.csv")["config"] == "out.yaml"
-
-
-def test_an_invalid_proposal_is_told_with_the_name_of_its_config(here, capsys, monkeypatch):
-    write("f.csv", [(n % 41, f"c{n % 29}", START + n) for n in range(400)], "user,item,ts")
-    monkeypatch.setattr("recsys.data.inspect.config_text._value", lambda value: '"{SPAN}{SPAN}"')
-    assert run_main("check", "f.csv", "--out", "out.yaml") != 0
-    err = capsys.readouterr().err
-    assert "out.yaml" in err
-    assert ".out.yaml." not in err
-    assert not (here / "out.yaml").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,49 +1,28 @@
 """Files with the quirks that exports have: what `recsys check` says, and what a run then reads."""
 
-import json
 import re
 
-import pyarrow as pa
 import pytest
+from checking import columns, found
 from commands import run_main
+from reading import read_interactions
 
 from recsys.config.load import load_config
 from recsys.data.ingest.window import check_sources
-from recsys.data.interactions import interaction_columns, parse_interactions
-from recsys.data.sources.pieces import plan_pieces, read_piece
 
 NOW = 1_790_000_000
 DAY = 86_400
 START = 1_704_067_200
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def found(capsys, *arguments):
-    code = run_main("check", *map(str, arguments), "--json", "--out", "c.yaml", "--force")
-    result = json.loads(capsys.readouterr().out)
-    assert (code == 0) == (result["config"] is not None)
-    return result
-
-
-def columns(result):
-    return {role: found["column"] for role, found in result["roles"].items()}
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def rows_of(path):
     """Returns the good rows that a run reads with a written config."""
     data = load_config(path).data
     check_sources(data)
-    config = data.interactions
-    return pa.Table.from_batches(
-        parse_interactions(batch, config, NOW, piece.file_index)[0]
-        for piece in plan_pieces(config, "interactions", interaction_columns(config))
-        for batch in read_piece(piece)
-    )
+    return read_interactions(data.interactions, NOW).good
 
 
 def write_events(file, rows, header="user_id,item_id,timestamp"):
@@ -69,7 +48,7 @@ def test_times_with_the_name_of_a_zone_are_found_and_read(here, capsys, text, fo
     rows = [f"u{n % 9},i{n % 7},{text.format(1 + n % 28)}" for n in range(100)]
     write_events(here / "e.csv", rows)
     assert found(capsys, "e.csv")["timestamp_format"] == format_
-    times = rows_of(here / "c.yaml")["timestamp"].to_pylist()
+    times = rows_of(here / "out.yaml")["timestamp"].to_pylist()
     assert times == [START + n % 28 * DAY + 9 * 3600 for n in range(100)]
 
 
@@ -85,7 +64,7 @@ def test_invisible_characters_split_no_id(here, capsys):
     write_events(here / "e.csv", rows)
     result = found(capsys, "e.csv")
     assert {c["name"]: c["distinct"] for c in result["columns"]}["user_id"] == 40
-    table = rows_of(here / "c.yaml")
+    table = rows_of(here / "out.yaml")
     assert table["user_id"].to_pylist() == [f"u{u}" for u, _, _ in events()]
     assert table["item_id"].to_pylist() == [f"é{i}" for _, i, _ in events()]
 
@@ -118,7 +97,7 @@ def test_a_day_in_the_name_of_a_folder_is_the_time(here, capsys, pattern):
     result = found(capsys, pattern)
     assert columns(result) == {"user": "user_id", "item": "item_id", "timestamp": "dt"}
     assert (result["split"], result["timestamp_unit"]) == ("time", "iso8601")
-    table = rows_of(here / "c.yaml").select(["user_id", "item_id", "timestamp"])
+    table = rows_of(here / "out.yaml").select(["user_id", "item_id", "timestamp"])
     assert sorted(map(tuple, table.to_pandas().values.tolist())) == sorted(rows)
 
 
@@ -133,7 +112,7 @@ def test_a_column_of_the_file_comes_before_that_of_its_folder(here, capsys):
     assert kinds["kind"] == ["x0", "x1", "x2"]
     assert kinds["date"] == ["2024-01-01", "2024-01-02"]
     found(capsys, "year=*/*/*/*/*.csv", "--map", "timestamp=date")
-    assert set(rows_of(here / "c.yaml")["timestamp"].to_pylist()) == {START, START + DAY}
+    assert set(rows_of(here / "out.yaml")["timestamp"].to_pylist()) == {START, START + DAY}
 
 
 def test_a_folder_of_folders_is_told_with_a_pattern_that_works(here, capsys):
@@ -167,7 +146,7 @@ def test_ids_that_a_data_frame_made_floats_are_whole_again(here, capsys):
     result = found(capsys, "e.csv", "--items", "i.csv")
     assert result["items"]["interactions_known"] == 200
     assert sum(".0 and read as" in sentence for sentence in result["remarks"]) == 2
-    table = rows_of(here / "c.yaml")
+    table = rows_of(here / "out.yaml")
     assert table["user_id"].to_pylist() == [f"{u}" for u, _, _ in events()]
     assert table["item_id"].to_pylist() == [f"{10**15 + i}" for _, i, _ in events()]
 
@@ -176,7 +155,7 @@ def test_ids_keep_their_point_zero_where_some_are_versions(here, capsys):
     versions = ["1.0", "1.1", "2.0"]
     write_events(here / "e.csv", [f"u{u},{versions[u % 3]},{t}" for u, _, t in events()])
     found(capsys, "e.csv", "--map", "item=item_id")
-    assert set(rows_of(here / "c.yaml")["item_id"].to_pylist()) == set(versions)
+    assert set(rows_of(here / "out.yaml")["item_id"].to_pylist()) == set(versions)
 
 
 def test_items_without_an_id_of_the_interactions_end_with_an_error(here, capsys):
@@ -193,7 +172,7 @@ def test_rows_of_an_item_that_differ_are_counted_and_told(here, capsys):
     write_events(here / "i.csv", rows, "item_id,title,updated")
     result = found(capsys, "e.csv", "--items", "i.csv")
     assert (result["items"]["duplicates"], result["items"]["conflicts"]) == (90, 90)
-    assert run_main("check", "e.csv", "--items", "i.csv", "--out", "c.yaml", "--force") == 0
+    assert run_main("check", "e.csv", "--items", "i.csv", "--out", "out.yaml", "--force") == 0
     assert "such as updated" in " ".join(capsys.readouterr().out.split())
 
 
@@ -223,7 +202,7 @@ def test_an_encoding_is_guessed_and_the_doubt_is_told(here, capsys, encoding):
     [doubt] = [sentence for sentence in result["remarks"] if "encoding" in sentence]
     assert "data.interactions.csv.encoding" in doubt
     assert words[0].split()[0] in doubt
-    ids = rows_of(here / "c.yaml")["item_id"].to_pylist()
+    ids = rows_of(here / "out.yaml")["item_id"].to_pylist()
     assert ids == [f"{words[u % 4]} {i}" for u, i, _ in events()]
 
 

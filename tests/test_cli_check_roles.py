@@ -1,13 +1,12 @@
 """`recsys check`: labels, weights, thresholds and orders that values speak for or against."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import run_main
+from checking import columns, found, grouped
 
 from recsys.config.load import load_config
 from recsys.data.inspect.profile import NumberSample
@@ -15,20 +14,7 @@ from recsys.data.inspect.profile import NumberSample
 START = 1_600_000_000
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def found(capsys, *arguments):
-    """Returns what the command says as JSON."""
-    run_main("check", *arguments, "--out", "out.yaml", "--force", "--json")
-    return json.loads(capsys.readouterr().out)
-
-
-def columns(result):
-    return {role: found["column"] for role, found in result["roles"].items()}
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def written():
@@ -176,15 +162,6 @@ def test_positives_of_nearly_no_or_nearly_all_rows_are_said(capsys, n_ones, is_s
         assert "positive_at_least: 1.0" in said[0]
 
 
-def test_rows_that_leave_the_histories_are_said(capsys):
-    write_with("f.csv", "event", [("view", "view", "buy")[n % 3] for n in range(600)])
-    (sentence,) = [one for one in found(capsys, "f.csv")["remarks"] if "histories" in one]
-    assert sentence.startswith("All kinds of event are positives.")
-    write_with("f.csv", "label", [int(n % 3 == 0) for n in range(600)])
-    (sentence,) = [one for one in found(capsys, "f.csv")["remarks"] if "histories" in one]
-    assert sentence.startswith("400 good rows are no positives.")
-
-
 def test_positives_that_repeat_an_item_are_counted(capsys):
     rows = [("u", f"i{n % 20}", START + 9000 * n) for n in range(30)]
     write("f.csv", "user,item,time", [*rows, *rows[:5], ("v", "i1", START), ("v", "i2", START)])
@@ -193,12 +170,6 @@ def test_positives_that_repeat_an_item_are_counted(capsys):
 
 
 # --- splits
-
-
-def grouped(n_users=60, n_each=9):
-    """Returns users and items: the rows of a user together, items in no order."""
-    items = np.random.default_rng(0).integers(0, 200, (n_users, n_each))
-    return [(f"u{user}", f"i{item}") for user, row in enumerate(items) for item in row]
 
 
 @pytest.mark.parametrize(
@@ -214,21 +185,12 @@ def grouped(n_users=60, n_each=9):
     ids=["falling", "rising", "text", "mixed", "of-the-user", "row-number"],
 )
 def test_an_order_is_assumed_only_where_no_column_explains_it(capsys, column, split):
-    rows = grouped()
+    rows = grouped(60)
     values = np.concatenate([column(n, heavy(9, n)) for n in range(60)])
     write("f.csv", "user,item,x", [(*row, value) for row, value in zip(rows, values, strict=True)])
     result = found(capsys, "f.csv")
     assert result["split"] == split
     assert ("sorted by x" in result["split_reason"]) == (split == "random")
-
-
-def test_hours_that_users_are_sorted_by_are_weights_and_no_order(capsys):
-    hours = np.concatenate([-np.sort(-heavy(9, n)) for n in range(60)])
-    rows = [(*row, value) for row, value in zip(grouped(), hours, strict=True)]
-    write("games.csv", "User_ID,Game_ID,Hours", rows)
-    result = found(capsys, "games.csv")
-    assert (result["split"], result["order"]) == ("random", "none")
-    assert (columns(result)["weight"], written().interactions.weight_scale) == ("Hours", "log")
 
 
 @pytest.mark.parametrize(
@@ -253,18 +215,6 @@ def test_files_with_times_that_are_named_after_parts_are_a_given_split(
     held = [config.eval_files] if isinstance(config.eval_files, str) else config.eval_files
     assert all("test" in name for name in held)
     assert "test" not in str(config.files).replace(str(here), "")
-
-
-def test_the_proposed_split_in_time_is_a_config_that_works(here, capsys):
-    for name in ("train.csv", "test.csv"):
-        write(name, "user_id,item_id,timestamp", events())
-    found(capsys, "train.csv", "test.csv")
-    lines = (here / "out.yaml").read_text().splitlines()
-    kept = [line for line in lines if not line.strip().startswith("eval_files")]
-    text = "\n".join(kept).replace("split: given", "split: time")
-    (here / "time.yaml").write_text(text.replace('"train.csv"', '["train.csv", "test.csv"]'))
-    config = load_config("time.yaml").data
-    assert (config.split, len(config.interactions.files)) == ("time", 2)
 
 
 # --- spans
@@ -299,15 +249,6 @@ def test_a_pattern_names_the_run_after_what_is_fixed(here, capsys, pattern, name
     write(path, "user,item,ts", events())
     found(capsys, pattern)
     assert load_config("out.yaml").name == name
-
-
-def test_a_sample_of_numbers_counts_those_that_equal_the_threshold():
-    sample = NumberSample()
-    sample.add(np.array([1.0, 2.0]))
-    sample.add(np.array([2.0, 3.0]))
-    assert sample.share_from(2.0) == 0.75
-    assert sample.share_from(3.1) == 0.0
-    assert sample.distinct() == [1.0, 2.0, 3.0]
 
 
 def test_a_sample_of_numbers_keeps_every_nth_however_they_are_added():

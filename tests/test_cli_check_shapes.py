@@ -1,40 +1,28 @@
 """`recsys check` on tiny versions of public data sets: a config without a word from anybody."""
 
 import json
-from pathlib import Path
 
 import data_shapes
-import pyarrow as pa
 import pytest
+from checking import columns, found
 from commands import run_main
+from reading import read_interactions
 
 from recsys.config.load import load_config
 from recsys.data.ingest.window import check_sources
-from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.interactions import drop_duplicates
 
 NOW = 1_790_000_000
 
 
-def check(folder, *arguments):
-    """Returns what the command says, and the config that it wrote, if it did."""
-    config = Path(folder) / "config.yaml"
-    run_main("check", *map(str, arguments), "--out", str(config), "--force", "--json")
-    return config
-
-
-def roles(result):
-    return {role: found["column"] for role, found in result["roles"].items()}
+def config_of(here):
+    return load_config(here / "out.yaml").data
 
 
 def counted(config):
     """Returns how many rows the config reads, and how many a run keeps of them."""
-    tables, n_read = [], 0
-    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
-        for batch in read_piece(piece):
-            n_read += batch.n_read
-            tables.append(parse_interactions(batch, config, NOW, piece.file_index)[0])
-    return n_read, drop_duplicates(pa.Table.from_batches(tables))[0].num_rows
+    read = read_interactions(config, NOW)
+    return read.n_read, drop_duplicates(read.good)[0].num_rows
 
 
 SHAPES = {
@@ -128,21 +116,20 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_files_of_a_public_data_set_need_no_word(tmp_path, capsys, name):
+def test_the_files_of_a_public_data_set_need_no_word(here, capsys, name):
     expected = SHAPES[name]
-    files = getattr(data_shapes, f"write_{name}")(tmp_path)
+    files = getattr(data_shapes, f"write_{name}")(here)
     sides = dict(zip(expected.get("sides", []), files[1:], strict=False))
     events = files[:1] if sides else files
     words = [word for what, file in sides.items() for word in (f"--{what}", file)]
-    path = check(tmp_path, *events, *words)
-    result = json.loads(capsys.readouterr().out)
+    result = found(capsys, *events, *words)
 
     assert result["undecided"] == []
-    assert roles(result) == expected["roles"]
+    assert columns(result) == expected["roles"]
     assert result["rejected"] == {}
     assert (result["split"], result["explode"]) == (expected["split"], expected.get("explode"))
     assert result["empty_lists"] == expected.get("empty_lists", 0)
-    data = load_config(path).data
+    data = config_of(here)
     check_sources(data)
     config = data.interactions
     order = "time" if "timestamp" in expected["roles"] else expected.get("order", "none")
@@ -164,47 +151,37 @@ def test_the_files_of_a_public_data_set_need_no_word(tmp_path, capsys, name):
         assert features == expected["features"]
 
 
-def test_what_a_header_of_recbole_calls_a_sequence_is_split_at_blanks(tmp_path, capsys):
-    files = data_shapes.write_recbole(tmp_path)
-    path = check(tmp_path, files[0], "--items", files[1])
-    capsys.readouterr()
-    (genres,) = [one for one in load_config(path).data.items.features if one.kind == "categories"]
+def test_what_a_header_of_recbole_calls_a_sequence_is_split_at_blanks(here, capsys):
+    files = data_shapes.write_recbole(here)
+    found(capsys, files[0], "--items", files[1])
+    (genres,) = [one for one in config_of(here).items.features if one.kind == "categories"]
     assert (genres.column, genres.separator) == ("class:token_seq", " ")
 
 
-def test_a_test_file_of_lightgcn_is_held_out(tmp_path, capsys):
-    files = data_shapes.write_lightgcn(tmp_path)
-    config = load_config(check(tmp_path, *files)).data.interactions
-    capsys.readouterr()
-    assert Path(str(config.eval_files)).name == "test.txt"
-    assert Path(str(config.files)).name == "train.txt"
-
-
 @pytest.mark.parametrize("separator", [" ", ",", "|"])
-def test_a_column_of_lists_is_the_item_where_no_other_is(tmp_path, capsys, separator):
+def test_a_column_of_lists_is_the_item_where_no_other_is(here, capsys, separator):
     rows = [f'u{u},"{separator.join(str(7 * u + k) for k in range(u % 5 + 1))}"' for u in range(90)]
-    (tmp_path / "f.csv").write_text("\n".join(["user_id,history", *rows]) + "\n")
-    path = check(tmp_path, tmp_path / "f.csv")
-    result = json.loads(capsys.readouterr().out)
-    assert roles(result) == {"user": "user_id", "item": "history"}
+    (here / "f.csv").write_text("\n".join(["user_id,history", *rows]) + "\n")
+    result = found(capsys, here / "f.csv")
+    assert columns(result) == {"user": "user_id", "item": "history"}
     assert result["explode"] == {"column": "history", "separator": separator}
-    assert counted(load_config(path).data.interactions)[0] == sum(u % 5 + 1 for u in range(90))
+    assert counted(config_of(here).interactions)[0] == sum(u % 5 + 1 for u in range(90))
 
 
-def test_a_session_without_events_doesnt_hide_the_item_of_the_others(tmp_path, capsys):
+def test_a_session_without_events_doesnt_hide_the_item_of_the_others(here, capsys):
     day = [1_600_000_000_000 + 86_400_000 * n for n in range(60)]
     sessions = [
         {"session": n, "events": [{"aid": 7 * n + k, "ts": day[n]} for k in range(n % 4)]}
         for n in range(60)
     ]
-    (tmp_path / "f.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in sessions))
-    config = load_config(check(tmp_path, tmp_path / "f.jsonl")).data.interactions
-    result = json.loads(capsys.readouterr().out)
-    assert roles(result) == {"user": "session", "item": "events.aid", "timestamp": "events.ts"}
+    (here / "f.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in sessions))
+    result = found(capsys, here / "f.jsonl")
+    config = config_of(here).interactions
+    assert columns(result) == {"user": "session", "item": "events.aid", "timestamp": "events.ts"}
     assert (config.explode.column, result["empty_lists"], result["rejected"]) == ("events", 15, {})
 
 
-def test_columns_without_names_make_features_of_different_names(tmp_path, capsys):
+def test_columns_without_names_make_features_of_different_names(here, capsys):
     """MovieLens 100K: no headers at all; ids, and what is known of them, in three files."""
     events = [f"{7 * n % 90 + 1}\t{11 * n % 170 + 1}\t{n % 5 + 1}\t{880_000_000 + 999 * n}"
               for n in range(3000)]  # fmt: skip
@@ -214,12 +191,11 @@ def test_columns_without_names_make_features_of_different_names(tmp_path, capsys
     ]
     users = [f"{u}|{u % 50 + 10}|{'MF'[u % 2]}|writer{u % 4}|{10_000 + u}" for u in range(1, 91)]
     for name, rows in (("u.data", events), ("u.item", items), ("u.user", users)):
-        (tmp_path / name).write_bytes("".join(f"{row}\n" for row in rows).encode("latin-1"))
-    files = [tmp_path / name for name in ("u.data", "u.item", "u.user")]
-    path = check(tmp_path, files[0], "--items", files[1], "--users", files[2])
-    result = json.loads(capsys.readouterr().out)
-    assert roles(result) == {"user": "c1", "item": "c2", "rating": "c3", "timestamp": "c4"}
-    data = load_config(path).data
+        (here / name).write_bytes("".join(f"{row}\n" for row in rows).encode("latin-1"))
+    files = [here / name for name in ("u.data", "u.item", "u.user")]
+    result = found(capsys, files[0], "--items", files[1], "--users", files[2])
+    assert columns(result) == {"user": "c1", "item": "c2", "rating": "c3", "timestamp": "c4"}
+    data = config_of(here)
     assert {one.column: one.kind for one in data.items.features} == {
         "c2": "words", "c3": "date", "c6": "category", "c7": "category",
     }  # fmt: skip
@@ -229,26 +205,24 @@ def test_columns_without_names_make_features_of_different_names(tmp_path, capsys
 # --- what decides: the values of ids, and the bulk of times
 
 
-def test_ids_of_a_catalogue_win_over_counts_and_names(tmp_path, capsys):
+def test_ids_of_a_catalogue_win_over_counts_and_names(here, capsys):
     # The counts are all ids of the catalogue too, but don't cover it.
     rows = [f"{u},{7 * i % 90 + 1},{1 + (u * i) % 30}" for u in range(60) for i in range(90)]
-    (tmp_path / "f.csv").write_text("\n".join(["who,what,item_plays", *rows]) + "\n")
+    (here / "f.csv").write_text("\n".join(["who,what,item_plays", *rows]) + "\n")
     catalogue = [f"{i},The thing {i}" for i in range(1, 91)]
-    (tmp_path / "g.csv").write_text("\n".join(["number,label", *catalogue]) + "\n")
-    check(tmp_path, tmp_path / "f.csv", "--items", tmp_path / "g.csv", "--map", "user=who")
-    result = json.loads(capsys.readouterr().out)
-    assert roles(result)["item"] == "what"
+    (here / "g.csv").write_text("\n".join(["number,label", *catalogue]) + "\n")
+    result = found(capsys, here / "f.csv", "--items", here / "g.csv", "--map", "user=who")
+    assert columns(result)["item"] == "what"
     assert result["items"]["id"] == "number"
     assert "100% of its values are in the items' file" in result["roles"]["item"]["reason"]
 
 
-def test_rows_of_catalogues_are_looked_at(tmp_path, capsys):
+def test_rows_of_catalogues_are_looked_at(here, capsys):
     events = [f"u{u},i{i},{1_500_000_000 + 86_400 * u}" for u in range(30) for i in range(10)]
-    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    (here / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
     items = [f"i{i},{i}.5" for i in range(8)] + ["i1,7", ",3", "i9", f"{'x' * 2000},3"]
-    (tmp_path / "g.csv").write_text("\n".join(["item,price", *items]) + "\n")
-    check(tmp_path, tmp_path / "f.csv", "--items", tmp_path / "g.csv")
-    result = json.loads(capsys.readouterr().out)
+    (here / "g.csv").write_text("\n".join(["item,price", *items]) + "\n")
+    result = found(capsys, here / "f.csv", "--items", here / "g.csv")
     side = result["items"]
     assert (side["rows"], side["good"], side["duplicates"]) == (12, 8, 1)
     too_long = "item id over 1024 bytes, or with a NUL"
@@ -266,12 +240,11 @@ def test_rows_of_catalogues_are_looked_at(tmp_path, capsys):
      (700_000_000, 1, "seconds")],
 )  # fmt: skip
 @pytest.mark.parametrize("odd", [253_402_300_799, 0, -1])
-def test_the_bulk_of_the_times_says_the_unit(tmp_path, capsys, real, factor, unit, odd):
+def test_the_bulk_of_the_times_says_the_unit(here, capsys, real, factor, unit, odd):
     times = [factor * (real + 86_400 * n) if n % 5 else odd for n in range(300)]
     rows = [f"{n % 20},{n % 30},{time}" for n, time in enumerate(times)]
-    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
-    check(tmp_path, tmp_path / "f.csv")
-    result = json.loads(capsys.readouterr().out)
+    (here / "f.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
+    result = found(capsys, here / "f.csv")
     assert result["timestamp_unit"] == unit
     is_good = odd == 253_402_300_799 and factor == 1000  # 1978 is a time as any.
     assert result["rejected"].get("timestamp before 1971 or in the future", 0) == 60 * (not is_good)
@@ -290,31 +263,29 @@ def test_the_bulk_of_the_times_says_the_unit(tmp_path, capsys, real, factor, uni
          "%a, %d %b %Y %H:%M:%S %z"),
     ],
 )  # fmt: skip
-def test_the_format_of_times_is_told(tmp_path, capsys, times, format_):
+def test_the_format_of_times_is_told(here, capsys, times, format_):
     rows = [f'{n % 20},{n % 30},"{times[n % 2]}"' for n in range(300)]
-    (tmp_path / "f.csv").write_text("\n".join(["user,item,when", *rows]) + "\n")
-    config = load_config(check(tmp_path, tmp_path / "f.csv")).data.interactions
-    result = json.loads(capsys.readouterr().out)
+    (here / "f.csv").write_text("\n".join(["user,item,when", *rows]) + "\n")
+    result = found(capsys, here / "f.csv")
+    config = config_of(here).interactions
     assert result["timestamp_format"] == format_
     assert config.timestamp_format == format_
     assert (result["rejected"], result["good"] > 0) == ({}, True)
 
 
-def test_where_no_value_tells_day_from_month_both_are_named(tmp_path, capsys):
+def test_where_no_value_tells_day_from_month_both_are_named(here, capsys):
     rows = [f"{n % 20},{n % 30},0{n % 9 + 1}/0{n % 7 + 1}/2023" for n in range(300)]
-    (tmp_path / "f.csv").write_text("\n".join(["user,item,date", *rows]) + "\n")
-    path = check(tmp_path, tmp_path / "f.csv")
-    result = json.loads(capsys.readouterr().out)
+    (here / "f.csv").write_text("\n".join(["user,item,date", *rows]) + "\n")
+    result = found(capsys, here / "f.csv")
     assert result["undecided"] == [
         "timestamp: date may be %d/%m/%Y or %m/%d/%Y: no value tells which"
     ]
-    assert not path.exists()
-    check(tmp_path, tmp_path / "f.csv", "--map", "timestamp_format=%m/%d/%Y")
-    capsys.readouterr()
-    assert load_config(path).data.interactions.timestamp_format == "%m/%d/%Y"
+    assert not (here / "out.yaml").exists()
+    found(capsys, here / "f.csv", "--map", "timestamp_format=%m/%d/%Y")
+    assert config_of(here).interactions.timestamp_format == "%m/%d/%Y"
 
 
-def test_kinds_of_item_columns_are_told_by_their_values(tmp_path, capsys):
+def test_kinds_of_item_columns_are_told_by_their_values(here, capsys):
     genres = ["Action Comedy", "Comedy", "Drama Action", "Drama", "Comedy Drama", "Action"]
     genres += ["Action Drama Comedy", "Comedy Action"]
     rows = [
@@ -323,12 +294,11 @@ def test_kinds_of_item_columns_are_told_by_their_values(tmp_path, capsys):
         for n in range(200)
     ]
     head = "item;genres;url;price;released;colour;story"
-    (tmp_path / "g.csv").write_text("\n".join([head, *rows]) + "\n")
+    (here / "g.csv").write_text("\n".join([head, *rows]) + "\n")
     events = [f"u{n % 30},i{n % 200},{1_500_000_000 + 86_400 * n}" for n in range(600)]
-    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
-    path = check(tmp_path, tmp_path / "f.csv", "--items", tmp_path / "g.csv")
-    result = json.loads(capsys.readouterr().out)
-    features = {one.column: one for one in load_config(path).data.items.features}
+    (here / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    result = found(capsys, here / "f.csv", "--items", here / "g.csv")
+    features = {one.column: one for one in config_of(here).items.features}
     assert {name: one.kind for name, one in features.items()} == {
         "genres": "categories", "price": "category", "released": "date", "colour": "category",
         "story": "words",
@@ -339,21 +309,14 @@ def test_kinds_of_item_columns_are_told_by_their_values(tmp_path, capsys):
     assert result["items"]["rejected"] == {}
 
 
-@pytest.mark.parametrize("text", ['[\n  {"user": 1}\n]\n', '{\n  "user": 1,\n  "item": 2\n}\n'])
-def test_json_over_many_lines_is_named(tmp_path, capsys, text):
-    (tmp_path / "f.json").write_text(text)
-    assert not check(tmp_path, tmp_path / "f.json").exists()
-    assert "jq -c" in capsys.readouterr().err
-
-
-def test_epoch_seconds_and_days_without_signs_are_dates_of_items(tmp_path, capsys):
+def test_epoch_seconds_and_days_without_signs_are_dates_of_items(here, capsys):
     events = [f"u{at % 9},i{at % 30},{1_600_000_000 + at * 1000}" for at in range(200)]
-    (tmp_path / "events.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    (here / "events.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
     days = [(1_400_000_000 + at * 86_400, f"201501{1 + at:02}", 1990 + at) for at in range(30)]
     items = [f"i{at},{added},{day},{year}" for at, (added, day, year) in enumerate(days)]
-    (tmp_path / "items.csv").write_text("\n".join(["item,added,day,year", *items]) + "\n")
-    words = ["check", tmp_path / "events.csv", "--items", tmp_path / "items.csv"]
-    out = tmp_path / "c.yaml"
+    (here / "items.csv").write_text("\n".join(["item,added,day,year", *items]) + "\n")
+    words = ["check", here / "events.csv", "--items", here / "items.csv"]
+    out = here / "c.yaml"
     assert run_main(*words, "--out", out) == 0
     said = capsys.readouterr().out
     assert not {"1,400,000,000", "1400000000", "1,990"} & set(said.split())

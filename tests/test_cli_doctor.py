@@ -5,7 +5,7 @@ import json
 import os
 
 import pytest
-from commands import run_main
+from commands import SMALL, run_main
 
 from recsys.cli import doctor
 from recsys.system import machine
@@ -75,12 +75,7 @@ def test_a_package_of_another_version_than_the_pinned_one_is_named():
 
 def config_file(folder, root="runs"):
     path = folder / "small.yaml"
-    path.write_text(
-        f"name: small\nroot: {root}\n"
-        "data:\n"
-        "  interactions: {files: e*.csv, columns: {user: u, item: i, timestamp: t}}\n"
-        "  items: {files: i.csv, columns: {item: i, title: n}}\n"
-    )
+    path.write_text(SMALL.replace("root: runs", f"root: {root}").replace("e.csv", "e*.csv"))
     (folder / "events.csv").touch()
     (folder / "i.csv").touch()
     return path

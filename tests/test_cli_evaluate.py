@@ -5,17 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import run_main
+from commands import SMALL, run_main
 
 from recsys.config import BlessConfig, EvaluateStage
 from recsys.config.load import load_stage
 
-CONFIG = (
-    "name: small\n"
-    "root: runs\n"
-    "data:\n"
-    "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
-    "  items: {files: i.csv, columns: {item: i, title: n}}\n"
+CONFIG = SMALL + (
     "evaluate: {k: [5, 10]}\n"
     "bless: {metric: recall@5, over: {item_knn: 1.5}, rules: [{metric: mrr, at_least: 0.1}]}\n"
 )
@@ -120,21 +115,9 @@ def test_a_model_is_measured_and_its_report_written(stage, run, tmp_path):
         **RESULT,
     }
     report = (tmp_path / "o" / "report.html").read_text()
-    for words in ("Surely better; blessed", "Evaluation · small ·", "item: i"):  # All of CONFIG.
-        assert words in report
-    assert "Only evaluated: nothing was trained or pushed." in report
+    assert "item: i" in report  # All of CONFIG.
     assert not re.search("<h[23][^>]*>(Validation|Training|Steps of the run|Neighbours)", report)
-    for words in (
-        "51 queries of 7 users, ranks among 1,234 items",
-        "90 % interval",
-        "popularity",
-        "last blessed",
-        "iALS was not measured: there are too few events",
-        "Surely better; blessed",
-        "Worse than popularity",
-        "recall@5 is 0.5",
-        out["report"],
-    ):
+    for words in ("51 queries of 7 users", "1,234 items", *RESULT["reasons"], out["report"]):
         assert words in said
     row = next(line.split() for line in said.splitlines() if line.startswith("recall@5 "))
     assert row == [

@@ -52,25 +52,6 @@ def test_nothing_is_overwritten(tmp_path, taken):
     assert path.read_text() == "mine"
 
 
-def test_of_two_at_the_same_time_one_is_refused_and_the_other_whole(tmp_path, monkeypatch):
-    folder, mkdir, others = tmp_path / "new", Path.mkdir, []
-
-    def first_the_other(path, *arguments, **options):
-        if path == folder and not others:  # The files were looked for, and not found.
-            others.append(path)
-            others.extend(write_start(folder))
-        mkdir(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "mkdir", first_the_other)
-    with pytest.raises(UsageError, match="R111"):
-        write_start(folder)
-    assert load_config(folder / "recsys.yaml").name == "movielens-small"
-    assert all(path.exists() for path in others)
-    assert not filecmp.dircmp(
-        folder / "data" / "ml-latest-small", ROOT / "data" / "ml-latest-small"
-    ).right_only
-
-
 @pytest.mark.parametrize("limit", [100, 100_000], ids=["of-the-config", "of-the-data"])
 def test_what_cannot_be_written_whole_is_taken_away_again(tmp_path, limit):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

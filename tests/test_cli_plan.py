@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from commands import run_main
-from hypothesis import given
-from hypothesis import strategies as st
 
 import recsys.plan
 from benchmarks.stores import save_catalogue
@@ -139,12 +137,6 @@ def test_the_shipped_data_are_counted_as_python_counts_them():
         "genres": len({g for m in movies for g in m["genres"].split("|")}),
         "title_words": sum(n >= 3 for n in words.values()),
     }
-
-
-def test_counting_does_not_depend_on_the_blocks_of_a_file(config, monkeypatch):
-    whole = count_raw(load_config(config).data)
-    monkeypatch.setattr("recsys.data.inspect.profile._LEAST_LOOSE", 0)
-    assert count_raw(load_config(config).data) == whole
 
 
 def write_spans(config, tmp_path, **files):
@@ -288,23 +280,7 @@ def test_other_sizes_are_refused(text):
         parse_bytes(text)
 
 
-@given(st.integers(1, 10**15))
-def test_plain_bytes_are_taken_as_they_are(n_bytes):
-    assert parse_bytes(str(n_bytes)) == n_bytes
-
-
 # --- the command
-
-
-def test_the_tables_are_printed(config, capsys):
-    assert plan(str(config), "--devices", "8", "--memory", "80GB", *ALL) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    lines = [line.split() for line in printed.out.splitlines()]
-    assert lines[0] == ["rows", "as", "given"]
-    assert ["fits", "yes"] in lines
-    [users] = [line for line in lines if line[:1] == ["users"] and "row" in line]
-    assert users[:5] == ["users", "row", "1,000,000,000", "1,000,001,280", "64"]
 
 
 def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):

@@ -7,21 +7,24 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
-from commands import run_main
+from commands import run_main, small_config
 from report_evaluation import evaluation
+from waiting import wait_for
 
+from recsys.cli import main, stages
 from recsys.cli import run as run_module
-from recsys.cli import stages
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.run import for_people
 from recsys.cli.terminal import Console
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError
 from recsys.report.runs import RunRecord
 from recsys.system.events import note
+from recsys.system.files import PREFIX
+from recsys.system.parent import VARIABLE, child_command
+from recsys.system.run_lock import run_lock
 
 METRICS = {
     "recall@10": 0.12,
@@ -78,12 +81,6 @@ def test_without_a_terminal_a_run_is_plain_lines():
     ]
     assert view.summary == SUMMARY
     assert view.error is None
-
-
-def test_a_long_step_speaks_without_a_terminal(monkeypatch):
-    monkeypatch.setattr("recsys.cli.follow._QUIET_S", -1.0)
-    _, text = shown(EVENTS[:5])
-    assert "  Trainer  25%  loss 5.21 [1]" in text.splitlines()
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -144,20 +141,8 @@ def test_the_result_has_every_system_and_how_far_it_is(tmp_path):
     assert [*row.values()][1::2] == ["0.1270", "0.0843", "0.1186", "0.1247"]
     [row] = [row for row in differences if row["from"] == "item-kNN"]
     assert [text.replace("\N{NO-BREAK SPACE}", " ") for text in row.values()] == [
-        "item-kNN", "+7.1 %", "+0.3 … +13.8 %", "better",
+        "item-kNN", "+7.1 %", "+1.1 … +13.1 %", "better",
     ]  # fmt: skip
-
-
-def test_recommendations_stand_beside_the_history(tmp_path):
-    example = {
-        "user_id": "42",
-        "history": [{"id": "1", "title": "[REC] (2007)"}, {"id": "2", "title": "Heat"}],
-        "recommended": [{"id": "3", "title": "Ran", "score": 0.5, "held_out": True}],
-    }
-    assert [
-        tuple(row.values())
-        for row in for_people(write_evaluation(tmp_path, examples=[example]))["user 42"]
-    ] == [("[REC] (2007)", "★", "Ran"), ("Heat", "", "")]
 
 
 @pytest.fixture
@@ -200,18 +185,6 @@ def test_a_child_gives_its_summary_and_its_words_go_to_the_log(child, tmp_path):
     assert log.read_text() == "to stdout ['a', 'b']\nto stderr\n"
 
 
-def test_the_error_of_a_child_is_raised_as_it_was(child, tmp_path, capsys):
-    child("""
-        from recsys.errors import UsageError
-        emit("error", step="InteractionGen", error=UsageError("R310", "A.", "B.", "c").to_json())
-        sys.exit(2)
-    """)
-    log, start = follow_child(tmp_path)
-    with pytest.raises(UsageError, match=r"\[R310\] A\. Received: 'c'\. B\."):
-        start()
-    assert capsys.readouterr().err == f"Log: {log}\n"
-
-
 @pytest.mark.parametrize(
     ("body", "code"),
     [("os.kill(os.getpid(), signal.SIGKILL)", -9), ("raise ValueError", 1), ("", 0)],
@@ -244,13 +217,6 @@ def is_alive(pid):
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def wait_for(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 GRANDCHILD = """
@@ -314,18 +280,55 @@ def test_a_run_under_nohup_stays_deaf_to_a_hang_up(child, tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_runner_is_a_child_of_the_command_and_does_not_pass_the_parents_name_on(child, tmp_path):
+    child(f"""
+        summary = {{"parent": os.getppid(), "events": os.environ["RECSYS_EVENTS"],
+                   "passed_on": {VARIABLE!r} in os.environ}}
+        emit("finished", summary=summary)
+    """)
+    summary = follow_child(tmp_path)[1]()
+    assert summary["parent"] == os.getpid()
+    assert summary["passed_on"] is False
+    assert f"/{PREFIX}" in summary["events"]
+
+
+@pytest.mark.parametrize("module", ["pipelines.local_runner", "recsys.train"])
+def test_runner_and_stages_bind_themselves_before_all_else(module):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    ended = subprocess.run(
+        child_command(module),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), VARIABLE: str(dead.pid)},
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL
+
+
+def test_a_busy_root_is_no_failure_and_leaves_no_log(tmp_path, monkeypatch, capsys):
+    root = tmp_path / "root"
+    with run_lock(root):
+        monkeypatch.setattr("recsys.system.run_lock.os.getpid", lambda: -1)  # As another process.
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--set", f"root={root}"])
+    assert ended.value.code == 75
+    assert "R601" in capsys.readouterr().err
+    assert sorted(path.name for path in root.iterdir()) == ["run.lock"]
+
+
+def test_a_child_that_had_no_room_for_a_word_is_told_so(child, tmp_path, monkeypatch):
+    child("sys.exit(1)")
+    _, start = follow_child(tmp_path)
+    with pytest.raises(RecsysError, match=r"R903"):
+        start()
+    monkeypatch.setattr("recsys.system.disk.free_bytes", lambda _: 4096)
+    with pytest.raises(RecsysError, match=r"R603.*No space left on device"):
+        start()
+
+
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "RUNNER", "planted_runner")
-    path = tmp_path / "small.yaml"
-    path.write_text(
-        "name: small\n"
-        "root: runs\n"
-        "data:\n"
-        "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
-        "  items: {files: i.csv, columns: {item: i, title: n}}\n"
-    )
-    return path
+    return small_config(tmp_path)
 
 
 @pytest.mark.parametrize("blessed", [True, False])
@@ -373,21 +376,6 @@ def record_later_run(root):
     record = RunRecord(root / "runs" / LATER)
     record.start("small", ["Trainer"], 4_070_908_800.0)
     record.end({"name": "small", "state": "finished", "started": 4_070_908_800.0, "blessed": True})
-
-
-def test_under_a_clock_that_was_set_back_no_other_run_is_told_as_tonights(
-    child, small, capfd, tmp_path
-):
-    record_later_run(tmp_path / "runs")
-    error = 'RecsysError("R320", "A.", "B.").to_json()'
-    child(f"""
-        from recsys.errors import RecsysError
-        emit("error", step=None, error={error})
-        sys.exit(1)
-    """)
-    assert run_main("run", str(small), "--json") == 1
-    night = json.loads(capfd.readouterr().out)["night"]
-    assert (night["run"], night["state"], night["error"]) == (None, "failed", "[R320] A. B.")
 
 
 def test_under_a_clock_that_was_set_back_a_failed_run_tells_of_itself(

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import io
-import unicodedata
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,6 @@ from recsys.data.entities import (
     to_dates,
 )
 from recsys.data.example_files import read_examples, write_examples
-from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ranks
 from recsys.errors import RecsysError
@@ -196,18 +194,6 @@ def test_columns_of_one_name_read_in_two_ways_get_two_names():
     assert id_column(config) == "item_id"
 
 
-def test_the_first_row_of_an_id_stays():
-    config = users_config(feature("f", "c", "category"))
-    batch = batch_of({"uid": ["b", "a", "b"], "c": ["1", "2", "3"]})
-    rows, _ = parse_entities(batch, config, file_index=1)
-    kept, n_dropped = keep_first(pa.Table.from_batches([rows]), ["user_id"])
-    assert kept.drop_columns([POSITION.name]).to_pydict() == {
-        "user_id": ["b", "a"],
-        "c": ["1", "2"],
-    }
-    assert n_dropped == 1
-
-
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)
 
 
@@ -234,17 +220,6 @@ def test_examples_come_back_from_the_disk_as_they_went(rows):
     # A missing list is an empty one.
     expected["many"] = [values or [] for values in expected["many"]]
     assert found == expected
-
-
-@given(st.lists(texts, min_size=1))
-def test_ids_and_text_are_in_normal_form_c(values):
-    config = users_config(feature("f", "c", "category"))
-    rows, letters = parse_entities(batch_of({"uid": values, "c": values}), config)
-    assert rows.num_rows + letters.num_rows == len(values)
-    for name in ("user_id", "c"):
-        for value in rows[name].to_pylist():
-            assert value == unicodedata.normalize("NFC", value)
-    assert POSITION.name in rows.schema.names
 
 
 VERSIONS = {

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
+from reading import read_interactions
 
 from recsys.config import InteractionsConfig, ListOfEvents
-from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
+from recsys.data.interactions import drop_duplicates
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL, explode
-from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
+from recsys.data.sources.pieces import Piece
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
 
@@ -27,30 +28,13 @@ def config_of(path, columns, **more):
     return InteractionsConfig.model_validate(raw, strict=False)
 
 
-class Read:
-    """The rows of a source as a run types them, and what became of each row."""
+def read(config, piece_bytes=1 << 26):
+    return read_interactions(config, NOW, piece_bytes)
 
-    def __init__(self, config, piece_bytes=1 << 26):
-        pieces = plan_pieces(config, "interactions", interaction_columns(config), piece_bytes)
-        good, letters = [], []
-        self.n_read = self.n_empty = 0
-        for piece in pieces:
-            for batch in read_piece(piece):
-                rows, rejected = parse_interactions(batch, config, NOW, piece.file_index)
-                good.append(rows)
-                letters.append(rejected)
-                self.n_read += batch.n_read
-                self.n_empty += batch.n_empty
-        self.good = pa.Table.from_batches(good)
-        self.letters = pa.Table.from_batches(letters).to_pylist()
 
-    def pairs(self):
-        return list(
-            zip(self.good["user_id"].to_pylist(), self.good["item_id"].to_pylist(), strict=True)
-        )
-
-    def reasons(self):
-        return [(letter["line"], letter["reason"]) for letter in self.letters]
+def pairs(found):
+    ids = [found.good[name].to_pylist() for name in ("user_id", "item_id")]
+    return list(zip(*ids, strict=True))
 
 
 PAIRS = [("1", "7"), ("1", "8"), ("1", "7"), ("3", "9")]
@@ -85,66 +69,45 @@ def write_parquet(folder):
 @pytest.mark.parametrize("write", [write_jsonl, write_mixed_jsonl, write_parquet])
 def test_lists_of_objects_are_events_with_fields(tmp_path, write):
     columns = {"user": "session", "item": "events.aid", "timestamp": "events.ts"}
-    read = Read(config_of(write(tmp_path), columns, explode={"column": "events"}))
-    assert read.pairs() == PAIRS
-    assert (read.n_read, read.n_empty, read.letters) == (4, 1, [])
+    found = read(config_of(write(tmp_path), columns, explode={"column": "events"}))
+    assert pairs(found) == PAIRS
+    assert (found.n_read, found.n_empty, found.letters) == (4, 1, [])
     # The same item at the same second: a duplicate as any other.
-    assert drop_duplicates(read.good)[1] == 1
+    assert drop_duplicates(found.good)[1] == 1
 
 
-def write_values(folder):
-    path = folder / "f.parquet"
-    pq.write_table(pa.table({"user": [1, 2, 3], "items": [[7, 8, 7], [], [9]]}), path)
-    return path, {}, None
-
-
-def write_large_lists(folder):
-    path = folder / "f.parquet"
-    items = pa.array([["7", "8", "7"], [], ["9"]], pa.large_list(pa.string()))
-    pq.write_table(pa.table({"user": ["1", "2", "3"], "items": items}), path)
-    return path, {}, None
-
-
-def write_json_values(folder):
-    rows = [{"user": 1, "items": [7, 8, 7]}, {"user": 2, "items": []}, {"user": 3, "items": [9]}]
-    path = folder / "f.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path, {}, None
-
-
-def write_separated(folder):
-    path = folder / "f.csv"
-    path.write_text('user,more,items\n1,x,"7|8|7"\n2,y,\n3,"z,z",9\n')
-    return path, {}, "|"
-
-
-def write_ragged(folder):
-    path = folder / "f.txt"
-    path.write_text("1 7 8 7\n2 \r\n\n3 9\n")
-    return path, {"delimiter": " ", "names": ["user", "items"]}, " "
-
-
-def write_ragged_with_header(folder):
-    path = folder / "f.tsv"
-    path.write_text('user\tmore\titems\n1\t"x\t7\t8\t7\n2\ty\n3\tz\t9\n')
-    return path, {"delimiter": "\t"}, "\t"
+_LISTS = [[7, 8, 7], [], [9]]
+_TEXTS = pa.array([["7", "8", "7"], [], ["9"]], pa.large_list(pa.string()))
+_JSON = [json.dumps({"user": n, "items": items}) for n, items in enumerate(_LISTS, 1)]
 
 
 @pytest.mark.parametrize(
-    "write",
-    [write_values, write_large_lists, write_json_values, write_separated, write_ragged,
-     write_ragged_with_header],
+    ("name", "content", "csv", "separator"),
+    [
+        ("f.parquet", pa.table({"user": [1, 2, 3], "items": _LISTS}), {}, None),
+        ("f.parquet", pa.table({"user": ["1", "2", "3"], "items": _TEXTS}), {}, None),
+        ("f.jsonl", "\n".join(_JSON), {}, None),
+        ("f.csv", 'user,more,items\n1,x,"7|8|7"\n2,y,\n3,"z,z",9\n', {}, "|"),
+        ("f.txt", "1 7 8 7\n2 \r\n\n3 9\n",
+         {"delimiter": " ", "names": ["user", "items"]}, " "),
+        ("f.tsv", 'user\tmore\titems\n1\t"x\t7\t8\t7\n2\ty\n3\tz\t9\n', {"delimiter": "\t"}, "\t"),
+    ],
+    ids=["parquet", "large-lists", "json", "separated", "ragged", "ragged-with-header"],
 )  # fmt: skip
-def test_lists_of_values_are_events_in_their_order(tmp_path, write):
-    path, csv, separator = write(tmp_path)
+def test_lists_of_values_are_events_in_their_order(tmp_path, name, content, csv, separator):
+    path = tmp_path / name
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        pq.write_table(content, path)
     events = {"column": "items", "separator": separator}
     columns = {"user": "user", "item": "items"}
-    read = Read(config_of(path, columns, csv=csv, explode=events, order="file"))
-    assert read.pairs() == PAIRS
-    assert (read.n_read, read.n_empty, read.letters) == (4, 1, [])
-    assert (np.diff(read.good["place"].to_numpy()) > 0).all()
+    found = read(config_of(path, columns, csv=csv, explode=events, order="file"))
+    assert pairs(found) == PAIRS
+    assert (found.n_read, found.n_empty, found.letters) == (4, 1, [])
+    assert (np.diff(found.good["place"].to_numpy()) > 0).all()
     # In the order of a file each row is an event of its own.
-    assert drop_duplicates(read.good)[1] == 0
+    assert drop_duplicates(found.good)[1] == 0
 
 
 def test_a_ragged_file_that_is_cut_gives_the_rows_of_the_whole(tmp_path):
@@ -154,7 +117,7 @@ def test_a_ragged_file_that_is_cut_gives_the_rows_of_the_whole(tmp_path):
     events = {"column": "items", "separator": " "}
     columns = {"user": "user", "item": "items"}
     config = config_of(tmp_path / "f.txt", columns, csv=csv, explode=events, order="file")
-    whole, cut = Read(config), Read(config, piece_bytes=1000)
+    whole, cut = read(config), read(config, piece_bytes=1000)
     assert whole.good.sort_by("place").equals(cut.good.sort_by("place"))
     assert whole.n_empty == cut.n_empty == 286
     assert whole.n_read == sum(user % 7 for user in range(2000))
@@ -171,15 +134,15 @@ def test_an_event_that_breaks_a_rule_costs_itself_and_names_its_row(tmp_path):
     ]
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = {"user": "s", "item": "events.id", "timestamp": "events.t"}
-    read = Read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "events"}))
-    assert read.pairs() == [("a", "x")]
-    assert sorted(read.reasons()) == [
+    found = read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "events"}))
+    assert pairs(found) == [("a", "x")]
+    assert sorted(found.reasons()) == [
         (1, "empty item id"), (1, "timestamp before 1971 or in the future"), (2, NO_LIST),
         (3, "empty user id"), (3, "empty user id"),
     ]  # fmt: skip
-    assert read.n_read == read.good.num_rows + len(read.letters)
+    assert found.n_read == found.good.num_rows + len(found.letters)
     # The letter of an event shows the event, not the list that it stands in.
-    assert json.loads(read.letters[-2]["row"])["events.id"] == "x"
+    assert json.loads(found.letters[-2]["row"])["events.id"] == "x"
 
 
 def test_a_list_too_long_for_memory_is_one_dead_letter(tmp_path):
@@ -187,19 +150,19 @@ def test_a_list_too_long_for_memory_is_one_dead_letter(tmp_path):
     users = ["long", "fits", "x" * 60_000, "short"]
     pq.write_table(pa.table({"user": users, "items": lists}), tmp_path / "f.parquet")
     columns = {"user": "user", "item": "items"}
-    read = Read(config_of(tmp_path / "f.parquet", columns, explode={"column": "items"}))
-    assert read.reasons() == [(1, TOO_LONG), (3, TOO_LONG)]
-    assert all(len(letter["row"]) <= 65_536 for letter in read.letters)
-    assert read.good.num_rows == 1_000_001
+    found = read(config_of(tmp_path / "f.parquet", columns, explode={"column": "items"}))
+    assert found.reasons() == [(1, TOO_LONG), (3, TOO_LONG)]
+    assert all(len(letter["row"]) <= 65_536 for letter in found.letters)
+    assert found.good.num_rows == 1_000_001
 
 
 def test_fields_in_lists_of_different_lengths_are_a_dead_letter(tmp_path):
     rows = [{"u": 1, "e": {"i": [1, 2], "t": [TIME]}}, {"u": 2, "e": {"i": [3], "t": [TIME]}}]
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = {"user": "u", "item": "e.i", "timestamp": "e.t"}
-    read = Read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "e"}))
-    assert read.pairs() == [("2", "3")]
-    assert read.reasons() == [(1, UNEQUAL)]
+    found = read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "e"}))
+    assert pairs(found) == [("2", "3")]
+    assert found.reasons() == [(1, UNEQUAL)]
 
 
 def test_a_list_that_no_column_reads_is_a_mistake_in_the_config():
@@ -211,7 +174,7 @@ def test_objects_themselves_are_no_column_of_parquet(tmp_path):
     columns = {"user": "session", "item": "events"}
     config = config_of(write_parquet(tmp_path), columns, explode={"column": "events"})
     with pytest.raises(RecsysError, match=r"R254.*events.FIELD"):
-        Read(config)
+        read(config)
 
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["x", 2**60, 6.5])

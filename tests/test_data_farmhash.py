@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from recsys.data.farmhash import fingerprints, hash_buckets, text_bounds
+from recsys.data.farmhash import fingerprints, hash_buckets
 
 farmhash = pytest.importorskip("farmhash")
 
@@ -35,28 +35,6 @@ def test_texts_of_any_content_have_farmhashs_fingerprint(texts, start):
     assert fingerprints(part).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "fingerprint"),
-    [
-        ("", 11160318154034397263),
-        ("a", 12917804110809363939),
-        ("abc", 2640714258260161385),
-        ("user", 2238907118710571534),
-        ("user 12", 9653529170004881107),
-        ("user_123", 7982461457847314656),
-        ("0123456789abcdef", 6105018409752412263),
-        ("0123456789abcdefg", 12024047538191061578),
-        ("x" * 32, 12901576723999808517),
-        ("x" * 33, 12270365409943098935),
-        ("x" * 64, 6916188127298655160),
-        ("x" * 65, 4935023790501551929),
-        ("é" * 100, 5454368170614913498),
-    ],
-)
-def test_fingerprints_that_the_c_library_of_farmhash_gave(text, fingerprint):
-    assert fingerprints(pa.array([text])).tolist() == [fingerprint]
-
-
 @pytest.mark.pipeline
 def test_buckets_are_those_of_tensorflow():
     tf = pytest.importorskip("tensorflow")
@@ -64,11 +42,3 @@ def test_buckets_are_those_of_tensorflow():
     for n in (1, 7, 1000, 2**31 - 1):
         expected = tf.strings.to_hash_bucket_fast(ids, n).numpy().tolist()
         assert hash_buckets(pa.array(ids), n).tolist() == expected
-
-
-def test_bounds_of_a_slice_are_those_of_its_texts():
-    texts = pa.array(["aa", "b", "", "cccc"]).slice(1, 2)
-    offsets, data = text_bounds(texts)
-    assert np.diff(offsets).tolist() == [1, 0]
-    assert bytes(data[offsets[0] : offsets[1]]) == b"b"
-    assert text_bounds(pa.array([], pa.string()))[0].tolist() == [0]

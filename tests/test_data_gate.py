@@ -42,13 +42,11 @@ def test_the_share_of_rejected_rows_may_reach_the_limit(tmp_path, rejected, read
     if passes:
         check_rejected("items", tmp_path, 0.01)
         return
-    with pytest.raises(RecsysError) as stopped:
-        check_rejected("items", tmp_path, 0.01)
-    assert str(stopped.value) == (
-        "[R241] At most 1 % of the items may be rejected, 2 % were (2 of 100, most often:"
-        f" bad time). See {tmp_path}/dead_letters, repair the data, or raise"
-        " data.gate.max_rejected_share."
+    expected = (
+        rf"R241.* 1 % .* 2 % .*2 of 100.*bad time.*{tmp_path}.*data\.gate\.max_rejected_share"
     )
+    with pytest.raises(RecsysError, match=expected):
+        check_rejected("items", tmp_path, 0.01)
 
 
 def test_rows_that_are_no_utf8_name_the_key_of_the_encoding(tmp_path):
@@ -69,14 +67,9 @@ def test_an_anomaly_names_column_split_and_file(tmp_path):
         {"split": "eval", "column": "event", "text": "Unexpected string values: share (~2%)."},
         {"split": "eval", "column": "", "text": "The dataset has too few examples."},
     ]
-    with pytest.raises(RecsysError) as stopped:
+    named = rf"R242.*'eval'.*'event'.*~2%.*1 more.*interactions\.pbtxt.*{tmp_path}/validation\.json"
+    with pytest.raises(RecsysError, match=named):
         check_validation(found(anomalies, [distance()]), tmp_path)
-    assert str(stopped.value) == (
-        "[R242] The interactions (split 'eval') must fit their schema; column 'event':"
-        " Unexpected string values: share (~2%). (1 more) Repair the data, or change"
-        f" interactions.pbtxt in data.gate.schema_dir; all anomalies are in {tmp_path}/"
-        "validation.json."
-    )
 
 
 def test_drift_names_column_measure_value_limit_and_the_way_out(tmp_path):
@@ -85,16 +78,9 @@ def test_drift_names_column_measure_value_limit_and_the_way_out(tmp_path):
         distance(value=0.4, note="most of all the value 'view'"),
         distance(column="rating", value=0.35, measure="Jensen-Shannon"),
     ]
-    with pytest.raises(RecsysError) as stopped:
+    named = r"R244.*'event'.*'train'.*0\.300.*0\.400.*L-infinity.*'view'.*2 more.*max_drift"
+    with pytest.raises(RecsysError, match=named):
         check_validation(found(comparisons=beyond, what="items"), tmp_path)
-    assert str(stopped.value) == (
-        "[R244] Column 'event' of the items (split 'train') must lie within 0.300 of the data"
-        " accepted before; its distance is 0.400 (L-infinity; most of all the value 'view')"
-        " (2 more). Repair the data, or if the change is intended raise data.gate.max_drift"
-        " (null: no limit), or give the column a drift_comparator in items.pbtxt of"
-        " data.gate.schema_dir;"
-        f" all distances are in {tmp_path}/validation.json."
-    )
 
 
 def test_skew_has_a_code_and_a_key_of_its_own(tmp_path):

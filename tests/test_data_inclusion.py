@@ -53,35 +53,14 @@ def test_two_samplers_miss_an_item_if_both_do(p, n, other, m):
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-300)
 
 
-def test_it_is_how_often_items_are_in_batches():
-    rng = np.random.default_rng(0)
-    popular = np.array([0.6, 0.3, 0.09, 0.01])
-    n_batches = 20_000
-    of_events = rng.choice(4, (n_batches, 5), p=popular)
-    drawn = rng.integers(0, 4, (n_batches, 2))
-    both = np.concatenate([of_events, drawn], axis=1)
-    share = [(both == item).any(axis=1).mean() for item in range(4)]
-    found = inclusion_log_probability((popular, 5), (np.full(4, 0.25), 2))
-    np.testing.assert_allclose(np.exp(found), share, atol=4 * 0.5 / np.sqrt(n_batches))
-
-
-def test_results_are_float64_in_the_shape_of_the_items():
-    found = inclusion_log_probability((np.full(7, 0.1, np.float32), 3))
-    assert found.shape == (7,)
-    assert found.dtype == np.float64
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.1, np.nan])
-def test_what_is_no_probability_is_refused(p):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        inclusion_log_probability((np.array([0.5, p]), 3))
-
-
-def test_a_negative_number_of_draws_is_refused():
-    with pytest.raises(ValueError, match="must not be negative"):
-        inclusion_log_probability((np.array([0.5]), -1))
-
-
-def test_no_sampler_is_refused():
-    with pytest.raises(ValueError, match="at least one sampler"):
-        inclusion_log_probability()
+@pytest.mark.parametrize(
+    ("samplers", "rule"),
+    [
+        *(([([0.5, p], 3)], "between 0 and 1") for p in (-0.1, 1.1, np.nan)),
+        ([([0.5], -1)], "must not be negative"),
+        ([], "at least one sampler"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(samplers, rule):
+    with pytest.raises(ValueError, match=rule):
+        inclusion_log_probability(*((np.array(p), n) for p, n in samplers))

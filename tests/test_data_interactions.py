@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from reading import read_interactions
 
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig
-from recsys.config.load import default_config_path
 from recsys.data.interactions import (
     BAD_ITEM,
     BAD_USER,
@@ -24,7 +24,6 @@ from recsys.data.interactions import (
     OUT_OF_TIME,
     drop_duplicates,
     interaction_columns,
-    interaction_schema,
     parse_interactions,
     suggest_unit,
 )
@@ -39,13 +38,8 @@ def parse(path, content, columns=COLUMNS, piece_bytes=1 << 20, **config):
     """Returns the good rows, and the dead letters as `(line, reason)`."""
     path.write_text(content)
     config = InteractionsConfig(files=str(path), columns=columns, **config)
-    good, letters = [interaction_schema(config).empty_table()], []
-    for piece in plan_pieces(config, "interactions", interaction_columns(config), piece_bytes):
-        for batch in read_piece(piece):
-            typed, rejected = parse_interactions(batch, config, NOW)
-            good.append(pa.Table.from_batches([typed]))
-            letters += [(letter["line"], letter["reason"]) for letter in rejected.to_pylist()]
-    return pa.concat_tables(good, promote_options="default"), letters
+    read = read_interactions(config, NOW, piece_bytes)
+    return read.good, read.reasons()
 
 
 @pytest.mark.parametrize(
@@ -285,20 +279,3 @@ def is_good(row):
 
 
 _BIG = ("1000000000", "1000000001")
-
-
-def test_the_one_damaged_row_of_movielens_is_found():
-    folder = default_config_path().parent.parent / "data" / "ml-latest-small"
-    columns = InteractionColumns(
-        user="userId", item="movieId", timestamp="timestamp", rating="rating"
-    )
-    config = InteractionsConfig(files=str(folder / "ratings.csv"), columns=columns)
-    n_good, letters = 0, []
-    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
-        for batch in read_piece(piece):
-            typed, rejected = parse_interactions(batch, config, NOW)
-            n_good += typed.num_rows
-            letters += rejected.to_pylist()
-    assert n_good == 100_835
-    assert [(letter["line"], letter["reason"]) for letter in letters] == [(522, NO_TIME)]
-    assert letters[0]["row"].startswith("5,39,3.0,84743496 https://files")

@@ -15,8 +15,6 @@ from recsys.config import (
     ItemsConfig,
     SourceConfig,
 )
-from recsys.data.inspect.dialect import understand
-from recsys.data.inspect.profile import profile_columns
 from recsys.data.sources import source_files
 from recsys.data.sources.csv_source import OPEN_QUOTE
 from recsys.data.sources.pieces import plan_pieces, read_all, read_piece
@@ -163,30 +161,6 @@ def test_a_line_over_64_mib_is_refused_wherever_it_ends(tmp_path, name, content,
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RecsysError, match=rf"R280.*at most 64 MiB; line {line} is longer"):
         list(read_all(SourceConfig(files=str(tmp_path / name)), "items", ["a", "b"]))
-
-
-def test_check_counts_the_rows_of_many_small_files_as_those_of_one(tmp_path):
-    rows = [
-        f"{at % 40},{at % 7},{'' if at % 9 == 0 else 1_600_000_000 + at}\n" for at in range(300)
-    ]
-    (tmp_path / "one.csv").write_text("user,item,time\n" + "".join(rows))
-    for at in range(0, 300, 2):
-        (tmp_path / f"part-{at:03}.csv").write_text("user,item,time\n" + "".join(rows[at : at + 2]))
-    one, many = (
-        profile_columns(
-            understand([str(tmp_path / pattern)], "interactions"),
-            "interactions",
-            1_700_000_000,
-            None,
-            lambda _: None,
-        )
-        for pattern in ("one.csv", "part-*.csv")
-    )
-    assert [many[name].to_json() for name in many] == [one[name].to_json() for name in one]
-    assert (one["user"].n_rows, len(one["user"].distinct)) == (300, 40)
-    assert [profile.n_runs for profile in many.values()] == [
-        profile.n_runs for profile in one.values()
-    ]
 
 
 # --- files that change

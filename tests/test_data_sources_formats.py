@@ -2,7 +2,6 @@
 
 import bz2
 import datetime as dt
-import decimal
 import gzip
 import json
 import lzma
@@ -123,13 +122,6 @@ def test_a_line_that_gives_a_column_twice_is_a_dead_letter(tmp_path, line, is_re
     assert [letter[:2] for letter in letters] == [(n_good + 1, GIVEN_TWICE)] * is_rejected
 
 
-def test_two_objects_on_a_line_and_a_blank_one_are_not_two_rows(tmp_path):
-    (tmp_path / "f.jsonl").write_bytes(b'{"a": 1}{"a": 2}\n  \n{"a": 3}\n')
-    values, lines, letters = read(tmp_path / "f.jsonl", ("a",))
-    assert ([str(value) for value in values[0]], lines) == (["3"], [3])
-    assert [letter[:2] for letter in letters] == [(1, NOT_JSON)]
-
-
 def test_nested_fields_and_names_with_dots_are_columns(tmp_path):
     rows = [{"u": {"id": 1}, "x.y": "flat", "x": {"y": "deep"}, "l": ["p", "q"]}, {"u": {}}]
     path = write_lines(tmp_path / "f.jsonl", rows)
@@ -221,27 +213,6 @@ def test_a_column_that_stands_twice_in_parquet_is_named_and_an_unused_one_is_not
     with pytest.raises(RecsysError, match=r"R203.*f\.parquet.*the column 'a' only once"):
         read(path)
     assert read(path, ("b",)) == ([[2]], [1], [])
-
-
-def test_a_json_array_is_told_how_to_become_lines(tmp_path):
-    (tmp_path / "f.json").write_text('[{"a": 1}]')
-    with pytest.raises(RecsysError, match=r"R204.*a JSON array.*jq"):
-        read(tmp_path / "f.json")
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([decimal.Decimal("7.00"), decimal.Decimal("12345678901234567890.00")]),
-        pa.array([7, 12345678901234567890], pa.uint64()),
-        pa.array([[7], [12345678901234567890]], pa.list_(pa.uint64())),
-        pa.array([b"7", b"12345678901234567890"]),
-    ],
-    ids=lambda column: str(column.type),
-)
-def test_whole_numbers_of_any_type_are_one_id(tmp_path, column):
-    pq.write_table(pa.table({"a": column}), tmp_path / "f.parquet")
-    assert ids(tmp_path / "f.parquet") == ["7", "12345678901234567890"]
 
 
 def test_a_struct_is_no_column(tmp_path):

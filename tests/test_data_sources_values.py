@@ -58,6 +58,9 @@ def test_slices_large_text_bytes_and_dictionaries_give_the_same_ids(texts, start
     assert to_ids(pa.array([[text] for text in texts], pa.list_(pa.string()))).to_pylist() == ids
 
 
+_LONG = "12345678901234567890"
+
+
 @pytest.mark.parametrize(
     ("column", "ids"),
     [
@@ -66,6 +69,8 @@ def test_slices_large_text_bytes_and_dictionaries_give_the_same_ids(texts, start
         (pa.array([math.nan, math.inf]), [None, None]),
         (pa.array([True, False]), ["true", "false"]),
         (pa.array([b"\xff", b"x"]), [None, "x"]),
+        (pa.array([[7], [12345678901234567890]], pa.list_(pa.uint64())), ["7", _LONG]),
+        (pa.array([7, 12345678901234567890], pa.uint64()), ["7", _LONG]),
         (pa.array([[1, 2], [3], [], None]), [None, "3", None, None]),
         (pa.array([{"a": 1}]), [None]),
         (pa.nulls(2), [None, None]),

@@ -11,7 +11,6 @@ from recsys.data.split import (
     DAY_S,
     choose_cut,
     count_positive_days,
-    remark_on_share,
     split_at,
 )
 from recsys.errors import RecsysError
@@ -47,20 +46,6 @@ def test_no_other_midnight_is_closer(days, share):
     assert min(days) < cut <= max(days)
     others = range(min(days) + 1, max(days) + 1)
     assert distance(cut) == pytest.approx(min(distance(day) for day in others))
-
-
-@pytest.mark.parametrize(
-    ("days", "share", "held_out"),
-    [
-        ({1: 10, 2: 90}, 0.1, "90.0%"),
-        ({1: 99, 2: 1}, 0.1, "1.0%"),
-        ({1: 90, 2: 10}, 0.1, None),
-        ({1: 81, 2: 19}, 0.1, None),
-    ],
-)
-def test_a_share_far_from_that_which_was_wanted_is_remarked_on(days, share, held_out):
-    remark = remark_on_share(days, choose_cut(days, share), share)
-    assert remark is None if held_out is None else remark.startswith(f"{held_out} of the positives")
 
 
 def test_positives_of_one_day_cannot_be_cut():

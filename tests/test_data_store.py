@@ -135,26 +135,6 @@ def test_columns_of_many_shards_read_as_one(sizes, places, start, stop, step):
         column[np.array([len(whole)])]
 
 
-def test_logs_of_one_and_of_many_shards_have_the_same_histories():
-    rng = np.random.default_rng(1)
-    user, item = rng.integers(0, 30, 600), rng.integers(1, 99, 600)
-    time = rng.integers(0, 50, 600)
-    one = EventLog((sorted_shard(user, user, item, time, 30),))
-    many = []
-    for first in (0, 7, 20):
-        last = {0: 7, 7: 20, 20: 30}[first]
-        which = (first <= user) & (user < last)
-        columns = (user[which], item[which], time[which])
-        many.append(sorted_shard(user[which] - first, *columns, last - first))
-    split = EventLog(tuple(many))
-    events = rng.permutation(600)
-    assert np.array_equal(split.offsets, one.offsets)
-    for column in ("user_row", "item_row", "timestamp", "tied"):
-        assert np.array_equal(getattr(split, column)[events], getattr(one, column)[events])
-    assert np.array_equal(split.histories(events, 9), one.histories(events, 9))
-    assert np.array_equal(split.user_index(events), one.user_index(events))
-
-
 # --- writing
 
 

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from reading import read_interactions
 
 from recsys.config import InteractionsConfig, ItemsConfig, SourceConfig
 from recsys.data.entities import parse_entities, raw_columns
-from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_times
 from recsys.errors import RecsysError
@@ -80,13 +80,8 @@ def read(path, content, **config):
     path.write_bytes(content.encode(config.get("csv", {}).get("encoding", "utf-8")))
     raw = {"files": str(path), **config}
     source = InteractionsConfig.model_validate(raw, strict=False)
-    good, letters = [], []
-    for piece in plan_pieces(source, "interactions", interaction_columns(source), 1 << 20):
-        for batch in read_piece(piece):
-            rows, rejected = parse_interactions(batch, source, 1_900_000_000)
-            good.append(rows)
-            letters += rejected.to_pylist()
-    return pa.Table.from_batches(good), [(letter["line"], letter["reason"]) for letter in letters]
+    found = read_interactions(source, 1_900_000_000, 1 << 20)
+    return found.good, found.reasons()
 
 
 def test_ratings_and_weights_may_have_a_decimal_comma(tmp_path):

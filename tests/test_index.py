@@ -10,7 +10,7 @@ from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
 from recsys.serving import ranker as ranker_module
 from recsys.serving.ann_index import read_index
-from recsys.serving.index_build import build, choose_effort, judging_queries, recall_of
+from recsys.serving.index_build import build, choose_effort, recall_of
 from recsys.serving.ranker import Ranker
 
 _N, _DIM, _K = 4000, 16, 20
@@ -123,19 +123,6 @@ def test_an_index_that_takes_longer_than_a_look_at_all_is_not_asked(world, built
     assert many == 1 or not can_look
 
 
-def test_the_kernel_and_numpy_rank_alike(world, monkeypatch):
-    items, is_item, queries = world
-    hidden = RaggedRows.of([np.arange(n, dtype=np.int32) for n in range(50)])
-    ranked = Ranker(items, is_item).best(queries[:50], hidden, _K)
-    status = ranker_module.kernels.status()
-    monkeypatch.setattr(
-        ranker_module.kernels, "status", lambda: type(status)(None, "none is wished for")
-    )
-    other = Ranker(items, is_item).best(queries[:50], hidden, _K)
-    np.testing.assert_allclose(ranked[1], other[1], atol=1e-5)
-    assert recall_of(ranked[0], other[0]) > 0.999
-
-
 def test_the_same_input_gives_the_same_files(world, built, tmp_path):
     build(tmp_path, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
     for path in sorted((built[0] / "index").iterdir()):
@@ -165,16 +152,6 @@ def test_an_index_that_finds_too_little_is_refused_with_what_it_found():
     with pytest.raises(RecsysError, match=r"\[R581\].*95.0%.*0\.5000 at 50 of 100 lists"):
         choose_effort(blind, queries, exact, 100, 0.95)
     assert choose_effort(blind, queries, exact, 100, 0.3) == (1, 0.5)
-
-
-def test_too_few_queries_are_joined_by_such_as_lie_near_items(world):
-    items, is_item, queries = world
-    rows = np.flatnonzero(is_item)
-    made = judging_queries(np.concatenate([queries[:5], 0 * queries[:5]]), items, rows)
-    assert made.shape == (512, _DIM)
-    np.testing.assert_array_equal(made[:5], queries[:5])
-    assert (np.linalg.norm(made, axis=1) > 0).all()
-    assert len(judging_queries(queries, items, rows)) == 600
 
 
 def test_a_bundle_without_an_index_has_none(world, tmp_path):

@@ -144,14 +144,6 @@ def test_positives_of_one_day_are_refused(tmp_path):
         run(source(tmp_path / "in" / "a.csv"), tmp_path)
 
 
-def test_a_dialect_without_header_is_read(tmp_path):
-    rows = [f"u{n}::i{n}::5::{START + n * DAY}" for n in range(4)]
-    write(tmp_path / "in", "r.dat", rows[1:], header=rows[0])
-    dialect = CsvFormat(delimiter="::", names=("user", "item", "stars", "time"), quote=None)
-    summary = run(source(tmp_path / "in" / "r.dat", csv=dialect), tmp_path)
-    assert [summary["read"], summary["good"]] == [4, 4]
-
-
 def test_all_letters_are_kept_and_two_of_a_reason_are_shown(tmp_path):
     good = [f"u,i,{START + n * DAY}" for n in range(2)]
     write(tmp_path / "in", "a.csv", [*good, *["u,i,never"] * 5000])

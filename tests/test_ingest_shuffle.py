@@ -1,7 +1,5 @@
 """Rows that go from worker to worker through files, and counts that add up."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("apache_beam")
 
-from recsys.data.dead_letters import add_up, dead_letters, letters_tally
 from recsys.data.ingest import read_rows
 from recsys.data.ingest.read_rows import SpillWriter, read_spills
 
@@ -59,28 +56,3 @@ def test_a_task_that_runs_twice_counts_once(tmp_path):
 
 def batch(texts):
     return pa.RecordBatch.from_pydict({"text": pa.array(texts, pa.string())})
-
-
-def test_tallies_add_up_in_any_order():
-    tallies = [
-        {"read": 3, "by_reason": {"a": 1}},
-        {"read": 4, "by_reason": {"a": 2, "b": 5}},
-        {"good": 1},
-    ]
-    expected = {"read": 7, "by_reason": {"a": 3, "b": 5}, "good": 1}
-    assert add_up(tallies) == expected
-    assert add_up(reversed(tallies)) == expected
-
-
-def test_the_first_letters_of_a_reason_stay_as_examples():
-    parts = [
-        dead_letters(["x", "y", "x"], str(Path("b.csv")), [9, 8, 7], [b"9", b"8", b"7"]),
-        dead_letters(["x"], "a.csv", [5], [b"five"]),
-    ]
-    total = add_up(letters_tally(letters) for letters in parts)
-    assert total["rejected"] == 4
-    assert total["by_reason"] == {"x": 3, "y": 1}
-    assert [(one["file"], one["line"], one["row"]) for one in total["examples"]["x"]] == [
-        ("a.csv", 5, "five"),
-        ("b.csv", 7, "7"),
-    ]

@@ -64,6 +64,11 @@ class World:
         (folder / name).write_text("\n".join([header, *rows]) + "\n")
         return folder / name
 
+    def fill(self, n_days):
+        """Writes 30 rows for each of the first days."""
+        for day in range(n_days):
+            self.write(day, rows_of(day, 30))
+
     def night(self, config=None, share=1.0, code="code"):
         self.n_nights += 1
         out = self.root / f"night-{self.n_nights}"
@@ -372,21 +377,8 @@ def test_a_span_that_comes_late_is_read_and_said_to_be_late(world):
     assert not [one for one in told(world.night()[0]) if one["late"]]
 
 
-def test_the_same_rows_under_another_span_are_duplicates(world):
-    for day in range(3):
-        world.write(day, rows_of(day, 30))
-    world.night()
-    world.write(3, rows_of(2, 30))
-    out, summary = world.night()
-    check(out, summary)
-    last = told(out)[-1]
-    assert last["duplicates"] == last["rows"] == 30
-    assert "duplicates" in last["reason"]
-
-
 def test_an_empty_span_is_told_and_stops_nothing(world):
-    for day in range(3):
-        world.write(day, rows_of(day, 30))
+    world.fill(3)
     world.write(3, [])
     world.write(4, []).write_text("")
     out, summary = world.night()
@@ -406,8 +398,7 @@ BREAK = {
 
 @pytest.mark.parametrize("how", BREAK)
 def test_a_broken_span_stops_the_run_or_is_set_aside_until_it_changes(world, how):
-    for day in range(3):
-        world.write(day, rows_of(day, 30))
+    world.fill(3)
     good = world.night(share=0.1)[1]
     file = world.write(3, rows_of(3, 30))
     whole = file.read_text()
@@ -440,14 +431,6 @@ def test_a_window_without_a_good_span_is_refused(world):
         world.night()
 
 
-def test_a_wrong_unit_is_refused_with_the_right_one(world):
-    for day in range(3):
-        rows = [row.split(",") for row in rows_of(day, 30)]
-        world.write(day, [f"{u},{i},{int(t) * 1000},{s}" for u, i, t, s in rows])
-    with pytest.raises(RecsysError, match=r"R206.*timestamp_unit to milliseconds"):
-        world.night(share=0.1)
-
-
 # --- what is kept
 
 
@@ -457,8 +440,7 @@ def kept_folders(world, kind="segment"):
 
 def test_a_damaged_segment_is_set_aside_and_made_again(world):
     world.config = world.config.model_copy(update={"spans": 5})
-    for day in range(4):
-        world.write(day, rows_of(day, 30))
+    world.fill(4)
     world.night()
     world.write(4, rows_of(4, 30))
     damaged = [kept_folders(world)[2], kept_folders(world, "span")[1]]
@@ -477,8 +459,7 @@ def test_a_damaged_segment_is_set_aside_and_made_again(world):
 
 
 def test_files_of_an_artifact_are_links_that_outlive_what_is_kept(world):
-    for day in range(4):
-        world.write(day, rows_of(day, 30))
+    world.fill(4)
     out, summary = world.night()
     linked = next((out / "examples" / "segments").rglob("item.npy"))
     assert linked.stat().st_nlink == 2
@@ -490,8 +471,7 @@ def test_files_of_an_artifact_are_links_that_outlive_what_is_kept(world):
 
 
 def test_a_sweep_leaves_what_is_in_use_and_what_was_used_lately(world):
-    for day in range(4):
-        world.write(day, rows_of(day, 30))
+    world.fill(4)
     first, _ = world.night()
     world.write(4, rows_of(4, 30))
     second, _ = world.night()
@@ -506,8 +486,7 @@ def test_a_sweep_leaves_what_is_in_use_and_what_was_used_lately(world):
 
 
 def test_what_other_code_or_another_config_made_is_not_used(world):
-    for day in range(4):
-        world.write(day, rows_of(day, 30))
+    world.fill(4)
     world.night()
     assert world.night(code="other")[1]["segments"]["made"] == 4
     stricter = world.config.model_copy(update={"positive_at_least": 4.0})
@@ -557,8 +536,7 @@ def test_files_without_a_span_are_read_beside_those_with_one(world):
     plain = world.raw / "old.csv"
     plain.write_text("\n".join(["user,item,time,stars", *rows_of(0, 30, seed=1)]) + "\n")
     world.config = world.config.model_copy(update={"files": (str(plain), world.config.files)})
-    for day in range(3):
-        world.write(day, rows_of(day, 30))
+    world.fill(3)
     out, summary = world.night()
     check(out, summary, are_all_spans=False)
     assert len(told(out)) == 3
@@ -579,8 +557,7 @@ def test_a_row_of_tomorrow_is_good_when_it_is_tomorrow(world, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing_half(world, monkeypatch):
-    for day in range(3):
-        world.write(day, rows_of(day, 30))
+    world.fill(3)
     world.night()
     before = [folder.name for folder in kept_folders(world, "*")]
     world.write(3, rows_of(3, 30))

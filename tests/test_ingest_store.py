@@ -1,16 +1,12 @@
 """The store that segments make is the one that plain Python makes."""
 
-from collections import Counter
-
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pytest
 from hypothesis import given
 
 from recsys.config import VocabularyConfig
-from recsys.data.example_files import read_examples, write_examples
 from recsys.data.farmhash import hash_buckets
 from recsys.data.ingest.segments import FOLDER, SegmentPart, counts_of, write_events, write_index
 from recsys.data.ingest.store_writer import build_store
@@ -130,21 +126,3 @@ def test_events_without_weights_and_kinds_make_a_store_without(tmp_path):
     write_events(tmp_path / "without", positives.drop_columns(_OPTIONAL))
     names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("with", "without")]
     assert names[0] - names[1] == {"weight.npy", "kind.npy", "kinds.parquet"}
-
-
-def test_examples_come_back_as_plain_columns(tmp_path):
-    table = pa.table({"id": ["ü", ""], "n": [1, 2], "x": pa.array([0.5, 1], pa.float32())})
-    with (tmp_path / "f.parquet").open("wb") as sink:
-        write_examples(table, sink)
-    (back,) = read_examples(str(tmp_path / "f.parquet"), ["id", "n", "x"])
-    assert back.to_pylist() == table.to_pylist()
-
-
-@pytest.mark.parametrize("n_buckets", [1, 3, 1000])
-def test_all_rows_of_an_id_go_into_one_bucket(n_buckets):
-    rng = np.random.default_rng(0)
-    ids = [f"user {n}" for n in rng.integers(0, 3000, 9000)]
-    buckets = hash_buckets(pa.array(ids), n_buckets).tolist()
-    assert len(set(zip(ids, buckets, strict=True))) == len(set(ids))
-    assert set(buckets) <= set(range(n_buckets))
-    assert len(Counter(buckets)) > 0.9 * n_buckets

@@ -58,16 +58,6 @@ def test_training_positives_alone_are_counted(examples, tmp_path):
     ]
 
 
-def test_rows_stay_where_a_vocabulary_goes_on(examples, tmp_path):
-    make(examples, tmp_path / "first")
-    tomorrow = tmp_path / "tomorrow"
-    write(tomorrow, {"train": [("e", "y"), ("e", "v"), ("a", "y")], "eval": []})
-    users, items = make(tomorrow, tmp_path / "second", previous=tmp_path / "first")
-    assert users.names_of_rows() == ["", "b", "a", "e"]
-    assert items.names_of_rows() == ["", "x", "y", "v"]
-    assert items.row_counts.tolist() == [0, 0, 2, 1]
-
-
 def test_kinds_of_events_keep_their_rows_for_good(tmp_path, monkeypatch):
     nights = [
         {"train": [("a", "x", "view"), ("a", "y", "buy"), ("b", "x", "view")], "eval": []},

@@ -237,21 +237,9 @@ def test_data_that_breaks_its_committed_schema_stop_the_run(runs, first, tmp_pat
     assert runs.served() == served
 
 
-def test_a_second_run_on_a_locked_root_is_refused(runs, first):
-    from recsys.system.run_lock import run_lock
-
-    with run_lock(runs.folder / "run"):
-        code, events = runs()
-    assert code == 75
-    assert [event["kind"] for event in events] == ["error"]
-    assert error(events)["code"] == "R601"
-
-
 @pytest.mark.parametrize(
     ("override", "exit_code", "code"),
     [
-        ("data.interactions.files=nowhere.csv", 1, "R201"),
-        ("data.interactions.columns.user=who", 1, "R203"),
         ("data.interactions.positive_at_least=9.0", 1, "R207"),
         ("data.gate.schema_dir=nowhere", 1, "R243"),
         ("train.epoch=3", 2, "R105"),

@@ -17,7 +17,7 @@ from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import runner as module
-from pipelines.aftercare import as_recsys_error, stopped_error
+from pipelines.aftercare import as_recsys_error
 from pipelines.run_record import Recorder
 from recsys.errors import RecsysError
 from recsys.system.run_lock import LOCK_NAME, run_lock
@@ -79,14 +79,6 @@ def test_a_run_whose_lock_was_taken_over_stops_before_the_next_step(tmp_path, st
     with pytest.raises(RecsysError, match="R604"):
         runner.start()
     assert runner.result()["state"] == "failed"
-
-
-def test_what_the_stage_said_last_is_told_of_a_stop():
-    stopped = StoppedError(signal.SIGTERM)
-    stopped.__cause__ = RecsysError("R375", "It has saved: step 5 of 9.", "Go on.")
-    text = str(stopped_error(stopped, "Trainer"))
-    assert "in Trainer" in text
-    assert "It has saved: step 5 of 9." in text
 
 
 def test_a_full_disk_is_told_with_its_place_and_room_whoever_met_it(tmp_path):

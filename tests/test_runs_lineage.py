@@ -143,13 +143,7 @@ def test_a_copy_elsewhere_still_tells(tmp_path, capsys):
     write_manifest(tmp_path, {"name": "tiny", "code": "c" * 64, "lineage": told})
     assert run_main("lineage", str(tmp_path)) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for words in (
-        "interactions a.csv 9",
-        "d" * 16,
-        f"from the model {'b' * 16}, trained until 2026-02-01, warm starts 3",
-        "good; blessed",
-        "the bundle is outside the folder of its run",
-    ):
+    for words in ("a.csv 9", "d" * 16, "b" * 16, "2026-02-01", "warm starts 3", "good; blessed"):
         assert words in text
     assert run_main("lineage", str(tmp_path), "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -193,24 +187,6 @@ def test_without_git_or_a_checkout_the_version_is_told(checkout, tmp_path, monke
     assert source_version(tmp_path / "recsys/inside") == unknown
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert source_version(checkout) == unknown
-
-
-def test_lineage_names_the_commits(tmp_path, capsys):
-    training = {"version": "1", "commit": "a" * 40, "is_dirty": False}
-    export = {"version": "1", "commit": "b" * 40, "is_dirty": True}
-    told = describe_origin(model_of(tmp_path / "model", source=training), None, None)
-    assert told["source"]["training"] == training
-    told["source"]["export"] = export
-    write_manifest(tmp_path, {"name": "tiny", "lineage": told})
-    assert run_main("lineage", str(tmp_path)) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"training {'a' * 40} export {'b' * 40}, with changes that were not committed" in text
-
-
-def test_a_bundle_from_before_commits_were_recorded_says_so(tmp_path, capsys):
-    write_manifest(tmp_path, {"name": "tiny", "lineage": {"format": 1}})
-    assert run_main("lineage", str(tmp_path)) == 0
-    assert "not recorded" in capsys.readouterr().out
 
 
 def test_no_bundle_is_an_error(tmp_path, capsys):

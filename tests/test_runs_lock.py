@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from waiting import wait_for
 
 from recsys.errors import BusyError, RecsysError
 from recsys.system import run_lock as run_lock_module
@@ -68,7 +69,7 @@ ELSEWHERE = Owner.this().model_copy(update={"machine": "another", "host": "anoth
 
 def test_a_second_run_is_told_pid_host_age_and_the_last_sign_of_life(tmp_path, other_run):
     who = rf"process {other_run.pid} on {socket.gethostname()}"
-    told = rf"R601.*{who}, for [\d.]+ s, .*life [\d.]+ s ago"
+    told = rf"R601.*{who}, for [\d.]+ m?s, .*life [\d.]+ m?s ago"
     with pytest.raises(BusyError, match=told) as caught, run_lock(tmp_path):
         pass
     assert caught.value.exit_code == 75
@@ -167,19 +168,12 @@ def test_a_holder_gives_signs_of_life_and_stops_when_the_lock_is_gone(tmp_path, 
     heard = signals_to(lambda signum, _: interrupted.append(signum))
     with heard, run_lock(tmp_path) as lock:
         os.utime(tmp_path / LOCK_NAME, (0, 0))
-        wait_until(lambda: (tmp_path / LOCK_NAME).stat().st_mtime > 0)
+        wait_for(lambda: (tmp_path / LOCK_NAME).stat().st_mtime > 0)
         assert interrupted == []
         (tmp_path / LOCK_NAME).unlink()
-        wait_until(lambda: interrupted)
+        wait_for(lambda: interrupted)
         with pytest.raises(RecsysError, match="R604"):
             lock.check()
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_is_no_file_system_of_this_kernel_counts_as_shared(monkeypatch, tmp_path):

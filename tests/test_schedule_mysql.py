@@ -8,19 +8,18 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 
-import yaml
+from metadata_nights import config_of
 from ml_metadata.metadata_store import metadata_store
 from ml_metadata.proto import metadata_store_pb2
+from waiting import wait_for
 
 from pipelines.metadata_store import check_metadata, claim_name, open_store, with_password
-from recsys.config.load import load_config
 from recsys.errors import RecsysError
 
 BASE = Path(os.environ.get("RECSYS_TEST_MARIADB", "/"))
@@ -56,7 +55,7 @@ def server(tmp_path_factory):
     with subprocess.Popen(
         [str(DAEMON), *base, *words], env=environment, stderr=subprocess.DEVNULL
     ) as daemon:
-        until(door.exists)
+        wait_for(door.exists, 60)
         client = [str(BASE / "usr/bin/mariadb"), "--no-defaults", "-uroot", f"-S{door}"]
         subprocess.run(client, input=SETUP, env=environment, check=True, text=True)
         yield port
@@ -70,30 +69,14 @@ def free_port():
         return one.getsockname()[1]
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def config(server, tmp_path, monkeypatch):
     """Makes a config with that server, and sets the password."""
 
-    def make(name="films", password=PASSWORD, **changes):
+    def make(password=PASSWORD, **changes):
         monkeypatch.setenv("RECSYS_METADATA_PASSWORD", password)
         mysql = {"host": "127.0.0.1", "port": server, "database": "mlmd", "user": "ada"}
-        columns = {"user": "u", "item": "i", "timestamp": "t"}
-        raw = {
-            "name": name,
-            "root": name,
-            "data": {"interactions": {"files": "events.csv", "columns": columns}},
-            "metadata": {"mysql": {**mysql, **changes}},
-        }
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(raw))
-        return load_config(path)
+        return config_of(tmp_path, metadata={"mysql": {**mysql, **changes}})
 
     return make
 

@@ -82,26 +82,12 @@ def test_bytes_may_be_named_inputs_of_objects():
 
 
 @pytest.mark.parametrize(
-    "id_", ["", "../../etc/passwd", "a\x00", "\x00", "ü", "x" * 10**6, "💥", "a\nb"], ids=repr
-)
-def test_ids_of_any_content_reach_tensorflow_as_they_are(id_):
-    question = read(
-        "recommend", instances=[{"user_id": id_, "history": [id_, ""], "exclude_seen": True}]
-    )
-    assert question.inputs["user_id"].tolist() == [id_.encode()]
-    assert question.inputs["history"].tolist() == [[id_.encode(), b""]]
-
-
-@pytest.mark.parametrize(
     ("body", "code"),
     [
         (b"", "R551"),
         (b"{", "R551"),
         (b"[]", "R551"),
         ('{"instances": [{"k": 1, "k": 2}]}', "R551"),
-        (b"\xff\xfe{\x00}\x00", "R551"),
-        ('{"a":' * 100_000, "R551"),
-        ('{"instances": [' + "9" * 5000 + "]}", "R551"),
         ("{}", "R552"),
         ('{"instances": ["a"], "inputs": ["a"]}', "R552"),
         ('{"instances": []}', "R552"),

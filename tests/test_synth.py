@@ -101,22 +101,6 @@ def test_clusters_rise_and_fall(written: Written) -> None:
     assert _distance(first, last) > 0.05 > 2 * _distance(first[0::2], first[1::2])
 
 
-def test_items_of_one_cluster_rise_and_fall(written: Written) -> None:
-    early, late = _first_and_last_quarter(written)
-    # Without the items that come late, which would differ anyway.
-    known = set(early)
-    moved, noise = [], []
-    for category in {row["category"] for row in written.items.values()}:
-        first, last = (
-            [i for i in quarter if i in known and written.items[i]["category"] == category]
-            for quarter in (early, late)
-        )
-        half = min(len(first), len(last)) // 2
-        moved.append(_distance(first[:half], last[:half]))
-        noise.append(_distance(first[0::2][:half], first[1::2][:half]))
-    assert sum(moved) / len(moved) > sum(noise) / len(noise) + 0.1
-
-
 def test_each_users_taste_moves(written: Written) -> None:
     by_user = collections.defaultdict(list)
     for user, item, time in written.events:
@@ -198,13 +182,6 @@ def test_memory_is_bounded_by_the_chunk(tmp_path: Path, monkeypatch: pytest.Monk
     assert large < 1.5 * small
     # Two such columns of the larger data alone would need more.
     assert large < 240_000 * 8 * 2
-
-
-def test_the_config_is_accepted_as_it_is(written: Written) -> None:
-    config = load_config(written.summary.config)
-    assert config.data.interactions.files == str(written.summary.interactions)
-    assert config.data.items.files == str(written.summary.items)
-    assert [feature.name for feature in config.data.items.features] == ["category", "title_words"]
 
 
 def test_a_config_for_few_items_asks_for_no_more_than_there_are(tmp_path: Path) -> None:

@@ -132,20 +132,15 @@ def fingerprint(text):
     return farmhash.fingerprint64(text)
 
 
-def words_of(text):
-    address, _, rest = text.partition(" ")
-    assert address.startswith("https://")
-    return re.findall(r"\w+", rest.lower())
+def words_of(row):
+    """Returns the words of a row's text behind its web address."""
+    texts = [text.lower().partition(" ")[2] for text in row["bio"]]
+    return [word for text in texts for word in re.findall(r"\w+", text)]
 
 
 def test_words_are_lower_cased_runs_of_letters_and_digits(made):
     for row, bags in zip(_ROWS, made["of"], strict=True):
-        words = [
-            word
-            for text in row["bio"]
-            for word in re.findall(r"\w+", text.lower().partition(" ")[2])
-        ]
-        assert bags["bio"] == by_vocabulary(made, "bio", words, 4)
+        assert bags["bio"] == by_vocabulary(made, "bio", words_of(row), 4)
     assert {"über", "wolf", "s", "straße"} <= set(made["vocabularies"]["bio"])
 
 
@@ -202,12 +197,7 @@ def test_every_token_row_has_the_name_of_its_token(made):
         plan = [value.strip() for value in row["plan"] if value.strip()]
         assert named(made, "plan", bags) == plan
         assert named(made, "tags", bags) == [tag for tag in row["tags"] if tag != "rare"][:2]
-        words = [
-            word
-            for text in row["bio"]
-            for word in re.findall(r"\w+", text.lower().partition(" ")[2])
-        ]
-        assert named(made, "bio", bags) == words[:4]
+        assert named(made, "bio", bags) == words_of(row)[:4]
         if row["joined"]:
             date = dt.datetime.fromtimestamp(row["joined"][0], dt.UTC)
             bucket = f"bucket {bags['joined'][0]} of 3"

@@ -49,6 +49,11 @@ class HostileFile:
     check: tuple[str, ...] = ("",)
 
 
+def refused(name: str, write: Callable[[Path], Path], code: str) -> HostileFile:
+    """Returns a file that a run and `recsys check` refuse with `code`."""
+    return HostileFile(name, write, code, check=(code,))
+
+
 def events(n: int = N_GOOD) -> list[tuple[str, str, int]]:
     """Returns good rows: user, item, time [seconds since 1970]."""
     return [(f"u{k % 7}", f"i{k % 11}", 1_600_000_000 + 3600 * k) for k in range(n)]
@@ -107,32 +112,20 @@ def _many_keys(n_rows: int, n_keys: int) -> str:
 
 
 _TOO_DEEP = "nested more than 64 deep"
+_DEEP = {
+    "nested 100,000 deep": nested(100_000),
+    "nested 500 deep": nested(500),
+    "objects nested 100,000 deep": nested(100_000, '{"a":', "}"),
+    "nested deep behind empty lists": nested(5000, '[[],{"a":', "}]"),
+    "nested deep and never closed": nested(100_000, is_closed=False),
+}
 _LONG_TEXT = '{"user": "u1", "item": "' + "[" * 600 + '", "time": 1600000000}\n'
 _JSON_FILES = [
-    HostileFile(
-        "JSON nested 100,000 deep",
-        written("deep.jsonl", json_lines() + nested(100_000)),
-        letters={_TOO_DEEP: 1},
-    ),
-    HostileFile(
-        "JSON nested 500 deep",
-        written("deep500.jsonl", json_lines() + nested(500)),
-        letters={_TOO_DEEP: 1},
-    ),
-    HostileFile(
-        "JSON objects nested 100,000 deep",
-        written("objects.jsonl", json_lines() + nested(100_000, '{"a":', "}")),
-        letters={_TOO_DEEP: 1},
-    ),
-    HostileFile(
-        "JSON nested deep behind empty lists",
-        written("mixed.jsonl", json_lines() + nested(5000, '[[],{"a":', "}]")),
-        letters={_TOO_DEEP: 1},
-    ),
-    HostileFile(
-        "JSON nested deep and never closed",
-        written("open.jsonl", json_lines() + nested(100_000, is_closed=False)),
-        letters={_TOO_DEEP: 1},
+    *(
+        HostileFile(
+            f"JSON {name}", written("deep.jsonl", json_lines() + line), letters={_TOO_DEEP: 1}
+        )
+        for name, line in _DEEP.items()
     ),
     HostileFile(
         "JSON nested deep in every row",
@@ -187,12 +180,7 @@ _JSON_FILES = [
         written("wide_said.jsonl", json_lines().encode("utf-16-le")),
         csv={"encoding": "utf-16-le"},
     ),
-    HostileFile(
-        "a mark alone as JSON Lines",
-        written("mark.jsonl", b"\xef\xbb\xbf"),
-        code="R202",
-        check=("R202",),
-    ),
+    refused("a mark alone as JSON Lines", written("mark.jsonl", b"\xef\xbb\xbf"), "R202"),
 ]
 
 # --- CSV
@@ -225,14 +213,13 @@ def _growing_quote(folder: Path) -> Path:
 
 
 _CSV_FILES = [
-    HostileFile("a header line of 50 MB", _wide_header, code="R280", check=("R280",)),
-    HostileFile(
+    refused("a header line of 50 MB", _wide_header, "R280"),
+    refused(
         "a header line of 50 MB of one name",
         written("name.csv", "x" * (50 << 20) + "\n" + csv_text()),
-        code="R280",
-        check=("R280",),
+        "R280",
     ),
-    HostileFile("a line of 150 MB", _long_line, code="R280", check=("R280",)),
+    refused("a line of 150 MB", _long_line, "R280"),
     HostileFile(
         "quotes that stay open over every line",
         _open_quotes,
@@ -240,12 +227,7 @@ _CSV_FILES = [
         check=("", "R208"),
     ),
     HostileFile("an open quote before long lines", _growing_quote, good=None, check=("", "R208")),
-    HostileFile(
-        "a mark alone as CSV",
-        written("mark.csv", b"\xef\xbb\xbf"),
-        code="R202",
-        check=("R202",),
-    ),
+    refused("a mark alone as CSV", written("mark.csv", b"\xef\xbb\xbf"), "R202"),
     HostileFile(
         "a mark of UTF-16 alone",
         written("mark16.csv", b"\xff\xfe"),
@@ -253,18 +235,8 @@ _CSV_FILES = [
         csv={"encoding": "utf-16"},
         check=("R202",),
     ),
-    HostileFile(
-        "a mark and a line end",
-        written("mark2.csv", b"\xef\xbb\xbf\r\n"),
-        code="R202",
-        check=("R202",),
-    ),
-    HostileFile(
-        "NUL bytes alone",
-        written("nul.csv", b"\0" * 5000),
-        code="R204",
-        check=("R204",),
-    ),
+    refused("a mark and a line end", written("mark2.csv", b"\xef\xbb\xbf\r\n"), "R202"),
+    refused("NUL bytes alone", written("nul.csv", b"\0" * 5000), "R204"),
     HostileFile(
         "UTF-16 with a mark, not said",
         written("marked.csv", csv_text().encode("utf-16")),
@@ -309,7 +281,7 @@ _CSV_FILES = [
             csv_text().replace("\n", ",a\n").replace(",a\n", ",\x1b[31mred\x1b]0;owned\x07\n", 1),
         ),
     ),
-]  # fmt: skip
+]
 
 # --- compressed
 
@@ -346,25 +318,20 @@ def _zstd(folder: Path) -> Path:
 
 
 _PACKED_FILES = [
-    HostileFile(
+    refused(
         "a gzip bomb of one line",
         _packed_lines(lambda path: gzip.GzipFile(path, "wb", 1), "bomb.csv.gz"),
-        code="R280",
-        check=("R280",),
+        "R280",
     ),
-    HostileFile("a zstd bomb of one line", _zstd, code="R281", check=("R281",)),
-    HostileFile(
+    refused("a zstd bomb of one line", _zstd, "R281"),
+    refused(
         "an xz bomb of one line",
         _packed_lines(functools.partial(lzma.LZMAFile, mode="wb", preset=0), "bomb.csv.xz"),
-        code="R280",
-        check=("R280",),
+        "R280",
     ),
-    HostileFile("a bz2 bomb of good rows", _packed_rows, code="R281", check=("R281",)),
-    HostileFile(
-        "a mark alone, compressed",
-        written("mark.csv.gz", gzip.compress(b"\xef\xbb\xbf")),
-        code="R202",
-        check=("R202",),
+    refused("a bz2 bomb of good rows", _packed_rows, "R281"),
+    refused(
+        "a mark alone, compressed", written("mark.csv.gz", gzip.compress(b"\xef\xbb\xbf")), "R202"
     ),
 ]
 
@@ -380,14 +347,13 @@ def _frame(data: bytes, length: int | None = None) -> bytes:
 assert HEADER.size == 12  # What `_frame` writes.
 _LENGTHS = {"little": 100, "large": 1 << 33, "largest": (1 << 64) - 1, "signed": 1 << 63}
 _TFRECORD_FILES = [
-    HostileFile(
+    refused(
         f"a {name} wrong length in a {'compressed ' if packed else ''}TFRecord",
         written(
             f"{name}.tfrecord{'.gz' if packed else ''}",
             (gzip.compress if packed else bytes)(_frame(b"x" * 30, length)),
         ),
-        code="R253",
-        check=("R253",),
+        "R253",
     )
     for name, length in _LENGTHS.items()
     for packed in (False, True)
@@ -480,16 +446,11 @@ def _named(names: list[str]) -> pa.Table:
 
 
 _PARQUET_FILES = [
-    HostileFile(
-        "1 KB of Parquet that takes 6 GB",
-        _long_dictionary,
-        code="R281",
-        check=("R281",),
-    ),
-    HostileFile("200 million rows in 1 KB of Parquet", _many_rows, code="R281", check=("R281",)),
-    HostileFile("a page of 1 GB in Parquet", _large_page, code="R281", check=("R281",)),
-    HostileFile("Parquet nested 300 deep", _deep_parquet, code="R253", check=("R253",)),
-    HostileFile("a footer nested 200,000 deep", _nested_footer, code="R253", check=("R253",)),
+    refused("1 KB of Parquet that takes 6 GB", _long_dictionary, "R281"),
+    refused("200 million rows in 1 KB of Parquet", _many_rows, "R281"),
+    refused("a page of 1 GB in Parquet", _large_page, "R281"),
+    refused("Parquet nested 300 deep", _deep_parquet, "R253"),
+    refused("a footer nested 200,000 deep", _nested_footer, "R253"),
     HostileFile(
         "control characters in names of Parquet columns",
         _parquet("names.parquet", _named(["\x1b]0;owned\x07", "a\nb", "\u202eevil", ""])),
@@ -531,15 +492,14 @@ def _no_text_name(folder: Path) -> Path:
 
 
 _OTHER_FILES = [
-    HostileFile("a FIFO", _fifo, code="R205", check=("R205",)),
-    HostileFile("a socket", _socket, code="R205", check=("R205",)),
-    HostileFile("an endless device", _linked("zero.csv", "/dev/zero"), code="R205",
-                check=("R205",)),
+    refused("a FIFO", _fifo, "R205"),
+    refused("a socket", _socket, "R205"),
+    refused("an endless device", _linked("zero.csv", "/dev/zero"), "R205"),
     HostileFile("a folder", _linked("folder.csv", "/tmp"), code="R201",  # noqa: S108
                 check=("R201",)),
     HostileFile("a link to itself", _linked("loop.csv", "loop.csv"), code="R205",
                 check=("R201", "R205")),
-    HostileFile("a name that isn't UTF-8", _no_text_name, code="R205", check=("R205",)),
+    refused("a name that isn't UTF-8", _no_text_name, "R205"),
     HostileFile("a name with control characters", written("\x1b[31m\n\u202e.csv", csv_text())),
 ]  # fmt: skip
 

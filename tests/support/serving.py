@@ -4,13 +4,13 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import requesting
 import uvicorn
+from waiting import wait_for
 
 from recsys.bundles.signatures import SignatureInput
 from recsys.data.vocabulary import Vocabulary
@@ -194,13 +194,6 @@ class Running:
         self._server.should_exit = True
         self._thread.join()
         self.predictor.work.close()
-
-
-def wait_for(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 def raw(connection):
