@@ -36,6 +36,7 @@ except RecsysError as error:
     print(error.code)
 """
 CONFIG = Path(__file__).parent.parent / "configs" / "movielens_small.yaml"
+TRAINING = {**STAGE, "train": {**STAGE["train"], "epochs": 6}}
 
 
 def processes(*texts):
@@ -46,7 +47,7 @@ def processes(*texts):
 
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
-    run = Run(tmp_path_factory.mktemp("runs") / "local", data, processes=2)
+    run = Run(tmp_path_factory.mktemp("runs") / "local", data, TRAINING, processes=2)
     run.finish()
     return run
 
@@ -70,7 +71,7 @@ def test_a_killed_process_is_replaced_and_the_bits_are_the_same(
 ):
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace("count=8", "count=1"))
     monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "events.jsonl"))
-    run = Run(tmp_path, data)
+    run = Run(tmp_path, data, TRAINING)
 
     def kill():
         while run.step() < 40:
@@ -80,7 +81,7 @@ def test_a_killed_process_is_replaced_and_the_bits_are_the_same(
     threading.Thread(target=kill, daemon=True).start()
     folders = ["--data", str(data), "--out", str(run.model)]
     with launching_by(RayLauncher(hosts=2), run.folder):
-        result = run_launched("recsys.train", json.dumps(STAGE), folders)
+        result = run_launched("recsys.train", json.dumps(TRAINING), folders)
     assert result["processes"] == 2
     assert run.summary()["resumed_at"]
     assert "All start again" in capfd.readouterr().err

@@ -317,10 +317,13 @@ class _Group:
         return sorted((m for m in self._members if m.lost or m.code), key=_Member.rank)
 
     def _end(self) -> None:
-        """Kills what still runs, and waits for its end where the node answers."""
+        """Kills what still runs, and waits for its end except on hosts that are lost."""
+        lost = [member.actor for member in self._members if member.lost]
         with suppress(RayError):
-            kills = [actor.stop.remote(signal.SIGKILL) for actor in self._actors]
-            ray.wait(kills, num_returns=len(kills), timeout=_END_S)
+            kills = {actor: actor.stop.remote(signal.SIGKILL) for actor in self._actors}
+            ends = [kill for actor, kill in kills.items() if actor not in lost]
+            if ends:
+                ray.wait(ends, num_returns=len(ends), timeout=_END_S)
             for actor in self._actors:
                 ray.kill(actor)
 
