@@ -214,7 +214,7 @@ def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
         "import os, sys\n"
         "del os.environ['KERAS_BACKEND']\n"  # A plugin that imports Keras gets JAX even so.
         "from recsys.distributed import local\n"
-        "local.launch = lambda *words: print(words[0], words[2], words[3])\n"
+        "local.launch = lambda *words: print(words[0], words[2], words[3]) or {}\n"
         "from recsys.train import main\n"
         "main(sys.argv[1:])\n"
         "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
