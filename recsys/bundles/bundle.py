@@ -81,7 +81,7 @@ def direction_width(manifest: Mapping[str, Any]) -> int | None:
 
     A bias and the numbers of ages are not part of it.
     """
-    model = manifest["config"]["model"]
+    model = manifest.get("config", {}).get("model", {})
     has_more = model.get("item_bias") or model.get("item_age")
     return int(model["dim"]) if has_more else None
 
