@@ -161,7 +161,7 @@ def die(*_, **__):
 
 moment, config = sys.argv[1], Config.model_validate_json(sys.argv[2])
 of, name = {
-    "before": (module, "_mark"),
+    "before": (module, "remove_marked"),
     "between": (module, "remove"),
     "inside": (shutil, "rmtree"),
     "after": (module, "write_index"),

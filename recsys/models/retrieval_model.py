@@ -392,7 +392,7 @@ class RetrievalModel(LookupModel):
         try:
             yield
         except KeyError as error:
-            if error.args[0] in features:  # It is another dict's.
+            if not _asks(error, features):
                 raise
             raise UsageError(
                 "R339",
@@ -542,6 +542,15 @@ class RetrievalModel(LookupModel):
             for name in config.history_facts:
                 features[name] = ops.full((1, config.history), UNKNOWN, "int32")
         return features
+
+
+def _asks(error: KeyError, features: Tensors) -> bool:
+    """Returns whether an error is that of `features[name]`, and of no other dict."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_there = trace is not None and any(x is features for x in trace.tb_frame.f_locals.values())
+    return is_there and error.args[0] not in features
 
 
 def _is_concrete(x: Any) -> bool:

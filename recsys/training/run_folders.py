@@ -27,7 +27,7 @@ from recsys.errors import BusyError, RecsysError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.commit import commit_text
 from recsys.system.events import note
-from recsys.system.files import digest_of_files, last_change, remove
+from recsys.system.files import digest_of_files, remove
 from recsys.system.run_lock import LOCK_NAME, SILENT_S, Owner, run_lock
 
 _KEPT_OTHERS = 2
@@ -164,7 +164,7 @@ class RunFolders:
             for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
             if path.name != self.checkpoints.name
         ]
-        return sorted(others, key=last_change, reverse=True)
+        return sorted(others, key=_written, reverse=True)
 
 
 @contextmanager
@@ -189,6 +189,15 @@ def _locked(folder: Path) -> Iterator[None]:
                     ) from None
             time.sleep(1.0)
         yield
+
+
+def _written(folder: Path) -> float:
+    """Returns when the newest checkpoint of a run was written [seconds since 1970]."""
+    times = [0.0]
+    with suppress(FileNotFoundError):  # Another run may be removing it.
+        for path in (folder, *folder.glob("last/*")):
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def _data_fingerprint(data: Path) -> str:
