@@ -83,7 +83,7 @@ class EntitySource(Strict):
     items: ItemsConfig | None = None
     """The catalogue."""
     users: UsersConfig | None = None
-    """What is known of the users."""
+    """Users' features."""
     forget: str | None = None
     """File of the users to leave out, see `recsys.data.forgotten`."""
 
@@ -128,7 +128,7 @@ def VocabularyGen(
     users: InputArtifact[Examples] = None,
     previous: InputArtifact[Vocabularies] = None,
 ) -> None:
-    """Assigns rows to users, items and kinds of events; known ones keep theirs.
+    """Assigns rows to users, items and kinds of events; known ids keep their rows.
 
     Args:
         interactions: Examples; rows come from the split `train` alone.
