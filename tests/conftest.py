@@ -12,8 +12,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-# What several files of tests share.
-sys.path.append(str(Path(__file__).parent / "golden"))
+# What several files of tests share, and scripts that tests start.
 sys.path.append(str(Path(__file__).parent / "support"))
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"

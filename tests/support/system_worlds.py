@@ -13,7 +13,7 @@ from recsys.data.catalogue import FeatureBags
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 
 HISTORY, CUT = 4, 900
-_EXPORT = Path(__file__).parent.parent / "support" / "small_world.py"
+_EXPORT = Path(__file__).with_name("small_world.py")
 
 
 @dataclasses.dataclass(frozen=True)

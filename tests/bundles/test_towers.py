@@ -1,0 +1,367 @@
+"""Every kind of towers, saved on JAX: loaded and exported on TensorFlow it computes the same."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from data_folders import counted, write_data, write_embeddings
+from on_tensorflow import run_on_tensorflow
+from places import SUPPORT
+from tower_models import BARE, DROPPED, POOLINGS, random_values
+
+from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
+from recsys.config.architecture import (
+    HstuConfig,
+    ItemAgeConfig,
+    LigrConfig,
+    SasRecConfig,
+    UserGateConfig,
+)
+from recsys.data.catalogue import FeatureBags
+from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
+from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.evaluation.queries import make_queries
+from recsys.evaluation.systems import System, open_bundle, open_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
+
+pytestmark = pytest.mark.slow
+
+_SCRIPT = SUPPORT / "towers.py"
+_HISTORY, _USERS, _ITEMS = 5, 20, 15
+_MOMENTS = np.int32([3, 6, 9, 12])
+TIMED = HstuConfig(layers=2, heads=2, relative_time=True, event_weight=True, event_kind=True)
+_KINDS_OF_EVENT = ("view", "buy", "é")
+# Without layers there are no features: such models have a data folder of their own.
+_KINDS = {
+    "attention": {"pooling": "attention", "widths": (6,), "activation": "gelu"},
+    "sequence": {
+        **DROPPED,
+        "widths": (6, 4),
+        "dropout": 0.3,
+        "activation": "tanh",
+        "item_bias": True,
+        "item_neighbours": 3,
+        "user_gate": UserGateConfig(learned=True),
+    },
+    "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
+    "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
+    "linear": {"widths": (), "user_id": False, "similarity": "dot"},
+    "ligr": {
+        "pooling": LigrConfig(layers=2, heads=2),
+        "widths": (6,),
+        "history_tower": True,
+        "bag_weights": "idf",
+    },
+    "hstu": {"pooling": HstuConfig(layers=2, heads=2), "user_id": False},
+    "fold-in": {
+        "pooling": "fold_in",
+        "similarity": "dot",
+        "temperature": 1.0,
+        "widths": (),
+        "history_tower": True,
+        "bag_weights": "idf",
+    },
+    "times": {"pooling": TIMED, "item_bias": True},
+    # Where a history is one item, its length and a batch of one have the same shape.
+    "ages": {
+        "pooling": LigrConfig(layers=2, heads=2),
+        "history": 1,
+        "widths": (6,),
+        "item_bias": True,
+        "item_age": ItemAgeConfig(bins=4),
+    },
+}
+_WITHOUT_FEATURES = {
+    "no-layers": {"widths": None},
+    "no-history": {"widths": None, "similarity": "dot", "pooling": "none"},
+    # Dots as large as these differ in float32 by more than cosines do.
+    "large": {"widths": None, "similarity": "dot"},
+    "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
+}
+
+_EXPORTED = ("sequence", "fold-in", "times", "ages")
+
+
+def of_kinds(*first):
+    """Returns every kind as a parameter; all but the `first` ones are `thorough`."""
+    kinds = (*_KINDS, *_WITHOUT_FEATURES)
+    return [pytest.param(k, marks=() if k in first else pytest.mark.thorough) for k in kinds]
+
+
+def write_world_data(folder, with_features):
+    rng = np.random.default_rng(5)
+    user, item = rng.integers(0, _USERS, 300), rng.integers(0, _ITEMS, 300)
+    events = pa.table(
+        {
+            "user_id": [f"u{n}" for n in user],
+            "user_row": (user + 1).astype(np.int32),
+            "item_row": (item + 1).astype(np.int32),
+            "timestamp": rng.integers(0, 1000, 300),
+            "weight": np.random.default_rng(6).uniform(0, 9, 300).astype(np.float32),
+            # Row 0 is of kinds that have none.
+            "kind": np.random.default_rng(7).integers(0, 4, 300).astype(np.uint8),
+        }
+    )
+    np.save(folder.parent / "positives.npy", item + 1)
+    users = counted([f"u{n}" for n in range(_USERS)], events["user_id"][:280])
+    items = counted([f"i{n}" for n in range(_ITEMS)], [f"i{n}" for n in item[:280]])
+    genres = FeatureBags("genres", 4, rng.integers(0, 4, (_ITEMS + 1, 2)).astype(np.int32))
+    plan = FeatureBags("plan", 3, rng.integers(0, 3, (_USERS + 1, 1)).astype(np.int32))
+    features = ([genres], [plan]) if with_features else ()
+    write_data(folder, 900, events[:280], events[280:], users, items, *features)
+    kinds = Vocabulary(pa.array(_KINDS_OF_EVENT), np.ones(3))
+    kinds.save(folder / "vocabulary" / "kinds.parquet")
+
+
+def write_model(folder, options, data):
+    """Writes a model of random weights, as a training would."""
+    inputs = ModelInputs.open(data)
+    config = TwoTowerConfig(**{"dim": 8, "feature_dim": 3, "history": _HISTORY, **options})
+    spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
+    model = TwoTower(spec, seed=3, compute_dtype="bfloat16")
+    model.build()
+    for number, variable in enumerate(model.weights):
+        if "steps" not in variable.path:
+            scale = 30.0 if folder.name == "model-large" else 0.5
+            variable.assign(random_values(variable, number, scale))
+    if config.item_age:
+        model.item_ages.moments.assign(_MOMENTS)
+    if model.bag_weights is not None:
+        features = (*inputs.catalogue.features, *inputs.user_features)
+        model.bag_weights.adapt({f.name: f for f in features})
+    model.settle([embed_catalogue(model, inputs)])
+    loss = "sampled_softmax" if config.trains_on_history else "least_squares"
+    save_model(folder, model, TrainStage(model=config, train=TrainConfig(loss=loss)), data)
+    rng = np.random.default_rng(1)
+    user_row = rng.integers(0, _USERS + 1, 30).astype(np.int32)
+    history = rng.integers(0, _ITEMS + 1, (30, config.history)).astype(np.int32)
+    history[:5], history[5:10, 2:] = 0, 0
+    probe = {}
+    if config.reads_times:
+        # Some of them nobody knows; one is of before 1970.
+        probe["history_age"] = (10 ** rng.uniform(-1, 10, history.shape)).clip(0, 2**30) - 1
+        probe["history_age"] = probe["history_age"].astype(np.int32)
+        probe["history_weight"] = rng.integers(-1, N_WEIGHTS, history.shape).astype(np.int32)
+        probe["history_kind"] = rng.integers(-1, 3, history.shape).astype(np.int32)
+    if config.item_age:
+        probe["asked_at"] = rng.integers(-1, 15, 30).astype(np.int32)
+    write_embeddings(folder, model, inputs, user_row, history, **probe)
+    training = {"steps": 1, "examples": 1, "devices": 1, "platform": "cpu", "seconds": 1.0}
+    (folder / "training.json").write_text(json.dumps(training))
+
+
+def kinds_of(test, session):
+    """Returns the kinds that a test of this file is asked for."""
+    items = [item for item in session.items if getattr(item, "originalname", "") == test.__name__]
+    return {item.callspec.params["kind"] for item in items}
+
+
+@pytest.fixture(scope="module")
+def worlds(request, tmp_path_factory):
+    """Returns the folder of each kind of model that is computed with; exported where asked."""
+    exported = {*_EXPORTED, *kinds_of(test_its_bundle_answers_by_its_own_scores, request.session)}
+    computed = exported | kinds_of(test_a_model_computes_the_same_on_tensorflow, request.session)
+    found = {}
+    for kinds, with_features in ((_KINDS, True), (_WITHOUT_FEATURES, False)):
+        folder = tmp_path_factory.mktemp("towers")
+        write_world_data(folder / "data", with_features)
+        for kind, options in kinds.items():
+            if kind in {*computed, "dot"}:
+                write_model(folder / f"model-{kind}", options, folder / "data")
+                found[kind] = folder
+        if here := computed & kinds.keys():
+            run_on_tensorflow(_SCRIPT, folder, " ".join(here), " ".join(exported))
+    return found
+
+
+@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED, "ligr"))
+def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
+    folder = worlds[kind]
+    found = np.load(folder / f"found-model-{kind}.npz")
+    expected = np.load(folder / f"model-{kind}" / "probe.npz")["query"]
+    np.testing.assert_allclose(found["query"], expected, rtol=1e-5, atol=1e-5)
+    candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
+    np.testing.assert_allclose(found["candidate"], candidates, atol=1e-5)
+    # Of 30 users drawn from 20 some are the same, and so are their queries without histories.
+    assert len(np.unique(np.round(expected, 3), axis=0)) > (12 if kind == "no-history" else 20)
+
+
+def popularity(folder):
+    """Returns the share of each item in what all users did."""
+    rows = np.load(folder / "positives.npy")
+    return np.bincount(rows, minlength=_ITEMS + 1)[1:] / len(rows)
+
+
+@pytest.mark.parametrize("kind", of_kinds(*_EXPORTED))
+def test_its_bundle_answers_by_its_own_scores(worlds, kind):
+    folder = worlds[kind]
+    saved = load_model(folder / f"model-{kind}")
+    found = np.load(folder / f"found-model-{kind}.npz")
+    rows = saved.users.rows(["u3", "nobody"])
+    history = np.zeros((2, _HISTORY), np.int32)
+    history[0, :2] = saved.items.rows(["i4", "i5"])
+    age = np.full((2, _HISTORY), -1)
+    age[0, :2] = [30, 90_000]
+    length = saved.model.spec.config.history
+    facts = {"history_age": age[:, :length]}
+    query = embed_queries(saved.model, rows, history[:, :length], saved.inputs, facts)
+    candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
+    scores = query @ candidates[1:].T
+    if kind in _WITHOUT_FEATURES:  # Of a stranger nothing is known then.
+        scores[1] = popularity(folder)
+    assert found["checked"] == 30
+    assert (found["source"][1] == "popularity") == (kind in _WITHOUT_FEATURES)
+    best = np.argsort(-scores, axis=1, kind="stable")
+    expected = np.take_along_axis(scores, best, axis=1)
+    atol = 1e-5 * max(1.0, np.abs(scores).max())
+    np.testing.assert_allclose(found["scores"], expected, atol=atol)
+    assert found["ids"].tolist() == [[f"i{row}" for row in ranked] for ranked in best]
+    lengths = np.linalg.norm(np.concatenate([query, candidates])[:, :8], axis=1)
+    is_unit = saved.model.spec.config.similarity == "cosine"
+    assert np.allclose(lengths, 1.0, atol=1e-5) == is_unit
+
+
+def test_a_bias_is_in_every_answer_and_in_no_likeness(worlds):
+    folder = worlds["sequence"]
+    found = np.load(folder / "found-model-sequence.npz")
+    assert found["served_ids"].tolist() == found["ids"].tolist()
+    np.testing.assert_allclose(found["served_scores"], found["scores"], atol=1e-5)
+    assert found["file_ids"].tolist() == found["ids"].tolist()
+    candidates = np.load(folder / "model-sequence" / "candidates.npy")
+    assert candidates.shape[1] == 9
+    assert np.abs(candidates[1:, 8]).min() > 0
+    directions = candidates[1:, :8]
+    alike = directions @ directions[3]
+    alike[3] = -np.inf
+    best = np.argsort(-alike)[:5]
+    assert found["similar"].tolist() == [f"i{row}" for row in best]
+
+
+def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
+    """From the newest event that is stored, where nobody says when the question is asked."""
+    folder = worlds["times"]
+    found = np.load(folder / "found-model-times.npz")
+    store = InteractionStore.open(folder / "data" / "store")
+    saved = load_model(folder / "model-times")
+    of_users = {}
+    for log, ids in ((store.train, store.train_users.ids), (store.eval, store.eval_users.ids)):
+        for n, id_ in enumerate(ids.to_pylist()):
+            own = slice(*log.offsets[n : n + 2].tolist())
+            done = of_users.setdefault(id_, [])
+            numbers = np.asarray(log.kind).astype(int) - 1
+            columns = (log.timestamp, log.item_row, weight_buckets(np.asarray(log.weight)), numbers)
+            done += zip(*(column[own].tolist() for column in columns), strict=True)
+    newest = max(time for done in of_users.values() for time, *_ in done)
+    asked = [("u3", 500), ("u5", newest), ("u3", newest), ("u5", 3600), ("nobody", 7)]
+    history, age = np.zeros((5, _HISTORY), np.int32), np.full((5, _HISTORY), -1)
+    weight, kind = age.copy(), age.copy()
+    for place, (user, now) in enumerate(asked):
+        for n, (time, row, bucket, number) in enumerate(of_users.get(user, [])[::-1][:_HISTORY]):
+            history[place, n], age[place, n] = row, max(now - time, 0)
+            weight[place, n], kind[place, n] = bucket, number
+    rows = saved.users.rows([user for user, _ in asked])
+    facts = {"history_age": age, "history_weight": weight, "history_kind": kind}
+    assert set(kind.ravel().tolist()) == {-1, 0, 1, 2}
+    expected = embed_queries(saved.model, rows, history, saved.inputs, facts)
+    np.testing.assert_allclose(found["stored"], expected, atol=1e-5)
+    assert np.abs(found["stored"][0] - found["stored"][2]).max() > 1e-4
+    # What a client says of its own history: numbers, nothing, and what is still to come.
+    history[:], age[:] = 0, -1
+    history[:, :3] = saved.items.rows(["i4", "i5", "i6"])
+    age[0, :3], age[1, :2], age[2, :3] = [60, -1, 0], [59, 1], [2**30, 7, 8]
+    weight[:], kind[:] = -1, -1
+    weight[0, :3] = [*weight_buckets(np.float32([4.5, 0.1])), -1]
+    kind[0, :3], kind[2, :3] = [1, -1, 0], [-1, 2, 2]
+    rows = saved.users.rows(["u3"] * 3)
+    facts = {"history_age": age[:3], "history_weight": weight[:3], "history_kind": kind[:3]}
+    expected = embed_queries(saved.model, rows, history[:3], saved.inputs, facts)
+    np.testing.assert_allclose(found["given"], expected, atol=1e-5)
+    np.testing.assert_allclose(found["embedded"], found["given"], atol=1e-6)
+    assert found["refused"] == 3
+
+
+def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
+    """At the last one that isn't after it, and at the end where nobody says when it is asked."""
+    folder = worlds["ages"]
+    found = np.load(folder / "found-model-ages.npz")
+    asked = np.int32([-1, 2, 3, 8, 9, 11, 5000])
+    assert found["asked"][:, 9:].tolist() == [
+        [float(place == last) for place in range(4)] for last in (3, None, 0, 1, 2, 2, 3)
+    ]
+    saved = load_model(folder / "model-ages")
+    history = np.tile(saved.items.rows(["i4"]), (7, 1))
+    rows, facts = saved.users.rows(["u3"] * 7), {"asked_at": asked}
+    query = embed_queries(saved.model, rows, history, saved.inputs, facts)
+    np.testing.assert_allclose(found["asked"], query, atol=1e-5)
+    np.testing.assert_allclose(found["embedded"], query, atol=1e-5)
+    candidates = np.load(folder / "model-ages" / "candidates.npy")[1:]
+    assert candidates.shape[1] == 8 + 1 + 4
+    scores = -np.sort(-query @ candidates.T, axis=1)
+    np.testing.assert_allclose(found["by_python"], scores[[0, 3]], atol=1e-5)
+    assert np.abs(scores[0] - scores[3]).max() > 0.01
+    directions = candidates[:, :8]
+    alike = directions @ directions[3]
+    alike[3] = -np.inf
+    assert found["similar"].tolist() == [f"i{row}" for row in np.argsort(-alike)[:5]]
+
+
+def test_a_loaded_bundle_is_told_times_and_one_that_reads_none_refuses_them(worlds):
+    found = np.load(worlds["times"] / "found-model-times.npz")
+    np.testing.assert_allclose(found["by_python"], found["by_graph"], atol=1e-5)
+    assert np.abs(found["by_python"][0] - found["by_python"][1]).max() > 5e-5
+    np.testing.assert_allclose(found["of_file"], found["alone"], atol=1e-6)
+    np.testing.assert_allclose(found["by_command"], [found["alone"]] * 2, atol=1e-6)
+    assert np.load(worlds["sequence"] / "found-model-sequence.npz")["refused"] == 1
+
+
+def test_a_bundle_tells_clients_what_it_can_be_told(worlds):
+    bundle = worlds["times"] / "bundle-model-times"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["history_facts"] == ["history_age", "history_weight", "history_kind"]
+    assert manifest["kinds"] == [*_KINDS_OF_EVENT]
+    card = (bundle / "MODEL_CARD.md").read_text()
+    assert "`history_kind`" in card
+    assert '"view", "buy"' in card
+    plain = worlds["sequence"] / "bundle-model-sequence"
+    assert json.loads((plain / "manifest.json").read_text())["kinds"] == []
+    assert (
+        "history_"
+        not in (plain / "MODEL_CARD.md").read_text().split("## Use")[1].split("## Config")[0]
+    )
+
+
+def test_an_evaluation_tells_a_model_and_its_bundle_of_times_weights_and_kinds(worlds):
+    folder = worlds["times"]
+    saved = load_model(folder / "model-times")
+    store = InteractionStore.open(folder / "data" / "store")
+    queries = make_queries(store, "each_moment", facts=FACTS)
+    told = queries.fact_inputs(FACTS, _HISTORY)
+    # Data that number kinds otherwise, and have one that the model doesn't know.
+    kinds = ("like", "é", "view", "buy")
+    number = np.array([2, 3, 1, -1])
+    lists = queries.facts["history_kind"]
+    others = {"history_kind": dataclasses.replace(lists, rows=number[lists.rows].astype(np.int32))}
+    queries = dataclasses.replace(queries, facts={**queries.facts, **others})
+    data = SimpleNamespace(items=saved.items, store=store, kinds=kinds)
+    asked = queries.histories(_HISTORY), saved.inputs, told
+    ids = store.eval_users.ids.take(pa.array(queries.user))
+    expected = embed_queries(saved.model, saved.users.rows(ids), *asked)
+    for opened in (
+        open_model(folder / "model-times", "the model"),
+        open_bundle(folder / "bundle-model-times", "the bundle"),
+    ):
+        found = System("it", opened, data).queries(queries)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_learned_temperature_is_kept(worlds):
+    saved = load_model(worlds["dot"] / "model-dot")
+    [log] = [v for v in saved.model.weights if "temperature" in v.path]
+    number = [variable.path for variable in saved.model.weights].index(log.path)
+    rng = np.random.default_rng(number)
+    assert float(log.value) == pytest.approx(rng.normal(0, 0.5), rel=1e-6)

@@ -1,0 +1,62 @@
+"""What earlier versions had is refused with what to use in its place."""
+
+import pytest
+from commands import run_main
+from places import ROOT
+
+from recsys import train
+from recsys.config import removed
+from recsys.config.load import load_config
+from recsys.errors import ConfigError
+from recsys.evaluation import stage as evaluation
+
+CONFIG = ROOT / "configs" / "movielens_small.yaml"
+
+
+def nested(path: str) -> str:
+    """Returns an override that sets a path of the table, such as `a.b`, `a.b=name` or `a.*.b`."""
+    path, _, value = path.partition("=")
+    first, *others = path.split(".")
+    value = value or "1"
+    for key in reversed(others):
+        value = f"[{value}]" if key == "*" else f"{{{key}: {value}}}"
+    return f"{first}={value}"
+
+
+@pytest.mark.parametrize("path", removed.CONFIG)
+def test_a_removed_key_says_what_to_write(path):
+    with pytest.raises(ConfigError) as caught:
+        load_config(CONFIG, [nested(path)])
+    assert caught.value.code == "R105"
+    assert removed.CONFIG[path] in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    "shape", ["{shape: cube}", "{shape: {type: cube}}", "{shape: {kind: cube}}"]
+)
+def test_a_removed_value_is_found_as_a_name_and_as_a_type(monkeypatch, shape):
+    monkeypatch.setattr(removed, "CONFIG", {"parts.*.shape=cube": "Write shape: ball."})
+    with pytest.raises(ConfigError, match="Write shape: ball"):
+        load_config(CONFIG, [f"parts=[{shape}]"])
+
+
+@pytest.mark.parametrize("words", removed.COMMAND_LINE)
+def test_a_removed_command_or_option_says_what_to_use(words, capsys):
+    assert run_main(*words.split(), "x") == 2
+    assert "R271" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "main"), [("train", train.main), ("evaluate", evaluation.main)]
+)
+def test_the_stages_refuse_removed_options_too(monkeypatch, command, main):
+    monkeypatch.setattr(removed, "COMMAND_LINE", {f"{command} --old": "Use --new."})
+    with pytest.raises(removed.UsageError, match="Use --new"):
+        main(["--old=1"])
+
+
+def test_the_page_has_every_removed_key():
+    page = (ROOT / "docs" / "removed.md").read_text()
+    names = [path.partition("=")[0].rpartition(".")[2] for path in removed.CONFIG]
+    names += [words.rpartition(" ")[2] for words in removed.COMMAND_LINE]
+    assert [name for name in names if name not in page] == []
