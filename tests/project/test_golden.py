@@ -26,6 +26,7 @@ from pathlib import Path
 import pytest
 from golden_runs import WRITERS, GoldenRun, folder_digest, make_run, recsys
 from on_tensorflow import run_on_tensorflow
+from places import SUPPORT
 
 FROZEN = Path(__file__).parent / "golden"
 CPU = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text() + "model name : ?")[1]
@@ -104,7 +105,7 @@ def test_a_run_gives_what_is_frozen(case, runs):
 @pytest.mark.parametrize("case", CASES)
 def test_ingest_makes_the_data_of_the_pipeline_byte_by_byte(case, runs, tmp_path):
     run, out = runs(case), tmp_path / "data"
-    run_on_tensorflow(FROZEN / "ingest_alone.py", tmp_path, run.config, out)
+    run_on_tensorflow(SUPPORT / "ingest_alone.py", tmp_path, run.config, out)
     parts = {path.name for path in run.data.iterdir() if path.is_dir()}
     assert {"store", "vocabulary", "catalogue"} <= parts
     for part in parts:
@@ -302,7 +303,7 @@ STARTS_A_PROCESS = {"train", "evaluate", "compare", "freeze-schema"}
 @pytest.fixture(scope="module")
 def commands():
     """Returns a function that runs a command in a folder: its exit code and its stderr."""
-    script = FROZEN / "forked_commands.py"
+    script = SUPPORT / "forked_commands.py"
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, script], **options) as process:
 
