@@ -38,10 +38,10 @@ from benchmarks.measure import forget_peak, peak_rss_mib, peer, print_line, run,
 from benchmarks.peers.evaluate_case import KS, Data, draw
 from recsys.config import EvaluateConfig
 from recsys.evaluation import measurement
-from recsys.evaluation.queries import Queries
-from recsys.evaluation.scores import DotProducts
 from recsys.metrics.metric import Items
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.scores import DotProducts
 
 Peer = StrEnum("Peer", ["jax", "tfrs"])
 _PEERS = [*Peer]

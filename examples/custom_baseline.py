@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import PositiveFloat
 
 import recsys
-from recsys.evaluation.baselines.baseline import BaselineData
-from recsys.evaluation.baselines.popularity import SameForAll
+from recsys.tasks.retrieval.baselines.baseline import BaselineData
+from recsys.tasks.retrieval.baselines.popularity import SameForAll
 
 
 @recsys.register_baseline("fading_popularity")

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from recsys.errors import UsageError as UsageError
     from recsys.evaluation.api import compare as compare
     from recsys.evaluation.api import evaluate as evaluate
-    from recsys.evaluation.baselines.baseline import Baseline as Baseline
     from recsys.evaluation.result import Comparison as Comparison
     from recsys.evaluation.result import EvaluationResult as EvaluationResult
     from recsys.losses import Loss as Loss
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from recsys.serving.recommendations import LoadedBundle as LoadedBundle
     from recsys.serving.recommendations import load_bundle as load_bundle
     from recsys.strict import Strict as Strict
+    from recsys.tasks.retrieval.baselines.baseline import Baseline as Baseline
     from recsys.training.trainer import Trainer as Trainer
     from recsys.training.training_result import TrainingResult as TrainingResult
     from recsys.vectors.publication import VectorPublication as VectorPublication
@@ -86,7 +86,7 @@ _NAMES = {
     ),
     "recsys.errors": "ConfigError RecsysError UsageError",
     "recsys.evaluation.api": "compare evaluate",
-    "recsys.evaluation.baselines.baseline": "Baseline",
+    "recsys.tasks.retrieval.baselines.baseline": "Baseline",
     "recsys.evaluation.result": "Comparison EvaluationResult",
     "recsys.losses": "Loss losses",
     "recsys.metrics": "metrics",

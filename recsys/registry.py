@@ -72,10 +72,10 @@ BUILT_INS = {
         "diversity": "recsys.metrics.beyond_accuracy:Diversity",
     },
     "baseline": {
-        "ials": "recsys.evaluation.baselines.ials:Ials",
-        "item_knn": "recsys.evaluation.baselines.item_knn:ItemKnn",
-        "popularity": "recsys.evaluation.baselines.popularity:Popularity",
-        "recent_popularity": "recsys.evaluation.baselines.popularity:RecentPopularity",
+        "ials": "recsys.tasks.retrieval.baselines.ials:Ials",
+        "item_knn": "recsys.tasks.retrieval.baselines.item_knn:ItemKnn",
+        "popularity": "recsys.tasks.retrieval.baselines.popularity:Popularity",
+        "recent_popularity": "recsys.tasks.retrieval.baselines.popularity:RecentPopularity",
     },
     "feature": {
         "category": "recsys.data.features:CategoryFeature",

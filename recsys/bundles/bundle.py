@@ -76,16 +76,6 @@ def verify(bundle: Path) -> dict[str, Any]:
     return manifest
 
 
-def direction_width(manifest: Mapping[str, Any]) -> int | None:
-    """Returns the width of the part of an embedding that similarity is computed from; None: all.
-
-    A bias and the numbers of ages are not part of it.
-    """
-    model = manifest.get("config", {}).get("model", {})
-    has_more = model.get("item_bias") or model.get("item_age")
-    return int(model["dim"]) if has_more else None
-
-
 def manifest_digest(bundle: Path) -> str | None:
     """Returns the sha256 of the manifest, which identifies all content; None without one."""
     return manifests.manifest_digest(bundle / MANIFEST)

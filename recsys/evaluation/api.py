@@ -11,9 +11,9 @@ from recsys.config import Config, EvaluateConfig, EvaluateStage, stage_of
 from recsys.data.dataset import Data
 from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.evaluation.scores import SystemProgress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.systems import open_evaluation_data, open_system, repeats_of
+from recsys.tasks.retrieval.judging.scores import SystemProgress
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh

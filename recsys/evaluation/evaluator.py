@@ -19,13 +19,17 @@ from recsys.config import EvaluateStage
 from recsys.data.dataset import Data
 from recsys.distributed.host_collectives import agreed, of_first
 from recsys.errors import RecsysError
-from recsys.evaluation.baselines import ials, item_knn  # noqa: F401
-from recsys.evaluation.baselines.baseline import Baseline, BaselineData, LeftOutError
-from recsys.evaluation.baselines.popularity import Popularity
 from recsys.evaluation.blessing import Evidence, judge
-from recsys.evaluation.example_users import example_users, exposure
 from recsys.evaluation.measurement import Case, Figures, Measured, measure
-from recsys.evaluation.queries import (
+from recsys.evaluation.significance import BLESSED, MODEL
+from recsys.kernels.rank_jobs import RankResults
+from recsys.metrics.metric import Items, times_shown
+from recsys.registry import name_of
+from recsys.tasks.retrieval.baselines import ials, item_knn  # noqa: F401
+from recsys.tasks.retrieval.baselines.baseline import Baseline, BaselineData, LeftOutError
+from recsys.tasks.retrieval.baselines.popularity import Popularity
+from recsys.tasks.retrieval.judging.example_users import example_users, exposure
+from recsys.tasks.retrieval.judging.queries import (
     MEANINGS,
     Protocol,
     Repeats,
@@ -35,13 +39,9 @@ from recsys.evaluation.queries import (
     repeated,
     without,
 )
-from recsys.evaluation.scores import DotProducts, Progress, SystemProgress
-from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.slices import Slice, make_slices
-from recsys.evaluation.systems import System
-from recsys.kernels.rank_jobs import RankResults
-from recsys.metrics.metric import Items, times_shown
-from recsys.registry import name_of
+from recsys.tasks.retrieval.judging.scores import DotProducts, Progress, SystemProgress
+from recsys.tasks.retrieval.judging.slices import Slice, make_slices
+from recsys.tasks.retrieval.judging.systems import System
 
 FORMAT = 2
 _FIT_S = 6 * 3600.0

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 
 from recsys.config import EvaluateStage
-from recsys.evaluation.queries import Queries, Repeats
-from recsys.evaluation.ranking import rank, rank_sampled
-from recsys.evaluation.scores import Progress, Scorer
 from recsys.evaluation.significance import BLESSED, MODEL, Interval, Key, UserMeans
-from recsys.evaluation.slices import AGAIN, REPEATS, Slice
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.metric import (
     Items,
@@ -27,6 +23,10 @@ from recsys.metrics.metric import (
     totals,
 )
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.queries import Queries, Repeats
+from recsys.tasks.retrieval.judging.ranking import rank, rank_sampled
+from recsys.tasks.retrieval.judging.scores import Progress, Scorer
+from recsys.tasks.retrieval.judging.slices import AGAIN, REPEATS, Slice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -147,7 +147,7 @@ class CatalogueSearch:
         embeddings: Of each item row `[item rows, dim]`; a memory map.
         is_item: Which item rows are candidates `[item rows]` bool.
         width: How many of their numbers tell what is alike, see
-            `recsys.bundles.bundle.direction_width`.
+            `recsys.tasks.retrieval.manifest.direction_width`.
         features: Names of the tokens of each item row from 1 on, by feature; a
             feature whose tokens have no names isn't there.
     """

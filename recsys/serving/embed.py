@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from recsys.bundles.reference import stand_ins
 from recsys.bundles.signatures import fact_texts
 from recsys.data.vocabulary import Vocabulary, load_kinds
-from recsys.evaluation.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
 from recsys.ragged import slices
 from recsys.serving.saved_model import SavedModelGraph
 from recsys.system.events import emit
 from recsys.system.process import answer, stage_main
+from recsys.tasks.retrieval.judging.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
 
 _STEP, _SIGNATURE, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
 

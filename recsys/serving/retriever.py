@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import direction_width, verify
+from recsys.bundles.bundle import verify
 from recsys.bundles.publishing import is_version
 from recsys.bundles.signatures import (
     NO_SCORE,
@@ -38,6 +38,7 @@ from recsys.serving.ann_index import read_index
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.ranker import Ranker
 from recsys.serving.saved_model import SavedModelGraph
+from recsys.tasks.retrieval.manifest import direction_width
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
 _EXCLUDED = "exclude_ids"

@@ -14,15 +14,21 @@ from recsys.data.history_facts import minutes
 from recsys.data.hold_out import AT_ONCE
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError
-from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
-from recsys.evaluation.ranking import rank
-from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.sharded_candidates import embedded_catalogue
 from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
 from recsys.metrics.metric import RankedLists, per_query, per_user
 from recsys.models import ModelInputs
 from recsys.models.inference import Inference
 from recsys.ragged import RaggedRows, ranges
+from recsys.tasks.retrieval.judging.queries import (
+    Queries,
+    of_some_users,
+    repeated,
+    without,
+    without_twins,
+)
+from recsys.tasks.retrieval.judging.ranking import rank
+from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.sharded_candidates import embedded_catalogue
 
 _K = 10
 """Cut-off of the metrics that are shown beside the one that is watched."""

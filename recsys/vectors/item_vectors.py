@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.bundle import MANIFEST, direction_width, manifest_digest, verify
+from recsys.bundles.bundle import MANIFEST, manifest_digest, verify
 from recsys.bundles.item_table import CATALOGUE, catalogue_batches, catalogue_schema
 from recsys.bundles.publishing import is_version, latest, versions
 from recsys.bundles.row_slices import read_rows
@@ -22,6 +22,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, read_summary
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE
+from recsys.tasks.retrieval.manifest import direction_width
 
 ID, EMBEDDING = "id", "embedding"
 _EMBEDDINGS = "item_embeddings.npy"

@@ -12,6 +12,7 @@ from on_tensorflow import run_on_tensorflow
 from places import SUPPORT
 from tower_models import BARE, DROPPED, POOLINGS, random_values
 
+from recsys.bundles.bundle import read_manifest
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.config.architecture import (
     HstuConfig,
@@ -24,10 +25,10 @@ from recsys.data.catalogue import FeatureBags
 from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
-from recsys.evaluation.queries import make_queries
-from recsys.evaluation.systems import System, open_bundle, open_model
 from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.tasks.retrieval.judging.queries import make_queries
+from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder
 
 pytestmark = pytest.mark.slow
 
@@ -351,9 +352,10 @@ def test_an_evaluation_tells_a_model_and_its_bundle_of_times_weights_and_kinds(w
     asked = queries.histories(_HISTORY), saved.inputs, told
     ids = store.eval_users.ids.take(pa.array(queries.user))
     expected = embed_queries(saved.model, saved.users.rows(ids), *asked)
+    bundle = folder / "bundle-model-times"
     for opened in (
-        open_model(folder / "model-times", "the model"),
-        open_bundle(folder / "bundle-model-times", "the bundle"),
+        open_folder(folder / "model-times", "the model"),
+        open_bundle(bundle, read_manifest(bundle), "the bundle"),
     ):
         found = System("it", opened, data).queries(queries)
         np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -9,8 +9,8 @@ import pytest
 from places import SUPPORT
 from training_runs import STAGE, Run
 
-from recsys.evaluation.systems import open_model
 from recsys.models.saved import read_probe
+from recsys.tasks.retrieval.judging.systems import open_folder
 
 pytestmark = pytest.mark.gpu
 IN_ORDER = "--xla_gpu_deterministic_ops=true"
@@ -65,5 +65,5 @@ def test_a_model_of_a_gpu_computes_the_same_on_a_cpu(on, data, tmp_path):
         losses[platform] = [point["loss"] for point in run.summary()["curve"]]
     np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=2e-3)
     folder = tmp_path / "cuda" / "model"
-    here = open_model(folder, "the model").candidates  # Checks the queries too.
+    here = open_folder(folder, "the model").candidates  # Checks the queries too.
     np.testing.assert_allclose(here, read_probe(folder).candidates, rtol=0, atol=2e-6)

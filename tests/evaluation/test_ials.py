@@ -5,8 +5,8 @@ import pytest
 from baseline_worlds import data_of, dense, lists_of, queries_of, random_histories, scores_of
 from scipy import sparse
 
-from recsys.evaluation.baselines import ials
-from recsys.evaluation.baselines.ials import Ials, Objective, factorise, solve
+from recsys.tasks.retrieval.baselines import ials
+from recsys.tasks.retrieval.baselines.ials import Ials, Objective, factorise, solve
 
 
 def weights_of(taken, objective):
@@ -121,7 +121,7 @@ def test_blocks_of_queries_are_solved_as_all_at_once(monkeypatch):
     histories = random_histories(5, n_users=30, n_items=20, longest=12)
     baseline = Ials(dim=4).fit(data_of(histories, 21))
     expected = scores_of(baseline, histories)
-    monkeypatch.setattr("recsys.evaluation.baselines.ials._BLOCK_ITEMS", 9)
+    monkeypatch.setattr("recsys.tasks.retrieval.baselines.ials._BLOCK_ITEMS", 9)
     np.testing.assert_allclose(scores_of(baseline, histories), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from recsys.data import neighbours
-from recsys.evaluation.baselines.item_knn import ItemKnn, nearest
+from recsys.tasks.retrieval.baselines.item_knn import ItemKnn, nearest
 
 
 def by_loops(histories, n_rows, n, shrinkage):

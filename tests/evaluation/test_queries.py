@@ -9,7 +9,7 @@ from recsys.data.history_facts import FACTS, weight_buckets
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.errors import RecsysError
-from recsys.evaluation.queries import make_queries
+from recsys.tasks.retrieval.judging.queries import make_queries
 
 TRAIN = [("ann", 1, 11, 1), ("ann", 1, 12, 2), ("bob", 2, 21, 1)]
 # Ann (row 1) takes 13, then 14 and 15 within one second; Zoe is new.

@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 
 from recsys import kernels
 from recsys.errors import RecsysError
-from recsys.evaluation import ranking, ranking_devices
-from recsys.evaluation.ranking import rank
-from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.sharded_candidates import ShardedCandidates
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging import ranking, ranking_devices
+from recsys.tasks.retrieval.judging.ranking import rank
+from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.sharded_candidates import ShardedCandidates
 
 WAYS = ["native", "jax"]
 

@@ -27,11 +27,11 @@ from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
-from recsys.evaluation.ranking import rank
-from recsys.evaluation.scores import DotProducts
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_queries
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.ranking import rank
+from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.training.validation import Validator
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4

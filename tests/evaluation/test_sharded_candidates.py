@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from recsys.evaluation.ranking import rank_sampled
-from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.sharded_candidates import ShardedCandidates, split, tile_rows
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.ranking import rank_sampled
+from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.sharded_candidates import ShardedCandidates, split, tile_rows
 
 N_ROWS, DIM = 2500, 12
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.evaluation.queries import Queries
-from recsys.evaluation.slices import make_slices
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.slices import make_slices
 
 HOUR, DAY = 3600, 24 * 3600
 # Of 16 training positives items 1 … 6 have these; item 6 is cold, row 0 is no item.

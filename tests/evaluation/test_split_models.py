@@ -27,8 +27,8 @@ from recsys.data.store import serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
-from recsys.evaluation.queries import make_queries, protocol_of
 from recsys.models import ModelInputs
+from recsys.tasks.retrieval.judging.queries import make_queries, protocol_of
 from recsys.training.stage import train
 from recsys.training.validation import held_back_queries
 

@@ -22,18 +22,14 @@ from recsys.data.catalogue import write_titles
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
-from recsys.evaluation.bundle_process import BundleProcess
-from recsys.evaluation.queries import make_queries
-from recsys.evaluation.ranking import rank
-from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.systems import (
-    System,
-    SystemEmbeddings,
-    open_evaluation_data,
-    open_system,
-)
+from recsys.evaluation.systems import open_evaluation_data, open_system
 from recsys.models import load_model
 from recsys.serving.catalogue_search import CatalogueSearch
+from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
+from recsys.tasks.retrieval.judging.queries import make_queries
+from recsys.tasks.retrieval.judging.ranking import rank
+from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.systems import System, SystemEmbeddings
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from softmax_reference import assert_close
 
 from recsys.errors import RecsysError
-from recsys.evaluation.baselines.ials import Objective, solve
 from recsys.losses import least_squares
+from recsys.tasks.retrieval.baselines.ials import Objective, solve
 
 
 def exact(query, candidate, temperature, weight, negative_weight, regularisation):

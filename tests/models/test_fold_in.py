@@ -11,9 +11,9 @@ from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainStage, TwoTowerConfig
 from recsys.config.architecture import FoldInConfig
 from recsys.data.split import SplitRule
-from recsys.evaluation.baselines.ials import Objective, solve
 from recsys.models import load_model
 from recsys.models.inference import embed_queries
+from recsys.tasks.retrieval.baselines.ials import Objective, solve
 
 SOLVED = {"widths": None, "similarity": "dot", "temperature": 1.0}
 HISTORIES = histories([3], [5, 2], [1, 2, 3, 4, 5], [0, 6, 0, 7], [9, 9, 9])

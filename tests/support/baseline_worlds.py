@@ -4,11 +4,11 @@ import numpy as np
 
 from benchmarks.stores import sorted_shard
 from recsys.data.event_log import EventLog
-from recsys.evaluation.baselines.baseline import BaselineData
-from recsys.evaluation.queries import Queries
-from recsys.evaluation.ranking import rank
 from recsys.ragged import RaggedRows
 from recsys.registry import Choice
+from recsys.tasks.retrieval.baselines.baseline import BaselineData
+from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.ranking import rank
 
 DAY_S = 86_400
 

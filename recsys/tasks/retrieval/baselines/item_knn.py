@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 
 from recsys.data.neighbours import as_sets, strongest_pairs
-from recsys.evaluation.baselines.baseline import Baseline, BaselineData, item_sets
 from recsys.ragged import RaggedRows
 from recsys.registry import register_baseline
+from recsys.tasks.retrieval.baselines.baseline import Baseline, BaselineData, item_sets
 
 if TYPE_CHECKING:
-    from recsys.evaluation.queries import Queries
+    from recsys.tasks.retrieval.judging.queries import Queries
 
 
 @register_baseline("item_knn")

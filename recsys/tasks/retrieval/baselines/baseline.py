@@ -15,8 +15,8 @@ from recsys.strict import Strict
 
 if TYPE_CHECKING:
     from recsys.data.event_log import EventLog
-    from recsys.evaluation.queries import Queries
-    from recsys.evaluation.scores import Scorer
+    from recsys.tasks.retrieval.judging.queries import Queries
+    from recsys.tasks.retrieval.judging.scores import Scorer
 
 
 class LeftOutError(Exception):

@@ -18,12 +18,12 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from recsys.data.neighbours import as_sets
-from recsys.evaluation.baselines.baseline import Baseline, BaselineData, item_sets
-from recsys.evaluation.scores import DotProducts
 from recsys.registry import register_baseline
+from recsys.tasks.retrieval.baselines.baseline import Baseline, BaselineData, item_sets
+from recsys.tasks.retrieval.judging.scores import DotProducts
 
 if TYPE_CHECKING:
-    from recsys.evaluation.queries import Queries
+    from recsys.tasks.retrieval.judging.queries import Queries
 
 _BLOCK_NUMBERS = 2**22
 """Numbers that the systems of a block may hold; 16 MiB of float32."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from recsys.config import Split
 from recsys.data.event_log import EventLog, newest_first
 from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
+
+if TYPE_CHECKING:
+    from recsys.config import Split
 
 Protocol = Literal["each_moment", "at_cut"]
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import PositiveInt
 
-from recsys.evaluation.baselines.baseline import (
+from recsys.registry import register_baseline
+from recsys.tasks.retrieval.baselines.baseline import (
     Baseline,
     BaselineData,
     LeftOutError,
     places,
 )
-from recsys.evaluation.scores import DotProducts
-from recsys.registry import register_baseline
+from recsys.tasks.retrieval.judging.scores import DotProducts
 
 if TYPE_CHECKING:
     from recsys.data.event_log import EventLog
-    from recsys.evaluation.queries import Queries
+    from recsys.tasks.retrieval.judging.queries import Queries
 
 _DAY_S = 86_400
 

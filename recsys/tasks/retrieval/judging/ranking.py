@@ -19,7 +19,10 @@ import numpy as np
 
 from recsys import kernels
 from recsys.errors import RecsysError
-from recsys.evaluation.scores import (
+from recsys.kernels import rank_jobs as kernel
+from recsys.kernels.rank_jobs import RankResults
+from recsys.ragged import RaggedRows, slices
+from recsys.tasks.retrieval.judging.scores import (
     DotProducts,
     Progress,
     Scorer,
@@ -27,9 +30,6 @@ from recsys.evaluation.scores import (
     check_products,
     check_scores,
 )
-from recsys.kernels import rank_jobs as kernel
-from recsys.kernels.rank_jobs import RankResults
-from recsys.ragged import RaggedRows, slices
 
 # Queries of a job: with more of them a candidate is brought into the caches less often,
 # with fewer the cores end at the same time.
@@ -86,7 +86,9 @@ def rank(
     report = progress or (lambda done, total: None)
     if _is_for_host(scorer, len(positives)):
         return _rank_on_host(scorer, start, positives, seen, k, report)
-    from recsys.evaluation.ranking_devices import rank_on_devices  # JAX, and all that it brings.
+    from recsys.tasks.retrieval.judging.ranking_devices import (
+        rank_on_devices,  # JAX, and all that it brings.
+    )
 
     return rank_on_devices(scorer, start, positives, seen, k, report)
 

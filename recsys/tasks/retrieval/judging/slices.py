@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.evaluation.queries import Queries
 from recsys.formats import counted
+from recsys.tasks.retrieval.judging.queries import Queries
 
 REPEATS, AGAIN = "repeats", "again"
 _HOUR_S = 3600

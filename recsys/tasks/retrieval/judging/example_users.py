@@ -12,12 +12,12 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
 from recsys.data.history_facts import minutes
 from recsys.data.store import InteractionStore
-from recsys.evaluation.queries import Queries, train_slices
-from recsys.evaluation.ranking import rank
-from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.systems import System
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.queries import Queries, train_slices
+from recsys.tasks.retrieval.judging.ranking import rank
+from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.systems import System
 
 _CHOSEN_USERS = 3
 _ITEMS = 10

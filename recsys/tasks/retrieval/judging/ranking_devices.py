@@ -24,8 +24,16 @@ from jax.sharding import Mesh, PartitionSpec
 
 from recsys.collectives import on_each_device
 from recsys.distributed.ending import ending_after
-from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
-from recsys.evaluation.sharded_candidates import (
+from recsys.kernels.rank_jobs import RankResults
+from recsys.ragged import RaggedRows, slices
+from recsys.tasks.retrieval.judging.scores import (
+    DotProducts,
+    Progress,
+    Scorer,
+    as_scores,
+    check_scores,
+)
+from recsys.tasks.retrieval.judging.sharded_candidates import (
     ShardedCandidates,
     padded,
     power,
@@ -35,8 +43,6 @@ from recsys.evaluation.sharded_candidates import (
     tiled,
     tiles_of_device,
 )
-from recsys.kernels.rank_jobs import RankResults
-from recsys.ragged import RaggedRows, slices
 
 # Most scores of a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24

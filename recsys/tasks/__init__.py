@@ -1,0 +1,1 @@
+"""Tasks: what is learned from events, how it is measured, and what is served."""

@@ -1,0 +1,1 @@
+"""Retrieval: models that rank the items of a catalogue for a query."""

@@ -1,0 +1,1 @@
+"""How retrieval models are measured: queries, candidates, exact ranks."""

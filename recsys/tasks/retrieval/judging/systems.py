@@ -1,0 +1,347 @@
+"""The systems that an evaluation compares, in the item rows of a data folder.
+
+A system is a model folder or a bundle with a vocabulary of its own. Where it is not the one
+of the data folder, items and users go from one to the other by their ids, as a client of
+the served model would name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+
+from recsys.data.dataset import Data
+from recsys.data.history_facts import KINDS, UNKNOWN, Facts
+from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.distributed.host_collectives import is_primary, meet, of_first
+from recsys.errors import RecsysError
+from recsys.formats import moment
+from recsys.models import load_model
+from recsys.models.inference import Inference
+from recsys.models.inputs import ModelInputs
+from recsys.models.saved import check_probe, read_probe
+from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
+from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.scores import Candidates, largest_of_rows
+from recsys.tasks.retrieval.judging.sharded_candidates import ShardedCandidates, embedded_catalogue
+from recsys.tasks.retrieval.manifest import direction_width
+
+if TYPE_CHECKING:
+    from keras.distribution import DeviceMesh
+
+
+@dataclasses.dataclass(frozen=True)
+class SystemEmbeddings:
+    """The embeddings of a model, indexed by its own rows.
+
+    Attributes:
+        items: Vocabulary of its items.
+        candidates: Item embeddings `[item rows, dim]` float32, which may be written to.
+        history: Items of a history that it reads.
+        queries: From ids of users `[n]` text and item rows `[n, history]` int32, the
+            newest first, padded with 0, to embeddings `[n, dim]` float32; of a system that
+            reads facts also from what is known of the histories, each `[n, history]` int32.
+        width: How many numbers of an embedding tell what is alike: all but bias and ages; None:
+            all.
+        facts: What it reads of a question and its history: see `recsys.data.history_facts`.
+        kinds: The kinds of events that it knows, by number.
+    """
+
+    items: Vocabulary
+    candidates: Candidates
+    history: int
+    queries: Callable[..., np.ndarray]
+    width: int | None = None
+    facts: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+
+def check_numbers(name: str, embeddings: Candidates) -> None:
+    """Checks that embeddings `[n, dim]` are finite.
+
+    Args:
+        name: The system, for the message.
+        embeddings: The embeddings.
+
+    Raises:
+        RecsysError: Some are NaN or infinite (R402).
+    """
+    is_finite = np.isfinite(largest_of_rows(embeddings))
+    if not is_finite.all():
+        rule = f"Every embedding of {name} must be finite, otherwise ranks are undefined."
+        cure = "Train again with lower learning rates."
+        bad = int((~is_finite).sum())
+        raise RecsysError("R402", rule, cure, f"{bad} of {len(is_finite)} embeddings are not")
+
+
+def open_folder(folder: Path, name: str, mesh: DeviceMesh | None = None) -> SystemEmbeddings:
+    """Reads a model folder, and checks that it still computes what its trainer did.
+
+    Args:
+        folder: What a training wrote.
+        name: Display name.
+        mesh: Devices to split tables and candidates over; None: all are in this process.
+
+    Raises:
+        RecsysError: It is damaged (R310), computes something else than when it was
+            trained (R311), or no numbers (R402).
+    """
+    trained, probe = load_model(folder, mesh=mesh), read_probe(folder)
+    meet()  # The disks of the processes may be unlike.
+    inference = Inference(trained.model)
+    embeddings = of_model(inference, trained.inputs, name, mesh)
+    query = inference.queries(probe.user_row, probe.history, trained.inputs, probe.facts)
+    check_numbers(name, query)
+    candidates = embeddings.candidates
+    if isinstance(candidates, np.ndarray):
+        check_probe(folder, probe, query, [(slice(None), candidates)])
+    else:
+        check_probe(folder, probe, query, candidates.own_parts())
+    return embeddings
+
+
+def open_object(model: Any, data: Data, name: str) -> SystemEmbeddings:
+    """Returns the embeddings of a `TrainedModel`, or of a built model for the rows of `data`."""
+    if not hasattr(model, "embed_query"):
+        return of_model(Inference(model.model), model.inputs, name)
+    # A training knows which rows it saw: validation may have held all events of one back.
+    trained = getattr(model, "training_result", None)
+    of_data = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
+    return of_model(Inference(model), of_data if trained is None else trained.inputs, name)
+
+
+def of_model(
+    inference: Inference, inputs: ModelInputs, name: str, mesh: DeviceMesh | None = None
+) -> SystemEmbeddings:
+    """Returns the embeddings of a model in memory.
+
+    Args:
+        inference: Embeds by the model.
+        inputs: What is known of users and items, by row.
+        name: Display name.
+        mesh: Where the candidates are to lie; None: in this process.
+
+    Raises:
+        RecsysError: It computes no numbers (R402).
+    """
+    candidates = embedded_catalogue(inference, inputs, None if mesh is None else mesh.backend_mesh)
+    check_numbers(name, candidates)
+    # Another system's layout may be the active one by the time that this one embeds.
+    layout: Any = keras.distribution.distribution()
+
+    def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
+        with contextlib.nullcontext() if layout is None else layout.scope():
+            return inference.queries(inputs.users.rows(user_ids), history, inputs, facts)
+
+    config = inference.model.spec.config
+    return SystemEmbeddings(
+        inputs.items,
+        candidates,
+        config.history,
+        queries,
+        width=config.dim if config.vector_dim > config.dim else None,
+        facts=config.query_facts,
+        kinds=inputs.kinds,
+    )
+
+
+def open_bundle(
+    bundle: Path, manifest: Mapping[str, Any], name: str, mesh: DeviceMesh | None = None
+) -> SystemEmbeddings:
+    """Reads a bundle.
+
+    Args:
+        bundle: A bundle whose files match its manifest.
+        manifest: Its manifest.
+        name: Display name.
+        mesh: Devices to split the candidates over; None: all are in this process.
+
+    Raises:
+        RecsysError: It lacks what measuring needs (R409), or an embedding is not finite (R402).
+    """
+    items, of_file, history = read_bundle(bundle, manifest)
+    candidates = of_file if mesh is None else ShardedCandidates.of(of_file, mesh.backend_mesh)
+    check_numbers(name, candidates)
+    # TensorFlow holds what a server of the bundle does: on the first host only.
+    process = BundleProcess(bundle) if is_primary() else None
+
+    def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
+        return of_first(
+            lambda: np.zeros(0) if process is None else process.queries(user_ids, history, facts)
+        )
+
+    facts, kinds = tuple(manifest["history_facts"]), load_kinds(bundle / "vocabulary")
+    width = direction_width(manifest)
+    return SystemEmbeddings(items, candidates, history, queries, width, facts, kinds)
+
+
+def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, np.ndarray, int]:
+    """Returns the items of a bundle, their embeddings, and the items of a history that it reads.
+
+    Args:
+        bundle: The bundle.
+        manifest: Its manifest.
+
+    Raises:
+        RecsysError: It lacks what measuring needs (R409).
+    """
+    try:
+        history = int(manifest["config"]["model"]["history"])
+        items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+        # Copy on write: the rows are read where they lie.
+        candidates = np.load(bundle / "item_embeddings.npy", mmap_mode="c", allow_pickle=False)
+        if candidates.ndim != 2 or len(candidates) != items.n_rows:
+            raise ValueError(f"{candidates.shape} embeddings of {items.n_rows} item rows")
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        rule = (
+            f"A bundle that is measured must hold item_embeddings.npy, vocabulary/ and, in its"
+            f" manifest, the model's config; {str(bundle)!r} doesn't."
+        )
+        cure = "Export the model again: recsys export."
+        raise RecsysError("R409", rule, cure, f"{type(error).__name__}: {error}") from None
+    return items, candidates, history
+
+
+class System:
+    """A model that is measured, seen through the item rows of a data folder.
+
+    The history of a query is translated item by item. One that the system doesn't know
+    keeps its place, as an unknown id in the `history` of a served model does: it reads
+    row 0, which counts nothing, or the hash row that such ids share. One without an id in
+    the data (of row 0, or of a hash row of theirs) reads row 0 where the vocabularies
+    differ, because nobody knows its id; where they are the same its row is kept. Kinds of
+    events are translated too; one that it doesn't know counts as unknown.
+
+    Args:
+        name: Display name.
+        embeddings: What it computes, in its own rows.
+        data: The data folder.
+
+    Attributes:
+        name: Display name.
+        is_candidate: Which item rows of the data it can recommend `[item rows]` bool.
+        candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
+
+    Raises:
+        RecsysError: It shares no item with the data (R403), or was trained on events that
+            the data hold out (R411).
+    """
+
+    def __init__(self, name: str, embeddings: SystemEmbeddings, data: Data) -> None:
+        self.name, self._data, self._embed = name, data, embeddings.queries
+        self.history: int = embeddings.history
+        """Items of a history that it reads, the newest ones."""
+        self.facts = embeddings.facts
+        """What it reads of them beside items: see `recsys.data.history_facts`."""
+        its, ours = embeddings.items, data.items
+        if its.split != ours.split or its.cut > data.store.cut:
+            raise RecsysError(
+                "R411",
+                f"{name} must have been trained on data that were split as those that it is"
+                " measured on are, up to the cut of these, else it may have seen the answers.",
+                "Measure it on the data folder that it was trained on, or on a later one; a"
+                " pipeline whose split changed or whose cut moved back goes on with --set"
+                " bless.over_blessed=0.",
+                f"trained on {its.split.text} up to {moment(its.cut)},"
+                f" measured on {ours.split.text} from {moment(data.store.cut)} on",
+            )
+        self._own_row = _translation(data.items, embeddings.items)
+        self._own_kind = _own_kinds(data.kinds, embeddings.kinds) if KINDS in self.facts else None
+        known = its.is_current()
+        known = known if self._own_row is None else known[self._own_row]
+        self.is_candidate = known & ours.is_current()
+        if not self.is_candidate.any():
+            ids, of_data = (items.own_ids.drop_null() for items in (its, ours))
+            examples = [repr(a[0].as_py()) if len(a) else "none" for a in (ids, of_data)]
+            raise RecsysError(
+                "R403",
+                f"{name} must share items with the data: of its {len(ids):,} items,"
+                f" {examples[0]} among them, none is one of the {len(of_data):,} of the data, such"
+                f" as {examples[1]}.",
+                "Measure it on the data folder that it was trained on, or on a later one of the"
+                " same catalogue; if only the ids are written in another way, correct the ids.",
+            )
+        self.candidates = _in_rows(embeddings.candidates, self._own_row, self.is_candidate)
+        self._width = embeddings.width
+
+    @property
+    def directions(self) -> Candidates:
+        """What tells how alike two items are `[item rows, dim]`: no bias."""
+        if isinstance(self.candidates, np.ndarray):
+            return self.candidates[:, : self._width]
+        return dataclasses.replace(self.candidates, width=self._width)
+
+    def queries(self, queries: Queries) -> np.ndarray:
+        """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
+
+        Raises:
+            RecsysError: One of them is not finite (R402), or the bundle can't be loaded.
+        """
+        ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
+        facts = queries.fact_inputs(self.facts, self.history)
+        return self.embed(ids, queries.histories(self.history), facts)
+
+    def embed(
+        self, user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None
+    ) -> np.ndarray:
+        """Returns the query embeddings `[n, dim]` float32 of users with the given histories.
+
+        Args:
+            user_ids: Ids of the users `[n]`, text; unknown ones may be among them.
+            history: Item rows of the data `[n, history]` int32, the newest first, padded
+                with 0. What the system knows of the users' past is not read.
+            facts: What is known of the histories, each `[n, history]` int32, for a system that
+                reads it.
+
+        Raises:
+            RecsysError: As `queries`.
+        """
+        if not len(user_ids):
+            return np.zeros((0, self.candidates.shape[1]), np.float32)
+        rows = history if self._own_row is None else self._own_row[history]
+        if self._own_kind is not None and facts and KINDS in facts:
+            facts = {**facts, KINDS: self._own_kind[facts[KINDS]]}
+        embedded = self._embed(user_ids, rows, *([facts] if self.facts else []))
+        check_numbers(self.name, embedded)
+        return embedded
+
+
+def _own_kinds(ours: Sequence[str], its: Sequence[str]) -> np.ndarray:
+    """Returns a system's number of each kind of the data `[kinds + 1]` int32; last of unknown."""
+    number = {kind: n for n, kind in enumerate(its)}
+    return np.array([*(number.get(kind, UNKNOWN) for kind in ours), UNKNOWN], np.int32)
+
+
+def _in_rows(
+    candidates: Candidates, rows: np.ndarray | None, is_candidate: np.ndarray
+) -> Candidates:
+    """Returns candidates by the rows of data, zeros for those that aren't candidates there.
+
+    Args:
+        candidates: Embeddings of a system's own rows; used up.
+        rows: The system's row of each row of the data `[item rows]`; None: the same.
+        is_candidate: Which rows of the data it can recommend `[item rows]` bool.
+    """
+    if not isinstance(candidates, np.ndarray):
+        of_rows = candidates if rows is None else candidates.taken(rows)
+        return of_rows.without(~is_candidate)
+    in_memory = candidates if rows is None else candidates[rows]
+    in_memory[~is_candidate] = 0.0
+    return in_memory
+
+
+def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:
+    """Returns their row of each of our rows `[our rows]` int32; None where rows are the same.
+
+    Of a row without an id the row is 0.
+    """
+    if ours.fingerprint() == theirs.fingerprint():
+        return None
+    return theirs.rows(ours.ids_of_rows)
