@@ -38,7 +38,7 @@ class Vocabularies(Artifact):
 
 
 class InteractionData(Artifact):
-    """A data folder: store, catalogue and vocabularies (docs/architecture.md)."""
+    """A data folder: store, catalogue and vocabularies (docs/folders.md)."""
 
     TYPE_NAME = "InteractionData"
 

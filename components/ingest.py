@@ -174,7 +174,7 @@ def InteractionEncoder(
     Args:
         interactions: Examples, the splits `train` and `eval`.
         vocabularies: Rows of users and items.
-        data: The data folder, see docs/architecture.md.
+        data: The data folder, see docs/folders.md.
         config: `EntitySource` as canonical JSON.
         code: Fingerprint of the code.
         items: Examples of the catalogue, if there is one.

@@ -49,7 +49,7 @@ def Trainer(
     Args:
         data: The data folder.
         verdict: The DataGate's; without it there is no training.
-        model: The model folder, see docs/architecture.md.
+        model: The model folder, see docs/folders.md.
         config: `TrainStage` as canonical JSON.
         checkpoints: Folder of the checkpoints, outside of what one execution writes: a
             killed execution never finds its own folder again.
@@ -78,7 +78,7 @@ def RetrievalEvaluator(
     Args:
         model: The model just trained.
         data: The data folder.
-        evaluation: `evaluation.json`, see docs/architecture.md.
+        evaluation: `evaluation.json`, see docs/folders.md.
         blessing: The verdict, as TFX's own Evaluator writes it.
         config: `EvaluateStage` as canonical JSON.
         code: Fingerprint of the code.
@@ -129,7 +129,7 @@ def Exporter(
         model: The model.
         data: The data folder; users' histories are taken from it.
         evaluation: Its metrics go into the model card.
-        bundle: The bundle, see docs/architecture.md.
+        bundle: The bundle, see docs/folders.md.
         config: `ExportStage` as canonical JSON.
         code: Fingerprint of the code.
         item_graph: How the features of an item become token rows, if it has any.

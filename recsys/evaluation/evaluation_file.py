@@ -77,7 +77,7 @@ def evaluate(
         mesh: As in `api.measured`.
 
     Returns:
-        What `evaluation.json` holds (see `docs/architecture.md`).
+        What `evaluation.json` holds (see `docs/folders.md`).
 
     Raises:
         RecsysError: Nothing is held out, none of it is known, a folder is damaged, or a

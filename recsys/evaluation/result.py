@@ -80,7 +80,7 @@ class EvaluationResult(Shown):
     """The figures and the decision of an evaluation.
 
     Args:
-        content: The content of `evaluation.json`, see docs/architecture.md.
+        content: The content of `evaluation.json`, see docs/folders.md.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ _DAMAGED = (
     LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError,
     pa.ArrowException, jinja2.TemplateError,
 )  # fmt: skip
-"""What files of another shape than docs/architecture.md gives them lead to."""
+"""What files of another shape than docs/folders.md gives them lead to."""
 
 
 class Part(NamedTuple):

@@ -30,7 +30,7 @@ def emit(kind: str, **fields: Any) -> None:
 
     Args:
         kind: `run_started`, `step_started`, `progress`, `note`, `step_finished`,
-            `error` or `finished`; docs/architecture.md has their fields.
+            `error` or `finished`; docs/folders.md has their fields.
         **fields: JSON values that belong to the event.
     """
     path = os.environ.get(ENVIRONMENT_VARIABLE)

@@ -79,7 +79,7 @@ STEPS = [
 
 
 class Run:
-    """A finished run on the disk, in the layout of docs/architecture.md.
+    """A finished run on the disk, in the layout of docs/folders.md.
 
     Args:
         root: Folder to write into.
