@@ -52,7 +52,9 @@ def main(
 
 def _seconds(training: Training) -> float:
     """Returns how long the steps of a training took, the first ones left out."""
-    run_stage("recsys.train", training.words(), {**training.begin(1), **stage_environment("jax")})
+    run_stage(
+        "recsys.stages.train", training.words(), {**training.begin(1), **stage_environment("jax")}
+    )
     ends = [(event["done"], event["time"]) for event in training.events()]
     last, ended = ends[-1]
     began = next(time for step, time in ends if step >= _WARM * last)

@@ -372,7 +372,7 @@ def model_digest(folder: Path) -> str:
     It is the same whether one process wrote it, or several in parts.
 
     Args:
-        folder: What `recsys.train` wrote.
+        folder: What `recsys.stages.train` wrote.
     """
     summary = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     variables = [[variable["path"], variable["shape"]] for variable in summary["variables"]]

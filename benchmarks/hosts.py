@@ -2,7 +2,7 @@
 
 Hosts are network namespaces of this machine, with addresses, names and links of their own; each
 has a raylet, and one more is the head of the cluster. It needs root and iproute2. First
-`recsys.train` is launched by `launcher: {kind: ray}` on 1, 2, … hosts, with a batch of `--batch`
+Training is launched by `launcher: {kind: ray}` on 1, 2, … hosts, with a batch of `--batch`
 and a group of negatives for each: the time of a step, the bytes that the links carry over those of
 the plan, with and without TCP's headers, and the input that the first host reads. Then it is
 disturbed, once for each of `--victims`:
@@ -128,9 +128,9 @@ def write_world(
 def _sent(root: str, n: int) -> int:
     """Returns what a device sends in a step, as the plan says [bytes]."""
     from recsys.config.load import load_config
-    from recsys.data.table_rows import find_rows
     from recsys.embedding.traffic import total
     from recsys.plan import make_plan
+    from recsys.plan.table_rows import find_rows
 
     config = load_config(Path(root) / "stage.json")
     plan = make_plan(config, find_rows(config, {}, Path(root) / "data"), n)
@@ -255,7 +255,7 @@ class RayTraining(Training):
     def start(self) -> None:
         """Starts it, again after it has ended."""
         folders = words_of(data=self.root / "data", out=self.model)
-        self._launch("recsys.train", folders, self.begin(1))
+        self._launch("recsys.stages.train", folders, self.begin(1))
 
     def _launch(self, name: str, words: list[str], own: dict[str, str]) -> None:
         config, folder = str(self.root / "stage.json"), str(self.folder)
@@ -315,7 +315,7 @@ class RayTraining(Training):
         folders = words_of(
             data=self.root / "data", model=self.model, out=self.folder / "evaluation"
         )
-        self._launch("recsys.evaluation.stage", folders, self.begin(1))
+        self._launch("recsys.stages.evaluate", folders, self.begin(1))
         self.end()
 
     def export(self) -> None:
@@ -323,7 +323,7 @@ class RayTraining(Training):
         folders = {"config": self.root / "stage.json", "data": self.root / "data"}
         words = words_of(**folders, model=self.model, out=self.folder / "bundle")
         with self._log.open("ab") as file:
-            command, own = module("recsys.bundles.export", *words), stage_environment("tensorflow")
+            command, own = module("recsys.stages.export", *words), stage_environment("tensorflow")
             self._running = self.network.run(command, own, file)
         self.end()
 

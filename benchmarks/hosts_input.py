@@ -25,10 +25,11 @@ from typer import Option
 from benchmarks.input_pipeline import make_source, make_store
 from benchmarks.measure import print_line, run
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.config.architecture import SasRecConfig
-from recsys.data.batches import BatchPart, BatchSource, ReadCount
-from recsys.data.sequences import SequenceSource
+from recsys.data.batch_part import BatchPart
 from recsys.data.store import InteractionStore
+from recsys.models.config import SasRecConfig
+from recsys.tasks.retrieval.batches import BatchSource, ReadCount
+from recsys.tasks.retrieval.sequences import SequenceSource
 
 Case = StrEnum("Case", {"TOWERS": "two towers", "SEQUENCES": "sequences", "FULL": "full softmax"})
 _CASES = [*Case]

@@ -28,10 +28,10 @@ from typer import Option
 from benchmarks.measure import call, print_line, run
 from benchmarks.stores import write_shard
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.kept_events import training_events
 from recsys.data.store import EVENTS_OF_A_SHARD, InteractionStore, write_manifest
+from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.examples import training_events
 from recsys.training.prefetch import read_ahead
 
 Case = StrEnum("Case", ["ids", "history", "model", "feed"])

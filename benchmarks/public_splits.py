@@ -1,7 +1,7 @@
 """A public split: training events, the users to rank for, and what is known of both.
 
 `benchmarks.split_files` reads one from a folder, `write_data_folder` writes it as the data
-folder that `recsys.train` reads.
+folder that `recsys.stages.train` reads.
 """
 
 from __future__ import annotations

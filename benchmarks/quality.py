@@ -1,6 +1,6 @@
 """`python -m benchmarks.quality`: what a config reaches, over several seeds.
 
-`--data DIR` takes a folder with a `protocol.json`, trains by `recsys.train` and measures as the
+`--data DIR` takes a folder with a `protocol.json`, trains and measures as the
 protocol says; `benchmarks/split_files.py` has the format. `--config FILE` has the keys `model`
 and `train`, or is a whole config; by default it is configs/quality/NAME.yaml, with the protocol's
 name, or else what recsys does where a config names nothing. `--dataset NAME --data DIR` takes
@@ -45,7 +45,7 @@ from recsys.system.events import shown_events
 from recsys.system.process import run_stage, stage_environment
 
 if TYPE_CHECKING:
-    from recsys.models.saved import TrainedModel
+    from recsys.tasks.model_folder import TrainedModel
 
 SHIPPED = "movielens_small"
 CONFIGS = ROOT / "configs" / "quality"
@@ -159,7 +159,7 @@ def train(
 
 def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedModel, float]:
     """Returns the model, trained by a process of its own, and the seconds of its steps."""
-    from recsys.models import load_model
+    from recsys.tasks.model_folder import load_model
 
     has_towers = getattr(stage.model, "widths", ()) is not None  # They read the features.
     of_items, of_users = (split.item_tokens, split.user_tokens) if has_towers else ({}, {})
@@ -168,7 +168,7 @@ def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedMode
     config = folder / "stage.json"
     config.write_text(stage.model_dump_json())
     words = words_of(config=config, data=data, out=folder / "model")
-    result = run_stage("recsys.train", words, stage_environment("jax"))
+    result = run_stage("recsys.stages.train", words, stage_environment("jax"))
     return load_model(folder / "model"), result["seconds"]
 
 

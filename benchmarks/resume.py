@@ -1,6 +1,6 @@
 """`python -m benchmarks.resume`: killed again and again, does a run end with the same bits?
 
-A run of `recsys.train` on synthetic data is done once undisturbed, and then several
+A run of `recsys.stages.train` on synthetic data is done once undisturbed, and then several
 times with SIGKILL at random moments, each time started again with the same command.
 With `--processes 2` one of the processes is killed, and their parent starts both again.
 With `--on 1 2 4` a run that was killed half-way goes on on so many devices, and its curve
@@ -165,7 +165,7 @@ class _KilledTraining(Training):
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
         own = self.begin(self.devices // self._n_processes)
-        command = module("recsys.train", *self.words(processes=self._n_processes))
+        command = module("recsys.stages.train", *self.words(processes=self._n_processes))
         with (
             (self.folder / "log.txt").open("ab") as file,
             subprocess.Popen(command, env=own, stdout=file, stderr=file) as process,

@@ -18,7 +18,7 @@ POLL_S = 0.02
 
 
 class Training:
-    """A run of `recsys.train` in a folder, which may be started again and again.
+    """A run of `recsys.stages.train` in a folder, which may be started again and again.
 
     Args:
         root: Folder with `data/` and `stage.json`.
@@ -45,7 +45,7 @@ class Training:
         }
 
     def words(self, **options: Any) -> list[str]:
-        """Returns the command line of `recsys.train`, with more options."""
+        """Returns the command line of `recsys.stages.train`, with more options."""
         folders = {"config": self.root / "stage.json", "data": self.root / "data"}
         return words_of(**folders, out=self.model, **options)
 

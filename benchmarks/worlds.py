@@ -26,7 +26,8 @@ from typer import Option
 from benchmarks.measure import run
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import ExportConfig, ExportStage, TrainStage, TwoTowerConfig
-from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower
+from recsys.tasks.model_folder import save_model
 
 _EVENTS_OF_A_USER, _BLOCK = 20, 8192
 _SPREAD, _DECAY = 0.6, 4

@@ -60,7 +60,7 @@ def Trainer(
     folders = ["--data", data.uri, "--out", model.uri, "--checkpoints", checkpoints]
     if base is not None:
         folders += ["--base", base.uri]
-    run_launched("recsys.train", config, folders)
+    run_launched("recsys.stages.train", config, folders)
 
 
 @component
@@ -88,7 +88,7 @@ def RetrievalEvaluator(
     arguments = ["--model", model.uri, "--data", data.uri, "--out", evaluation.uri]
     if blessed_model is not None:
         arguments += ["--blessed", blessed_model.uri]
-    run_launched("recsys.evaluation.stage", config, arguments)
+    run_launched("recsys.stages.evaluate", config, arguments)
     result = json.loads((Path(evaluation.uri) / "evaluation.json").read_text())
     _bless(blessing, result["verdict"]["blessed"], model, blessed_model)
 
@@ -162,7 +162,7 @@ def Exporter(
         file = Path(folder) / "data.json"
         file.write_text(json.dumps(data), encoding="utf-8")
         arguments += ["--data-origin", str(file)] if data else []
-        run_stage_with_config("recsys.bundles.export", config, arguments, backend="tensorflow")
+        run_stage_with_config("recsys.stages.export", config, arguments, backend="tensorflow")
 
 
 class PushTarget(Strict):

@@ -32,11 +32,11 @@ from pipelines.raw_data import Platform
 from pipelines.retrieval_pipeline import create_pipeline
 from recsys.config import Config, SourceConfig
 from recsys.config.load import load_config
-from recsys.config.run_config import KeepConfig
+from recsys.config.operation import KeepConfig
 from recsys.data.sources.source_files import is_remote, patterns
 from recsys.distributed.launchers import LocalLauncher
-from recsys.distribution import install_extra
 from recsys.errors import UsageError
+from recsys.system.installation import install_extra
 from recsys.system.process import stage_main
 
 ENTRYPOINT = ("python", "-P", "-m", "pipelines.kubeflow_entrypoint")

@@ -18,7 +18,7 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from recsys.config import Config
-from recsys.config.run_config import MysqlConfig
+from recsys.config.operation import MysqlConfig
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_text
 

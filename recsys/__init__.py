@@ -7,22 +7,20 @@ Keras then runs on JAX, unless it is loaded already or `KERAS_BACKEND` says othe
 from typing import TYPE_CHECKING
 
 from recsys.contents import lazy_contents
+from recsys.system.installation import VERSION
 
 if TYPE_CHECKING:
     from recsys import losses as losses
     from recsys import metrics as metrics
     from recsys import models as models
-    from recsys.bundles.exporting import export as export
     from recsys.config import Config as Config
     from recsys.config import RetrievalConfig as RetrievalConfig
     from recsys.config import TrainConfig as TrainConfig
     from recsys.config import TwoTowerConfig as TwoTowerConfig
-    from recsys.config.file_option import File as File
     from recsys.config.load import load_config as load_config
     from recsys.data.dataset import Data as Data
     from recsys.data.dataset import open_data as open_data
     from recsys.data.features import Feature as Feature
-    from recsys.data.ingest.standalone import ingest as ingest
     from recsys.data.sources.source import Piece as Piece
     from recsys.data.sources.source import RawBatch as RawBatch
     from recsys.data.sources.source import Source as Source
@@ -46,12 +44,8 @@ if TYPE_CHECKING:
     from recsys.metrics.metric import RankedLists as RankedLists
     from recsys.models import HistoryEncoder as HistoryEncoder
     from recsys.models import RetrievalModel as RetrievalModel
-    from recsys.models import TrainedModel as TrainedModel
     from recsys.models import TwoTower as TwoTower
     from recsys.models import layers as layers
-    from recsys.models import load_model as load_model
-    from recsys.models import save_model as save_model
-    from recsys.models.auto import for_data as for_data
     from recsys.registry import register_baseline as register_baseline
     from recsys.registry import register_encoder as register_encoder
     from recsys.registry import register_feature as register_feature
@@ -60,25 +54,29 @@ if TYPE_CHECKING:
     from recsys.registry import register_model as register_model
     from recsys.registry import register_row_optimizer as register_row_optimizer
     from recsys.registry import register_source as register_source
+    from recsys.registry.file_option import File as File
     from recsys.serving.recommendations import LoadedBundle as LoadedBundle
     from recsys.serving.recommendations import load_bundle as load_bundle
+    from recsys.stages.exporting import export as export
+    from recsys.stages.ingest import ingest as ingest
     from recsys.strict import Strict as Strict
+    from recsys.tasks.model_folder import TrainedModel as TrainedModel
+    from recsys.tasks.model_folder import load_model as load_model
+    from recsys.tasks.model_folder import save_model as save_model
+    from recsys.tasks.retrieval.auto import for_data as for_data
     from recsys.tasks.retrieval.baselines.baseline import Baseline as Baseline
     from recsys.training.trainer import Trainer as Trainer
     from recsys.training.training_result import TrainingResult as TrainingResult
     from recsys.vectors.publication import VectorPublication as VectorPublication
     from recsys.vectors.publication import publish_vectors as publish_vectors
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _NAMES = {
-    "recsys.bundles.exporting": "export",
     "recsys.config": "Config RetrievalConfig TrainConfig TwoTowerConfig",
-    "recsys.config.file_option": "File",
     "recsys.config.load": "load_config",
     "recsys.data.dataset": "Data open_data",
     "recsys.data.features": "Feature",
-    "recsys.data.ingest.standalone": "ingest",
     "recsys.data.sources.source": "Piece RawBatch Source",
     "recsys.data.sources.text_source": "TextSource",
     "recsys.embedding": (
@@ -86,22 +84,24 @@ _NAMES = {
     ),
     "recsys.errors": "ConfigError RecsysError UsageError",
     "recsys.evaluation.api": "compare evaluate",
-    "recsys.tasks.retrieval.baselines.baseline": "Baseline",
     "recsys.evaluation.result": "Comparison EvaluationResult",
     "recsys.losses": "Loss losses",
     "recsys.metrics": "metrics",
     "recsys.metrics.metric": "Metric RankedLists",
-    "recsys.models": (
-        "HistoryEncoder RetrievalModel TrainedModel TwoTower load_model models save_model"
-    ),
-    "recsys.models.auto": "for_data",
+    "recsys.models": "HistoryEncoder RetrievalModel TwoTower models",
     "recsys.models.layers": "layers",
     "recsys.registry": (
         "register_baseline register_encoder register_feature register_loss register_metric "
         "register_model register_row_optimizer register_source"
     ),
+    "recsys.registry.file_option": "File",
     "recsys.serving.recommendations": "LoadedBundle load_bundle",
+    "recsys.stages.exporting": "export",
+    "recsys.stages.ingest": "ingest",
     "recsys.strict": "Strict",
+    "recsys.tasks.model_folder": "TrainedModel load_model save_model",
+    "recsys.tasks.retrieval.auto": "for_data",
+    "recsys.tasks.retrieval.baselines.baseline": "Baseline",
     "recsys.training.trainer": "Trainer",
     "recsys.training.training_result": "TrainingResult",
     "recsys.vectors.publication": "VectorPublication publish_vectors",

@@ -31,7 +31,7 @@ def lazy_contents(
     def getattr_(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if package == "recsys" and "keras" not in sys.modules:
+        if "keras" not in sys.modules:
             # Keras' own default is TensorFlow, on which nothing trains.
             os.environ.setdefault("KERAS_BACKEND", "jax")
         module = importlib.import_module(homes[name])

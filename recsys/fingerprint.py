@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recsys import __version__
 from recsys.registry import modules_of, registered_in
+from recsys.system.installation import VERSION
 
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = ("recsys", "components", "pipelines")
@@ -213,7 +213,7 @@ def source_version(root: Path = _ROOT) -> dict[str, Any]:
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = None if commit is None else _git(root, "status", "--porcelain", "--", *_OURS)
     return {
-        "version": __version__,
+        "version": VERSION,
         "commit": commit,
         "is_dirty": None if changes is None else bool(changes),
     }

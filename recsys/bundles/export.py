@@ -1,4 +1,4 @@
-"""`python -m recsys.bundles.export`: from a model folder to a serving bundle.
+"""From a model folder to a serving bundle.
 
 Runs with `KERAS_BACKEND=tensorflow`, so that the SavedModel consists of TensorFlow operations. A
 JAX export would need JAX's runtime inside TensorFlow, and fails on empty batches.
@@ -6,7 +6,6 @@ JAX export would need JAX's runtime inside TensorFlow, and fails on empty batche
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from recsys.bundles import variables, warmup
 from recsys.bundles.bundle import MANIFEST, write_manifest
+from recsys.bundles.config import ExportConfig, ExportStage
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
@@ -34,9 +34,6 @@ from recsys.bundles.signatures import (
     popularity_shares,
 )
 from recsys.bundles.variables import filled_later, make_canonical
-from recsys.config import ExportConfig, ExportStage, TrainStage
-from recsys.config.file_option import IN_FOLDER, read_in_folder
-from recsys.config.load import load_stage
 from recsys.data.dataset import GRAPHS
 from recsys.data.history_facts import KINDS
 from recsys.data.input_files import CANDIDATES, verify_candidates
@@ -46,15 +43,17 @@ from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.models.inputs import Side, trained_rows
-from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
 from recsys.models.saved_arrays import SavedRows
+from recsys.registry.file_option import IN_FOLDER, read_in_folder
 from recsys.runs.lineage import describe_origin
 from recsys.serving.index_build import build
 from recsys.system.commit import commit_folder
 from recsys.system.disk import free_there
 from recsys.system.events import emit
-from recsys.system.files import read_json, read_result
-from recsys.system.process import release_freed, stage_main
+from recsys.system.files import read_result
+from recsys.system.process import release_freed
+from recsys.tasks.config import TrainStage
+from recsys.tasks.model_folder import Probe, TrainedModel, load_model, read_probe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,21 +343,3 @@ def _replace(temporary: Path, out: Path) -> None:
         out.rename(old)
     commit_folder(temporary, out)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _main() -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m recsys.bundles.export", description=__doc__)
-    for name in ("config", "model", "data", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--transform", type=Path, help="Transform's output for the items")
-    parser.add_argument("--user-transform", type=Path, help="Transform's output for the users")
-    parser.add_argument("--evaluation", type=Path)
-    parser.add_argument("--data-origin", type=Path, help="origin of the raw data, for the manifest")
-    options = vars(parser.parse_args())
-    config, out, data_origin = (options.pop(name) for name in ("config", "out", "data_origin"))
-    sources = Sources(**options, data_origin=data_origin and read_json(data_origin))
-    return export(load_stage(config, ExportStage), sources, out.absolute())
-
-
-if __name__ == "__main__":
-    stage_main(_main)

@@ -63,7 +63,7 @@ from recsys.data.history_facts import ASKED_AT, KINDS, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
-from recsys.models.saved import TrainedModel
+from recsys.tasks.model_folder import TrainedModel
 
 _Tensors = dict[str, tf.Tensor]
 

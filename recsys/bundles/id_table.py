@@ -20,7 +20,7 @@ from recsys.data.history_facts import AGES, OLDEST, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.models.saved import TrainedModel
+from recsys.tasks.model_folder import TrainedModel
 
 _FIRST_BUCKETS, _SECOND_BUCKETS = 2**63 - 1, 2**31 - 1
 _SECOND_KEY = (0x9AE16A3B2F90404F >> 1, 0xC3A5C85C97CB3127 >> 1)

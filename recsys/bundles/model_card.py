@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 
 from recsys import registry
+from recsys.bundles.config import ExportStage
 from recsys.bundles.signatures import query_facts
-from recsys.config import ExportStage
 from recsys.fingerprint import version_text
 from recsys.registry import Choice
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from recsys.bundles.signatures import Arrays
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError
+from recsys.system.installation import install_extra
 
 FILE = "assets.extra/tf_serving_warmup_requests"
 BATCHES = (1, 32)

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from typer import Exit, Option, Typer
 
-from recsys import __version__
 from recsys.cli.check import check
 from recsys.cli.doctor import doctor
 from recsys.cli.evaluate import compare, evaluate
@@ -31,6 +30,7 @@ from recsys.cli.stages import export, train
 from recsys.cli.tune import tune
 from recsys.config.removed import check_command_line
 from recsys.system import lean_imports
+from recsys.system.installation import VERSION
 
 app = Typer(
     name="recsys",
@@ -66,5 +66,5 @@ def _root(
     version: Annotated[bool, Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        print(__version__)
+        print(VERSION)
         raise Exit

@@ -79,7 +79,7 @@ def plan(
     """
     from recsys.config.load import load_config
     from recsys.config.run_config import with_mesh
-    from recsys.data.table_rows import find_rows, parse_rows
+    from recsys.plan.table_rows import find_rows, parse_rows
 
     named_rows = parse_rows(rows or [])
     run = with_mesh(load_config(config, sets or []), mesh)

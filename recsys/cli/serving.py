@@ -12,8 +12,8 @@ from typer import Option
 
 from recsys.cli.options import ConfigOption, Json, Root
 from recsys.cli.show import emit
-from recsys.distribution import install_extra
 from recsys.errors import UsageError, visible
+from recsys.system.installation import install_extra
 
 
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:

@@ -29,9 +29,9 @@ from recsys.cli.options import (
     Wait,
 )
 from recsys.cli.terminal import Console
-from recsys.distribution import install_extra
 from recsys.errors import UsageError
 from recsys.system import events
+from recsys.system.installation import install_extra
 from recsys.system.process import run_stage, run_stage_with_config, stage_environment
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def train(
     )  # fmt: skip
     loaded = with_mesh(load_config(config, sets or []), mesh)
     with _followed():
-        print(json.dumps(run_process("recsys.train", "jax", loaded, words)))
+        print(json.dumps(run_process("recsys.stages.train", "jax", loaded, words)))
 
 
 def evaluate(
@@ -85,7 +85,7 @@ def evaluate(
         **options: Options of the stage: `data`, `model`, `out` and so on; None is omitted.
     """
     with _followed():
-        return run_process("recsys.evaluation.stage", "jax", config, _words(**options))
+        return run_process("recsys.stages.evaluate", "jax", config, _words(**options))
 
 
 def export(
@@ -103,7 +103,7 @@ def export(
     from recsys.config.load import load_config
 
     words, loaded = _words(model=model, data=data, out=out), load_config(config, sets or [])
-    print(json.dumps(run_process("recsys.bundles.export", "tensorflow", loaded, words)))
+    print(json.dumps(run_process("recsys.stages.export", "tensorflow", loaded, words)))
 
 
 def run_process(

@@ -14,10 +14,10 @@ from recsys.cli.failure import log_of_failure, print_error
 from recsys.cli.options import ConfigArgument, Data, Json, MaybeCount, Seed, Sets
 from recsys.cli.show import emit, value_text
 from recsys.cli.terminal import Console, progress_bar
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import duration, figure
 from recsys.system import events
+from recsys.system.installation import install_extra
 from recsys.system.signals import StoppedError, signals_raised
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")

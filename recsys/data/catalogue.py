@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.config import RetrievalConfig
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE, read_json
@@ -130,17 +129,14 @@ def of_history(feature: str) -> str:
 
 
 def bags_of_histories(
-    features: Iterable[FeatureBags], history: np.ndarray, model: RetrievalConfig
+    features: Iterable[FeatureBags], history: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Returns the token rows of histories' items `[…, width]`, by the model's input.
 
     Args:
         features: Features of the items.
         history: Item rows `[…]`.
-        model: Says whether the query reads them.
     """
-    if not model.history_features:
-        return {}
     return {of_history(f.name): np.asarray(f.bags[history]) for f in features}
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import ItemsConfig, UsersConfig, write_feature
+from recsys.data.config import ItemsConfig, UsersConfig, write_feature
 from recsys.data.event_times import mix
 from recsys.data.farmhash import fingerprints
 from recsys.data.features import Feature, Value

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import Order
+from recsys.data.config import Order
 from recsys.data.farmhash import fingerprints
 from recsys.errors import RecsysError
 

@@ -18,7 +18,7 @@ fields are its options:
 A value goes through three steps. The ingest reads it as the type `value` (a row whose value
 is none is a dead letter). `tokens` makes its token rows in a TensorFlow graph, in which
 analyzers of TensorFlow Transform may look at all of the data; the pipeline's Transform and
-`recsys.data.ingest.standalone` run the same graph, and the exported model has it inside, so
+`recsys.stages.ingest` run the same graph, and the exported model has it inside, so
 that raw values are read alike in training and in serving. The model gets a table of
 `table_rows` rows, of which an item or a user has up to `width`.
 """

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from recsys.config.architecture import AGES as AGES  # Ages of events [s].
-from recsys.config.architecture import ASKED_AT as ASKED_AT  # Moment of the question [min].
-from recsys.config.architecture import KINDS as KINDS  # Their kinds.
-from recsys.config.architecture import WEIGHTS as WEIGHTS  # Buckets of their weights.
+from recsys.data.config import AGES as AGES  # Ages of events [s].
+from recsys.data.config import ASKED_AT as ASKED_AT  # Moment of the question [min].
+from recsys.data.config import KINDS as KINDS  # Their kinds.
+from recsys.data.config import WEIGHTS as WEIGHTS  # Buckets of their weights.
 
 OF_EVENTS = (AGES, WEIGHTS, KINDS)
 """Facts of the events of a history, each also an input of a bundle that reads it."""
@@ -27,7 +27,7 @@ ASKED = "asked_age"
 """Of packed training, ages of the events to predict `[rows, examples of a row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"
 """Of a batch, the items of its histories once each, and which of them is where; see
-`recsys.data.batches.each_once`."""
+`recsys.tasks.retrieval.batches.each_once`."""
 Facts = Mapping[str, np.ndarray]
 """What is told of the items of histories `[n, history]`, and of questions `[n]`, by the names
 of inputs."""

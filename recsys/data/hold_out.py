@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from recsys.config import ValidationConfig
+from recsys.data.config import ValidationConfig
 from recsys.data.event_log import EventLog, EventShard
 from recsys.data.event_times import mix
 from recsys.data.shuffle import Permutation

@@ -4,7 +4,7 @@
     candidates.json   those of a model folder's `candidates.npy`
 
 The store has checksums of its own, see `recsys.data.store`, and so have weights, see
-`recsys.models.saved`.
+`recsys.tasks.model_folder`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import InteractionsConfig, TimestampUnit
+from recsys.data.config import InteractionsConfig, TimestampUnit
 from recsys.data.event_times import COLUMN, PLACE, TIME, codes_of, places, places_of_users
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from recsys.config.training import ShuffleConfig
+from recsys.data.config import ShuffleConfig
 
 _ROUNDS = 8  # With six, pairs of a few numbers still go together.
 _MIX = np.uint64(0x9E3779B97F4A7C15)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import Order, Split
+from recsys.data.config import Order, Split
 from recsys.data.event_times import codes_of, event_times, pair_hashes
 from recsys.errors import RecsysError
 

@@ -22,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.config import VocabularyConfig, canonical_json
+from recsys.data.config import VocabularyConfig
 from recsys.data.farmhash import fingerprints, hash_buckets, text_bounds
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.errors import RecsysError
+from recsys.strict import canonical_json
 from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0

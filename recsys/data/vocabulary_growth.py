@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import VocabularyConfig
+from recsys.data.config import VocabularyConfig
 from recsys.data.split import DAY_S
 from recsys.data.vocabulary import IdIndex, Vocabulary, as_texts
 from recsys.errors import RecsysError

@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recsys.config.file_option import BY_CONTENT
 from recsys.distributed.host_collectives import exchange, jointly
 from recsys.distributed.place import Place
 from recsys.errors import UsageError
 from recsys.fingerprint import code_fingerprint, source_version, version_text
+from recsys.registry.file_option import BY_CONTENT
 from recsys.strict import Strict
 from recsys.system.disk import storage_error
 from recsys.system.events import note

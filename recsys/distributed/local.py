@@ -64,7 +64,7 @@ def launch(
     """Runs a stage in several processes of this machine.
 
     Args:
-        module: The stage, such as `recsys.train`.
+        module: The stage, such as `recsys.stages.train`.
         arguments: Its command line, for each of them.
         n_processes: How many.
         checkpoints: Folder of the checkpoints of all runs: when a process dies, all start again
@@ -136,7 +136,7 @@ def run_placed(module: str, arguments: Sequence[str], place: Place) -> dict[str,
     """Runs one of several processes, and says in one sentence how it ended.
 
     Args:
-        module: The stage, such as `recsys.train`.
+        module: The stage, such as `recsys.stages.train`.
         arguments: Its command line.
         place: Which one of the processes this is.
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from recsys.distributed.launchers import Launcher, write_config
-from recsys.distribution import install_extra
 from recsys.errors import UsageError
 from recsys.registry import register
+from recsys.system.installation import install_extra
 from recsys.system.process import run_stage
 
 NOTICED_SOON = {

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from recsys.collectives import (
+from recsys.distributed.collectives import (
     Group,
     all_gather,
     columns_to_rows,

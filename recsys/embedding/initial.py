@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.collectives import on_each_device
+from recsys.distributed.collectives import on_each_device
 from recsys.embedding.sharding import TableSharding
 from recsys.errors import UsageError
-from recsys.rounding import noise
+from recsys.kernels.rounding import noise
 
 Values = Callable[[jax.Array], jax.Array]
 """Returns the numbers `[n, width]` float32 that places `[n]` int32 of a table begin with."""

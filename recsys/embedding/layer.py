@@ -11,15 +11,6 @@ import keras
 import keras_rs
 from keras import ops
 
-from recsys.embedding.config import (
-    FeatureConfig,
-    TableConfig,
-    by_name,
-    check_shapes,
-    refused_regularizer,
-    resolve,
-    stacks,
-)
 from recsys.embedding.ids import Ragged, checked_ids
 from recsys.embedding.lookup import (
     active,
@@ -30,6 +21,15 @@ from recsys.embedding.lookup import (
 )
 from recsys.embedding.optimizers import BY_KERAS, RowOptimizer, row_optimizer
 from recsys.embedding.table import FeatureInput, Table, checked_columns, logical_order
+from recsys.embedding.table_config import (
+    FeatureConfig,
+    TableConfig,
+    by_name,
+    check_shapes,
+    refused_regularizer,
+    resolve,
+    stacks,
+)
 from recsys.errors import UsageError
 
 Nested = Any

@@ -20,9 +20,9 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.embedding.config import Placement, TableSpec, resolve, stacks
 from recsys.embedding.layer import ShardedEmbedding
 from recsys.embedding.table import WEIGHTS, Table, TablePlacement, planned
+from recsys.embedding.table_config import Placement, TableSpec, resolve, stacks
 from recsys.errors import RecsysError, UsageError
 
 AXIS = "devices"

@@ -24,9 +24,8 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
-from recsys.collectives import on_each_device
+from recsys.distributed.collectives import on_each_device
 from recsys.embedding import exchange
-from recsys.embedding.config import TableSpec
 from recsys.embedding.ids import Ragged
 from recsys.embedding.rows import (
     Lookups,
@@ -38,6 +37,7 @@ from recsys.embedding.rows import (
 )
 from recsys.embedding.sharding import TableSharding
 from recsys.embedding.table import FeatureInput, Table
+from recsys.embedding.table_config import TableSpec
 from recsys.errors import RecsysError, UsageError
 
 # --- the tape of a training step

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from keras import ops
 
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
+from recsys.embedding.keras_internals import Functional
 from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
@@ -34,7 +35,6 @@ from recsys.embedding.update import (
     own_rate,
 )
 from recsys.errors import UsageError
-from recsys.keras_internals import Functional
 
 _LIMB = 2**30
 

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import pydantic
 
-from recsys.config.training import RowOptimizerConfig
+from recsys.embedding.config import RowOptimizerConfig
 from recsys.errors import UsageError
 from recsys.registry import get, names, register_row_optimizer
 

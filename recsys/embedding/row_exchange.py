@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from recsys.collectives import Group, all_to_all, from_bits, swap_chunks, to_bits
+from recsys.distributed.collectives import Group, all_to_all, from_bits, swap_chunks, to_bits
 from recsys.embedding.rows import Gradients, Lookups, no_gradient, pool, weight_grad
 from recsys.embedding.traffic import capacities
 

@@ -18,7 +18,7 @@ import numpy as np
 from recsys import kernels
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
 from recsys.errors import RecsysError
-from recsys.rounding import round_stochastically
+from recsys.kernels.rounding import round_stochastically
 
 
 class Lookups(NamedTuple):

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recsys.collectives import Group, on_each_device
+from recsys.distributed.collectives import Group, on_each_device
 
 # --- sharding
 

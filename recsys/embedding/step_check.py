@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recsys.collectives import over_gloo
-from recsys.embedding.config import refused_regularizer
+from recsys.distributed.collectives import over_gloo
 from recsys.embedding.table import Table, planned
+from recsys.embedding.table_config import refused_regularizer
 from recsys.embedding.traffic import Collective, leaving_of
 from recsys.errors import RecsysError
 
@@ -377,9 +377,8 @@ def check_step(
             "R397",
             "On CPUs of several processes a step must not hold a reduce-scatter, whose sums"
             " gloo damages now and then.",
-            "Use recsys.collectives.reduce_scatter in place of jax.lax.psum_scatter, and"
-            " recsys.collectives.all_gather in place of a jax.lax.all_gather that is learnt"
-            " through.",
+            "Use reduce_scatter of recsys.distributed.collectives in place of jax.lax.psum_scatter,"
+            " and its all_gather in place of a jax.lax.all_gather that is learnt through.",
             f"{collectives['reduce-scatter']} bytes",
         )
     memory = compiled.memory_analysis()

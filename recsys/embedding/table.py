@@ -19,7 +19,6 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.embedding.config import Placement, TableSpec
 from recsys.embedding.initial import Filled, InPlace, initial_rows
 from recsys.embedding.sharding import (
     TableSharding,
@@ -28,6 +27,7 @@ from recsys.embedding.sharding import (
     physical_rows,
     sharding_of,
 )
+from recsys.embedding.table_config import Placement, TableSpec
 from recsys.errors import UsageError
 from recsys.formats import count, size
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.collectives import on_each_device
+from recsys.distributed.collectives import on_each_device
 from recsys.embedding.layer import ShardedEmbedding
 from recsys.embedding.table import Table, chunk_rows
 from recsys.errors import UsageError

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recsys.collectives import packed_width
+from recsys.distributed.collectives import packed_width
 from recsys.embedding.sharding import TableSharding
 
 Way = Literal["gathered", "rows", "nodes"]

@@ -22,7 +22,7 @@ from recsys.embedding.optimizers import RowOptimizer
 from recsys.embedding.rows import Numbers
 from recsys.embedding.table import Table
 from recsys.errors import UsageError
-from recsys.rounding import mixed
+from recsys.kernels.rounding import mixed
 
 Arrays = list[jax.Array]
 

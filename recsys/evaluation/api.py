@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys.config import Config, EvaluateConfig, EvaluateStage, stage_of
 from recsys.data.dataset import Data
+from recsys.evaluation.config import EvaluateConfig, EvaluateStage
 from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.systems import open_evaluation_data, open_system, repeats_of
+from recsys.registry.stage import stage_of
 from recsys.tasks.retrieval.judging.scores import SystemProgress
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def evaluate(
     metrics: Iterable[Any] | None = None,
     k: Sequence[int] | None = None,
     blessed: Any = None,
-    config: Config | EvaluateStage | None = None,
+    config: EvaluateStage | None = None,
     progress: bool | SystemProgress = True,
 ) -> EvaluationResult:
     """Evaluates a model on held-out events, exactly, over the whole catalogue.
@@ -66,7 +67,7 @@ def compare(
     *,
     metrics: Iterable[Any] | None = None,
     k: Sequence[int] | None = None,
-    config: Config | EvaluateStage | None = None,
+    config: EvaluateStage | None = None,
     progress: bool | SystemProgress = True,
 ) -> Comparison:
     """Evaluates two models on the same queries and decides for each metric which is better.
@@ -125,14 +126,13 @@ def measured(
 
 
 def _stage(
-    config: Config | EvaluateStage | None,
+    config: EvaluateStage | None,
     baselines: Iterable[Any] | None,
     metrics: Iterable[Any] | None,
     k: Sequence[int] | None,
 ) -> EvaluateStage:
     """Returns the config with the requested options; drops rules on unmeasured metrics."""
-    stage = stage_of(config, EvaluateStage) if isinstance(config, Config) else config
-    stage = stage or EvaluateStage()
+    stage = stage_of(config or EvaluateStage(), EvaluateStage)
     chosen = {"baselines": baselines, "metrics": metrics, "k": k}
     changed = {name: tuple(values) for name, values in chosen.items() if values is not None}
     if not changed:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from recsys.config import BlessConfig, BlessRule
+from recsys.evaluation.config import BlessConfig, BlessRule
 from recsys.evaluation.result import difference_text, plain
 from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted

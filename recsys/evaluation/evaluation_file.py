@@ -1,6 +1,6 @@
 """Measures a model and writes `evaluation.json`, in each process of an evaluation.
 
-`recsys.evaluation.stage` starts it. In several processes tables and candidates are split over the
+`recsys.stages.evaluate` starts it. In several processes tables and candidates are split over the
 devices of all of them, and the first one writes the file.
 """
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from recsys.config import EvaluateStage
 from recsys.distributed.agreement import facts_of
 from recsys.distributed.ending import failing_at_once
 from recsys.distributed.host_collectives import agreed, is_primary
 from recsys.distributed.join import join
 from recsys.embedding import device_mesh
 from recsys.evaluation import api
+from recsys.evaluation.config import EvaluateStage
 from recsys.system import events
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from recsys.config import EvaluateStage
 from recsys.data.dataset import Data
 from recsys.distributed.host_collectives import agreed, of_first
 from recsys.errors import RecsysError
 from recsys.evaluation.blessing import Evidence, judge
+from recsys.evaluation.config import EvaluateStage
 from recsys.evaluation.measurement import Case, Figures, Measured, measure
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.kernels.rank_jobs import RankResults

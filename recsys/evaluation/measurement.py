@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.config import EvaluateStage
+from recsys.evaluation.config import EvaluateStage
 from recsys.evaluation.significance import BLESSED, MODEL, Interval, Key, UserMeans
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.metric import (

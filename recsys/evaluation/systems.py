@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from recsys.bundles.bundle import MANIFEST, repeats_of_folder, verify
 from recsys.bundles.publishing import versions
-from recsys.config import Repeats
 from recsys.data.dataset import Data
 from recsys.distributed.host_collectives import agreed, in_shares
 from recsys.errors import RecsysError
+from recsys.strict import Repeats
 from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder, open_object
 
 if TYPE_CHECKING:

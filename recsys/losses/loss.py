@@ -5,7 +5,7 @@ Candidates are shared among the queries of a batch, and among the devices.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from recsys import registry
 from recsys.strict import Strict
@@ -13,7 +13,20 @@ from recsys.strict import Strict
 if TYPE_CHECKING:
     import keras
 
-    from recsys.config.training import TrainConfig
+
+class TrainOptions(Protocol):
+    """The keys of `train` that a loss and a model read."""
+
+    @property
+    def uniform_negatives(self) -> int: ...
+    @property
+    def hard_negatives(self) -> Any: ...
+    @property
+    def negative_groups(self) -> int: ...
+    @property
+    def negatives_dtype(self) -> Literal["float32", "bfloat16"]: ...
+    @property
+    def table_regularisation(self) -> dict[Any, float]: ...
 
 
 class Loss(Strict):
@@ -77,7 +90,7 @@ class Loss(Strict):
         """
         raise NotImplementedError
 
-    def check(self, train: TrainConfig) -> None:
+    def check(self, train: TrainOptions) -> None:
         """Checks that the rest of `train` suits the loss.
 
         Raises:
@@ -114,7 +127,7 @@ class CandidateSharing(NamedTuple):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     @classmethod
-    def of_config(cls, train: TrainConfig) -> Self:
+    def of_config(cls, train: TrainOptions) -> Self:
         """Returns what `train.negative_groups` and `train.negatives_dtype` say."""
         return cls(train.negative_groups, train.negatives_dtype)
 

@@ -62,7 +62,7 @@ def sampled_softmax(
 
     For a set, `log_q` is the log of the inclusion probability: that of B draws with
     probability p each is `1 - (1 - p)^B`, and a second sampler's miss probability
-    multiplies in (`recsys.data.sampling`). Why that is right: the set S sampled around
+    multiplies in (`recsys.tasks.retrieval.sampling`). Why that is right: the set S sampled around
     the positive y has probability Q(S | y) ∝ 1 / q_y among the y in S, since every other
     member had to be drawn and y was there anyway; so by Bayes P(y | x, S) ∝ P(y | x) /
     q_y, and the scores whose corrected softmax fits are log P(y | x) (Bengio & Senécal,

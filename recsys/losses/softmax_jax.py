@@ -24,7 +24,13 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
-from recsys.collectives import Group, all_gather, gather_parts, on_each_device, reduce_scatter
+from recsys.distributed.collectives import (
+    Group,
+    all_gather,
+    gather_parts,
+    on_each_device,
+    reduce_scatter,
+)
 from recsys.losses.batch import Form, is_first, known_positions
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, positives_of
 

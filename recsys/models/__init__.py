@@ -1,4 +1,4 @@
-"""Retrieval models, and the folder of a trained model.
+"""Retrieval models.
 
 `RetrievalModel` is the base class; `TwoTower` is the built-in model.
 """
@@ -14,16 +14,12 @@ if TYPE_CHECKING:
     from recsys.models.inputs import ModelSpec as ModelSpec
     from recsys.models.retrieval_model import RetrievalModel as RetrievalModel
     from recsys.models.retrieval_model import model_class as model_class
-    from recsys.models.saved import TrainedModel as TrainedModel
-    from recsys.models.saved import load_model as load_model
-    from recsys.models.saved import save_model as save_model
     from recsys.models.two_tower import TwoTower as TwoTower
 
 _NAMES = {
     "recsys.models.encoders": "HistoryEncoder",
     "recsys.models.inputs": "FeatureSpec ModelInputs ModelSpec",
     "recsys.models.retrieval_model": "RetrievalModel model_class",
-    "recsys.models.saved": "TrainedModel load_model save_model",
     "recsys.models.two_tower": "TwoTower",
 }
 __all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batches import held_part
+from recsys.data.batch_part import held_part
 from recsys.data.history_facts import Facts
 from recsys.distributed.ending import ending_after
 from recsys.models.inputs import ModelInputs

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import PositiveInt
 
-from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import (
     Catalogue,
     FeatureBags,
@@ -23,6 +22,7 @@ from recsys.data.history_facts import Facts, all_of
 from recsys.data.input_files import verify_inputs
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 from recsys.errors import UsageError
+from recsys.models.config import RetrievalConfig, TwoTowerConfig
 from recsys.registry import Choice
 from recsys.strict import Strict
 
@@ -170,12 +170,13 @@ class ModelInputs:
                 the questions `[b]`; what isn't, and is read, is unknown. See
                 `recsys.data.history_facts`.
         """
+        of_history = self.catalogue.features if model.history_features else ()
         return {
             "user_row": trained_rows(user_row, self.users),
             "history": trained_rows(history, self.items),
             **all_of(model.query_facts, facts, history),
             **bags_of(self.user_features, user_row),
-            **bags_of_histories(self.catalogue.features, history, model),
+            **bags_of_histories(of_history, history),
         }
 
     def candidate(self, item_row: np.ndarray) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.config.architecture import LEARNED_TEMPERATURE
+from recsys.models.config import LEARNED_TEMPERATURE
 
 _EPSILON = 1e-6
 

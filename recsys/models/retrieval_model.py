@@ -16,8 +16,6 @@ import numpy as np
 from keras import ops
 
 from recsys import registry
-from recsys.config import TrainConfig
-from recsys.config.architecture import AutoConfig, RetrievalConfig
 from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
 from recsys.data.history_facts import ASKED_AT, UNKNOWN
@@ -25,8 +23,9 @@ from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
-from recsys.losses.loss import SHARED_BY_ALL
+from recsys.losses.loss import SHARED_BY_ALL, TrainOptions
 from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
+from recsys.models.config import AutoConfig, RetrievalConfig
 from recsys.models.counted_layers import BagWeights, ItemGraph
 from recsys.models.inputs import ModelInputs, ModelSpec, Side
 from recsys.models.layers import Latest, LogTemperature, keras_seeds, name_attributes
@@ -161,7 +160,7 @@ class RetrievalModel(LookupModel):
             model.train_by(train)
         return model
 
-    def train_by(self, train: TrainConfig) -> None:
+    def train_by(self, train: TrainOptions) -> None:
         """Takes what a training loop says of the loss, beside the loss itself.
 
         Raises:
@@ -191,12 +190,13 @@ class RetrievalModel(LookupModel):
                 `history_rows` `[batch, history]` int32 is 0 where a history has no item. While a
                 model whose config is `over_positions` trains, histories are packed `[rows,
                 history, …]`, and `segment` `[rows, history]` and `at` `[rows, batch / rows]` say
-                which of them an example reads: see `recsys.data.sequences.SequenceSource`. There
-                is also what `config.history_facts` names, `[batch, history]` int32, and with
-                ages in packed training `asked_age` `[rows, batch / rows]`. While a
-                model whose config has `distinct_history` trains, there may be `history_place`
-                `[batch, history]`: `history` `[n, dim]` and `history.<feature>` `[n, feature_dim]`
-                are then of the items once each, and it says which of them is where.
+                which of them an example reads: see
+                `recsys.tasks.retrieval.sequences.SequenceSource`. There is also what
+                `config.history_facts` names, `[batch, history]` int32, and with ages in packed
+                training `asked_age` `[rows, batch / rows]`. While a model whose config has
+                `distinct_history` trains, there may be `history_place` `[batch, history]`:
+                `history` `[n, dim]` and `history.<feature>` `[n, feature_dim]` are then of the
+                items once each, and it says which of them is where.
             training: Whether the model trains.
         """
         raise NotImplementedError

@@ -14,11 +14,11 @@ import numpy as np
 from keras import ops
 
 from recsys import registry
-from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import of_history
 from recsys.data.history_facts import ASKED, PLACE
 from recsys.errors import UsageError
 from recsys.models import fold_in as fold_in
+from recsys.models.config import RetrievalConfig, TwoTowerConfig
 from recsys.models.layers import Tower, UserGate
 from recsys.models.lookups import Tensors
 from recsys.models.retrieval_model import RetrievalModel

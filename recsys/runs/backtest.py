@@ -193,8 +193,8 @@ def measure_arms(config: Config, out: Path, model: Path, data: Path) -> dict[str
     compare = stage_of(anew, EvaluateStage).of_two_models()
     folders = {"data": data, "model": cold, "blessed": frozen, "out": scores}
     for module, stage, named in (
-        ("recsys.train", stage_of(anew, TrainStage), {"data": data, "out": cold}),
-        ("recsys.evaluation.stage", compare, folders),
+        ("recsys.stages.train", stage_of(anew, TrainStage), {"data": data, "out": cold}),
+        ("recsys.stages.evaluate", compare, folders),
     ):
         words = [word for name, path in named.items() for word in (f"--{name}", str(path))]
         with (folder / f"{module}.log").open("wb") as log:

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import tenacity
 
-from recsys.config.run_config import NotifyConfig
+from recsys.config.operation import NotifyConfig
 from recsys.runs.summary import one_line
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 20.0

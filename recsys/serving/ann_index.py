@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 from recsys.ragged import slices
+from recsys.system.installation import install_extra
 
 FOLDER = "index"
 _JSON, _FORMAT = "index.json", 1

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from recsys import registry
 from recsys.bundles.signatures import QUERY_TIME, SOURCES
-from recsys.config import CsvFormat, SourceConfig
 from recsys.data import dead_letters
+from recsys.data.config import CsvFormat, SourceConfig
 from recsys.data.interactions import BAD_USER, NO_USER, is_bad_id, split_by_rules
 from recsys.data.sources.csv_source import CsvSource, header_names
 from recsys.data.sources.pieces import Piece, open_source, plan_pieces, read_piece

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.config.run_config import IndexConfig
+from recsys.bundles.config import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import AnnIndex, Report, learn_lists, write_index

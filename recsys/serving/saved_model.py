@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from recsys.bundles.signatures import Arrays, Signature, SignatureInput
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
+from recsys.system.installation import install_extra
 
 _STDERR, _SHOWN_BYTES = 2, 300
 

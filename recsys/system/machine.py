@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from recsys.distribution import EXACT_SET, NAME, SYNC, WIDE_SET, install_extra
 from recsys.formats import counted
+from recsys.system.installation import EXACT_SET, NAME, SYNC, WIDE_SET, install_extra
 
 CORE = ("keras", "keras-rs", "jax", "numpy", "pyarrow", "grain", "pydantic")
 PIPELINE = (

@@ -15,12 +15,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from recsys.config import HardNegativesConfig, TrainStage
-from recsys.data.batches import BatchSource
-from recsys.data.sampling import HardNegatives
 from recsys.distributed.host_collectives import agreed, stacked
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
+from recsys.tasks.config import HardNegativesConfig, TrainStage
+from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.sampling import HardNegatives
 from recsys.training.checkpoint import steps_in
 from recsys.training.prefetch import BatchIterator
 from recsys.training.run_folders import RunFolders

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import keras
 
-from recsys.config import TrainConfig
 from recsys.distributed.ending import StepWatch, StopRequest, ending_after
 from recsys.distributed.host_collectives import agreed, meet
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.process import release_freed
+from recsys.tasks.config import TrainConfig
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize

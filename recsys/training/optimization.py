@@ -10,8 +10,8 @@ import keras
 from keras import ops
 
 from recsys import registry
-from recsys.config import TrainConfig
 from recsys.embedding.optimizers import RowOptimizer
+from recsys.tasks.config import TrainConfig
 
 
 @keras.saving.register_keras_serializable(package="recsys")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsys.config import TrainConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs
+from recsys.tasks.config import TrainConfig
 
 _MANY = 0.02
 """Share of users without an order in time from which on it is worth a word."""

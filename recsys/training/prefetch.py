@@ -17,11 +17,12 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batches import Batch, BatchPart, BatchSource, held_part
+from recsys.data.batch_part import BatchPart, held_part
 
 # Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
 # generator or a `PyDataset` it copies to the host first.
-from recsys.keras_internals import DataAdapter
+from recsys.embedding.keras_internals import DataAdapter
+from recsys.tasks.retrieval.batches import Batch, BatchSource
 
 DEPTH = 2
 """Batches that are put on the devices before they are asked for."""

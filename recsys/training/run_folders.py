@@ -20,15 +20,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from recsys.config import TrainStage
-from recsys.config.file_option import BY_CONTENT
 from recsys.data.store import MANIFEST
 from recsys.errors import BusyError, RecsysError
 from recsys.fingerprint import code_fingerprint
+from recsys.registry.file_option import BY_CONTENT
 from recsys.system.commit import commit_text
 from recsys.system.events import note
 from recsys.system.files import digest_of_files, remove
 from recsys.system.run_lock import LOCK_NAME, SILENT_S, Owner, run_lock
+from recsys.tasks.config import TrainStage
 
 _KEPT_OTHERS = 2
 _TAKE_OVER_S = 10.0

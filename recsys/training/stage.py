@@ -2,7 +2,7 @@
 
 Keras on JAX, without TensorFlow. Tables are split over the devices by the layout rules of
 `recsys.embedding`; towers are replicated. A killed run resumes from its last checkpoint when it
-is started again. `recsys.train` starts it.
+is started again. `recsys.stages.train` starts it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from recsys import Trainer  # Keras runs on JAX for who takes a name from the top.
-from recsys.config import TrainStage
-from recsys.config.architecture import AutoConfig
 from recsys.data.dataset import Data
 from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
@@ -26,12 +23,14 @@ from recsys.distributed.host_collectives import agreed, in_shares
 from recsys.distributed.join import join
 from recsys.errors import UsageError
 from recsys.fingerprint import source_version
-from recsys.models import ModelInputs, RetrievalModel, model_class, save_model
-from recsys.models.auto import described, for_data, outgrown
+from recsys.models import ModelInputs, RetrievalModel, model_class
+from recsys.models.config import AutoConfig
 from recsys.models.inference import embed_queries
-from recsys.models.saved import save_candidates
+from recsys.tasks.config import TrainStage
+from recsys.tasks.model_folder import save_candidates, save_model
+from recsys.tasks.retrieval.auto import described, for_data, outgrown
 from recsys.training.run_folders import RunFolders
-from recsys.training.trainer import check_backend
+from recsys.training.trainer import Trainer, check_backend
 from recsys.training.training_log import note_once
 from recsys.training.training_result import TrainingResult
 from recsys.training.warm_start import (

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table, chunk_rows
 from recsys.embedding.table_rows import put_rows
 from recsys.models import ModelInputs, RetrievalModel
-from recsys.models.saved import kept_weights
 from recsys.models.saved_arrays import SavedRows
+from recsys.tasks.config import TrainStage
+from recsys.tasks.model_folder import kept_weights
 from recsys.training.row_sources import (
     NewRows,
     RowSources,

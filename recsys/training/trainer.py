@@ -12,20 +12,10 @@ from typing import Any, Literal, Self
 import keras
 
 from recsys import kernels
-from recsys.config import (
-    LayoutRules,
-    MeshConfig,
-    Repeats,
-    TrainConfig,
-    TrainStage,
-    WarmStartConfig,
-)
-from recsys.data.batches import BatchSource
 from recsys.data.dataset import Data
 from recsys.data.history_facts import AGES, KINDS, WEIGHTS
-from recsys.data.kept_events import training_events
-from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
+from recsys.distributed.config import LayoutRules, MeshConfig
 from recsys.distributed.host_collectives import in_shares, is_primary
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import place_variables, tables_of
@@ -33,6 +23,11 @@ from recsys.errors import UsageError
 from recsys.fingerprint import classes_without_source
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.retrieval_model import model_class
+from recsys.strict import Repeats
+from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
+from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.examples import training_events
+from recsys.tasks.retrieval.sequences import SequenceSource
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun

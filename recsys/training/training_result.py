@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import TrainStage
 from recsys.data.kept_events import KeptEvents
 from recsys.embedding import TablePlacement
 from recsys.formats import html_facts
 from recsys.models import ModelInputs, RetrievalModel
+from recsys.tasks.config import TrainStage
 
 if TYPE_CHECKING:
     from recsys.training.run_folders import RunFolders

@@ -9,7 +9,7 @@ import jax
 import keras
 import numpy as np
 
-from recsys.config import Repeats, RetrievalConfig, ValidationConfig
+from recsys.data.config import ValidationConfig
 from recsys.data.history_facts import minutes
 from recsys.data.hold_out import AT_ONCE
 from recsys.data.kept_events import KeptEvents
@@ -17,8 +17,10 @@ from recsys.errors import RecsysError
 from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
 from recsys.metrics.metric import RankedLists, per_query, per_user
 from recsys.models import ModelInputs
+from recsys.models.config import RetrievalConfig
 from recsys.models.inference import Inference
 from recsys.ragged import RaggedRows, ranges
+from recsys.strict import Repeats
 from recsys.tasks.retrieval.judging.queries import (
     Queries,
     of_some_users,

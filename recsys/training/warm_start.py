@@ -21,10 +21,8 @@ import jax
 import numpy as np
 
 from recsys import registry
-from recsys.config import TrainConfig, TrainStage, WarmStartConfig
-from recsys.config.file_option import read_in_folder
 from recsys.data.history_facts import KINDS
-from recsys.data.kept_events import KeptEvents, training_events
+from recsys.data.kept_events import KeptEvents
 from recsys.data.store import InteractionStore
 from recsys.distributed.host_collectives import agreed, jointly
 from recsys.embedding.layout import tables_of
@@ -39,8 +37,11 @@ from recsys.models.saved_arrays import (
     write_variables,
 )
 from recsys.models.summary import read_summary
+from recsys.registry.file_option import read_in_folder
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
+from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
+from recsys.tasks.retrieval.examples import training_events
 from recsys.training.row_sources import kind_of
 from recsys.training.saved_variables import moments_of, seeds_of
 from recsys.training.training_log import note_once
@@ -106,7 +107,7 @@ class EarlierModel:
         """Opens a model folder, whose files `damage_in_share` verifies.
 
         Args:
-            folder: What `recsys.train` wrote.
+            folder: What `recsys.stages.train` wrote.
 
         Raises:
             UnusableModelError: The folder holds no model, is damaged, or has no training state.

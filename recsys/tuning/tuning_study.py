@@ -25,15 +25,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from recsys import registry
 from recsys.config import Config, TrainStage, canonical_json
-from recsys.config.architecture import AutoConfig
 from recsys.config.load import load_config
-from recsys.config.run_config import stage_of
 from recsys.data.dataset import open_data
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError, UsageError
-from recsys.models.auto import for_data
+from recsys.models.config import AutoConfig
+from recsys.registry.stage import stage_of
 from recsys.system.commit import commit_text
 from recsys.system.process import run_stage_with_config
+from recsys.tasks.retrieval.auto import for_data
 from recsys.tuning.search_space import (
     base_parameters,
     decode,

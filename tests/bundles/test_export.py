@@ -379,7 +379,7 @@ def test_equal_inputs_give_equal_bytes(exported):
     folder = exported.world.folder
     words = [f"--{name}={folder / file}" for name, file in _INPUTS.items()]
     subprocess.run(
-        [sys.executable, "-m", "recsys.bundles.export", *words, f"--out={folder / 'again'}"],
+        [sys.executable, "-m", "recsys.stages.export", *words, f"--out={folder / 'again'}"],
         env={**os.environ, "KERAS_BACKEND": "tensorflow", "PYTHONHASHSEED": "77"},
         check=True,
     )

@@ -40,7 +40,7 @@ def start(folder, largest_file=None):
     paths = {"config": "export.json", "model": "model", "data": "data", "out": "bundle"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(folder / path))]
     return subprocess.Popen(
-        [*limit, sys.executable, "-m", "recsys.bundles.export", *words],
+        [*limit, sys.executable, "-m", "recsys.stages.export", *words],
         env={**os.environ, "KERAS_BACKEND": "tensorflow"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

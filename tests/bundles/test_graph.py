@@ -12,8 +12,9 @@ from places import SUPPORT
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import FeatureBags
 from recsys.data.store import InteractionStore, serving_histories
-from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.tasks.model_folder import load_model, save_model
 
 pytestmark = pytest.mark.slow
 

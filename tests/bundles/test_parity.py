@@ -149,7 +149,7 @@ try:
 except FileNotFoundError:
     pass
 assert "recsys.bundles.parity" in sys.modules and "tensorflow" in sys.modules
-for name in (*FORBIDDEN, "recsys.models.saved"):
+for name in (*FORBIDDEN, "recsys.tasks.model_folder"):
     try:
         importlib.import_module(name)
     except ImportError:

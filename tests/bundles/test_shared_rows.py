@@ -11,8 +11,8 @@ from training_runs import train_here
 
 from recsys.config import VocabularyConfig
 from recsys.data.catalogue import write_titles
-from recsys.models import load_model
 from recsys.models.inference import embed_queries
+from recsys.tasks.model_folder import load_model
 
 pytestmark = pytest.mark.slow
 

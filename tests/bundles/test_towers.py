@@ -14,19 +14,20 @@ from tower_models import BARE, DROPPED, POOLINGS, random_values
 
 from recsys.bundles.bundle import read_manifest
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
-from recsys.config.architecture import (
+from recsys.data.catalogue import FeatureBags
+from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
+from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.models import ModelInputs, ModelSpec, TwoTower
+from recsys.models.config import (
     HstuConfig,
     ItemAgeConfig,
     LigrConfig,
     SasRecConfig,
     UserGateConfig,
 )
-from recsys.data.catalogue import FeatureBags
-from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
-from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import Vocabulary
-from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.tasks.model_folder import load_model, save_model
 from recsys.tasks.retrieval.judging.queries import make_queries
 from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder
 

@@ -182,8 +182,8 @@ def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tm
     assert run_main("train", "--data", "d", *common) == 0
     assert run_main("export", "--data", "d", "--model", "m", *common) == 0
     assert started == [
-        ("recsys.train", "jax", 3),
-        ("recsys.bundles.export", "tensorflow", 3),
+        ("recsys.stages.train", "jax", 3),
+        ("recsys.stages.export", "tensorflow", 3),
     ]
     assert tunes == [True, False]
     assert capsys.readouterr().out == '{"out": "x"}\n' * 2
@@ -215,21 +215,21 @@ def test_the_process_that_starts_others_imports_neither_jax_nor_keras(tmp_path):
         "del os.environ['KERAS_BACKEND']\n"  # A plugin that imports Keras gets JAX even so.
         "from recsys.distributed import local\n"
         "local.launch = lambda *words: print(words[0], words[2], words[3]) or {}\n"
-        "from recsys.train import main\n"
+        "from recsys.stages.train import main\n"
         "main(sys.argv[1:])\n"
         "print([m for m in ('jax', 'keras', 'tensorflow') if m in sys.modules])",
         *("--config", str(config), "--data", "d", "--out", "o", "--processes", "3"),
         KERAS_BACKEND="",
         PYTHONPATH=str(tmp_path),
     )
-    launched = f"recsys.train 3 {Path.cwd() / 'checkpoints'}"
+    launched = f"recsys.stages.train 3 {Path.cwd() / 'checkpoints'}"
     assert done.stdout.splitlines() == ["jax", launched, "[]"]
 
 
 def test_the_core_imports_neither_tensorflow_nor_tfx():
     done = python(
-        "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.train,"
-        " recsys.evaluation.stage\n"
+        "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.stages.train,"
+        " recsys.stages.evaluate\n"
         "print([m for m in ('tensorflow', 'tfx', 'apache_beam') if m in sys.modules])",
         KERAS_BACKEND="jax",
     )

@@ -71,7 +71,7 @@ def stage(monkeypatch):
         placed = None
 
         def __call__(self, module, arguments, environment, log):
-            assert (module, environment["KERAS_BACKEND"]) == ("recsys.evaluation.stage", "jax")
+            assert (module, environment["KERAS_BACKEND"]) == ("recsys.stages.evaluate", "jax")
             self.given = dict(zip(arguments[::2], arguments[1::2], strict=True))
             self.config = load_stage(Path(self.given.pop("--config")), EvaluateStage)
             file = Path(self.given["--out"]) / "evaluation.json"

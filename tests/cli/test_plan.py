@@ -21,9 +21,9 @@ from benchmarks.stores import save_catalogue
 from recsys.cli.plan import parse_bytes
 from recsys.config.load import default_config_path, load_config
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.table_rows import count_raw, find_rows, parse_rows
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
+from recsys.plan.table_rows import count_raw, find_rows, parse_rows
 
 ALL = ["--rows", "users=1e9", "--rows", "items=1e8", "--rows", "tags=1000"]
 

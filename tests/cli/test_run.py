@@ -292,7 +292,7 @@ def test_a_runner_is_a_child_of_the_command_and_does_not_pass_the_parents_name_o
     assert f"/{PREFIX}" in summary["events"]
 
 
-@pytest.mark.parametrize("module", ["pipelines.local_runner", "recsys.train"])
+@pytest.mark.parametrize("module", ["pipelines.local_runner", "recsys.stages.train"])
 def test_runner_and_stages_bind_themselves_before_all_else(module):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

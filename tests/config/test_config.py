@@ -19,9 +19,9 @@ from recsys.config import (
     canonical_json,
 )
 from recsys.config import load as config_file
-from recsys.config.architecture import AutoConfig, TwoTowerConfig
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import ConfigError
+from recsys.models.config import AutoConfig, TwoTowerConfig
 from recsys.registry import choice_of
 
 SMALL = """

@@ -9,12 +9,12 @@ import pytest
 from training_runs import STAGE, train_here
 
 import recsys
-from recsys import registry
 from recsys.config import TrainStage, canonical_json, stage_of
-from recsys.config.file_option import File
 from recsys.errors import ConfigError, RecsysError
-from recsys.models import load_model
 from recsys.models.inference import Inference
+from recsys.registry import registered
+from recsys.registry.file_option import File
+from recsys.tasks.model_folder import load_model
 from recsys.training.run_folders import RunFolders
 
 PLUGIN = """
@@ -51,7 +51,7 @@ DATA = {
 @pytest.fixture(autouse=True)
 def plugin(tmp_path, monkeypatch):
     """A plugin whose model reads `vectors`."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registered, "_registered", dict(registered._registered))
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "file_plugin.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path / "site")

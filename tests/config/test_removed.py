@@ -4,11 +4,11 @@ import pytest
 from commands import run_main
 from places import ROOT
 
-from recsys import train
 from recsys.config import removed
 from recsys.config.load import load_config
 from recsys.errors import ConfigError
-from recsys.evaluation import stage as evaluation
+from recsys.stages import evaluate as evaluation
+from recsys.stages import train
 
 CONFIG = ROOT / "configs" / "movielens_small.yaml"
 

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.config import TrainConfig
-from recsys.config.architecture import SasRecConfig, TwoTowerConfig
-from recsys.data.batches import BatchPart, ReadCount
+from recsys.data.batch_part import BatchPart
 from recsys.data.catalogue import FeatureBags
 from recsys.data.kept_events import KeptEvents
-from recsys.data.sampling import HardNegatives
-from recsys.data.sequences import SequenceSource
+from recsys.models.config import SasRecConfig, TwoTowerConfig
+from recsys.tasks.retrieval.batches import ReadCount
+from recsys.tasks.retrieval.sampling import HardNegatives
+from recsys.tasks.retrieval.sequences import SequenceSource
 from recsys.training.prefetch import read_ahead
 
 SPLITS = [(2, 1), (2, 2), (4, 1), (4, 2)]

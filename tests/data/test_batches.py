@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.kept_events import KeptEvents, read_events
+from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError
+from recsys.tasks.retrieval.examples import read_events
 from recsys.training import prefetch as reader
 from recsys.training.prefetch import read_ahead
 

@@ -7,7 +7,7 @@ from recsys.cli import main
 from recsys.data.catalogue import open_user_features
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
-from recsys.models.saved import load_model
+from recsys.tasks.model_folder import load_model
 
 _CONTENTS = {
     "nothing": b"",

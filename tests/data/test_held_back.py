@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.config.architecture import HstuConfig
 from recsys.data.event_log import EventLog
 from recsys.data.history_facts import OLDEST
 from recsys.data.hold_out import (
@@ -20,9 +19,11 @@ from recsys.data.hold_out import (
     popularity_power,
     random_share,
 )
-from recsys.data.kept_events import KeptEvents, training_events
+from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
+from recsys.models.config import HstuConfig
+from recsys.tasks.retrieval.examples import training_events
 from recsys.training.validation import held_back_queries
 
 

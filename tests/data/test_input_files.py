@@ -11,8 +11,8 @@ from recsys.data.input_files import PARTS, seal_inputs
 from recsys.errors import RecsysError
 from recsys.evaluation.api import evaluate
 from recsys.evaluation.result import EvaluationResult
-from recsys.models import TwoTower, load_model
-from recsys.models.saved import save_candidates
+from recsys.models import TwoTower
+from recsys.tasks.model_folder import load_model, save_candidates
 from recsys.training.trainer import Trainer
 from recsys.vectors.item_vectors import ItemVectors
 

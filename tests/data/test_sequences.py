@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
-from recsys.config.architecture import HstuConfig, SasRecConfig
-from recsys.data.batches import BatchPart
+from recsys.data.batch_part import BatchPart
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import (
     AGES,
@@ -23,9 +22,10 @@ from recsys.data.history_facts import (
     weight_buckets,
 )
 from recsys.data.kept_events import KeptEvents
-from recsys.data.sampling import HardNegatives
-from recsys.data.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.errors import RecsysError
+from recsys.models.config import HstuConfig, SasRecConfig
+from recsys.tasks.retrieval.sampling import HardNegatives
+from recsys.tasks.retrieval.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.training.prefetch import read_ahead
 
 NO_DROPOUT = {"history_dropout": 0.0}
@@ -184,7 +184,7 @@ def test_each_epoch_cuts_its_rows_elsewhere():
 @pytest.mark.parametrize("n_held", [0, 9])
 @pytest.mark.parametrize("at_once", [7, 1 << 22])
 def test_the_share_of_rows_with_an_item_is_that_of_all_beginnings(n_held, at_once, monkeypatch):
-    monkeypatch.setattr("recsys.data.sequences._EVENTS_AT_ONCE", at_once)
+    monkeypatch.setattr("recsys.tasks.retrieval.sequences._EVENTS_AT_ONCE", at_once)
     user, _, time = some_events()
     item = np.minimum(np.random.default_rng(2).zipf(1.3, 103), N_ITEMS - 1)
     source = make(user, item, time, held=range(40, 40 + n_held), history=8, batch_size=48)

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig
-from recsys.config.architecture import SasRecConfig, TwoTowerConfig
-from recsys.config.training import ShuffleConfig
-from recsys.data.batches import BatchPart, BatchSource
+from recsys.data.batch_part import BatchPart
 from recsys.data.catalogue import Catalogue
+from recsys.data.config import ShuffleConfig
 from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
-from recsys.data.sequences import SequenceSource
 from recsys.data.shuffle import Permutation, ShardShuffle, epoch_order
+from recsys.models.config import SasRecConfig, TwoTowerConfig
+from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.sequences import SequenceSource
 from recsys.training.prefetch import read_ahead
 
 

@@ -10,8 +10,8 @@ import pytest
 from embedding_meshes import Lookup, compiled, on_mesh
 from jax.sharding import PartitionSpec
 
-from recsys import collectives
-from recsys.collectives import Group
+from recsys.distributed import collectives
+from recsys.distributed.collectives import Group
 from recsys.embedding import Adagrad, TableConfig
 
 WIDTHS = [1, 4, 7]

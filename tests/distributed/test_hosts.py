@@ -49,7 +49,7 @@ class HostsRun(Run):
         if host == 0:
             self.events.unlink(missing_ok=True)
             own["RECSYS_EVENTS"] = str(self.events)
-        command = [sys.executable, "-m", "recsys.train", *self._words, "--wait", 90]
+        command = [sys.executable, "-m", "recsys.stages.train", *self._words, "--wait", 90]
         with self.log(host).open("ab") as log:
             self.running[host] = self.hosts.start(
                 host,
@@ -271,7 +271,7 @@ def test_a_lost_host_ends_an_evaluation_that_has_written_nothing(
 
     def start(host):
         words = ["--coordinator", f"{two_hosts.address(0)}:{PORT}", "--num-processes", 2]
-        command = [sys.executable, "-m", "recsys.evaluation.stage", *folders, *words]
+        command = [sys.executable, "-m", "recsys.stages.evaluate", *folders, *words]
         with (tmp_path / f"host{host}.txt").open("w") as log:
             return two_hosts.start(
                 host,
@@ -319,7 +319,7 @@ def test_the_commands_of_a_launcher_start_again_after_a_lost_host(
     )
     folders = ["--data", str(data), "--out", str(run.model)]
     with launching_by(launcher, tmp_path / "root"):
-        result = run_launched("recsys.train", json.dumps(TRAINING), folders)
+        result = run_launched("recsys.stages.train", json.dumps(TRAINING), folders)
     assert result["processes"] == 2
     assert run.summary()["resumed_at"]
     assert_same_bits(run, undisturbed)

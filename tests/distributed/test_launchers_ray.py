@@ -83,7 +83,7 @@ def test_a_killed_process_is_replaced_and_the_weights_agree(
     threading.Thread(target=kill, daemon=True).start()
     folders = ["--data", str(data), "--out", str(run.model)]
     with launching_by(RayLauncher(hosts=2), run.folder):
-        result = run_launched("recsys.train", json.dumps(TRAINING), folders)
+        result = run_launched("recsys.stages.train", json.dumps(TRAINING), folders)
     assert result["processes"] == 2
     assert run.summary()["resumed_at"]
     assert "All start again" in capfd.readouterr().err

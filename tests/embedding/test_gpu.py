@@ -9,7 +9,7 @@ import pytest
 from places import SUPPORT
 from training_runs import STAGE, Run
 
-from recsys.models.saved import read_probe
+from recsys.tasks.model_folder import read_probe
 from recsys.tasks.retrieval.judging.systems import open_folder
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from embedding_meshes import NATIVE, Lookup, compiled, on_mesh, row_operations
 from recsys.embedding import SGD, Adagrad, TableConfig
 from recsys.embedding import rows as row_updates
 from recsys.embedding.rows import Lookups
-from recsys.rounding import round_stochastically
+from recsys.kernels.rounding import round_stochastically
 
 MASK = 0xFFFFFFFF
 

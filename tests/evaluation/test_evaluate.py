@@ -14,10 +14,10 @@ from recsys.config import (
     EvaluateConfig,
     EvaluateStage,
 )
-from recsys.config.evaluation import BASELINES
 from recsys.data.input_files import seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.evaluation.config import BASELINES
 from recsys.evaluation.evaluation_file import evaluate
 
 STAGE = EvaluateStage(

@@ -16,8 +16,8 @@ from recsys.data.dataset import Data
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.evaluation.systems import repeats_of
 from recsys.metrics.metric import Items, RankedLists
-from recsys.models import load_model
 from recsys.report.run_report import write_report
+from recsys.tasks.model_folder import load_model
 
 OPTIONS = {"baselines": ["popularity"], "k": [1, 3]}
 

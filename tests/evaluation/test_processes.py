@@ -10,9 +10,9 @@ from hanging import error_of_hanging
 
 from recsys.config import EvaluateConfig, EvaluateStage
 from recsys.embedding import device_mesh
-from recsys.evaluation import stage
 from recsys.evaluation.evaluation_file import evaluate
-from recsys.models import load_model
+from recsys.stages import evaluate as stage
+from recsys.tasks.model_folder import load_model
 
 STAGE = EvaluateStage(evaluate=EvaluateConfig(baselines=("popularity", "ials"), k=(5, 10)))
 
@@ -81,7 +81,7 @@ def test_a_process_that_hangs_is_named_by_those_that_wait(function, world, tmp_p
     folders = {"config": "stage.json", "model": "model", "data": "later"}
     words = [f"--{name}={world / folder}" for name, folder in folders.items()]
     words.append(f"--out={tmp_path}")
-    error = error_of_hanging("recsys.evaluation.stage", f"recsys.evaluation.{function}", words)
+    error = error_of_hanging("recsys.stages.evaluate", f"recsys.evaluation.{function}", words)
     assert error["code"] == "R389"
     assert error["received"] == "{'processes that did not wait': [1]}"
 

@@ -22,14 +22,15 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
-from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.inference import embed_queries
 from recsys.ragged import RaggedRows
+from recsys.tasks.model_folder import save_model
+from recsys.tasks.retrieval.examples import training_events
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.training.validation import Validator

@@ -18,16 +18,16 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.batches import BatchSource
 from recsys.data.hold_out import newest_share
 from recsys.data.input_files import seal_inputs
-from recsys.data.kept_events import training_events
 from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import ModelInputs
+from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.examples import training_events
 from recsys.tasks.retrieval.judging.queries import make_queries, protocol_of
 from recsys.training.stage import train
 from recsys.training.validation import held_back_queries

@@ -23,8 +23,8 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
 from recsys.evaluation.systems import open_evaluation_data, open_system
-from recsys.models import load_model
 from recsys.serving.catalogue_search import CatalogueSearch
+from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import make_queries
 from recsys.tasks.retrieval.judging.ranking import rank

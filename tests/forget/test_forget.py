@@ -42,7 +42,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.forget.files import fresh, recover, replacing
 from recsys.forget.names import GONE, Names
-from recsys.models import load_model
+from recsys.tasks.model_folder import load_model
 
 PERSON = "late0"  # Knows no row of its own in the shared world; its events are held out.
 OTHER = "u5"
@@ -113,7 +113,7 @@ def data_config(folder, **more):
 
 @pytest.mark.pipeline
 def test_an_ingest_leaves_out_forgotten_users_and_counts_their_rows(tmp_path):
-    from recsys.data.ingest.standalone import ingest
+    from recsys.stages.ingest import ingest
 
     write_raw(tmp_path)
     forgotten = tmp_path / "forgotten.txt"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from softmax_reference import use_kernels
 
-from recsys.data.sampling import inclusion_log_probability
 from recsys.losses import sampled_softmax
+from recsys.tasks.retrieval.sampling import inclusion_log_probability
 
 # --- the full softmax
 

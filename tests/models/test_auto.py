@@ -13,19 +13,19 @@ from training_runs import train_here
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys import TwoTower, for_data, load_model, open_data
 from recsys.config import Config, Order, TrainStage
-from recsys.config.architecture import (
+from recsys.config.load import load_stage
+from recsys.data.split import SplitRule
+from recsys.errors import UsageError
+from recsys.models.config import (
     AttentionConfig,
     AutoConfig,
     MeanConfig,
     SasRecConfig,
     TwoTowerConfig,
 )
-from recsys.config.load import load_stage
-from recsys.data.sequences import packing
-from recsys.data.split import SplitRule
-from recsys.errors import UsageError
-from recsys.models.auto import DataShape, described, outgrown
 from recsys.models.inference import embed_queries
+from recsys.tasks.retrieval.auto import DataShape, described, outgrown
+from recsys.tasks.retrieval.sequences import packing
 
 ORDERED = DataShape(events=200_000, users=20_000, items=9_000, order="time", has_features=True)
 LONG = DataShape(events=200_000, users=2_000, items=9_000, order="time", has_features=True)

@@ -9,10 +9,10 @@ from training_runs import train_here
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainStage, TwoTowerConfig
-from recsys.config.architecture import FoldInConfig
 from recsys.data.split import SplitRule
-from recsys.models import load_model
+from recsys.models.config import FoldInConfig
 from recsys.models.inference import embed_queries
+from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.baselines.ials import Objective, solve
 
 SOLVED = {"widths": None, "similarity": "dot", "temperature": 1.0}

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tower_models import HISTORY, ITEMS, batch, build, trained, weights
 
-from recsys.config.architecture import AttentionConfig, SasRecConfig
-from recsys.data.batches import each_once, items_for
 from recsys.embedding import SGD, LazyAdam
+from recsys.models.config import AttentionConfig, SasRecConfig
 from recsys.models.inputs import FeatureSpec
+from recsys.tasks.retrieval.batches import each_once, items_for
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 TOWER = {"pooling": "attention", "history_tower": True}

@@ -10,13 +10,13 @@ from training_runs import on_devices
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.config.architecture import ItemAgeConfig
 from recsys.data.dataset import open_data
 from recsys.data.history_facts import OLDEST
 from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models import TwoTower
+from recsys.models.config import ItemAgeConfig
 from recsys.models.times import KNOTS, ItemAges, item_births, moments
 from recsys.training.trainer import Trainer
 

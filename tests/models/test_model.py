@@ -14,9 +14,9 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.models import ModelInputs, ModelSpec, TwoTower, inference, load_model, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, inference
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.models.saved import check_probe, read_probe
+from recsys.tasks.model_folder import check_probe, load_model, read_probe, save_model
 
 DIM, HISTORY = 4, 3
 

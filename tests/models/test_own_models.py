@@ -15,7 +15,7 @@ from recsys.embedding import FeatureConfig, ShardedEmbedding, TableConfig
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import Bpr, CosineContrastive, LeastSquares, SampledSoftmax
 from recsys.models import ModelSpec
-from recsys.train import write_model
+from recsys.stages.train import write_model
 from recsys.training.trainer import Trainer
 
 DIM, HISTORY = 8, 4

@@ -21,10 +21,10 @@ from tower_models import (
 
 import recsys
 from recsys.config import TwoTowerConfig
-from recsys.config.architecture import UserGateConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
 from recsys.models import ModelSpec
+from recsys.models.config import UserGateConfig
 from recsys.models.encoders import PlaceWeights
 from recsys.models.inference import Inference
 from recsys.models.inputs import FeatureSpec

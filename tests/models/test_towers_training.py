@@ -22,10 +22,10 @@ from tower_models import (
 )
 
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.config.architecture import LEARNED_TEMPERATURE, SequenceConfig
 from recsys.embedding import SGD
 from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower
+from recsys.models.config import LEARNED_TEMPERATURE, SequenceConfig
 
 pytestmark = pytest.mark.slow
 

@@ -56,7 +56,7 @@ def command(world, *words_, **environment):
     world.put_back("Trainer")
     process, run = start(world, *words_, **environment)
     deadline = time.monotonic() + 300
-    while not any("recsys.train" in words(pid) for pid in world.processes()):
+    while not any("recsys.stages.train" in words(pid) for pid in world.processes()):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.1)

@@ -68,7 +68,7 @@ def test_keras_runs_on_jax_where_nothing_else_is_chosen(monkeypatch, chosen, is_
 
 def test_the_module_that_trains_runs_on_jax_without_any_variable(monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND")
-    loaded = loaded_by("from recsys.train import train")
+    loaded = loaded_by("from recsys.stages.train import train")
     assert "jax" in loaded
     assert "tensorflow" not in loaded
 

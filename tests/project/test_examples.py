@@ -18,7 +18,7 @@ from examples import (
     text_vectors,
 )
 from recsys.data.catalogue import FeatureBags
-from recsys.models import load_model
+from recsys.tasks.model_folder import load_model
 
 
 @pytest.mark.parametrize("example", [custom_model, custom_encoder, text_vectors])

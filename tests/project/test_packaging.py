@@ -16,8 +16,8 @@ import pytest
 from places import ROOT
 
 import recsys
-from recsys.distribution import EXACT_SET, NAME, WIDE_SET, install_extra
 from recsys.kernels import VARIANTS
+from recsys.system.installation import EXACT_SET, NAME, WIDE_SET, install_extra
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ["recsys", "components", "pipelines"]

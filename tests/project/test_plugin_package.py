@@ -154,7 +154,7 @@ def training_of(installed, name, **change):
 @pytest.mark.faults
 def test_a_killed_training_ends_with_the_bits_of_the_run(installed, run):
     resumed, words = training_of(installed, "killed", checkpoint={"every_steps": 5})
-    command = [sys.executable, "-m", "recsys.train", *words]
+    command = [sys.executable, "-m", "recsys.stages.train", *words]
     options = {"env": installed.environment, "stdout": subprocess.DEVNULL}
     killed = subprocess.Popen(command, stderr=subprocess.DEVNULL, **options)
     checkpoints = installed.folder / "killed" / "checkpoints"
@@ -171,7 +171,7 @@ def test_a_killed_training_ends_with_the_bits_of_the_run(installed, run):
 LATER = """
 import json, sys
 from recsys.cli import main
-from recsys.train import main as train
+from recsys.stages.train import main as train
 warm, refused = json.loads(sys.argv[1])
 train(warm)
 main(refused)

@@ -15,6 +15,7 @@ from recsys.config import TrainConfig
 from recsys.config.load import load_config
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.fingerprint import classes_without_source, code_fingerprint
+from recsys.registry import registered
 
 PLUGIN = """
 import recsys
@@ -29,7 +30,7 @@ class Loss(recsys.losses.Bpr):
 @pytest.fixture
 def forget(monkeypatch):
     """Undoes what a test registers."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registered, "_registered", dict(registered._registered))
 
 
 @pytest.fixture

@@ -98,12 +98,13 @@ def test_the_table_of_built_ins_names_what_is_registered():
     program = """
 import importlib, pathlib, recsys
 from recsys import registry
+from recsys.registry import registered
 root = pathlib.Path(recsys.__file__).parent.parent
 for file in root.glob("recsys/**/*.py"):
     if "@register" in file.read_text() or "@registry.register" in file.read_text():
         importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
-for kind, name in sorted(registry._registered):
-    print(kind, name, registry._path(registry.get(kind, name)))
+for kind, name in sorted(registered._registered):
+    print(kind, name, registered.path_of(registry.get(kind, name)))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

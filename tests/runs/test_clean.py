@@ -20,7 +20,7 @@ from metadata_nights import Store, config_of
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
-from recsys.config.run_config import KeepConfig
+from recsys.config.operation import KeepConfig
 from recsys.errors import BusyError
 from recsys.runs.retention import Thing, own_size, plan_files, remove
 from recsys.system.run_lock import run_lock

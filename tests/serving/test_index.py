@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("faiss", reason="needs FAISS")
 
-from recsys.config.run_config import IndexConfig
+from recsys.bundles.config import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
 from recsys.serving import ranker as ranker_module

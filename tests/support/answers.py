@@ -15,9 +15,9 @@ from recsys.bundles.bundle import write_manifest
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.data.store import InteractionStore, serving_histories
-from recsys.models.saved import load_model
 from recsys.serving.batch_file import as_batch
 from recsys.serving.recommendations import load_bundle
+from recsys.tasks.model_folder import load_model
 
 FORMS = {
     "whole": ("float32", 1000, 1000),

@@ -4,10 +4,10 @@ import numpy as np
 
 from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
+from recsys.tasks.retrieval.batches import BatchSource
 
 N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20
 PLAIN = {

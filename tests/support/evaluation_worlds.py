@@ -9,7 +9,8 @@ from data_folders import write_data, write_embeddings
 
 from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.vocabulary import Vocabulary
-from recsys.models import ModelSpec, TwoTower, save_model
+from recsys.models import ModelSpec, TwoTower
+from recsys.tasks.model_folder import save_model
 
 TRAINED = TrainStage(model=TwoTowerConfig(dim=4, history=3, widths=(5,)))
 

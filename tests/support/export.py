@@ -1,4 +1,4 @@
-"""Exports as `python -m recsys.bundles.export` does, then tries what must be refused."""
+"""Exports as `python -m recsys.stages.export` does, then tries what must be refused."""
 
 import contextlib
 import dataclasses
@@ -19,11 +19,11 @@ bundle.mkdir()  # TFX makes the folder before.
 # What a kill has left.
 (folder / ".bundle.partial" / "variables").mkdir(parents=True)
 (folder / ".bundle.partial" / "variables" / "variables-0-0.index").write_bytes(b"half")
-sys.argv = ["recsys.bundles.export", "--config", str(folder / "export.json"), "--data", str(data)]
+sys.argv = ["recsys.stages.export", "--config", str(folder / "export.json"), "--data", str(data)]
 sys.argv += ["--model", str(folder / "model"), "--transform", str(folder / "item_transform")]
 sys.argv += ["--user-transform", str(folder / "user_transform")]
 sys.argv += ["--evaluation", str(folder), "--out", str(bundle)]
-runpy.run_module("recsys.bundles.export", run_name="__main__")
+runpy.run_module("recsys.stages.export", run_name="__main__")
 
 from recsys.bundles import parity  # noqa: E402
 from recsys.bundles.export import (  # noqa: E402

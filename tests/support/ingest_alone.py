@@ -2,7 +2,7 @@
 
 import sys
 
-from recsys.data.ingest.standalone import ingest
+from recsys.stages.ingest import ingest
 
 config, out = sys.argv[2:]
 ingest(config, out, progress=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import apache_beam
 
 from recsys.config import DataConfig
-from recsys.data.ingest.standalone import ingest
+from recsys.stages.ingest import ingest
 
 
 def plant(home):

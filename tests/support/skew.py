@@ -32,7 +32,8 @@ from recsys.data.ingest.transform import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.data.vocabulary import Vocabulary
-from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower
+from recsys.tasks.model_folder import load_model, save_model
 
 KINDS = {pa.string(): tf.string, pa.float32(): tf.float32, pa.int64(): tf.int64}
 

@@ -21,7 +21,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-from recsys.collectives import Group, reduce_scatter  # noqa: E402
+from recsys.distributed.collectives import Group, reduce_scatter  # noqa: E402
 from recsys.embedding import SparseModel, activate, table_layout  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 

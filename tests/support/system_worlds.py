@@ -10,7 +10,8 @@ from on_tensorflow import run_on_tensorflow
 
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import FeatureBags
-from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower
+from recsys.tasks.model_folder import save_model
 
 HISTORY, CUT = 4, 900
 _EXPORT = Path(__file__).with_name("small_world.py")

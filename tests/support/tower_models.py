@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from recsys.config import TwoTowerConfig
-from recsys.config.architecture import SequenceConfig, UserGateConfig
 from recsys.models import ModelSpec, TwoTower
+from recsys.models.config import SequenceConfig, UserGateConfig
 
 DIM, HISTORY, USERS, ITEMS = 8, 5, 11, 13
 # What is pooled alone is seen through towers without layers and without the users' ids.

@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.errors import RecsysError
+from recsys.stages.train import main
 from recsys.system.events import EventReader
 from recsys.system.parent import child_command
 from recsys.system.process import last_json_line
-from recsys.train import main
 
 EVERY, EPOCHS, BATCH, USERS, PER_USER = 20, 16, 64, 80, 12
 STEPS = EPOCHS * (USERS * PER_USER // BATCH)
@@ -82,7 +82,7 @@ class Run:
         own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(self.events)}
         with (self.folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                child_command("recsys.train", [*map(str, self._words)]),
+                child_command("recsys.stages.train", [*map(str, self._words)]),
                 env={**os.environ, **own},
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -10,7 +10,7 @@ from recsys.config import EvaluateStage
 from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.evaluation_file import evaluate
-from recsys.models import load_model
+from recsys.tasks.model_folder import load_model
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import pytest
 from batch_sources import N_ITEMS, included, make, small_source
 
 from recsys.config import HardNegativesConfig
-from recsys.data.sampling import HardNegatives
 from recsys.errors import RecsysError
+from recsys.tasks.retrieval.sampling import HardNegatives
 from recsys.training import hard_negatives
 from recsys.training.hard_negatives import mine_hard_negatives
 

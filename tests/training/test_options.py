@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, flip_a_bit
 
-from recsys.data.kept_events import training_events
 from recsys.data.neighbours import graph_neighbours
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
-from recsys.models import ModelInputs, load_model
+from recsys.models import ModelInputs
 from recsys.models.inference import Inference
 from recsys.registry import name_of
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.retrieval.examples import training_events
 from recsys.training.validation import Validator, trained_inputs
 
 pytestmark = pytest.mark.slow

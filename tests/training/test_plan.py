@@ -9,13 +9,13 @@ import pytest
 import recsys
 from recsys.config import MeshConfig
 from recsys.config.load import default_config_path, load_config
-from recsys.data.sequences import packing
-from recsys.data.table_rows import TableRows
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
 from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
 from recsys.models.retrieval_model import model_class
 from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
+from recsys.plan.table_rows import TableRows
+from recsys.tasks.retrieval.sequences import packing
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.saved_variables import arrays_of, saved_variables
 

@@ -9,13 +9,14 @@ import pytest
 from batch_sources import again, small_source
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batches import BatchSource, held_part
+from recsys.data.batch_part import held_part
 from recsys.embedding import (
     TableConfig,
     activate,
     device_mesh,
     table_layout,
 )
+from recsys.tasks.retrieval.batches import BatchSource
 from recsys.training.prefetch import BatchIterator, part_of_process
 
 RANDOM = {"id_dropout": 0.3, "new_user_share": 0.3, "uniform_negatives": 6, "known_positives": 2}

@@ -7,8 +7,8 @@ from training_runs import Run, assert_same_bits
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError
-from recsys.models import load_model
 from recsys.models.inference import embed_queries
+from recsys.tasks.model_folder import load_model
 
 pytestmark = pytest.mark.slow
 

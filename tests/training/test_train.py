@@ -16,8 +16,9 @@ from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
-from recsys.models import TwoTower, load_model
+from recsys.models import TwoTower
 from recsys.system.process import last_json_line
+from recsys.tasks.model_folder import load_model
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ def data(tmp_path_factory):
 WITHOUT_TENSORFLOW = """
 import json, sys
 sys.modules["tensorflow"] = sys.modules["tfx"] = None
-from recsys.train import main
+from recsys.stages.train import main
 result = main(sys.argv[1:])
 imported = sorted({"tensorflow.python", "tfx.types", "apache_beam"} & set(sys.modules))
 print(json.dumps({**result, "imported": imported}))

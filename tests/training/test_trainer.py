@@ -9,15 +9,15 @@ import pytest
 from places import ROOT
 from training_runs import STAGE, on_devices, write_data
 
-from recsys.bundles.exporting import export
 from recsys.config import TrainStage
-from recsys.config.training import CheckpointConfig
 from recsys.data.dataset import open_data
 from recsys.data.neighbours import graph_neighbours
 from recsys.errors import RecsysError, UsageError
 from recsys.evaluation.systems import open_system
 from recsys.models import TwoTower
-from recsys.train import write_model
+from recsys.stages.exporting import export
+from recsys.stages.train import write_model
+from recsys.tasks.config import CheckpointConfig
 from recsys.training.trainer import Trainer
 
 EPOCHS = 4
@@ -246,7 +246,7 @@ def test_a_model_of_a_class_that_its_config_does_not_name_is_refused(data, tmp_p
 def test_a_bundle_repeats_as_its_model_was_trained(tmp_path, monkeypatch, asked, repeats):
     stages = []
     monkeypatch.setattr(
-        "recsys.bundles.exporting.run_stage_with_config",
+        "recsys.stages.exporting.run_stage_with_config",
         lambda _, config, words, backend: stages.append(json.loads(config)),
     )
     told = {"stage": {"plugins": [], "repeats": "include"}}

@@ -22,12 +22,13 @@ from warm_worlds import (
     table_of,
 )
 
-from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError, UsageError
-from recsys.models import TwoTower, load_model
+from recsys.models import TwoTower
 from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.retrieval.examples import training_events
 from recsys.training.optimization import tower_optimizer
 from recsys.training.row_sources import sources_of_ids
 from recsys.training.state_transfer import transfer_state

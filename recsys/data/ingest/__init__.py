@@ -11,4 +11,4 @@ store_writer.py   → vocabularies and the interaction store
 
 from recsys.contents import lazy_contents
 
-__all__, __getattr__, __dir__ = lazy_contents(__name__, {"recsys.data.ingest.standalone": "ingest"})
+__all__, __getattr__, __dir__ = lazy_contents(__name__, {"recsys.stages.ingest": "ingest"})

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
-from recsys.config import ItemsConfig, UsersConfig
 from recsys.data.catalogue import write_features, write_titles
+from recsys.data.config import ItemsConfig, UsersConfig
 from recsys.data.dead_letters import Tally, refuse_empty, write_summary
 from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities, raw_columns
 from recsys.data.example_files import read_split, write_examples

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.config import DataConfig, InteractionsConfig, Share, Split, Strict
+from recsys.data.config import DataConfig, InteractionsConfig, Split
 from recsys.data.dead_letters import Tally, dead_letters, refuse_empty, summarize, write_summary
 from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.bigquery import stage_query
@@ -75,6 +75,7 @@ from recsys.data.split import (
     split_rows,
 )
 from recsys.errors import RecsysError
+from recsys.strict import Share, Strict
 from recsys.system.events import emit
 
 SPLITS = ("train", "eval")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.config import InteractionsConfig, canonical_json
+from recsys.data.config import InteractionsConfig
 from recsys.data.dead_letters import Tally
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of
 from recsys.data.ingest.span_rows import SpanRows
@@ -27,6 +27,7 @@ from recsys.data.interactions import interaction_columns
 from recsys.data.sources.pieces import EMPTY, Piece, plan_pieces
 from recsys.data.sources.source_files import day_name, file_size, match_files
 from recsys.errors import RecsysError, UsageError
+from recsys.strict import canonical_json
 from recsys.system.commit import commit_text
 
 

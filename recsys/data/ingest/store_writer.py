@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data import event_log
+from recsys.data.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import read_split

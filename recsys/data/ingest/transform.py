@@ -23,7 +23,7 @@ from tfx_bsl.coders import example_coder
 from tfx_bsl.tfxio import tensor_adapter, tensor_representation_util
 
 from recsys import registry
-from recsys.config import read_feature
+from recsys.data.config import read_feature
 from recsys.data.entities import EntityConfig, feature_settings
 from recsys.data.example_files import example_files
 from recsys.data.features import Feature

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
+from recsys.data.config import DataConfig, InteractionsConfig
 from recsys.data.ingest.cache import key_of
 from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, plan_pieces
 from recsys.data.sources.source_files import (

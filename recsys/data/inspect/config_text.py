@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.config import Files, InteractionsConfig, SourceConfig
+from recsys.data.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.proposal import Inspection
 from recsys.data.inspect.roles import Role

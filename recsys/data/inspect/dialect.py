@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from recsys import registry
-from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
+from recsys.data.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
 from recsys.data.inspect.encodings import guess_encoding, reading
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource

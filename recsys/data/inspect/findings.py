@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import InteractionsConfig
+from recsys.data.config import InteractionsConfig
 from recsys.data.dead_letters import letters_tally
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
 from recsys.data.event_times import mix

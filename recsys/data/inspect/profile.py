@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import TimestampUnit
-from recsys.config.time_format import time_pattern
+from recsys.data.config import TimestampUnit
 from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.names import name_score
@@ -29,6 +28,7 @@ from recsys.data.sources.values import (
     written_times,
 )
 from recsys.data.sources.written_lists import read_list, split_lists
+from recsys.data.time_format import time_pattern
 
 Advance = Callable[[int], None]
 """Called with the bytes of each batch."""

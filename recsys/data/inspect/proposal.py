@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recsys.config import InteractionColumns, InteractionsConfig, write_feature
+from recsys.data.config import InteractionColumns, InteractionsConfig, write_feature
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from recsys.config import GateConfig, InteractionsConfig
+from recsys.data.config import GateConfig, InteractionsConfig
 from recsys.data.inspect.findings import ENOUGH_IDS, Findings
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.profile import Profile

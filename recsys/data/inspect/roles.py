@@ -10,10 +10,10 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from recsys.config import ListOfEvents
-from recsys.config.time_format import time_pattern
+from recsys.data.config import ListOfEvents
 from recsys.data.inspect.names import name_score, role_words, shown
 from recsys.data.inspect.profile import Profile
+from recsys.data.time_format import time_pattern
 from recsys.errors import UsageError
 
 NEEDED = ("user", "item", "timestamp")

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import (
+from recsys.data.config import (
     RESERVED_FEATURE_NAMES,
     ItemColumns,
     ItemsConfig,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import InteractionsConfig, Split
+from recsys.data.config import InteractionsConfig, Split
 from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.names import shown, words_of
 from recsys.data.inspect.profile import Profile

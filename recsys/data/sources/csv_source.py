@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from recsys.config import CsvFormat, SourceConfig
+from recsys.data.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.source import Piece, RawBatch, check_columns
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, START_BYTES, is_utf8, read_line

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import ListOfEvents
+from recsys.data.config import ListOfEvents
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import is_list, lists_of
 from recsys.data.sources.written_lists import split_lists

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys import registry
-from recsys.config import CsvFormat, EventSource, SourceConfig
+from recsys.data.config import CsvFormat, EventSource, SourceConfig
 from recsys.data.sources.csv_source import CsvSource
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import explode

@@ -28,7 +28,7 @@ from typing import ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import ListOfEvents, SourceConfig
+from recsys.data.config import ListOfEvents, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT, dead_letters
 from recsys.data.sources.decompression import Compression
 from recsys.errors import RecsysError

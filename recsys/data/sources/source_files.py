@@ -25,11 +25,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from recsys.config import Files, InteractionsConfig, SourceConfig
+from recsys.data.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.split import Part
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.system.files import open_regular
+from recsys.system.installation import install_extra
 
 
 @dataclasses.dataclass(frozen=True)

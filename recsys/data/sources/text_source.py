@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 
-from recsys.config import CsvFormat, SourceConfig
+from recsys.data.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.source import Piece, RawBatch, Source
 from recsys.data.sources.source_files import file_size, is_remote

@@ -17,9 +17,9 @@ from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.source import Piece, RawBatch, Source, join_batches, missing_column
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, open_bytes
 from recsys.data.sources.values import last_values, list_lengths, lists_of, to_text
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 from recsys.registry import register_source
+from recsys.system.installation import install_extra
 
 try:
     from google_crc32c import value as crc32c

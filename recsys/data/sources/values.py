@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import TimestampUnit
-from recsys.config.time_format import ZONES, time_pattern
+from recsys.data.config import TimestampUnit
 from recsys.data.sources.written_lists import split_lists
+from recsys.data.time_format import ZONES, time_pattern
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

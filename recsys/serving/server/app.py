@@ -17,7 +17,6 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from recsys import __version__
 from recsys.errors import RecsysError
 from recsys.serving.server import open_inference, page_api, tf_serving
 from recsys.serving.server.errors import (
@@ -31,6 +30,7 @@ from recsys.serving.server.errors import (
 )
 from recsys.serving.server.predictor import Predictor
 from recsys.serving.server.prometheus import ServerMetrics
+from recsys.system.installation import VERSION
 
 _HEADERS = (
     # Nothing from elsewhere, and nothing inside the page: a title can't become a script.
@@ -164,7 +164,7 @@ class _Body:
 def _routes(predictor: Predictor, metrics: ServerMetrics, lifespan: Lifespan | None) -> FastAPI:
     app = FastAPI(
         title="recsys serve",
-        version=__version__,
+        version=VERSION,
         docs_url=None,  # Its scripts come from elsewhere.
         redoc_url=None,
         lifespan=lifespan,

@@ -17,7 +17,6 @@ from fastapi import APIRouter, Request
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.json_format import ParseDict
 
-from recsys import __version__
 from recsys.bundles.signatures import Arrays
 from recsys.serving.retriever import RECOMMEND, Retriever
 from recsys.serving.server.errors import wrong
@@ -30,6 +29,7 @@ from recsys.serving.server.predictor import (
     select_outputs,
 )
 from recsys.serving.server.tensors import as_json, flat_array, read_object
+from recsys.system.installation import VERSION
 
 _FIELDS = {
     "BYTES": "bytes_contents",
@@ -103,7 +103,7 @@ def router(predictor: Predictor) -> APIRouter:
 
 def describe_server() -> dict[str, Any]:
     """Returns the fields of the server's metadata."""
-    return {"name": "recsys", "version": __version__, "extensions": []}
+    return {"name": "recsys", "version": VERSION, "extensions": []}
 
 
 def describe_model(pool: Pool, name: str, version: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from recsys.config import (
     ItemColumns,
     ItemsConfig,
 )
-from recsys.config.run_config import BeamConfig
+from recsys.config.operation import BeamConfig
 from recsys.data.features import CategoriesFeature
 from recsys.data.ingest.read_rows import LOCAL_RUNNER, with_local_runner
 

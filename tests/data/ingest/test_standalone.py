@@ -16,8 +16,8 @@ from recsys.config import (
 from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import open_data
 from recsys.data.features import CategoriesFeature, WordsFeature
-from recsys.data.ingest.standalone import ingest
 from recsys.errors import RecsysError, UsageError
+from recsys.stages.ingest import ingest
 
 pytestmark = pytest.mark.pipeline
 

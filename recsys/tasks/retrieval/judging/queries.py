@@ -20,7 +20,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
 
 if TYPE_CHECKING:
-    from recsys.config import Split
+    from recsys.data.config import Split
 
 Protocol = Literal["each_moment", "at_cut"]
 

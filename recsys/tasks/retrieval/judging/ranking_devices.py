@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from recsys.collectives import on_each_device
+from recsys.distributed.collectives import on_each_device
 from recsys.distributed.ending import ending_after
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, slices

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recsys.collectives import on_each_device
+from recsys.distributed.collectives import on_each_device
 from recsys.distributed.ending import ending_after
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs

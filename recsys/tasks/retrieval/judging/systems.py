@@ -23,10 +23,9 @@ from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.distributed.host_collectives import is_primary, meet, of_first
 from recsys.errors import RecsysError
 from recsys.formats import moment
-from recsys.models import load_model
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
-from recsys.models.saved import check_probe, read_probe
+from recsys.tasks.model_folder import check_probe, load_model, read_probe
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.scores import Candidates, largest_of_rows

@@ -20,18 +20,18 @@ from recsys import registry
 from recsys.config import Config
 from recsys.data.dataset import FeatureTable
 from recsys.data.history_facts import ASKED
-from recsys.data.sequences import packing
-from recsys.data.table_rows import TableRows
-from recsys.embedding.config import resolve
 from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof, sent_collectives
 from recsys.embedding.table import Table, TablePlacement, planned
+from recsys.embedding.table_config import resolve
 from recsys.embedding.traffic import Collective, FeatureTraffic, leaving, total
 from recsys.errors import UsageError
-from recsys.models.auto import DataShape, for_data
 from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import InputSpec, Tables
 from recsys.models.retrieval_model import RetrievalModel, model_class
+from recsys.plan.table_rows import TableRows
+from recsys.tasks.retrieval.auto import DataShape, for_data
+from recsys.tasks.retrieval.sequences import packing
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, uneven
 

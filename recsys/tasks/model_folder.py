@@ -8,7 +8,7 @@ catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
 probe.npz         queries and their embeddings, which an export must reproduce
-files/            what its plugins read, see `recsys.config.file_option`
+files/            what its plugins read, see `recsys.registry.file_option`
 training.json     loss curve, speed, placement of the tables
 training_state/   what a later training goes on from, see `recsys.training.warm_start`;
                   nothing here reads it
@@ -29,8 +29,6 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding
 
-from recsys.config import TrainStage
-from recsys.config.file_option import IN_FOLDER, copy_files, read_in_folder
 from recsys.data.catalogue import Catalogue
 from recsys.data.history_facts import FACTS, Facts
 from recsys.data.input_files import CANDIDATES, PARTS, seal_candidates, seal_inputs
@@ -60,8 +58,10 @@ from recsys.models.saved_arrays import (
 )
 from recsys.models.summary import SUMMARY, damaged, read_summary, summary_text
 from recsys.registry import plugins_needed
+from recsys.registry.file_option import IN_FOLDER, copy_files, read_in_folder
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE
+from recsys.tasks.config import TrainStage
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of an embedding's entry between the trainer's machine and this one, as a

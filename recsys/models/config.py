@@ -6,16 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from recsys.config.file_option import BY_CONTENT
+from recsys.data.config import AGES, ASKED_AT, KINDS, WEIGHTS
 from recsys.registry import Choice
+from recsys.registry.file_option import BY_CONTENT
 from recsys.strict import Strict
 
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
-AGES, WEIGHTS, KINDS = "history_age", "history_weight", "history_kind"
-"""Inputs that hold properties of history events besides their items; see
-`recsys.data.history_facts`."""
-ASKED_AT = "asked_at"
-"""Input that holds the time of a query."""
 LEARNED_TEMPERATURE = (0.01, 10.0)
 """Bounds of a learned temperature. CLIP bounds its temperature below by 0.01 (Radford et al., ICML
 2021, section 2.5); well below 10 the softmax is close to uniform."""
@@ -434,7 +430,7 @@ class TwoTowerConfig(RetrievalConfig):
 
 
 class AutoConfig(RetrievalConfig):
-    """Chooses the model that suits the data, at the start of training (`recsys.models.auto`).
+    """Chooses the model that suits the data, at the start of training.
 
     Keys of every model that the config sets take precedence over the choice.
     """

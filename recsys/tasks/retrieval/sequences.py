@@ -15,12 +15,14 @@ import math
 
 import numpy as np
 
-from recsys.config import RetrievalConfig, TrainConfig
-from recsys.data.batches import Batch, BatchSource, drop_rows
 from recsys.data.history_facts import AGES, ASKED, ages
-from recsys.data.kept_events import KeptEvents, read_events
+from recsys.data.kept_events import KeptEvents
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
+from recsys.models.config import RetrievalConfig
+from recsys.tasks.config import TrainConfig
+from recsys.tasks.retrieval.batches import Batch, BatchSource, drop_rows
+from recsys.tasks.retrieval.examples import read_events
 
 NO_STATE = -1
 """Column of an example that no item comes before."""

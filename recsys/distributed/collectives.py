@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recsys.rounding import mixed
+from recsys.kernels.rounding import mixed
 
 PAYLOADS = ("float32", "bfloat16", "int8")
 _LEVELS = 127

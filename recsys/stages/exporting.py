@@ -1,7 +1,7 @@
 """`recsys.export`: exports a trained model from Python, in a process with Keras on TensorFlow.
 
 The caller's Keras runs on JAX, and a process has only one backend. So the stage
-`recsys.bundles.export` runs in a process of its own, and reads the model from its folder.
+`recsys.stages.export` runs in a process of its own, and reads the model from its folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recsys.errors import UsageError
 from recsys.models.summary import SUMMARY, read_summary
 from recsys.system.process import run_stage_with_config
 
-_STAGE = "recsys.bundles.export"
+_STAGE = "recsys.stages.export"
 _OPTIONS = {"evaluation": "--evaluation", "items": "--transform", "users": "--user-transform"}
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from recsys.registry import Plugins
+from typing import TypeVar
+
+from recsys.registry.choice import plugins_of
+from recsys.registry.registered import Plugins
 from recsys.strict import Repeats, Strict
 
 
@@ -16,3 +19,12 @@ class Stage(Strict):
     """Whether lists may contain items that their user has already interacted with. `exclude`: no,
     and repeated events are not evaluated; `include`: yes, they are treated like other items.
     Applies to validation, evaluation and the defaults of serving."""
+
+
+StageT = TypeVar("StageT", bound=Stage)
+
+
+def stage_of(config: Stage, kind: type[StageT]) -> StageT:
+    """Returns the parts of `config` that the stage `kind` needs, with the plugins they name."""
+    parts = {name: getattr(config, name) for name in kind.model_fields}
+    return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})

@@ -16,9 +16,9 @@ from typing import Self
 
 import numpy as np
 
-from recsys.config import TrainConfig
 from recsys.errors import RecsysError
 from recsys.system.commit import replacing
+from recsys.tasks.config import TrainConfig
 
 
 class ItemSampler:

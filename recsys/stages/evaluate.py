@@ -1,6 +1,6 @@
 """The evaluation as a stage: folders in, `evaluation.json` out.
 
-`python -m recsys.evaluation.stage` runs it; the component RetrievalEvaluator starts that. The
+`python -m recsys.stages.evaluate` runs it; the component RetrievalEvaluator starts that. The
 process that starts several others, and waits for them, imports neither JAX nor Keras; a process
 that evaluates runs `recsys.evaluation.evaluation_file`.
 """
@@ -25,7 +25,7 @@ from recsys.system.process import stage_main
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the stage from the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m recsys.evaluation.stage",
+        prog="python -m recsys.stages.evaluate",
         description="Measures a model on the held-out events, and decides on it.",
     )
     parser.add_argument("--config", type=Path, required=True, help="whole config, or its parts")
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     os.environ.setdefault("KERAS_BACKEND", "jax")  # For plugins, which may import Keras.
     stage = load_stage(options.config, EvaluateStage)
     names = ("config", "model", "data", "out", "blessed")
-    summary = run_in_processes("recsys.evaluation.stage", options, names)
+    summary = run_in_processes("recsys.stages.evaluate", options, names)
     if summary is not None:
         return summary
     from recsys.evaluation.evaluation_file import run

@@ -24,23 +24,24 @@ import dataclasses
 from typing import Any, TypeVar
 
 from recsys import registry
-from recsys.config import Order, TrainConfig, TrainStage, ValidationConfig
-from recsys.config.architecture import (
+from recsys.data.config import Order, ValidationConfig
+from recsys.data.dataset import Data
+from recsys.data.hold_out import is_asked_at_once
+from recsys.embedding.config import LazyAdamConfig
+
+# What they may choose counts where a step's cache asks for the sources of a model.
+from recsys.formats import counted
+from recsys.models import encoders as encoders
+from recsys.models import sequences as sequences
+from recsys.models.config import (
     AttentionConfig,
     AutoConfig,
     RetrievalConfig,
     SasRecConfig,
     TwoTowerConfig,
 )
-from recsys.config.training import LazyAdamConfig, ScheduleConfig
-from recsys.data.dataset import Data
-from recsys.data.hold_out import is_asked_at_once
-
-# What they may choose counts where a step's cache asks for the sources of a model.
-from recsys.formats import counted
-from recsys.models import encoders as encoders
-from recsys.models import sequences as sequences
 from recsys.registry import register_model
+from recsys.tasks.config import ScheduleConfig, TrainConfig, TrainStage
 
 StageT = TypeVar("StageT", bound=TrainStage)
 

@@ -34,10 +34,10 @@ from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.read_rows import with_local_runner
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.input_files import seal_inputs, verify_inputs
-from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
+from recsys.system.installation import install_extra
 
 
 def ingest(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+VERSION = "0.2.0"
 NAME = "sharded-recsys"
 """The distribution; the package that is imported and the command are `recsys`."""
 
 SYNC = "uv sync --all-extras"
 """Installs every extra in the virtual environment of a clone."""
-INSTALL_TFX = "python -m recsys.distribution | pip install --no-deps -r /dev/stdin"
+INSTALL_TFX = "python -m recsys.system.installation | pip install --no-deps -r /dev/stdin"
 """Installs the TFX packages beside a wheel that was installed with its extra `all`."""
 
 # The others need the overrides of pyproject.toml, which pip doesn't read.
@@ -47,7 +48,7 @@ def install_extra(extra: str) -> str:
 
 
 def _is_clone() -> bool:
-    return (Path(__file__).resolve().parent.parent / "uvw").exists()
+    return (Path(__file__).resolve().parents[2] / "uvw").exists()
 
 
 if __name__ == "__main__":

@@ -13,68 +13,16 @@ from pydantic import (
     model_validator,
 )
 
-from recsys.config.architecture import AutoConfig, RetrievalConfig
-from recsys.config.stage import Stage
-from recsys.errors import UsageError
+from recsys.data.config import ShuffleConfig, ValidationConfig
+from recsys.distributed.config import LayoutRules, MeshConfig
+from recsys.embedding.config import AdagradConfig, RowOptimizerConfig
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
 from recsys.losses.squares import LeastSquares
+from recsys.models.config import AutoConfig, RetrievalConfig
 from recsys.registry import Choice
+from recsys.registry.stage import Stage
 from recsys.strict import Share, Strict
-
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class RowOptimizerConfig(Strict):
-    """Options that every row optimizer has, besides learning rate and weight decay."""
-
-    clipnorm: NonNegativeFloat = 0.0
-    """Highest norm of the gradient of one row; longer gradients are scaled down; 0: no limit."""
-
-
-class SgdConfig(RowOptimizerConfig):
-    """Plain gradient descent."""
-
-
-class AdagradConfig(RowOptimizerConfig):
-    """Adagrad with one accumulator per weight."""
-
-    initial_accumulator_value: NonNegativeFloat = 0.1
-    """Initial value of the accumulators."""
-    epsilon: NonNegativeFloat = 1e-7
-    """Small constant for numerical stability."""
-
-
-class RowWiseAdagradConfig(AdagradConfig):
-    """Adagrad with one accumulator per row."""
-
-
-class LazyAdamConfig(RowOptimizerConfig):
-    """Adam that updates only the rows of a step."""
-
-    beta_1: Decay = 0.9
-    """Decay rate of the first moment [0..1)."""
-    beta_2: Decay = 0.999
-    """Decay rate of the second moment [0..1)."""
-    epsilon: NonNegativeFloat = 1e-7
-    """Small constant for numerical stability."""
-
-
-class FtrlConfig(RowOptimizerConfig):
-    """FTRL-Proximal, with the arguments of `keras.optimizers.Ftrl`."""
-
-    learning_rate_power: Annotated[float, Field(le=0.0)] = -0.5
-    """Power of the accumulator in the learning rate."""
-    initial_accumulator_value: NonNegativeFloat = 0.1
-    """Initial value of the accumulators."""
-    l1_regularization_strength: NonNegativeFloat = 0.0
-    """Strength of the L1 penalty."""
-    l2_regularization_strength: NonNegativeFloat = 0.0
-    """Strength of the L2 penalty."""
-    l2_shrinkage_regularization_strength: NonNegativeFloat = 0.0
-    """Strength of the L2 penalty on the gradient."""
-    beta: NonNegativeFloat = 0.0
-    """The β of the paper."""
 
 
 class HardNegativesConfig(Strict):
@@ -102,55 +50,6 @@ class ScheduleConfig(Strict):
     """Number of steps of linear warm-up from 0."""
     end: Share = 0.0
     """Share of the full learning rate at the end of training, unless `constant` [0..1]."""
-
-
-class ShuffleConfig(Strict):
-    """Order of the training positives within an epoch."""
-
-    kind: Literal["global", "shards"] = "global"
-    """`global`: a uniform shuffle of all positives; `shards`: the shards of the store in random
-    order, shuffled within a buffer, so that a store larger than memory is read sequentially."""
-    buffer: PositiveInt = 1_000_000
-    """Number of consecutive events of a shard that `shards` shuffles together; they are all events
-    of some users."""
-
-
-class ValidationConfig(Strict):
-    """Validation during training, on training positives that are held back."""
-
-    like: Literal["newest", "last", "random", "popular", "given"] | None = None
-    """How validation positives are drawn; it should match how the test part was drawn.
-    `newest`: the newest of all; `last`: the last of each user; `random`: a random share of each
-    user's; `popular`: the same, with a preference for popular items; `given`: those marked by
-    `interactions.valid_parts` or `valid_files`. `null`: follows `data.split`: `newest` for
-    `time`, `last` for `last_out`, `random` for `random`, and for `given` the marked ones, else
-    `newest`."""
-    share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """Share of the training positives that `newest`, `random` and `popular` hold back [0..1]."""
-    last: PositiveInt = 1
-    """Number of events of each user that `last` holds back; the first event is always kept."""
-    popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
-    """Exponent of an item's number of training positives in the probability that its events are
-    drawn, for `popular`; 0 equals `random`. It encodes what is known of how the test part was
-    drawn, without reading it. `null`: the exponent is estimated from the marked validation
-    part."""
-    metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
-    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`."""
-    every_epochs: PositiveInt = 1
-    """Number of epochs between two evaluations."""
-    patience: PositiveInt | None = 3
-    """Number of evaluations without improvement after which training stops; `null`: never. The
-    best model is kept in any case."""
-    max_queries: PositiveInt = 5_000
-    """Highest number of queries per evaluation."""
-
-    @model_validator(mode="after")
-    def _draw_is_whole(self) -> Self:
-        if self.popularity is not None and self.like != "popular":
-            raise ValueError("popularity can only be set with like: popular")
-        if self.last > 1 and self.like not in (None, "last"):
-            raise ValueError(f"last can only be set with like: last; received like: {self.like}")
-        return self
 
 
 class CheckpointConfig(Strict):
@@ -273,43 +172,6 @@ class TrainConfig(Strict):
         if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
             raise ValueError("hard_negatives.after_epochs must be less than epochs")
         return self
-
-
-LayoutRules = dict[str, tuple[str | None, ...]]
-
-
-class MeshConfig(Strict):
-    """The device mesh of two axes."""
-
-    data: PositiveInt
-    """Size of the data axis: the batch is split over it, and each part has a copy of all tables
-    and weights."""
-    model: PositiveInt = 1
-    """Size of the model axis: each copy of the tables, and of the weights that `layout` names, is
-    sharded over it."""
-
-    @property
-    def n_devices(self) -> int:
-        """Number of devices in the mesh."""
-        return self.data * self.model
-
-
-def parse_mesh(text: str) -> MeshConfig:
-    """Returns the mesh that a command-line option describes, such as `data=4,model=2`.
-
-    Raises:
-        UsageError: The text does not describe a mesh (R313).
-    """
-    try:
-        axes = (part.partition("=") for part in text.split(","))
-        return MeshConfig(**{name.strip(): int(size) for name, _, size in axes})
-    except (ValueError, TypeError):
-        raise UsageError(
-            "R313",
-            "A mesh must give the sizes of its axes, data and model.",
-            "Write, for example, data=4,model=2.",
-            text,
-        ) from None
 
 
 class WarmStartConfig(Strict):

@@ -1,4 +1,4 @@
-"""`python -m recsys.train`: from a data folder to a model folder, on every device.
+"""`python -m recsys.stages.train`: from a data folder to a model folder, on every device.
 
 The process that starts several others, and waits for them, imports neither JAX nor Keras; a
 process that trains runs `recsys.training.stage`.
@@ -32,7 +32,7 @@ __all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the stage from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m recsys.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recsys.stages.train", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="whole config, or its parts")
     parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.mesh is not None:
         stage = stage.model_copy(update={"mesh": parse_mesh(options.mesh)})
     names = ("config", "data", "out", "checkpoints", "base", "mesh")
-    started = run_in_processes("recsys.train", options, names, options.checkpoints)
+    started = run_in_processes("recsys.stages.train", options, names, options.checkpoints)
     if started is not None:
         return started
     from recsys.training.stage import run

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import core_schema
 
 from recsys import registry
-from recsys.config.time_format import time_pattern
+from recsys.data.time_format import time_pattern
 from recsys.strict import Share, Strict
 
 Split = Literal["time", "last_out", "random", "given"]
@@ -34,6 +34,11 @@ Files = str | tuple[str, ...]
 
 MOST_SKIPPED = 1000
 """Highest number of lines above a table that can be skipped."""
+AGES, WEIGHTS, KINDS = "history_age", "history_weight", "history_kind"
+"""Inputs that hold properties of history events besides their items; see
+`recsys.data.history_facts`."""
+ASKED_AT = "asked_at"
+"""Input that holds the time of a query."""
 
 
 class CsvFormat(Strict):
@@ -420,4 +425,53 @@ class DataConfig(Strict):
         taken_here = sorted(taken.intersection(names))
         if taken_here:
             raise ValueError(f"feature names must be unique; these are taken: {taken_here}")
+        return self
+
+
+class ShuffleConfig(Strict):
+    """Order of the training positives within an epoch."""
+
+    kind: Literal["global", "shards"] = "global"
+    """`global`: a uniform shuffle of all positives; `shards`: the shards of the store in random
+    order, shuffled within a buffer, so that a store larger than memory is read sequentially."""
+    buffer: PositiveInt = 1_000_000
+    """Number of consecutive events of a shard that `shards` shuffles together; they are all events
+    of some users."""
+
+
+class ValidationConfig(Strict):
+    """Validation during training, on training positives that are held back."""
+
+    like: Literal["newest", "last", "random", "popular", "given"] | None = None
+    """How validation positives are drawn; it should match how the test part was drawn.
+    `newest`: the newest of all; `last`: the last of each user; `random`: a random share of each
+    user's; `popular`: the same, with a preference for popular items; `given`: those marked by
+    `interactions.valid_parts` or `valid_files`. `null`: follows `data.split`: `newest` for
+    `time`, `last` for `last_out`, `random` for `random`, and for `given` the marked ones, else
+    `newest`."""
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    """Share of the training positives that `newest`, `random` and `popular` hold back [0..1]."""
+    last: PositiveInt = 1
+    """Number of events of each user that `last` holds back; the first event is always kept."""
+    popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
+    """Exponent of an item's number of training positives in the probability that its events are
+    drawn, for `popular`; 0 equals `random`. It encodes what is known of how the test part was
+    drawn, without reading it. `null`: the exponent is estimated from the marked validation
+    part."""
+    metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
+    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`."""
+    every_epochs: PositiveInt = 1
+    """Number of epochs between two evaluations."""
+    patience: PositiveInt | None = 3
+    """Number of evaluations without improvement after which training stops; `null`: never. The
+    best model is kept in any case."""
+    max_queries: PositiveInt = 5_000
+    """Highest number of queries per evaluation."""
+
+    @model_validator(mode="after")
+    def _draw_is_whole(self) -> Self:
+        if self.popularity is not None and self.like != "popular":
+            raise ValueError("popularity can only be set with like: popular")
+        if self.last > 1 and self.like not in (None, "last"):
+            raise ValueError(f"last can only be set with like: last; received like: {self.like}")
         return self

@@ -1,0 +1,56 @@
+"""Configs of the export."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from recsys.registry.stage import Stage
+from recsys.strict import Name, Share, Strict
+
+
+class IndexConfig(Strict):
+    """How `recsys serve` searches for the best items of a query."""
+
+    kind: Literal["auto", "exact", "ann"] = "auto"
+    """`exact`: scores every item; `ann`: approximate nearest neighbours, which scores the items of
+    the nearest lists; `auto`: exact up to `exact_up_to` items."""
+    exact_up_to: PositiveInt = 200_000
+    """Highest number of items for which `auto` is exact; above it, an exact search takes more than
+    5 ms."""
+    min_recall: Share = 0.95
+    """Lowest share of the exact top `export.k` that the index must find; otherwise the export
+    fails [0..1]."""
+    lists: PositiveInt | None = None
+    """Number of lists of the index; `null`: four times the square root of the number of items."""
+
+
+class ExportConfig(Strict):
+    """The serving bundle."""
+
+    k: PositiveInt = 100
+    """Highest number of candidates that `recommend` can return."""
+    item_embeddings: Literal["float32", "float16", "int8"] = "float32"
+    """Dtype of the item embeddings in the SavedModel: `float16` halves their size, `int8` quarters
+    it."""
+    min_parity: Share = 0.99
+    """Lowest share of the exact float32 top k that item embeddings of lower precision must find
+    [0..1]."""
+    latency_ms: PositiveFloat | None = None
+    """Highest 99th percentile of the latency of single requests; a slower bundle is rejected;
+    `null`: not measured [ms]."""
+    index: IndexConfig = IndexConfig()
+    """How `recsys serve` searches for the best items."""
+    vectors: Literal["bundle", "apart"] = "bundle"
+    """Location of the item vectors. `bundle`: in the SavedModel, which ranks; `apart`: only in
+    `item_embeddings.npy`, for a vector database besides TensorFlow Serving."""
+
+
+class ExportStage(Stage):
+    """The parts of a config that the export needs."""
+
+    name: Name
+    """Name of the pipeline and of the served model."""
+    export: ExportConfig = ExportConfig()
+    """The serving bundle."""

@@ -1,0 +1,104 @@
+"""The built-in classes: where each is, so that it is imported only if a config names it."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+BUILT_INS = {
+    "model": {
+        "auto": "recsys.tasks.retrieval.auto:AutoModel AutoConfig",
+        "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
+    },
+    "encoder": {
+        "mean": "recsys.models.encoders:PlaceWeights MeanConfig",
+        "none": "recsys.models.encoders:NoHistory NoHistoryConfig",
+        "attention": "recsys.models.encoders:AttentionPooling AttentionConfig",
+        "sequence": "recsys.models.encoders:SequenceEncoder SequenceConfig",
+        "fold_in": "recsys.models.fold_in:FoldIn FoldInConfig",
+        "sasrec": "recsys.models.sequences:SasRec SasRecConfig",
+        "ligr": "recsys.models.sequences:Ligr LigrConfig",
+        "hstu": "recsys.models.sequences:Hstu HstuConfig",
+    },
+    "loss": {
+        "bilateral_softmax": "recsys.losses.bilateral:BilateralSoftmax",
+        "cosine_contrastive": "recsys.losses.contrastive:CosineContrastive",
+        "bpr": "recsys.losses.pairwise:Bpr",
+        "sampled_softmax": "recsys.losses.softmax:SampledSoftmax",
+        "full_softmax": "recsys.losses.softmax:FullSoftmax",
+        "least_squares": "recsys.losses.squares:LeastSquares",
+    },
+    "metric": {
+        "recall": "recsys.metrics.accuracy:Recall",
+        "precision": "recsys.metrics.accuracy:Precision",
+        "hit_rate": "recsys.metrics.accuracy:HitRate",
+        "ndcg": "recsys.metrics.accuracy:Ndcg",
+        "map": "recsys.metrics.accuracy:MeanAveragePrecision",
+        "mrr": "recsys.metrics.accuracy:ReciprocalRank",
+        "auc": "recsys.metrics.accuracy:Auc",
+        "coverage": "recsys.metrics.beyond_accuracy:Coverage",
+        "gini": "recsys.metrics.beyond_accuracy:Gini",
+        "novelty": "recsys.metrics.beyond_accuracy:Novelty",
+        "popularity_lift": "recsys.metrics.beyond_accuracy:PopularityLift",
+        "diversity": "recsys.metrics.beyond_accuracy:Diversity",
+    },
+    "baseline": {
+        "ials": "recsys.tasks.retrieval.baselines.ials:Ials",
+        "item_knn": "recsys.tasks.retrieval.baselines.item_knn:ItemKnn",
+        "popularity": "recsys.tasks.retrieval.baselines.popularity:Popularity",
+        "recent_popularity": "recsys.tasks.retrieval.baselines.popularity:RecentPopularity",
+    },
+    "feature": {
+        "category": "recsys.data.features:CategoryFeature",
+        "categories": "recsys.data.features:CategoriesFeature",
+        "words": "recsys.data.features:WordsFeature",
+        "number": "recsys.data.features:NumberFeature",
+        "date": "recsys.data.features:DateFeature",
+    },
+    "source": {
+        "csv": "recsys.data.sources.csv_source:CsvSource",
+        "jsonl": "recsys.data.sources.jsonl_source:JsonLinesSource",
+        "parquet": "recsys.data.sources.parquet_source:ParquetSource",
+        "tfrecord": "recsys.data.sources.tfrecord_source:TFRecordSource",
+    },
+    "row_optimizer": {
+        "sgd": "recsys.embedding.optimizers:SGD SgdConfig",
+        "adagrad": "recsys.embedding.optimizers:Adagrad AdagradConfig",
+        "row_wise_adagrad": "recsys.embedding.optimizers:RowWiseAdagrad RowWiseAdagradConfig",
+        "lazy_adam": "recsys.embedding.optimizers:LazyAdam LazyAdamConfig",
+        "ftrl": "recsys.embedding.optimizers:Ftrl FtrlConfig",
+    },
+    "launcher": {
+        "local": "recsys.distributed.launchers:LocalLauncher",
+        "command": "recsys.distributed.launchers:CommandLauncher",
+        "ray": "recsys.distributed.ray_launcher:RayLauncher",
+    },
+}
+"""Built-in classes by kind and name: `module:Class`, and the config of one that imports Keras."""
+CONFIGS = {
+    "model": "recsys.models.config",
+    "encoder": "recsys.models.config",
+    "row_optimizer": "recsys.embedding.config",
+}
+
+
+class BuiltIn(NamedTuple):
+    """Location of a built-in class, as `module:Class`, and of its config."""
+
+    path: str
+    config: str | None
+
+    @property
+    def module(self) -> str:
+        """Name of its module."""
+        return self.path.partition(":")[0]
+
+
+@functools.cache
+def built_ins(kind: str) -> dict[str, BuiltIn]:
+    """Returns the built-in classes of a kind by name."""
+    located = {name: text.split() for name, text in BUILT_INS[kind].items()}
+    return {
+        name: BuiltIn(path, f"{CONFIGS[kind]}:{config[0]}" if config else None)
+        for name, (path, *config) in located.items()
+    }
