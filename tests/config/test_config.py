@@ -466,13 +466,20 @@ def test_every_key_says_what_it_is():
 
 
 def rows_of_the_page():
-    """Yields a line of docs/config.md for each key, as the code has it."""
+    """Yields a line of docs/config.md for each key, as the code has it.
+
+    What several parts of the data have alike, the page has once.
+    """
+    seen = set()
     for path, field in parts():
         if not is_leaf(field):
             continue
         default = "required" if field.is_required() else f"`{default_text(field)}`"
-        description = " ".join(field.description.split())
-        yield f"| `{path}` | {default} | {description} |"
+        text = f"{default} | {' '.join(field.description.split())} |"
+        alike = re.sub(r"^data\.(interactions|items|users|vocabulary\.\w+)\.", "", path), text
+        if alike not in seen:
+            yield f"| `{path}` | {text}"
+        seen.add(alike)
 
 
 def is_leaf(field):
