@@ -26,11 +26,11 @@ from components.artifacts import (
 )
 from components.artifacts import Report as ReportArtifact
 from components.metadata import CURRENT_MODEL, DESTINATION, WITHDRAWN
+from recsys.bundles.lineage import describe_source
 from recsys.bundles.publishing import WithdrawnError, publish
 from recsys.config import Strict
 from recsys.distributed.launchers import run_launched
 from recsys.report.run_report import write_report
-from recsys.runs.lineage import describe_source
 from recsys.system.process import run_stage_with_config
 
 

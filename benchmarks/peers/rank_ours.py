@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.measure import print_line, ratios, run
 from benchmarks.peers.evaluate_case import draw
+from recsys.index.ranker import Ranker
 from recsys.ragged import RaggedRows
-from recsys.serving.ranker import Ranker
 
 ITEMS = [100_000, 1_000_000]
 _FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)

@@ -76,6 +76,12 @@ def verify(bundle: Path) -> dict[str, Any]:
     return manifest
 
 
+def answers_of(manifest: Mapping[str, Any]) -> str:
+    """Returns what a bundle answers, `lists` or `scores`; one of an earlier version, lists."""
+    answers: str = manifest.get("answers", "lists")
+    return answers
+
+
 def manifest_digest(bundle: Path) -> str | None:
     """Returns the sha256 of the manifest, which identifies all content; None without one."""
     return manifests.manifest_digest(bundle / MANIFEST)

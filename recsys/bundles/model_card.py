@@ -9,15 +9,14 @@ from typing import Any
 
 import jinja2
 
-from recsys import registry
-from recsys.bundles.config import ExportStage
-from recsys.bundles.signatures import query_facts
 from recsys.fingerprint import version_text
-from recsys.registry import Choice
+
+_TASK = {"type": "recommendation", "name": "Recommendation"}
 
 
 def model_card(
-    stage: ExportStage,
+    name: str,
+    template: str | None,
     fields: Mapping[str, Any],
     training: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
@@ -25,17 +24,20 @@ def model_card(
     """Returns the text of the card, with Hugging Face's YAML header.
 
     Args:
-        stage: What was exported, and how.
-        fields: Of the bundle's manifest: `counts`, `history_facts`, `kinds`, and the `config`
-            that the trainer had.
+        name: Name of the served model.
+        template: Template of the task, as `package:file`, which extends `bundle`; None: only that.
+        fields: Fields of the manifest, and what the template shows; `summary`, `counts`, `config`
+            and, for the header, `tags` and `hub_task` are shown by `bundle`.
         training: The trainer's `training.json`.
         evaluation: The evaluator's `evaluation.json`, if there is one.
     """
-    trained_with = fields["config"]
-    model = trained_with["model"]
-    config = registry.config_type("model", model.get("type", "two_tower"))
+    texts = {"bundle": _read("recsys.bundles:model_card.jinja")}
+    if template is not None:
+        texts["task"] = _read(template)
     environment = jinja2.Environment(  # noqa: S701 Markdown, and no page
-        keep_trailing_newline=True, undefined=jinja2.ChainableUndefined
+        keep_trailing_newline=True,
+        undefined=jinja2.ChainableUndefined,
+        loader=jinja2.DictLoader(texts),
     )
     # JSON is YAML, and quotes whatever text a name may hold.
     environment.filters |= {
@@ -43,38 +45,34 @@ def model_card(
         "indented_json": lambda value: json.dumps(value, indent=1),
         "figure": lambda value: f"{value:.4f}" if isinstance(value, float) else "–",
     }
-    text = (resources.files("recsys.bundles") / "model_card.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text).render(
-        name=stage.name,
-        header=_header(stage.name, evaluation),
-        summary=getattr(config, "summary", ""),
-        similarity="dot product" if model["similarity"] == "dot" else model["similarity"],
-        item_bias=model.get("item_bias", False),
-        item_age=model.get("item_age"),
-        counts=fields["counts"],
+    return environment.get_template("bundle" if template is None else "task").render(
+        {"counts": {}, **fields},
+        name=name,
+        header=_header(name, fields, evaluation),
         training=training,
-        loss=Choice("loss").read(trained_with["train"]["loss"]).title,
-        version=version_text(training.get("source")),
-        trained_with=trained_with,
         evaluation=evaluation,
-        excludes_seen=stage.repeats == "exclude",
-        is_apart=stage.export.vectors == "apart",
-        fact_inputs=query_facts(fields["history_facts"]),
-        kinds=fields["kinds"],
+        version=version_text(training.get("source")),
     )
 
 
-def _header(name: str, evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _read(template: str) -> str:
+    package, _, file = template.partition(":")
+    return (resources.files(package) / file).read_text(encoding="utf-8")
+
+
+def _header(
+    name: str, fields: Mapping[str, Any], evaluation: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    header: dict[str, Any] = {
         "library_name": "tensorflow",
-        "tags": ["recommendation", "retrieval", "two-tower", "keras"],
+        "tags": fields.get("tags", ["recommendation", "keras"]),
     }
     if evaluation:
         metrics = [{"type": m, "name": m, "value": v} for m, v in evaluation["metrics"].items()]
         result = {
-            "task": {"type": "retrieval", "name": "Candidate retrieval"},
+            "task": fields.get("hub_task", _TASK),
             "dataset": {"type": name, "name": name},
             "metrics": metrics,
         }
-        fields["model-index"] = [{"name": name, "results": [result]}]
-    return fields
+        header["model-index"] = [{"name": name, "results": [result]}]
+    return header

@@ -2,8 +2,8 @@
 
 The exporter starts it, and writes the folder of an unfinished bundle to its stdin. The training
 code can't be imported here, which shows that a bundle works without it. Large variables are
-mapped from files, so no table is in memory. The trainer's results are a `Reference`; item
-embeddings are those of the bundle, `item_embeddings.npy`: the trainer's own.
+mapped from files, so no table is in memory. The trainer's results are a `Reference`, which
+compares the SavedModel with them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recsys.bundles.reference import Reference
+import numpy as np
+
+from recsys import registry
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 from recsys.system.process import AskedStage, stage_main
+
+if TYPE_CHECKING:  # It imports TensorFlow.
+    from recsys.savedmodel.parity import Reference
 
 FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.models", "recsys.embedding")
 """Modules that a bundle must do without."""
@@ -27,6 +33,7 @@ _MODULE = "recsys.bundles.parity_process"
 _STEP = "Exporter"
 # The devices are the trainer's.
 _ENVIRONMENT = {"KERAS_BACKEND": "", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+_WARM_UP, _REQUESTS = 50, 400
 
 
 class ParityProcess(AskedStage):
@@ -35,12 +42,16 @@ class ParityProcess(AskedStage):
     def __init__(self) -> None:
         super().__init__(_MODULE, (), _ENVIRONMENT)
 
-    def check(self, bundle: Path, reference: Path) -> dict[str, Any]:
+    def check(
+        self, bundle: Path, reference: Reference, latency_ms: float | None = None
+    ) -> dict[str, Any]:
         """Checks an unfinished bundle.
 
         Args:
-            bundle: Holds the SavedModel, `item_embeddings.npy` and `vocabulary/`.
-            reference: What `Reference.save` wrote.
+            bundle: Holds the SavedModel, and what else the reference reads.
+            reference: The trainer's results.
+            latency_ms: Highest 99th percentile of the latency of single requests; None: not
+                measured [ms].
 
         Returns:
             `max_difference`, and `latency_ms` where it was measured.
@@ -49,7 +60,16 @@ class ParityProcess(AskedStage):
             RecsysError: A check refused (R528 … R533, R538), TensorFlow can't load the
                 bundle (R543), or the process died (R610).
         """
-        return self.ask({"bundle": str(bundle), "reference": str(reference)})
+        kind = type(reference)
+        with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
+            reference.save(Path(folder))
+            question = {
+                "bundle": str(bundle),
+                "reference": folder,
+                "class": f"{kind.__module__}:{kind.__qualname__}",
+                "latency_ms": latency_ms,
+            }
+            return self.ask(question)
 
 
 def forbid(names: Sequence[str]) -> None:
@@ -71,29 +91,60 @@ def check_absent(names: Sequence[str]) -> None:
         raise RecsysError("R529", rule, "Report this as a bug, with the run's log.", imported)
 
 
+def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[str, float]:
+    """Times single requests, one after the other, once the model is warm.
+
+    Args:
+        model: A loaded SavedModel.
+        reference: Makes the requests.
+        allowed_ms: Highest 99th percentile of their latency [ms].
+
+    Returns:
+        `p50` and `p99` of the requests [ms].
+
+    Raises:
+        RecsysError: They take longer (R528).
+    """
+    times = np.empty(_WARM_UP + _REQUESTS)
+    for number in range(len(times)):
+        signature, inputs = reference.request(model, number)
+        started = time.perf_counter()
+        for value in model.signatures[signature](**inputs).values():
+            value.numpy()
+        times[number] = (time.perf_counter() - started) * 1e3
+    p50, p99 = np.quantile(times[_WARM_UP:], (0.5, 0.99), method="higher").tolist()
+    if p99 > allowed_ms:
+        rule = f"The exported model must answer 99 % of single requests within {allowed_ms:g} ms."
+        cure = (
+            "Raise export.latency_ms, use an index or a smaller export.k, or export on a"
+            " machine that does nothing else."
+        )
+        raise RecsysError("R528", rule, cure, f"{p99:.2f} ms")
+    return {"p50": p50, "p99": p99}
+
+
 def main() -> dict[str, Any]:
     """Checks the bundle that a line on stdin names; does nothing without one."""
     # Before TensorFlow is imported, which would bring Keras along.
     forbid(FORBIDDEN)
-    from recsys.bundles import parity
-    from recsys.bundles.variables import load_mapped
+    from recsys.savedmodel.variables import load_mapped
 
     line = sys.stdin.readline()
     if not line:
         return {}
-    folders = {name: Path(folder) for name, folder in json.loads(line).items()}
-    reference = Reference.load(folders["reference"])
+    question = json.loads(line)
+    bundle, allowed_ms = Path(question["bundle"]), question["latency_ms"]
+    reference: Reference = registry.load(question["class"]).load(Path(question["reference"]))
 
     def report(text: str) -> None:
         emit("note", step=_STEP, text=text)
 
     # On the disk that has room for the bundle.
-    with tempfile.TemporaryDirectory(prefix=".parity-", dir=folders["bundle"]) as scratch:
-        model = load_mapped(folders["bundle"], Path(scratch))
-        difference = parity.check(model, folders["bundle"], reference, report)
-        result: dict[str, Any] = {"max_difference": difference}
-        if reference.latency_ms is not None:
-            result["latency_ms"] = parity.check_latency(model, reference, reference.latency_ms)
+    with tempfile.TemporaryDirectory(prefix=".parity-", dir=bundle) as scratch:
+        model = load_mapped(bundle, Path(scratch))
+        result: dict[str, Any] = {"max_difference": reference.check(model, bundle, report)}
+        if allowed_ms is not None:
+            result["latency_ms"] = check_latency(model, reference, allowed_ms)
     check_absent(FORBIDDEN)
     return result
 

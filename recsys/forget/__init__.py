@@ -3,8 +3,8 @@
 names          where an id stands in texts and JSON, and their removal
 model_folder   vocabularies and model folders: the rows are freed and overwritten
 served         the versions of a serving folder
+bundles        one bundle, by TensorFlow
 files          reports, records and logs; a folder that is changed as a whole, or not at all
 
-Bundles are changed by `recsys.bundles.without_users`, which needs TensorFlow, and ML Metadata and
-TFX's artifacts by `pipelines.forget`.
+ML Metadata and TFX's artifacts are changed by `pipelines.forget`.
 """

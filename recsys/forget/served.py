@@ -21,8 +21,8 @@ from recsys.bundles.publishing import (
     versions,
     withdrawn_folders,
 )
-from recsys.bundles.without_users import INSTEAD_OF, knows, take_out
 from recsys.errors import RecsysError
+from recsys.forget.bundles import INSTEAD_OF, knows, take_out
 from recsys.forget.files import linked_copy, recover, replacing
 from recsys.forget.model_folder import free_rows
 from recsys.forget.names import Names

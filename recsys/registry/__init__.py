@@ -25,6 +25,7 @@ from recsys.registry.registered import Plugins as Plugins
 from recsys.registry.registered import class_of as class_of
 from recsys.registry.registered import config_type as config_type
 from recsys.registry.registered import get as get
+from recsys.registry.registered import load as load
 from recsys.registry.registered import load_plugins as load_plugins
 from recsys.registry.registered import name_of as name_of
 from recsys.registry.registered import names as names

@@ -70,7 +70,7 @@ def register(kind: str, name: str, config: str | None = None) -> Callable[[Class
             )
         of_config = built_in.config if built_in else config
         if of_config is not None:
-            setattr(cls, "Config", _load(of_config))  # noqa: B010  mypy: any class may get one.
+            setattr(cls, "Config", load(of_config))  # noqa: B010  mypy: any class may get one.
         _registered[kind, name] = cls
         if not is_ours:
             PLUGIN_PACKAGES.add(cls.__module__.partition(".")[0])
@@ -134,7 +134,7 @@ def config_type(kind: str, name: str) -> type[pydantic.BaseModel]:
     """
     built_in = built_ins(kind).get(name)
     if built_in is not None and built_in.config is not None:
-        config: type = _load(built_in.config)
+        config: type = load(built_in.config)
         return config
     cls = get(kind, name)
     config = getattr(cls, "Config", cls)
@@ -199,7 +199,8 @@ def _load_entry_points() -> None:
         load_plugins([entry_point.value.partition(":")[0]])
 
 
-def _load(path: str) -> Any:
+def load(path: str) -> Any:
+    """Returns the class or function that `module:name` names, and imports its module."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

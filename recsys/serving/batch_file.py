@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys import registry
-from recsys.bundles.signatures import QUERY_TIME, SOURCES
 from recsys.data import dead_letters
 from recsys.data.config import CsvFormat, SourceConfig
 from recsys.data.interactions import BAD_USER, NO_USER, is_bad_id, split_by_rules
@@ -27,6 +26,7 @@ from recsys.data.sources.source_files import SourceFile, file_size
 from recsys.data.sources.streams import read_line
 from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
+from recsys.savedmodel.signatures import QUERY_TIME, SOURCES
 from recsys.serving.retriever import RankedRows, Retriever
 from recsys.system.commit import replacing
 
@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
     ]
 )
 """Of the file: items the best first, fewer than requested if the catalogue has no more;
-whether the data hold the user; what the answer rests on, see `recsys.bundles.signatures`."""
+whether the data hold the user; what the answer rests on, see `recsys.savedmodel.signatures`."""
 
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
 """`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
@@ -69,7 +69,7 @@ class Answered:
         rejected_file: The rows that are no user id, as dead letters; None: there are none.
         users: Users that were answered.
         unknown: Those of them whom the bundle doesn't know.
-        sources: How many answers rest on what, see `recsys.bundles.signatures`.
+        sources: How many answers rest on what, see `recsys.savedmodel.signatures`.
         rejected: Rows that are no user id.
         seconds: Time that it took [s].
     """

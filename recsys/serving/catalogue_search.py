@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.item_table import read_catalogue, read_is_item
-from recsys.bundles.signatures import Arrays, filter_inputs
+from recsys.data.item_table import read_catalogue, read_is_item
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.serving.ranker import best_of
+from recsys.index.ranker import best_of
+from recsys.savedmodel.signatures import Arrays, filter_inputs
 
 _FEW, _LONGEST, _MOST_LOOKED_AT = 3, 50, 500
 """Values that an error names; characters and values that are compared for it."""

@@ -1,4 +1,4 @@
-"""A loaded bundle in Python: recommendations by raw ids, with tables for notebooks.
+"""A loaded bundle in Python: recommendations or scores by raw ids, with tables for notebooks.
 
 Example:
     >>> bundle = recsys.load_bundle("recsys-root/serving/movielens")
@@ -15,13 +15,17 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, overload
 
-from recsys.bundles.bundle import MANIFEST
+import numpy as np
+
+from recsys.bundles.bundle import MANIFEST, answers_of, read_manifest
 from recsys.bundles.publishing import latest
-from recsys.bundles.signatures import QUERY_TIME
 from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import counted, html_table
+from recsys.savedmodel.signatures import QUERY_TIME, SCORE
 from recsys.serving.retriever import Retriever, check_k, normal_id
+from recsys.serving.scorer import Scorer
+from recsys.serving.served_model import ServedModel, wrong_answers
 
 _SHOWN_USERS = 3
 _COLUMNS = ("score", "id", "title")
@@ -127,22 +131,73 @@ class RecommendationList(list[Recommendations]):
 
 
 class LoadedBundle:
-    """A bundle that recommends; several threads may share it.
+    """A bundle that recommends, or scores pairs; several threads may share it.
 
     Args:
-        retriever: Answers for the bundle.
+        model: Answers for the bundle.
 
     Attributes:
-        retriever: The same.
+        model: The same.
     """
 
-    def __init__(self, retriever: Retriever) -> None:
-        self.retriever = retriever
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+
+    @property
+    def retriever(self) -> Retriever:
+        """The model that recommends.
+
+        Raises:
+            UsageError: The bundle answers scores (R545).
+        """
+        if not isinstance(self.model, Retriever):
+            raise wrong_answers(self.path, self.model.answers, "lists")
+        return self.model
 
     @property
     def path(self) -> Path:
         """Folder of the bundle."""
-        return self.retriever.bundle
+        return self.model.bundle
+
+    def score(self, **inputs: Any) -> np.ndarray:
+        """Returns scores `[n]` float32 of rows, from a bundle that answers scores.
+
+        Args:
+            **inputs: Values of each row by input of the signature `score`, such as `user_id` and
+                `item_id`: lists of `n` texts or numbers, or of equally long lists.
+
+        Raises:
+            UsageError: The bundle answers lists (R545), an input is missing or unknown (R549), or
+                a value can't be read (R540, R563).
+        """
+        return self._scorer.score(inputs)
+
+    def rank(
+        self,
+        user: str | int,
+        items: Sequence[str | int],
+        *,
+        k: int | None = None,
+        **inputs: Any,
+    ) -> list[tuple[str, float]]:
+        """Returns items with their scores, the best first, from a bundle that answers scores.
+
+        Args:
+            user: Id of the user.
+            items: Ids of the items to rank.
+            k: How many; None: all.
+            **inputs: Other inputs of the signature `score`, each the value of all rows.
+
+        Raises:
+            UsageError: As `score`, or `k` is below 1 (R541).
+        """
+        return self._scorer.rank(_id(user), _ids(items), k, inputs)
+
+    @property
+    def _scorer(self) -> Scorer:
+        if not isinstance(self.model, Scorer):
+            raise wrong_answers(self.path, self.model.answers, "scores")
+        return self.model
 
     @property
     def max_k(self) -> int:
@@ -161,6 +216,9 @@ class LoadedBundle:
         return users
 
     def __repr__(self) -> str:
+        if isinstance(self.model, Scorer):
+            names = ", ".join(self.model.signatures[SCORE])
+            return f"<Bundle {str(self.path)!r}: scores of {names}>"
         catalogue = self.retriever.catalogue
         users, n_items = len(catalogue.user_ids), int(catalogue.is_item.sum())
         return (
@@ -332,7 +390,17 @@ def load_bundle(path: str | Path) -> LoadedBundle:
             or TensorFlow is missing (R542).
     """
     folder = Path(path)
-    return LoadedBundle(Retriever.open(folder if (folder / MANIFEST).exists() else latest(folder)))
+    return LoadedBundle(open_bundle(folder if (folder / MANIFEST).exists() else latest(folder)))
+
+
+def open_bundle(folder: Path) -> ServedModel:
+    """Loads a bundle that answers lists, or one that answers scores.
+
+    Raises:
+        RecsysError: As `load_bundle`.
+    """
+    answers = answers_of(read_manifest(folder))
+    return Scorer.open(folder) if answers == "scores" else Retriever.open(folder)
 
 
 def _id(id_: Any) -> str:

@@ -3,7 +3,8 @@
 The SavedModel embeds a query and returns the items that its user has seen (`prepare_query`). The
 items are ranked here by exact float32 dot products, or by an index if that is faster. Queries
 about which nothing is known are answered by the SavedModel, by popularity. Inputs and
-outputs are those of `recommend` and `recommend_filtered`, see `recsys.bundles.graph`.
+outputs are those of `recommend` and `recommend_filtered`, see
+`recsys.tasks.retrieval.serving.graph`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import verify
-from recsys.bundles.publishing import is_version
-from recsys.bundles.signatures import (
+from recsys.bundles.bundle import answers_of, verify
+from recsys.data.history_facts import OF_EVENTS
+from recsys.data.sources.values import plain_id
+from recsys.errors import UsageError
+from recsys.index.ann_index import read_index
+from recsys.index.ranker import Ranker
+from recsys.ragged import RaggedRows
+from recsys.savedmodel.loading import SavedModelGraph
+from recsys.savedmodel.signatures import (
     NO_SCORE,
+    ONLY,
     POPULAR,
     POPULARITY,
     QUERY_TIME,
@@ -30,14 +38,8 @@ from recsys.bundles.signatures import (
     Signature,
     check_fact_texts,
 )
-from recsys.data.history_facts import OF_EVENTS
-from recsys.data.sources.values import plain_id
-from recsys.errors import UsageError
-from recsys.ragged import RaggedRows
-from recsys.serving.ann_index import read_index
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
-from recsys.serving.ranker import Ranker
-from recsys.serving.saved_model import SavedModelGraph
+from recsys.serving.served_model import ServedModel, check_answers
 from recsys.tasks.retrieval.manifest import direction_width
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
@@ -57,7 +59,7 @@ class RankedRows:
         rows: Item rows `[n, k]` int32, the best first, 0: none.
         scores: Their scores `[n, k]` float32, `-inf` where there is no item.
         known: Whether the data hold the user `[n]` bool.
-        source: What each answer rests on `[n]` bytes, see `recsys.bundles.signatures`.
+        source: What each answer rests on `[n]` bytes, see `recsys.savedmodel.signatures`.
     """
 
     rows: np.ndarray
@@ -66,7 +68,7 @@ class RankedRows:
     source: np.ndarray
 
 
-class Retriever:
+class Retriever(ServedModel):
     """Recommends the items of one bundle. May be called from several threads.
 
     Args:
@@ -79,8 +81,10 @@ class Retriever:
 
     Attributes:
         filters: The filters by named features of the items.
-        version: Number of the published version; 0 for a bundle that isn't one.
     """
+
+    answers = "lists"
+    joined = frozenset({RECOMMEND, FILTERED})
 
     def __init__(
         self,
@@ -92,10 +96,10 @@ class Retriever:
         excludes_seen: bool = True,
         bundle: Path = Path(),
     ) -> None:
-        self._graph, self._ranker = graph, ranker
+        super().__init__(graph, bundle)
+        self._ranker = ranker
         self.catalogue, self.max_k, self.excludes_seen = catalogue, max_k, excludes_seen
-        self.bundle, self.signatures = bundle, _with_ranking(graph.signatures)
-        self.version = int(bundle.name) if is_version(bundle.name) else 0
+        self.signatures = _with_ranking(graph.signatures)
         self.filters = ItemFilters(catalogue.features, catalogue.items.n_rows)
 
     @classmethod
@@ -105,8 +109,10 @@ class Retriever:
         Raises:
             RecsysError: The bundle is damaged (R501 … R503) or lacks something (R544), FAISS is
                 missing (R580), or TensorFlow is missing (R542) or can't load it (R543).
+            UsageError: The bundle answers scores (R545).
         """
         manifest = verify(bundle)
+        check_answers(bundle, answers_of(manifest), cls.answers)
         catalogue = CatalogueSearch.open(bundle, direction_width(manifest))
         graph, max_k = SavedModelGraph(bundle), manifest["k"]
         items = np.ascontiguousarray(catalogue.embeddings), catalogue.is_item
@@ -118,28 +124,14 @@ class Retriever:
         return cls(graph, catalogue, max_k, ranker, excludes_seen=excludes_seen, bundle=bundle)
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        """All signatures as TensorFlow Serving describes them in JSON."""
-        return self._graph.metadata
-
-    @property
     def user_columns(self) -> list[str]:
         """Inputs that take raw values of the users."""
         return [name for name in self.signatures[RECOMMEND] if name not in _OWN]
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
-        """Returns the outputs of a signature; recommendations are ranked here.
-
-        Args:
-            signature: Name of the signature.
-            inputs: All of its inputs, of the types and shapes that it takes; text as
-                bytes in arrays of objects.
-
-        Raises:
-            UnreadableInputsError: The signature can't read their content (R563).
-        """
+        """Returns the outputs of a signature, as `ServedModel.ask`; items are ranked here."""
         if signature not in (RECOMMEND, FILTERED):
-            return self._graph.ask(signature, inputs)
+            return super().ask(signature, inputs)
         ranked = self.rank(inputs, self.max_k)
         return {
             "candidate_ids": self._as_ids(ranked.rows),
@@ -147,6 +139,15 @@ class Retriever:
             "known": ranked.known,
             "source": ranked.source,
         }
+
+    def check_inputs(self, inputs: Arrays) -> None:
+        """Checks that items have the values that filters ask for.
+
+        Raises:
+            UsageError: No item has one of them (R537).
+        """
+        wanted = {name: x for name, x in inputs.items() if name.startswith(ONLY)}
+        self.filters.check_values({name: dict.fromkeys(x.ravel()) for name, x in wanted.items()})
 
     def query_inputs(
         self,
@@ -170,7 +171,7 @@ class Retriever:
             exclude_seen: Whether what a user has seen is left out; by default as the
                 bundle has it.
             facts: Facts of the query by input: `history_age`, `history_weight`, `history_kind`,
-                `query_time`; see `recsys.bundles.graph`.
+                `query_time`; see `recsys.tasks.retrieval.serving.graph`.
 
         Raises:
             UsageError: A text can't be written as UTF-8 (R540), or the model can't read a fact
@@ -279,10 +280,10 @@ class Retriever:
         return out.reshape(rows.shape)
 
 
-def _with_ranking(signatures: Mapping[str, Signature]) -> Mapping[str, Signature]:
+def _with_ranking(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
     """Returns a bundle's signatures with those that rank, which one of apart vectors hasn't."""
     if POPULAR not in signatures:
-        return signatures
+        return dict(signatures)
     query = signatures[PREPARE]
     return {**signatures, RECOMMEND: query, FILTERED: {**query, **signatures[POPULAR]}}
 

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.bundle import MANIFEST, manifest_digest, verify
-from recsys.bundles.item_table import CATALOGUE, catalogue_batches, catalogue_schema
 from recsys.bundles.publishing import is_version, latest, versions
-from recsys.bundles.row_slices import read_rows
 from recsys.data.catalogue import Catalogue
 from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
+from recsys.data.item_table import CATALOGUE, catalogue_batches, catalogue_schema
 from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, read_summary
+from recsys.savedmodel.row_slices import read_rows
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE
 from recsys.tasks.retrieval.manifest import direction_width

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.bundles import quantization
-from recsys.bundles.quantization import check_parity, stored
 from recsys.errors import RecsysError
+from recsys.tasks.retrieval.serving import quantization
+from recsys.tasks.retrieval.serving.quantization import check_parity, stored
 
 
 @st.composite
@@ -48,7 +48,7 @@ def expected(case):
 def test_blocks_of_any_size_find_the_best_of_all_and_the_first_of_equals(case):
     import tensorflow as tf
 
-    from recsys.bundles import candidates
+    from recsys.tasks.retrieval.serving import candidates
 
     hidden = tf.ragged.constant(case["hidden"], tf.int32, ragged_rank=1)
     by_popularity = tf.constant(case["by_popularity"], tf.bool)

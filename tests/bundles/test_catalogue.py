@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.bundles import item_table as of_bundle
-from recsys.bundles.item_table import read_catalogue, write_catalogue
-from recsys.bundles.signatures import filter_inputs, raw_inputs
+from recsys.data import item_table as of_bundle
 from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.item_table import read_catalogue, write_catalogue
+from recsys.savedmodel.signatures import filter_inputs, raw_inputs
 from recsys.serving.catalogue_search import ItemFilters
 
 _TOKENS = ["", "Drama", "Sci-Fi", "ü"]

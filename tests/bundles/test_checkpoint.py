@@ -16,9 +16,9 @@ from recsys.errors import RecsysError
 from recsys.models.saved_arrays import SavedRows
 
 tf = pytest.importorskip("tensorflow")
-from recsys.bundles import row_slices, variables  # noqa: E402
-from recsys.bundles.variables import fill, filled_later, load_mapped  # noqa: E402
-from recsys.serving.saved_model import load_saved_model  # noqa: E402
+from recsys.savedmodel import row_slices, variables  # noqa: E402
+from recsys.savedmodel.loading import load_saved_model  # noqa: E402
+from recsys.savedmodel.variables import fill, filled_later, load_mapped  # noqa: E402
 
 
 class Reader(tf.Module):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from recsys.errors import RecsysError
 
 tf = pytest.importorskip("tensorflow")
-from recsys.bundles import id_table  # noqa: E402
-from recsys.bundles.id_table import IdTable  # noqa: E402
+from recsys.savedmodel import id_table  # noqa: E402
+from recsys.savedmodel.id_table import IdTable  # noqa: E402
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 

@@ -20,10 +20,11 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 pytest.importorskip("tensorflow")
-from recsys.bundles import parity
-from recsys.bundles.parity import Answers, compare_scores
-from recsys.bundles.parity_process import check_absent
-from recsys.bundles.reference import Reference, raw_probes
+from recsys.bundles import parity_process
+from recsys.bundles.parity_process import check_absent, check_latency
+from recsys.tasks.retrieval.serving import parity
+from recsys.tasks.retrieval.serving.parity import Answers, compare_scores
+from recsys.tasks.retrieval.serving.reference import RetrievalReference, raw_probes
 
 
 @pytest.mark.parametrize("buckets", [0, 3])
@@ -44,10 +45,10 @@ def test_raw_probes_mean_the_rows_that_they_were_made_of(buckets):
 
 
 def test_a_reference_is_read_as_it_was_written(tmp_path):
-    reference = make_reference(4, 3, kind="int8", latency_ms=2.5)
+    reference = make_reference(4, 3, kind="int8", vectors="apart")
     reference.save(tmp_path)
-    read = Reference.load(tmp_path)
-    for field in dataclasses.fields(Reference):
+    read = RetrievalReference.load(tmp_path)
+    for field in dataclasses.fields(RetrievalReference):
         np.testing.assert_array_equal(getattr(read, field.name), getattr(reference, field.name))
     assert read.query.dtype == np.float32
 
@@ -55,7 +56,7 @@ def test_a_reference_is_read_as_it_was_written(tmp_path):
 def make_reference(n, dim, n_items=1, popular=False, **options):
     rng = np.random.default_rng(n)
     source = np.where(np.broadcast_to(popular, n), "popularity", "user").astype(object)
-    return Reference(
+    return RetrievalReference(
         user_id=np.array([f"u\n{i}" for i in range(n)], object),
         history=np.array([["ü", "", "?"]] * n, object),
         query=rng.standard_normal((n, dim)).astype(np.float32),
@@ -127,10 +128,10 @@ def test_one_slow_request_in_fifty_is_over_the_budget(monkeypatch):
     # Two looks at the clock for each request.
     steps = [0.0005] * 99 + [0.02]
     clock = itertools.accumulate(itertools.cycle(steps)).__next__
-    monkeypatch.setattr(parity, "time", types.SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(parity_process, "time", types.SimpleNamespace(perf_counter=clock))
     with pytest.raises(RecsysError, match=r"R528.*5 ms.*Received: '20.00 ms'"):
-        parity.check_latency(Model(), make_reference(3, 2), 5.0)
-    found = parity.check_latency(Model(), make_reference(3, 2), 25.0)
+        check_latency(Model(), make_reference(3, 2), 5.0)
+    found = check_latency(Model(), make_reference(3, 2), 25.0)
     assert found == {"p50": pytest.approx(0.5), "p99": pytest.approx(20.0)}
 
 
@@ -141,14 +142,15 @@ def test_a_module_that_is_there_is_named():
 
 def test_the_checks_run_where_the_trainers_libraries_cant_be_imported():
     script = """
-import importlib, io, sys
+import importlib, io, json, sys
 from recsys.bundles.parity_process import FORBIDDEN, main
-sys.stdin = io.StringIO('{"bundle": "none", "reference": "none"}')
+question = {"bundle": "none", "reference": "none", "class": sys.argv[1], "latency_ms": None}
+sys.stdin = io.StringIO(json.dumps(question))
 try:
     main()
 except FileNotFoundError:
     pass
-assert "recsys.bundles.parity" in sys.modules and "tensorflow" in sys.modules
+assert "recsys.tasks.retrieval.serving.parity" in sys.modules and "tensorflow" in sys.modules
 for name in (*FORBIDDEN, "recsys.tasks.model_folder"):
     try:
         importlib.import_module(name)
@@ -157,4 +159,6 @@ for name in (*FORBIDDEN, "recsys.tasks.model_folder"):
     raise SystemExit(f"{name} can be imported")
 """
     environment = {**os.environ, "KERAS_BACKEND": ""}
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    reference = "recsys.tasks.retrieval.serving.reference:RetrievalReference"
+    words = [sys.executable, "-c", script, reference]
+    subprocess.run(words, env=environment, check=True)

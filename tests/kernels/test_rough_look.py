@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import recsys.kernels.rank_jobs
 from recsys import kernels
+from recsys.index.ranker import Ranker
 from recsys.kernels.rank_jobs import RankResults, RoundedItems, TopResults, rank_queries
 from recsys.ragged import RaggedRows
-from recsys.serving.ranker import Ranker
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recsys.bundles.signatures import fact_texts
 from recsys.data.history_facts import MOST_KINDS, N_WEIGHTS, weight_buckets
 from recsys.models import encoders
 from recsys.models.sequences import Hstu, Ligr, SasRec
 from recsys.models.times import N_BUCKETS, time_buckets
+from recsys.savedmodel.signatures import fact_texts
 
 DIM, HEADS, LENGTH = 8, 2, 7
 KINDS = {"sasrec": SasRec, "ligr": Ligr, "hstu": Hstu}

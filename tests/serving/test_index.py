@@ -5,13 +5,13 @@ import pytest
 
 pytest.importorskip("faiss", reason="needs FAISS")
 
-from recsys.bundles.config import IndexConfig
 from recsys.errors import RecsysError
+from recsys.index import ranker as ranker_module
+from recsys.index.ann_index import read_index
+from recsys.index.build import build, choose_effort, recall_of
+from recsys.index.config import IndexConfig
+from recsys.index.ranker import Ranker
 from recsys.ragged import RaggedRows
-from recsys.serving import ranker as ranker_module
-from recsys.serving.ann_index import read_index
-from recsys.serving.index_build import build, choose_effort, recall_of
-from recsys.serving.ranker import Ranker
 
 _N, _DIM, _K = 4000, 16, 20
 

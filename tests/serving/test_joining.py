@@ -11,6 +11,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from serving import wait_for
 
+from recsys.serving.retriever import Retriever
 from recsys.serving.server.errors import HttpError
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.micro_batcher import MicroBatcher
@@ -76,7 +77,7 @@ def test_joined_rows_keep_their_inputs_and_come_back_to_their_request():
     ],
 )
 def test_small_recommendations_alone_are_joined(asked, may):
-    assert asked.may_join is may
+    assert asked.may_join(Retriever) is may
 
 
 class Threads:

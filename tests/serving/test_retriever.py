@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.bundles.signatures import NO_SCORE, SignatureInput, check_fact_texts
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
+from recsys.index.ranker import Ranker
+from recsys.savedmodel.signatures import NO_SCORE, SignatureInput, check_fact_texts
 from recsys.serving.catalogue_search import CatalogueSearch
-from recsys.serving.ranker import Ranker
 from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.retriever import Retriever
 

@@ -25,11 +25,11 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 import recsys
 from recsys.bundles.bundle import write_manifest
-from recsys.bundles.config import IndexConfig
 from recsys.bundles.publishing import publish, rollback
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
-from recsys.serving.index_build import build
+from recsys.index.build import build
+from recsys.index.config import IndexConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-from recsys.bundles.signatures import SignatureInput
+from recsys.savedmodel.signatures import SignatureInput
 from recsys.serving.server.errors import HttpError
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.predictor import check_rows

@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from recsys.bundles import candidates, variables
 from recsys.bundles.bundle import write_manifest
-from recsys.bundles.graph import Retrieval
-from recsys.bundles.item_table import write_catalogue
+from recsys.data.item_table import write_catalogue
 from recsys.data.store import InteractionStore, serving_histories
+from recsys.savedmodel import variables
 from recsys.serving.batch_file import as_batch
 from recsys.serving.recommendations import load_bundle
 from recsys.tasks.model_folder import load_model
+from recsys.tasks.retrieval.serving import candidates
+from recsys.tasks.retrieval.serving.graph import Retrieval
 
 FORMS = {
     "whole": ("float32", 1000, 1000),

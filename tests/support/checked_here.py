@@ -1,10 +1,11 @@
 """The exporter's checks in its own process: to start one for each model would take minutes."""
 
 import contextlib
+import tempfile
+from pathlib import Path
 
-from recsys.bundles import parity
-from recsys.bundles.reference import Reference
-from recsys.serving.saved_model import load_saved_model
+from recsys.bundles.parity_process import check_latency
+from recsys.savedmodel.loading import load_saved_model
 
 
 class CheckedHere(contextlib.nullcontext):
@@ -13,9 +14,12 @@ class CheckedHere(contextlib.nullcontext):
     def __enter__(self):
         return self
 
-    def check(self, bundle, reference):
-        model, reference = load_saved_model(bundle), Reference.load(reference)
-        checked = {"max_difference": parity.check(model, bundle, reference, print)}
-        if reference.latency_ms is not None:
-            checked["latency_ms"] = parity.check_latency(model, reference, reference.latency_ms)
+    def check(self, bundle, reference, latency_ms=None):
+        model = load_saved_model(bundle)
+        with tempfile.TemporaryDirectory() as folder:
+            reference.save(Path(folder))
+            reference = type(reference).load(Path(folder))
+        checked = {"max_difference": reference.check(model, bundle, print)}
+        if latency_ms is not None:
+            checked["latency_ms"] = check_latency(model, reference, latency_ms)
         return checked

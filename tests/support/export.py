@@ -25,21 +25,23 @@ sys.argv += ["--user-transform", str(folder / "user_transform")]
 sys.argv += ["--evaluation", str(folder), "--out", str(bundle)]
 runpy.run_module("recsys.stages.export", run_name="__main__")
 
-from recsys.bundles import parity  # noqa: E402
-from recsys.bundles.export import (  # noqa: E402
-    Opened,
-    Sources,
-    export,
-)
-from recsys.bundles.parity import compare_scores  # noqa: E402
-from recsys.bundles.reference import Reference, raw_probes  # noqa: E402
-from recsys.bundles.signatures import popularity_shares  # noqa: E402
+from recsys.bundles.export import Sources, export  # noqa: E402
+from recsys.bundles.parity_process import check_latency  # noqa: E402
 from recsys.config import ExportStage  # noqa: E402
 from recsys.config.load import load_stage  # noqa: E402
 from recsys.data.store import InteractionStore, serving_histories  # noqa: E402
 from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
-from recsys.serving.saved_model import load_saved_model  # noqa: E402
+from recsys.savedmodel.loading import load_saved_model  # noqa: E402
+from recsys.savedmodel.parity import in_batches  # noqa: E402
+from recsys.tasks.retrieval.serving import parity  # noqa: E402
+from recsys.tasks.retrieval.serving.candidates import popularity_shares  # noqa: E402
+from recsys.tasks.retrieval.serving.parity import compare_scores  # noqa: E402
+from recsys.tasks.retrieval.serving.reference import (  # noqa: E402
+    RetrievalReference,
+    raw_probes,
+)
+from recsys.tasks.retrieval.serving.side import RetrievalServing  # noqa: E402
 
 stage = load_stage(folder / "export.json", ExportStage)
 refused = {}
@@ -83,8 +85,8 @@ def shorten(path):
 def open_with_stored_graph():
     """Returns the sources whose users' graph lies where `recsys.ingest` stores it."""
     stored = shutil.copytree(folder / "user_transform", data / "graphs" / "users")
-    with mock.patch("recsys.bundles.export.emit") as told:
-        opened = Opened.open(Sources(folder / "model", data))
+    with mock.patch("recsys.tasks.retrieval.serving.side.emit") as told:
+        opened = RetrievalServing(stage, Sources(folder / "model", data))
     shutil.rmtree(stored.parent)
     assert opened.users is not None
     assert opened.items is None
@@ -104,8 +106,8 @@ def try_checks():
     histories = serving_histories(InteractionStore.open(data / "store"))
     popularity = popularity_shares(histories, items.has_id())
     opened = open_with_stored_graph()
-    source = opened.reference(stage.export).source
-    reference = Reference(*ids, probe["query"], source, popularity)
+    source = opened.reference().source
+    reference = RetrievalReference(*ids, probe["query"], source, popularity)
     told = []
     assert parity.check(model, bundle, reference, told.append) <= 1e-5
     assert len(told) == 3
@@ -122,7 +124,7 @@ def try_checks():
         parity.check(model, bundle, dataclasses.replace(reference, query=query), told.append)
     # The scores of the trainer would be others, though every embedding is its own.
     bent = dataclasses.replace(reference, query=-reference.query)
-    found = parity._in_batches(
+    found = in_batches(
         lambda part: parity._answer(model.signatures["recommend"], reference, part), 5
     )
     few = dataclasses.replace(bent, query=bent.query[:5], source=bent.source[:5])
@@ -130,8 +132,8 @@ def try_checks():
         answers = [parity._answers("recommend", found, items)]
         compare_scores(answers, few, np.load(bundle / "item_embeddings.npy"), items.has_id())
     with noted("slow"):
-        parity.check_latency(model, reference, 1e-4)
-    quick = parity.check_latency(model, reference, 1e6)
+        check_latency(model, reference, 1e-4)
+    quick = check_latency(model, reference, 1e6)
     assert 0 < quick["p50"] <= quick["p99"]
 
 

@@ -12,11 +12,12 @@ import requesting
 import uvicorn
 from waiting import wait_for
 
-from recsys.bundles.signatures import SignatureInput
 from recsys.data.vocabulary import Vocabulary
+from recsys.index.ranker import Ranker
+from recsys.savedmodel.signatures import SignatureInput
 from recsys.serving.catalogue_search import CatalogueSearch
-from recsys.serving.ranker import Ranker
 from recsys.serving.retriever import Retriever
+from recsys.serving.served_model import ServedModel
 from recsys.serving.server.app import App
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.micro_batcher import MicroBatcher
@@ -26,8 +27,14 @@ from recsys.serving.server.prometheus import ServerMetrics
 from recsys.serving.server.service import lifespan, server_config
 
 
-class FakeModel:
+class FakeModel(ServedModel):
     """Doubles numbers; waits where it is told to."""
+
+    answers = "lists"
+
+    @property
+    def metadata(self):
+        return {"serving_default": {"inputs": {}}}
 
     def __init__(self, version):
         self.version = version
@@ -39,7 +46,6 @@ class FakeModel:
                 "history": SignatureInput("DT_STRING", (-1, -1)),
             },
         }
-        self.metadata = {"serving_default": {"inputs": {}}}
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.asked = threading.Semaphore(0)

@@ -9,10 +9,10 @@ import tensorflow as tf
 from checked_here import CheckedHere
 
 from recsys.bundles import export as exporter
-from recsys.bundles import graph
 from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
 from recsys.errors import RecsysError
+from recsys.savedmodel import id_table
 
 
 def other_rows(ids, n_hash_rows):
@@ -20,7 +20,7 @@ def other_rows(ids, n_hash_rows):
     return tf.where(right > 0, 1 + right % n_hash_rows, 0)
 
 
-graph_hash_rows = graph.hash_rows
+graph_hash_rows = id_table.hash_rows
 
 
 def main(folder):
@@ -42,7 +42,7 @@ def main(folder):
     )
     result["answers"] = [[id_.decode() for id_ in row] for row in answer["candidate_ids"].numpy()]
     try:
-        with mock.patch.object(graph, "hash_rows", other_rows):
+        with mock.patch.object(id_table, "hash_rows", other_rows):
             export(stage, sources, folder / "faulty")
     except RecsysError as error:
         result["refused"] = error.code

@@ -15,8 +15,6 @@ import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from benchmarks.stores import write_store
-from recsys.bundles.graph import Retrieval
-from recsys.bundles.raw_features import RawFeatures
 from recsys.config import ItemsConfig, TrainConfig, TrainStage, TwoTowerConfig, UsersConfig
 from recsys.data.entities import (
     example_columns,
@@ -33,7 +31,9 @@ from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower
+from recsys.savedmodel.raw_features import RawFeatures
 from recsys.tasks.model_folder import load_model, save_model
+from recsys.tasks.retrieval.serving.graph import Retrieval
 
 KINDS = {pa.string(): tf.string, pa.float32(): tf.float32, pa.int64(): tf.int64}
 

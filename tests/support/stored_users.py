@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from recsys.bundles import variables
-from recsys.bundles.id_table import StoredUsers
-from recsys.bundles.without_users import StoredIds
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
+from recsys.savedmodel import variables
+from recsys.tasks.retrieval.serving.stored_users import StoredIds, StoredUsers
 
 N = 50
 

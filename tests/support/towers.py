@@ -17,12 +17,12 @@ from recsys.config import ExportConfig, ExportStage
 from recsys.data.history_facts import weight_buckets
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import UsageError
+from recsys.savedmodel.loading import SavedModelGraph
 from recsys.serving.batch_file import as_batch, batch_answer
-from recsys.serving.embed import embed
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.retriever import Retriever
-from recsys.serving.saved_model import SavedModelGraph
 from recsys.tasks.model_folder import load_model
+from recsys.tasks.retrieval.serving.embed import embed
 
 
 def main(folder, kinds, exported):

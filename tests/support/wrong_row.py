@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from recsys.bundles.bundle import verify
-from recsys.bundles.without_users import take_out
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.forget.bundles import take_out
 from recsys.forget.files import replacing
 from recsys.forget.model_folder import free_rows
 from recsys.forget.names import Names

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from recsys.bundles import bundle as bundles
-from recsys.bundles.item_table import write_catalogue
 from recsys.cli import main
 from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.item_table import write_catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests

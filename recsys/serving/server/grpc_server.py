@@ -15,9 +15,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from recsys.bundles.signatures import Arrays, SignatureInput
 from recsys.errors import RecsysError
-from recsys.serving.retriever import Retriever
+from recsys.savedmodel.signatures import Arrays, SignatureInput
+from recsys.serving.served_model import ServedModel
 from recsys.serving.server import open_inference
 from recsys.serving.server.errors import status_of, too_large, wrong
 from recsys.serving.server.limits import Limits
@@ -103,14 +103,14 @@ async def _predict(predictor: Predictor, request: bytes) -> bytes:
     """TensorFlow Serving's Predict."""
     predictor.pool.model()  # TensorFlow is loaded as soon as there is one.
 
-    def read() -> tuple[Retriever, Question]:
+    def read() -> tuple[ServedModel, Question]:
         import tensorflow as tf
         from tensorflow_serving.apis import predict_pb2
 
         message = predict_pb2.PredictRequest.FromString(request)
         spec = message.model_spec
         number = str(spec.version.value) if spec.HasField("version") else ""
-        model: Retriever = predictor.pool.find(spec.name, spec.version_label or number)
+        model: ServedModel = predictor.pool.find(spec.name, spec.version_label or number)
         name, signature = find_signature(model.signatures, spec.signature_name)
         check_names("The inputs", signature, dict(message.inputs))
         inputs = {
@@ -134,12 +134,13 @@ async def _predict(predictor: Predictor, request: bytes) -> bytes:
 
 def _from_proto(name: str, proto: Any, spec: SignatureInput, limits: Limits) -> np.ndarray:
     import tensorflow as tf
+    from tensorflow.core.framework import types_pb2
 
     shape = [size.size for size in proto.tensor_shape.dim]
     if math.prod(shape) > limits.values:  # A proto may repeat its last value.
         raise too_large("values of one input", limits.values, shape)
     try:
-        if proto.dtype != getattr(tf, spec.dtype.removeprefix("DT_").lower()).as_datatype_enum:
+        if proto.dtype != types_pb2.DataType.Value(spec.dtype):
             raise TypeError(f"dtype {proto.dtype}")
         values = tf.make_ndarray(proto).ravel().tolist()
     except (TypeError, ValueError) as error:

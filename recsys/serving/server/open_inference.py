@@ -17,8 +17,9 @@ from fastapi import APIRouter, Request
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.json_format import ParseDict
 
-from recsys.bundles.signatures import Arrays
-from recsys.serving.retriever import RECOMMEND, Retriever
+from recsys.savedmodel.signatures import Arrays
+from recsys.serving.retriever import RECOMMEND
+from recsys.serving.served_model import ServedModel
 from recsys.serving.server.errors import wrong
 from recsys.serving.server.pool import Pool
 from recsys.serving.server.predictor import (
@@ -38,11 +39,17 @@ _FIELDS = {
     "INT32": "int_contents",
     "INT64": "int64_contents",
 }
-_NAMES = {"DT_STRING": "BYTES", "DT_BOOL": "BOOL", "DT_FLOAT": "FP32"}
+_NAMES = {
+    "DT_STRING": "BYTES",
+    "DT_BOOL": "BOOL",
+    "DT_FLOAT": "FP32",
+    "DT_INT32": "INT32",
+    "DT_INT64": "INT64",
+}
 _NUMPY = {"BOOL": "?", "FP32": "<f4", "INT32": "<i4", "INT64": "<i8"}
 _LENGTH = struct.Struct("<I")
 
-Write = Callable[[Retriever, Any, Arrays], Any]
+Write = Callable[[ServedModel, Any, Arrays], Any]
 """Returns the answer of a version to a message, with outputs."""
 
 
@@ -108,7 +115,7 @@ def describe_server() -> dict[str, Any]:
 
 def describe_model(pool: Pool, name: str, version: str) -> dict[str, Any]:
     """Returns the fields of a model's metadata, of its default signature."""
-    model: Retriever = pool.find(name, version)
+    model: ServedModel = pool.find(name, version)
     definition = model.metadata.get(_default(model), {})
 
     def described(side: str) -> list[dict[str, Any]]:
@@ -126,17 +133,17 @@ def describe_model(pool: Pool, name: str, version: str) -> dict[str, Any]:
     return {**fields, "inputs": described("inputs"), "outputs": described("outputs")}
 
 
-def _default(model: Retriever) -> str:
+def _default(model: ServedModel) -> str:
     return RECOMMEND if RECOMMEND in model.signatures else "serving_default"
 
 
-def read_question(predictor: Predictor, message: Any, write: Write) -> tuple[Retriever, Question]:
+def read_question(predictor: Predictor, message: Any, write: Write) -> tuple[ServedModel, Question]:
     """Returns the version that a ModelInferRequest asks, and the question.
 
     Raises:
         HttpError: The inputs are not those of the signature (400), or too large (413).
     """
-    model: Retriever = predictor.pool.find(message.model_name, message.model_version)
+    model: ServedModel = predictor.pool.find(message.model_name, message.model_version)
     parameter = message.parameters.get("signature_name")
     wanted = parameter.string_param if parameter else _default(model)
     name, signature = find_signature(model.signatures, wanted)
@@ -180,7 +187,7 @@ def _unpacked(name: str, raw: bytes, datatype: str) -> list[Any]:
     raise wrong("R556", rule, "Send them again.", received)
 
 
-def write_message(model: Retriever, message: Any, outputs: Arrays) -> bytes:
+def write_message(model: ServedModel, message: Any, outputs: Arrays) -> bytes:
     """Returns a ModelInferResponse, with raw contents if the request has them."""
     answer = messages("ModelInferResponse")(**_answer(model, message))
     for key, values in outputs.items():
@@ -197,7 +204,7 @@ def write_message(model: Retriever, message: Any, outputs: Arrays) -> bytes:
     return bytes(answer.SerializeToString())
 
 
-def _answer(model: Retriever, message: Any) -> dict[str, str]:
+def _answer(model: ServedModel, message: Any) -> dict[str, str]:
     version = str(model.version)
     return {"model_name": message.model_name, "model_version": version, "id": message.id}
 
@@ -232,7 +239,7 @@ def _from_json(name: str, version: str, body: bytes) -> Any:
     return message
 
 
-def _to_json(model: Retriever, message: Any, outputs: Arrays) -> dict[str, Any]:
+def _to_json(model: ServedModel, message: Any, outputs: Arrays) -> dict[str, Any]:
     described = [
         {
             "name": key,
@@ -256,7 +263,7 @@ def _describes(name: str, describe: Callable[[Predictor, Any], dict[str, Any]]) 
 
 
 async def _infer(predictor: Predictor, request: bytes) -> Any:
-    def read() -> tuple[Retriever, Question]:
+    def read() -> tuple[ServedModel, Question]:
         message = messages("ModelInferRequest").FromString(request)
         return read_question(predictor, message, write_message)
 

@@ -12,7 +12,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from recsys.serving.retriever import Retriever, normal_id
+from recsys.serving.served_model import check_answers
 from recsys.serving.server.errors import INVALID, NOT_FOUND, HttpError, wrong
+from recsys.serving.server.pool import Pool
 from recsys.serving.server.predictor import Predictor
 
 _HIGHEST = 2**53 - 1
@@ -82,7 +84,7 @@ def router(predictor: Predictor) -> APIRouter:
 
     async def respond(version: int | None, find: Callable[[Retriever], dict[str, Any]]) -> Response:
         """Answers in a thread, where the answer is written too."""
-        model: Retriever = pool.model(version)
+        model = lists_of(pool, version)
 
         def write() -> str:
             started = time.perf_counter()
@@ -96,13 +98,15 @@ def router(predictor: Predictor) -> APIRouter:
     async def state() -> dict[str, Any]:
         """Tell whether a version is loaded, and why none is."""
         ready, sentence = pool.state()
+        if ready and pool.model().answers != "lists":
+            ready, sentence = False, f"{pool.name} answers scores; this page shows lists of items."
         return {"name": pool.name, "ready": ready, "sentence": sentence}
 
     @routes.get("/about")
     async def about() -> dict[str, Any]:
         """Tell what is served."""
-        filters = pool.model().filters.feature_of
-        models = pool.models[::-1]
+        filters = lists_of(pool).filters.feature_of
+        models = [model for model in pool.models[::-1] if model.answers == "lists"]
         versions = [model.version for model in models]
         most = min(model.max_k for model in models)
         return {"name": pool.name, "versions": versions, "most": most, "filters": filters}
@@ -157,6 +161,17 @@ def router(predictor: Predictor) -> APIRouter:
         return await respond(wish.version, lambda model: recommended(model, wish))
 
     return routes
+
+
+def lists_of(pool: Pool, version: int | None = None) -> Retriever:
+    """Returns a version, the newest by default, which must answer lists.
+
+    Raises:
+        UsageError: It answers scores (R545).
+    """
+    model: Retriever = pool.model(version)
+    check_answers(model.bundle, model.answers, "lists")
+    return model
 
 
 def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundles.signatures import DEFAULT_SIGNATURE, ONLY, Arrays, Signature
-from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever
+from recsys.savedmodel.signatures import DEFAULT_SIGNATURE, Arrays, Signature
+from recsys.serving.served_model import ServedModel
 from recsys.serving.server.errors import too_large, wrong
 from recsys.serving.server.limits import SMALL_BYTES, Limits
 from recsys.serving.server.micro_batcher import MicroBatcher
@@ -40,11 +40,9 @@ class Question:
         """Rows of the inputs."""
         return len(next(iter(self.inputs.values())))
 
-    @property
-    def may_join(self) -> bool:
-        """Whether it may be answered together with others, padded to a common length."""
-        is_joined = self.signature in (RECOMMEND, FILTERED)
-        return is_joined and 0 < self.n_rows <= _MOST_JOINED_ROWS
+    def may_join(self, model: ServedModel) -> bool:
+        """Returns whether it may be answered together with others."""
+        return self.signature in model.joined and 0 < self.n_rows <= _MOST_JOINED_ROWS
 
 
 class Predictor:
@@ -59,7 +57,7 @@ class Predictor:
     def __init__(self, pool: Pool, work: MicroBatcher, limits: Limits) -> None:
         self.pool, self.work, self.limits = pool, work, limits
 
-    async def predict(self, n_bytes: int, read: Callable[[], tuple[Retriever, Question]]) -> Any:
+    async def predict(self, n_bytes: int, read: Callable[[], tuple[ServedModel, Question]]) -> Any:
         """Returns an answer.
 
         Args:
@@ -71,21 +69,21 @@ class Predictor:
         """
         self.work.check()
 
-        def read_checked() -> tuple[Retriever, Question]:
+        def read_checked() -> tuple[ServedModel, Question]:
             model, question = read()
             check_rows(question.inputs, self.limits)
-            _check_filters(model, question.inputs)
+            model.check_inputs(question.inputs)
             return model, question
 
         if n_bytes > SMALL_BYTES:
             return await self.work.run(lambda: _read_and_answer(read_checked))
         model, question = read_checked()
-        kind = (id(model), question.signature) if question.may_join else object()
+        kind = (id(model), question.signature) if question.may_join(model) else object()
         answer = functools.partial(answer_together, model)
         return await self.work.together(kind, question, answer)
 
 
-def _read_and_answer(read: Callable[[], tuple[Retriever, Question]]) -> Any:
+def _read_and_answer(read: Callable[[], tuple[ServedModel, Question]]) -> Any:
     model, question = read()
     return answer_together(model, [question])[0]
 
@@ -99,16 +97,6 @@ def check_rows(inputs: Arrays, limits: Limits) -> None:
         raise wrong("R556", rule, cure, sizes)
     if max(sizes.values()) > limits.rows:
         raise too_large("rows", limits.rows, max(sizes.values()))
-
-
-def _check_filters(model: Retriever, inputs: Arrays) -> None:
-    filters = {
-        name: dict.fromkeys(values.ravel())
-        for name, values in inputs.items()
-        if name.startswith(ONLY)
-    }
-    if filters:
-        model.filters.check_values(filters)
 
 
 def find_signature(signatures: Mapping[str, Signature], name: Any) -> tuple[str, Signature]:
@@ -138,7 +126,7 @@ def select_outputs(outputs: Arrays, names: Sequence[str]) -> Arrays:
     return {name: outputs[name] for name in names or sorted(outputs)}
 
 
-def answer_together(model: Retriever, questions: Sequence[Question]) -> list[Any]:
+def answer_together(model: ServedModel, questions: Sequence[Question]) -> list[Any]:
     """Returns the answers to several questions of one signature, asked in one call."""
     first = questions[0]
     if len(questions) == 1:

@@ -19,7 +19,9 @@ import numpy as np
 import uvicorn
 
 from recsys.errors import UsageError
-from recsys.serving.retriever import Retriever
+from recsys.savedmodel.signatures import DTYPES
+from recsys.serving.recommendations import open_bundle
+from recsys.serving.served_model import ServedModel
 from recsys.serving.server import grpc_server
 from recsys.serving.server.app import App, Lifespan
 from recsys.serving.server.limits import Limits
@@ -28,7 +30,6 @@ from recsys.serving.server.pool import Pool
 from recsys.serving.server.predictor import Predictor
 from recsys.serving.server.prometheus import ServerMetrics
 from recsys.serving.server.protocol import BoundedProtocol
-from recsys.serving.server.tensors import DTYPES
 from recsys.system.signals import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
@@ -141,20 +142,21 @@ def with_enough_files(limits: Limits) -> Limits:
     return dataclasses.replace(limits, connections=min(most, limits.connections))
 
 
-def load_version(folder: Path) -> Retriever:
+def load_version(folder: Path) -> ServedModel:
     """Returns a version, loaded and warm: the first call of a graph is slow.
 
     Raises:
         RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
     """
-    retriever = Retriever.open(folder)
-    for name, signature in retriever.signatures.items():
+    model = open_bundle(folder)
+    for name, signature in model.signatures.items():
         blank = {}
         for key, spec in signature.items():
             nothing = b"" if spec.dtype == "DT_STRING" else 0
-            blank[key] = np.full([1] * len(spec.shape), nothing, DTYPES[spec.dtype])
-        retriever.ask(name, blank)
-    return retriever
+            sizes = [max(1, size) for size in spec.shape]  # -1 stands for any size.
+            blank[key] = np.full(sizes, nothing, DTYPES[spec.dtype])
+        model.ask(name, blank)
+    return model
 
 
 def server_config(app: App, limits: Limits) -> uvicorn.Config:

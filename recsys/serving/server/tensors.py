@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundles.signatures import SignatureInput
+from recsys.savedmodel.signatures import DTYPES, SignatureInput
 from recsys.serving.server.errors import too_large, wrong
 from recsys.serving.server.limits import Limits
 from recsys.system.files import unique_fields
 
-DTYPES: dict[str, Any] = {"DT_STRING": object, "DT_BOOL": np.bool_, "DT_FLOAT": np.float32}
-"""NumPy's types of inputs by TensorFlow's; objects hold bytes."""
 _EXPECTED = {
     "DT_STRING": 'a text, or bytes as {"b64": "…"}; ids are text: write 42 as "42"',
     "DT_BOOL": "true or false",
     "DT_FLOAT": "a number that fits into float32",
+    "DT_INT32": "a whole number that fits into int32",
+    "DT_INT64": "a whole number that fits into int64",
 }
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST_LISTS = 1_000_000
@@ -85,6 +85,9 @@ def _scalar(value: Any, dtype: str) -> Any:
         return _bytes(value)
     if dtype == "DT_BOOL" or isinstance(value, bool):
         return value if dtype == "DT_BOOL" and isinstance(value, bool) else None
+    if dtype != "DT_FLOAT":
+        limits = np.iinfo(DTYPES[dtype])
+        return value if isinstance(value, int) and limits.min <= value <= limits.max else None
     is_number = isinstance(value, int | float) and not _LARGEST < abs(value) < math.inf
     return float(value) if is_number else None
 

@@ -15,8 +15,8 @@ import pydantic
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from recsys.bundles.signatures import Arrays, Signature
-from recsys.serving.retriever import Retriever
+from recsys.savedmodel.signatures import Arrays, Signature
+from recsys.serving.served_model import ServedModel
 from recsys.serving.server.errors import wrong
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.predictor import Predictor, Question, check_names, find_signature
@@ -46,8 +46,8 @@ def router(predictor: Predictor) -> APIRouter:
         """Return the outputs of a signature."""
         body = await request.body()
 
-        def read() -> tuple[Retriever, Question]:
-            model: Retriever = pool.find(name, version)
+        def read() -> tuple[ServedModel, Question]:
+            model: ServedModel = pool.find(name, version)
             return model, read_request(body, model.signatures, predictor.limits)
 
         return Response(await predictor.predict(len(body), read), media_type=JSON)

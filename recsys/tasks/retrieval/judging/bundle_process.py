@@ -18,12 +18,12 @@ from recsys.data.history_facts import Facts
 from recsys.system.process import AskedStage, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
-"""What `recsys.serving.embed` reads: `user_id` of each query, and item rows of the bundle
-`[n, history]`, the newest first; and what it writes: `[n, dim]` float32."""
+"""What `_MODULE` reads: `user_id` of each query, and item rows of the bundle `[n, history]`, the
+newest first; and what it writes: `[n, dim]` float32."""
 FACTS = "facts.npz"
 """What it reads too: what is known of the histories, each `[n, history]` int32."""
 
-_MODULE = "recsys.serving.embed"
+_MODULE = "recsys.tasks.retrieval.serving.embed"
 # The devices are JAX's: TensorFlow would take what memory is left on a GPU.
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "-1"}
 

@@ -24,9 +24,9 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 
-from recsys.bundles.row_slices import slice_bounds, slices
 from recsys.errors import RecsysError
-from recsys.serving.saved_model import load_saved_model, not_loadable
+from recsys.savedmodel.loading import load_saved_model, not_loadable
+from recsys.savedmodel.row_slices import slice_bounds, slices
 from recsys.system.disk import free_there
 
 if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
@@ -208,7 +208,7 @@ def _keys_of(reader: Any) -> dict[str, str]:
 def constant(values: Any, dtype: tf.DType) -> tf.Variable:
     """Returns a variable, which is saved in a file of its own and not in the graph.
 
-    A large one has no rows before `recsys.bundles.variables.fill` gives them to what was
+    A large one has no rows before `recsys.savedmodel.variables.fill` gives them to what was
     saved; an array in memory or a memory map is then read slice by slice.
     """
     if isinstance(values, np.ndarray) and dtype != tf.string and values.nbytes > SMALL_BYTES:

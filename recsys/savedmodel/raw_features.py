@@ -16,10 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from recsys.bundles.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
 from recsys.data.history_facts import AGES, LEAST_WEIGHTS, OLDEST, UNKNOWN
 from recsys.data.sources.values import NUMBER
 from recsys.errors import RecsysError
+from recsys.savedmodel.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
 
 # All that Unicode calls a blank: RE2's \s is ASCII without \v.
 _BLANKS = r"[\s\v\pZ\x{1c}-\x{1f}\x{85}]+"

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from recsys import kernels
+from recsys.index.ann_index import AnnIndex
 from recsys.kernels import rank_jobs
 from recsys.ragged import RaggedRows, slices
-from recsys.serving.ann_index import AnnIndex
 
 _LARGE = 1e15
 """Rounded items are no larger either; the product of two such is far from float32's end."""

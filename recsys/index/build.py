@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundles.config import IndexConfig
 from recsys.errors import RecsysError
+from recsys.index.ann_index import AnnIndex, Report, learn_lists, write_index
+from recsys.index.config import IndexConfig
+from recsys.index.ranker import Ranker
 from recsys.ragged import RaggedRows
-from recsys.serving.ann_index import AnnIndex, Report, learn_lists, write_index
-from recsys.serving.ranker import Ranker
 
 _FEWEST_QUERIES, _SEED = 512, 0
 _WAY = 0.5

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recsys.bundles.signatures import Arrays, Signature, SignatureInput
 from recsys.errors import RecsysError, UsageError
+from recsys.savedmodel.signatures import Arrays, Signature, SignatureInput
 from recsys.system.installation import install_extra
 
 _STDERR, _SHOWN_BYTES = 2, 300

@@ -1,4 +1,4 @@
-"""`python -m recsys.serving.embed`: the query embeddings of a bundle.
+"""`python -m recsys.tasks.retrieval.serving.embed`: the query embeddings of a bundle.
 
 The evaluation runs without TensorFlow, so it starts this process, which answers until its stdin
 is closed. The SavedModel gets raw ids, as from a client.
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from recsys.bundles.reference import stand_ins
-from recsys.bundles.signatures import fact_texts
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.ragged import slices
-from recsys.serving.saved_model import SavedModelGraph
+from recsys.savedmodel.loading import SavedModelGraph
+from recsys.savedmodel.signatures import fact_texts
 from recsys.system.events import emit
 from recsys.system.process import answer, stage_main
 from recsys.tasks.retrieval.judging.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
+from recsys.tasks.retrieval.serving.reference import stand_ins
 
 _STEP, _SIGNATURE, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
 
@@ -69,7 +69,9 @@ def embed(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Embeds the queries of every folder that a question on stdin names."""
-    parser = argparse.ArgumentParser(prog="python -m recsys.serving.embed", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recsys.tasks.retrieval.serving.embed", description=__doc__
+    )
     parser.add_argument("--bundle", type=Path, required=True, help="a bundle")
     bundle = parser.parse_args(arguments).bundle
     graph = SavedModelGraph(bundle)

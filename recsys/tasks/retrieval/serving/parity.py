@@ -1,60 +1,29 @@
-"""Export parity: a SavedModel must give the trainer's results, and be fast enough.
+"""Parity of retrieval: embeddings and best items must be the trainer's.
 
-Embeddings and scores are compared with a tolerance of `TOLERANCE` times the largest number, in
-batches of several sizes. Scores are compared in blocks of items.
+Scores are compared in blocks of items; see `recsys.savedmodel.parity` for the tolerance.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from recsys.bundles.item_table import read_is_item
-from recsys.bundles.quantization import best_scores, check_parity, stored
-from recsys.bundles.reference import Reference
-from recsys.bundles.row_slices import read_rows
-from recsys.bundles.signatures import POPULAR, POPULARITY
-from recsys.bundles.warmup import example
+from recsys.data.item_table import read_is_item
 from recsys.data.vocabulary import Vocabulary, as_texts
-from recsys.errors import RecsysError
 from recsys.ragged import slices
+from recsys.savedmodel.parity import Report, Request, difference, in_batches, parts, refused
+from recsys.savedmodel.row_slices import read_rows
+from recsys.savedmodel.signatures import POPULAR, POPULARITY
+from recsys.tasks.retrieval.serving.quantization import best_scores, check_parity, stored
+from recsys.tasks.retrieval.serving.requests import example
 
-TOLERANCE = 1e-5
-
-
-def difference(code: str, subject: str, values: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference of two arrays.
-
-    Raises:
-        RecsysError: They differ in shape, or by more than the tolerance (`code`).
-    """
-    if values.shape != expected.shape:
-        raise refused(code, subject, f"shape {values.shape} instead of {expected.shape}")
-    worst = float(np.max(np.abs(values - expected), initial=0.0))
-    # Dots may be large; cosines, and the entries of unit vectors, are 1 at the most.
-    largest = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # NaN is over it too.
-        raise refused(code, subject, f"a difference of {worst:.3g}")
-    return worst
-
-
-def refused(code: str, subject: str, received: str) -> RecsysError:
-    """Returns the error for a model that must not be exported."""
-    rule = (
-        f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
-        " of the largest number, or of 1."
-    )
-    cure = (
-        "Nothing was exported. Train again: recsys run; if the error persists, report it as a bug."
-    )
-    return RecsysError(code, rule, cure, received)
-
+if TYPE_CHECKING:
+    from recsys.tasks.retrieval.serving.reference import RetrievalReference
 
 _BLOCK_ROWS = 2048
 
@@ -77,7 +46,10 @@ class Answers:
 
 
 def compare_scores(
-    answers: Sequence[Answers], reference: Reference, embeddings: np.ndarray, is_item: np.ndarray
+    answers: Sequence[Answers],
+    reference: RetrievalReference,
+    embeddings: np.ndarray,
+    is_item: np.ndarray,
 ) -> float:
     """Returns the largest difference between found scores and the trainer's best.
 
@@ -111,7 +83,7 @@ def compare_scores(
     return worst
 
 
-def _check_sources(answers: Answers, reference: Reference) -> None:
+def _check_sources(answers: Answers, reference: RetrievalReference) -> None:
     expected = np.asarray([source.encode() for source in reference.source], object)
     wrong = np.flatnonzero(answers.source != expected)
     if len(wrong):
@@ -125,7 +97,7 @@ def _check_sources(answers: Answers, reference: Reference) -> None:
 
 
 def _blocks(
-    is_popular: np.ndarray, reference: Reference, embeddings: np.ndarray
+    is_popular: np.ndarray, reference: RetrievalReference, embeddings: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields parts of the item rows, and the scores that they must have `[n, part]`."""
     for part in slices(len(embeddings), _BLOCK_ROWS):
@@ -135,15 +107,11 @@ def _blocks(
         yield part, scores
 
 
-_BATCHES = (0, 1, 7)
-_PROBES, _ITEMS = 64, 512
-"""Of the last, larger batches: the graph holds scores `[batch, items]` several times."""
-
-Report = Callable[[str], None]
-"""Called with a sentence after each check."""
+_ITEMS = 512
+"""Items that are embedded at a time."""
 
 
-def check(model: Any, bundle: Path, reference: Reference, report: Report) -> float:
+def check(model: Any, bundle: Path, reference: RetrievalReference, report: Report) -> float:
     """Compares a loaded SavedModel, queried with raw ids, with the trainer's results by row.
 
     The embeddings of all probes and all items, the candidates of all probes, in
@@ -166,7 +134,7 @@ def check(model: Any, bundle: Path, reference: Reference, report: Report) -> flo
     ask, n = model.signatures, len(reference.query)
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
     embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
-    outputs = _in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
+    outputs = in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
     largest = difference("R530", "query embeddings", outputs["embedding"], reference.query)
     report(f"{n:,} query embeddings are the trainer's")
     largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
@@ -177,12 +145,14 @@ def check(model: Any, bundle: Path, reference: Reference, report: Report) -> flo
     return largest
 
 
-def _ranked(ask: Any, reference: Reference, items: Vocabulary) -> tuple[list[Answers], Reference]:
+def _ranked(
+    ask: Any, reference: RetrievalReference, items: Vocabulary
+) -> tuple[list[Answers], RetrievalReference]:
     """Returns what the signatures that rank answer, and what is expected of them."""
     n = len(reference.query)
 
     def outputs(signature: str) -> dict[str, np.ndarray]:
-        return _in_batches(lambda part: _answer(ask[signature], reference, part), n)
+        return in_batches(lambda part: _answer(ask[signature], reference, part), n)
 
     if reference.vectors == "apart":
         prepared = outputs("prepare_query")
@@ -198,11 +168,11 @@ def _ranked(ask: Any, reference: Reference, items: Vocabulary) -> tuple[list[Ans
         return ask["serving_default"](examples=_examples(reference, part))
 
     answers = [_answers("recommend", outputs("recommend"), items)]
-    answers.append(_answers("serving_default", _in_batches(examples, n), items))
+    answers.append(_answers("serving_default", in_batches(examples, n), items))
     return answers, reference
 
 
-def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
+def inputs_of(signature: Any, reference: RetrievalReference, part: slice) -> dict[str, tf.Tensor]:
     """Returns the inputs of a signature for some probes; others are padding, for the stored."""
     of_probes = {name: texts[part] for name, texts in reference.probes.items()}
     n = len(of_probes["user_id"])
@@ -215,11 +185,11 @@ def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf
     return inputs
 
 
-def _answer(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
+def _answer(signature: Any, reference: RetrievalReference, part: slice) -> dict[str, tf.Tensor]:
     return signature(**inputs_of(signature, reference, part))
 
 
-def _examples(reference: Reference, part: slice) -> tf.Tensor:
+def _examples(reference: RetrievalReference, part: slice) -> tf.Tensor:
     facts = {name: fact[part] for name, fact in reference.facts.items()}
     probes = zip(reference.user_id[part], reference.history[part], strict=True)
     serialized = [
@@ -229,26 +199,12 @@ def _examples(reference: Reference, part: slice) -> tf.Tensor:
     return tf.constant(serialized, tf.string, [len(serialized)])
 
 
-def _in_batches(ask: Callable[[slice], dict[str, tf.Tensor]], n: int) -> dict[str, np.ndarray]:
-    answers = [{name: t.numpy() for name, t in ask(part).items()} for part in _parts(n, _PROBES)]
-    return {name: np.concatenate([a[name] for a in answers]) for name in answers[0]}
-
-
-def _parts(n: int, most: int) -> Iterator[slice]:
-    """Yields slices of 0, 1 and 7, then of `most` up to `n`."""
-    start = 0
-    for size in _BATCHES:
-        yield slice(start, min(start + size, n))
-        start = min(start + size, n)
-    yield from slices(n, most, start)
-
-
 def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
     """Returns the largest difference between the found embeddings of items and the trainer's."""
     rows = np.flatnonzero(items.has_id())
     raw = set(signature.structured_input_signature[1]) - {"item_id"}
     worst = 0.0
-    for part in _parts(len(rows), _ITEMS):
+    for part in parts(len(rows), _ITEMS):
         # Batch by batch: all at once they may be as large as a table.
         ids = items.ids_of_rows.take(rows[part]).to_pylist()
         columns = {name: tf.fill([len(ids), 1], "") for name in raw}
@@ -278,41 +234,9 @@ def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) 
     return Answers(signature, rows, outputs["scores"], outputs["source"])
 
 
-_WARM_UP, _REQUESTS = 50, 400
-
-
-def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[str, float]:
-    """Times requests of one user to `recommend`, one after the other, once it is warm.
-
-    To `prepare_query` where the vectors lie apart.
-
-    Args:
-        model: A loaded SavedModel.
-        reference: Its probes ask.
-        allowed_ms: Longest that 99 % of the requests may take [ms].
-
-    Returns:
-        `p50` and `p99` of the requests [ms].
-
-    Raises:
-        RecsysError: They take longer (R528).
-    """
-    is_apart = reference.vectors == "apart"
-    signature = model.signatures["prepare_query" if is_apart else "recommend"]
-    times = np.empty(_WARM_UP + _REQUESTS)
-    for number in range(len(times)):
-        probe = number % len(reference.query)
-        inputs = inputs_of(signature, reference, slice(probe, probe + 1))
-        started = time.perf_counter()
-        for value in signature(**inputs).values():
-            value.numpy()
-        times[number] = (time.perf_counter() - started) * 1e3
-    p50, p99 = np.quantile(times[_WARM_UP:], (0.5, 0.99), method="higher").tolist()
-    if p99 > allowed_ms:
-        rule = f"The exported model must answer 99 % of single requests within {allowed_ms:g} ms."
-        cure = (
-            "Raise export.latency_ms, use an index or a smaller export.k, or export on a"
-            " machine that does nothing else."
-        )
-        raise RecsysError("R528", rule, cure, f"{p99:.2f} ms")
-    return {"p50": p50, "p99": p99}
+def request(model: Any, reference: RetrievalReference, number: int) -> Request:
+    """Returns a request of one user: to `recommend`, or to `prepare_query` if vectors are apart."""
+    signature = "prepare_query" if reference.vectors == "apart" else "recommend"
+    probe = number % len(reference)
+    inputs = inputs_of(model.signatures[signature], reference, slice(probe, probe + 1))
+    return signature, inputs

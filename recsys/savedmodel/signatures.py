@@ -1,4 +1,4 @@
-"""Names of the inputs of a bundle's signatures, and the sources of answers.
+"""Types and names of the inputs of a bundle's signatures, and the sources of answers.
 
 Nothing here imports TensorFlow.
 """
@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,17 +23,26 @@ from recsys.data.history_facts import (
     WEIGHTS,
     Facts,
 )
-from recsys.data.store import ServingHistories
 from recsys.errors import UsageError
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """The score of a place without an item."""
 
 DEFAULT_SIGNATURE = "serving_default"
+SCORE = "score"
+"""The signature of a bundle that answers scores, and its output `[n]` float32."""
 POPULAR = "popular"
 """The signature that answers by popularity, of a bundle whose vectors lie apart."""
 
 Arrays = dict[str, np.ndarray]
+DTYPES: dict[str, Any] = {
+    "DT_STRING": object,
+    "DT_BOOL": np.bool_,
+    "DT_FLOAT": np.float32,
+    "DT_INT32": np.int32,
+    "DT_INT64": np.int64,
+}
+"""NumPy's types of inputs by TensorFlow's; objects hold bytes."""
 
 
 class SignatureInput(NamedTuple):
@@ -170,19 +179,3 @@ USER, HISTORY, FEATURES, POPULARITY = "user", "history", "features", "popularity
 SOURCES = (USER, HISTORY, FEATURES, POPULARITY)
 """The strongest first: a trained row of the user's own; items of the history with a
 trained row; features; nothing, and so what is popular."""
-
-
-def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.ndarray:
-    """Returns the share that each item has in the positives of all users `[item rows]` float32.
-
-    Positives of all time count, before and after the cut, as in the baseline `popularity`. This
-    needs no reference time, and the answers of an old bundle don't change. Of equal items the
-    smaller row comes first.
-
-    Args:
-        histories: What every user did.
-        is_item: Which item rows are items `[item rows]` bool; others have 0.
-    """
-    counts = np.bincount(histories.item_rows, minlength=len(is_item))
-    shares = np.where(is_item, counts, 0) / max(1, len(histories.item_rows))
-    return shares.astype(np.float32)

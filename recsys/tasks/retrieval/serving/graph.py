@@ -21,7 +21,7 @@ Conventions of every signature:
 - Candidates come best first, always `k` of them: a client that wants fewer takes the first
   ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
 - `known` tells whether the data hold the user, or the item.
-- `source` tells what an answer rests on, see `recsys.bundles.signatures`. Where nothing is
+- `source` tells what an answer rests on, see `recsys.savedmodel.signatures`. Where nothing is
   known it is `popularity`, and the scores are the items' shares of all positives.
 - Where the vectors lie apart (`export.vectors`) nothing ranks but `popular`, by popularity.
 - Every item with a row can be recommended, one without a single interaction too: its
@@ -36,17 +36,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from recsys.bundles.candidates import Allow, GraphFilters, GraphRanker
-from recsys.bundles.id_table import IdTable, StoredUsers, hash_rows
-from recsys.bundles.quantization import Kind, stored
-from recsys.bundles.raw_features import (
+from recsys.data.catalogue import FeatureBags, of_history
+from recsys.data.history_facts import ASKED_AT, KINDS, UNKNOWN
+from recsys.data.store import ServingHistories
+from recsys.data.vocabulary import Vocabulary
+from recsys.models.inputs import trained_rows
+from recsys.savedmodel.id_table import IdTable, VocabularyRows
+from recsys.savedmodel.raw_features import (
     RawFeatures,
     fact_of_numbers,
     minutes_of_texts,
     text_columns,
     trimmed,
 )
-from recsys.bundles.signatures import (
+from recsys.savedmodel.signatures import (
     FEATURES,
     HISTORY,
     NO_SCORE,
@@ -54,16 +57,19 @@ from recsys.bundles.signatures import (
     POPULARITY,
     QUERY_TIME,
     USER,
-    popularity_shares,
     query_facts,
 )
-from recsys.bundles.variables import constant
-from recsys.data.catalogue import FeatureBags, of_history
-from recsys.data.history_facts import ASKED_AT, KINDS, UNKNOWN
-from recsys.data.store import ServingHistories
-from recsys.data.vocabulary import Vocabulary
-from recsys.models.inputs import trained_rows
+from recsys.savedmodel.tables import variables_of
+from recsys.savedmodel.variables import constant
 from recsys.tasks.model_folder import TrainedModel
+from recsys.tasks.retrieval.serving.candidates import (
+    Allow,
+    GraphFilters,
+    GraphRanker,
+    popularity_shares,
+)
+from recsys.tasks.retrieval.serving.quantization import Kind, stored
+from recsys.tasks.retrieval.serving.stored_users import StoredUsers
 
 _Tensors = dict[str, tf.Tensor]
 
@@ -106,10 +112,7 @@ class Retrieval(tf.Module):
         self._tower_variables = list(self._towers.variables)
         is_item = saved.catalogue.is_item
         # Histories may name items that are no longer candidates.
-        self._item_table = IdTable(
-            saved.items.own_ids.drop_null(), np.flatnonzero(saved.items.has_id())
-        )
-        self._n_item_hash_rows = saved.items.first_own_row - 1
+        self._items = VocabularyRows(saved.items)
         self._kind_table = (
             IdTable(saved.inputs.kinds, np.arange(1, len(saved.inputs.kinds) + 1))
             if KINDS in self._towers.history_facts
@@ -263,7 +266,7 @@ class Retrieval(tf.Module):
         bags = _fresh(self._raw_items, item_id, raw, self._towers.item_bags(row))
         return {
             "embedding": self._towers.candidate(row, bags),
-            "known": self._item_table.lookup(item_id) > 0,
+            "known": self._items.known(item_id),
         }
 
     def stored_history(self, user_id: tf.Tensor) -> _Tensors:
@@ -286,11 +289,6 @@ class Retrieval(tf.Module):
         ids = tf.where(scores > NO_SCORE, tf.gather(self._item_ids, rows), "")
         answer = {"candidate_ids": ids, "scores": scores}
         return {**answer, "known": user > 0, "source": query.source}
-
-    def _items(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the item rows of `ids`; 0 for the empty one."""
-        rows = self._item_table.lookup(ids)
-        return tf.where(rows > 0, rows, hash_rows(ids, self._n_item_hash_rows))
 
     def _query(
         self, user: tf.Tensor, user_id: tf.Tensor, history: tf.Tensor, columns: _Tensors
@@ -362,7 +360,7 @@ class Query(NamedTuple):
 
     Attributes:
         embedding: `[b, dim]` float32.
-        source: What each was made of `[b]` string, one of `recsys.bundles.signatures.SOURCES`.
+        source: What each was made of `[b]` string, one of `recsys.savedmodel.signatures.SOURCES`.
     """
 
     embedding: tf.Tensor
@@ -398,12 +396,9 @@ class RowEmbedder:
     @property
     def variables(self) -> list[tf.Variable]:
         """Everything that the towers read."""
-        weights = [variable.value for variable in self._model.variables]
-        # Keras counts none that `Table.read_from` was given.
-        tables = [table.embeddings for table in self._model.embedding.tables]
-        read_tables = [table for table in tables if isinstance(table, tf.Variable)]
         bags = [*self._user_bags.values(), *self.item_bag_tables.values()]
-        return [*weights, *read_tables, self._user_is_trained, self._item_is_trained, *bags]
+        trained = [self._user_is_trained, self._item_is_trained]
+        return [*variables_of(self._model), *trained, *bags]
 
     @property
     def of_user_rows(self) -> list[tf.Variable]:

@@ -11,16 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import tensorflow as tf
 
-from recsys.bundles.raw_features import first_of, seconds
-from recsys.bundles.variables import constant
-from recsys.data.history_facts import AGES, OLDEST, UNKNOWN
-from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.tasks.model_folder import TrainedModel
+from recsys.savedmodel.variables import constant
 
 _FIRST_BUCKETS, _SECOND_BUCKETS = 2**63 - 1, 2**31 - 1
 _SECOND_KEY = (0x9AE16A3B2F90404F >> 1, 0xC3A5C85C97CB3127 >> 1)
@@ -97,6 +92,28 @@ def _hashed(ids: pa.Array | Sequence[str], buckets: int, key: tuple[int, int]) -
     return hashes
 
 
+class VocabularyRows(tf.Module):
+    """Rows of ids inside the graph, as `Vocabulary.rows` returns them.
+
+    Args:
+        vocabulary: Users or items.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(name="vocabulary_rows")
+        self._table = IdTable(vocabulary.own_ids.drop_null(), np.flatnonzero(vocabulary.has_id()))
+        self._n_hash_rows = vocabulary.first_own_row - 1
+
+    def __call__(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns rows `[...]` int32 of `ids` `[...]` text; 0 for the empty one."""
+        rows = self._table.lookup(ids)
+        return tf.where(rows > 0, rows, hash_rows(ids, self._n_hash_rows))
+
+    def known(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns which of `ids` `[...]` have a row of their own `[...]` bool."""
+        return self._table.lookup(ids) > 0
+
+
 def places_of(ids: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns the place `[n]` int64 of each of `ids` `[n]` in a saved table; -1 for none.
 
@@ -126,94 +143,3 @@ def hash_rows(ids: tf.Tensor, n_hash_rows: int) -> tf.Tensor:
         return tf.zeros_like(ids, tf.int32)
     hashed = 1 + tf.strings.to_hash_bucket_fast(ids, n_hash_rows)
     return tf.where(ids == "", 0, tf.cast(hashed, tf.int32))
-
-
-class StoredUsers(tf.Module):
-    """The users of the data, numbered from 1; unknown users have the number 0.
-
-    Args:
-        saved: The model.
-        histories: What every user did.
-    """
-
-    def __init__(self, saved: TrainedModel, histories: ServingHistories) -> None:
-        super().__init__(name="stored_users")
-        self._n_hash_rows = saved.users.first_own_row - 1
-        silent, silent_rows = _without_events(saved.users, histories)
-        ids = pa.concat_arrays([histories.ids, silent])
-        self._table = IdTable(ids, np.arange(1, len(ids) + 1))
-        # Place 0 is the unknown user, who did nothing.
-        rows = np.concatenate([[0], histories.user_rows, silent_rows])
-        self._rows = constant(rows, tf.int32)
-        ends = np.full(len(silent), histories.offsets[-1])
-        offsets = np.concatenate([[0], histories.offsets, ends])
-        self._offsets = constant(offsets, tf.int32 if offsets[-1] < 2**31 else tf.int64)
-        self._items = constant(np.append(histories.item_rows, 0), tf.int32)
-        if histories.times is not None:
-            # At the end the newest of all: the default time of a query.
-            newest = histories.times.max() if len(histories.times) else 0
-            self._times = constant(np.append(histories.times, newest), tf.int64)
-        self._facts = {
-            name: constant(np.append(fact, UNKNOWN), tf.int32)
-            for name, fact in histories.facts.items()
-        }
-
-    def numbers(self, user_id: tf.Tensor) -> tf.Tensor:
-        """Returns the number `[b]` int32 of each of `user_id` `[b]`."""
-        return self._table.lookup(user_id)
-
-    def rows(self, user: tf.Tensor, user_id: tf.Tensor) -> tf.Tensor:
-        """Returns the row `[b]` of each user, by number; an unknown one has that of its id."""
-        shared = hash_rows(user_id, self._n_hash_rows)
-        return tf.where(user > 0, tf.gather(self._rows, user), shared)
-
-    def newest(self, user: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the newest item rows `[b, length]` of users, padded with 0."""
-        places, is_inside = self._newest_places(user, length)
-        return tf.where(is_inside, tf.gather(self._items, places), 0)
-
-    def fact(self, name: str, user: tf.Tensor, now: tf.Tensor | None, length: int) -> tf.Tensor:
-        """Returns a fact of the events that `newest` returns `[b, length]` int32.
-
-        Args:
-            name: The fact, of `recsys.data.history_facts`.
-            user: Numbers of users `[b]`.
-            now: Texts `[b, any]`, of which the first is the moment from which ages count back;
-                empty: the newest event.
-            length: Items of a user.
-        """
-        places, is_inside = self._newest_places(user, length)
-        if name == AGES and now is not None:
-            moment = seconds(first_of(now))
-            newest = tf.gather(self._times, tf.size(self._times) - 1)
-            moment = tf.where(moment == tf.int64.min, newest, moment)[:, None]
-            age = moment - tf.gather(self._times, places)
-            fact = tf.cast(tf.clip_by_value(age, 0, OLDEST), tf.int32)
-        else:
-            fact = tf.gather(self._facts[name], places)
-        return tf.where(is_inside, fact, UNKNOWN)
-
-    def _newest_places(self, user: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the places of the newest events `[b, length]`, and which of them are there."""
-        start, end = self._slice(user)
-        places = end[:, None] - 1 - tf.range(length, dtype=tf.int64)
-        is_inside = places >= start[:, None]
-        return tf.where(is_inside, places, 0), is_inside
-
-    def history(self, user: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the item rows of users `[b, any]`, the oldest first."""
-        places = tf.ragged.range(*self._slice(user))
-        # By its values: gathered ragged, the variable is read whole, and copied for that.
-        return places.with_values(tf.gather(self._items, places.values))
-
-    def _slice(self, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        bounds = tf.gather(self._offsets, user), tf.gather(self._offsets, user + 1)
-        return tf.cast(bounds[0], tf.int64), tf.cast(bounds[1], tf.int64)
-
-
-def _without_events(users: Vocabulary, histories: ServingHistories) -> tuple[pa.Array, np.ndarray]:
-    """Returns ids and rows of the users who have a row, for their features, and did nothing."""
-    is_silent = pc.invert(pc.is_in(users.own_ids, value_set=histories.ids))
-    is_silent = pc.and_(is_silent, users.own_ids.is_valid())
-    places = np.flatnonzero(is_silent.to_numpy(zero_copy_only=False))
-    return users.own_ids.filter(is_silent), users.first_own_row + places

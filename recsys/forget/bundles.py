@@ -14,15 +14,22 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from recsys.bundles import variables, warmup
-from recsys.bundles.bundle import MANIFEST, manifest_digest, read_manifest, verify, write_manifest
-from recsys.bundles.id_table import places_of
-from recsys.bundles.parity import difference
-from recsys.bundles.signatures import QUERY_TIME
+from recsys.bundles.bundle import (
+    MANIFEST,
+    answers_of,
+    manifest_digest,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.savedmodel import variables, warmup
+from recsys.savedmodel.parity import difference
+from recsys.savedmodel.signatures import QUERY_TIME
+from recsys.tasks.retrieval.serving.requests import warm_up_requests
+from recsys.tasks.retrieval.serving.stored_users import StoredIds
 
 _PROBES = 64
 _STRANGER = "?"
@@ -31,76 +38,6 @@ _NOW = "2020-01-01"
 _COMPARED = {"prepare_query": "embedding", "recommend": "scores"}
 INSTEAD_OF = "instead_of"
 """Field of a manifest: the digest of the bundle that this one was made from."""
-
-Rows = dict[str, dict[int, Any]]
-"""New values of rows, by the key of a variable and the row."""
-
-
-class StoredIds:
-    """Users whom the SavedModel of a bundle knows.
-
-    Args:
-        bundle: The bundle.
-        ids: Users to look up.
-
-    Attributes:
-        numbers: The number of each of `ids` that it knows.
-    """
-
-    def __init__(self, bundle: Path, ids: Sequence[str]) -> None:
-        self._reader = tf.train.load_checkpoint(str(bundle / "variables" / "variables"))
-        graph = self._reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
-        self._nodes = TrackableObjectGraph.FromString(graph).nodes
-        first, second, numbers = self._table = [
-            self._get(f"_users/_table/{name}") for name in ("_first", "_second", "_numbers")
-        ]
-        places = places_of(ids, first, second).tolist()
-        self._places = {id_: p for id_, p in zip(ids, places, strict=True) if p >= 0}
-        self.numbers = {id_: int(numbers[place]) for id_, place in self._places.items()}
-
-    def overwritten(self, rows: Sequence[int]) -> Rows:
-        """Returns what becomes of the variables' rows.
-
-        Args:
-            rows: Rows that the users have of their own.
-        """
-        changes: Rows = {}
-        # A copy of the next entry takes the place of one: searches find the first of equals.
-        left = np.setdiff1d(np.arange(len(self._table[0])), [*self._places.values()])
-        following = {place: left[np.searchsorted(left, place)] for place in self._places.values()}
-        for name, values in zip(("_first", "_second", "_numbers"), self._table, strict=True):
-            key = self.key(f"_users/_table/{name}")
-            changes[key] = {place: values[other] for place, other in following.items()}
-        changes[self.key("_users/_rows")] = dict.fromkeys(self.numbers.values(), 0)
-        offsets = self._get("_users/_offsets")
-        events = [e for n in self.numbers.values() for e in range(offsets[n], offsets[n + 1])]
-        changes[self.key("_users/_items")] = dict.fromkeys(events, 0)
-        for name in self._children("_users/_facts"):
-            changes[self.key(f"_users/_facts/{name}")] = dict.fromkeys(events, -1)
-        if "_times" in self._children("_users"):
-            times = self._get("_users/_times")
-            newest = np.delete(times[:-1], events).max(initial=0)
-            last = {len(times) - 1: newest}
-            changes[self.key("_users/_times")] = dict.fromkeys(events, 0) | last
-        for name in self._children("_of_user_rows"):
-            changes[self.key(f"_of_user_rows/{name}")] = dict.fromkeys(rows, 0)
-        return changes
-
-    def key(self, path: str) -> str:
-        """Returns the key in the checkpoint of the variable at a path of attributes."""
-        return str(self._node(path).attributes[0].checkpoint_key)
-
-    def _get(self, path: str) -> Any:
-        return self._reader.get_tensor(self.key(path))
-
-    def _children(self, path: str) -> list[str]:
-        return [child.local_name for child in self._node(path).children]
-
-    def _node(self, path: str) -> Any:
-        node = self._nodes[0]
-        for name in path.split("/"):
-            node = self._nodes[{c.local_name: c.node_id for c in node.children}[name]]
-        return node
 
 
 def take_out(
@@ -135,7 +72,8 @@ def take_out(
         raise RecsysError("R933", rule, "Report this as a bug, with the command's output.")
     (bundle / warmup.FILE).unlink()
     probes = {"user_id": np.array(others, object), "history": np.full((n, 1), "", object)}
-    warmup.write_warmup(bundle, str(manifest["name"]), probes)
+    requests = warm_up_requests(warmup.input_names(bundle), probes)
+    warmup.write_warmup(bundle, str(manifest["name"]), requests)
     (bundle / MANIFEST).unlink()
     fields = {name: value for name, value in manifest.items() if name not in ("files", "format")}
     n_users = max(0, manifest["counts"]["users"] - len(stored.numbers))
@@ -171,8 +109,16 @@ def _of_users(fields: Mapping[str, Any], users: Vocabulary) -> dict[str, Any]:
 
 
 def knows(bundle: Path, ids: Sequence[str]) -> bool:
-    """Returns whether the SavedModel of a bundle knows one of the users, or its files name one."""
-    read_manifest(bundle)
+    """Returns whether the SavedModel of a bundle knows one of the users, or its files name one.
+
+    Raises:
+        RecsysError: The bundle is damaged (R501), or answers scores (R545).
+    """
+    answers = answers_of(read_manifest(bundle))
+    if answers != "lists":
+        rule = f"Users can be taken out of bundles that answer lists; {str(bundle)!r} doesn't."
+        cure = "Delete it, and train and push a model without the users: recsys run."
+        raise RecsysError("R545", rule, cure, answers)
     users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
     in_vocabulary = np.isin(ids, users.own_ids.drop_null().to_pylist())
     return bool(in_vocabulary.any() or StoredIds(bundle, ids).numbers)

@@ -14,17 +14,19 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.quantization import Kind
-from recsys.bundles.signatures import QUERY_TIME, Arrays, fact_texts
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import Vocabulary
+from recsys.savedmodel.parity import Reference, Report, Request
+from recsys.savedmodel.signatures import QUERY_TIME, Arrays, fact_texts
+from recsys.tasks.retrieval.serving import parity
+from recsys.tasks.retrieval.serving.quantization import Kind
 
 PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "options.json"
 _COLUMNS = ("user_id", "history", "query", "source")
@@ -32,7 +34,7 @@ _TRIES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class RetrievalReference(Reference):
     """The results that a bundle must reproduce.
 
     Attributes:
@@ -44,7 +46,6 @@ class Reference:
             float32.
         kind: What the SavedModel stores the candidates as.
         min_parity: Share of the exact best that it must find nevertheless [0..1].
-        latency_ms: Longest that 99 % of single requests may take [ms]; None: any time.
         vectors: Where the candidates are, `bundle` or `apart`.
         facts: Facts of `history`, each `[n, length + 1]` text.
     """
@@ -56,7 +57,6 @@ class Reference:
     popularity: np.ndarray
     kind: Kind = "float32"
     min_parity: float = 0.99
-    latency_ms: float | None = None
     vectors: Literal["bundle", "apart"] = "bundle"
     facts: Facts = dataclasses.field(default_factory=dict)
 
@@ -65,18 +65,21 @@ class Reference:
         """What the probes ask, by input of a signature."""
         return {"user_id": self.user_id, "history": self.history, **self.facts}
 
+    def __len__(self) -> int:
+        return len(self.query)
+
     def save(self, folder: Path) -> None:
-        """Writes the reference into `folder`, which is there."""
+        """Writes the reference into `folder`, which exists."""
         probes = {**self.probes, "query": self.query, "source": self.source}
         columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
         pq.write_table(pa.table(columns), folder / PROBES)
         np.save(folder / POPULARITY, self.popularity)
-        names = ("kind", "min_parity", "latency_ms", "vectors")
+        names = ("kind", "min_parity", "vectors")
         options = {name: getattr(self, name) for name in names}
         (folder / OPTIONS).write_text(json.dumps(options))
 
     @classmethod
-    def load(cls, folder: Path) -> Reference:
+    def load(cls, folder: Path) -> Self:
         """Reads what `save` wrote."""
         probes = pq.read_table(folder / PROBES).to_pydict()
         return cls(
@@ -88,6 +91,14 @@ class Reference:
             facts={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
             **json.loads((folder / OPTIONS).read_text()),
         )
+
+    def check(self, model: Any, bundle: Path, report: Report) -> float:
+        """Compares embeddings and best items; see `Reference.check`."""
+        return parity.check(model, bundle, self, report)
+
+    def request(self, model: Any, number: int) -> Request:
+        """Returns a request of one user; see `Reference.request`."""
+        return parity.request(model, self, number)
 
 
 def raw_probes(

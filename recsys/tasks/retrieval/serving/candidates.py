@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from recsys.bundles.id_table import IdTable
-from recsys.bundles.quantization import StoredEmbeddings
-from recsys.bundles.signatures import NO_SCORE, filter_inputs
-from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags
+from recsys.data.store import ServingHistories
+from recsys.savedmodel.id_table import IdTable
+from recsys.savedmodel.signatures import NO_SCORE, filter_inputs
+from recsys.savedmodel.variables import constant
+from recsys.tasks.retrieval.serving.quantization import StoredEmbeddings
 
 ONE_BLOCK_ROWS = 131_072
 """Items that are scored without a loop."""
@@ -230,3 +231,19 @@ def _have(wanted: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
     for column in range(1, bags.shape[1]):
         has_token |= tf.gather(wanted, bags[:, column], axis=1)
     return has_token
+
+
+def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.ndarray:
+    """Returns the share that each item has in the positives of all users `[item rows]` float32.
+
+    Positives of all time count, before and after the cut, as in the baseline `popularity`. This
+    needs no reference time, and the answers of an old bundle don't change. Of equal items the
+    smaller row comes first.
+
+    Args:
+        histories: What every user did.
+        is_item: Which item rows are items `[item rows]` bool; others have 0.
+    """
+    counts = np.bincount(histories.item_rows, minlength=len(is_item))
+    shares = np.where(is_item, counts, 0) / max(1, len(histories.item_rows))
+    return shares.astype(np.float32)

@@ -1,0 +1,71 @@
+"""A loaded bundle, as servers and Python ask it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from recsys.bundles.publishing import is_version
+from recsys.errors import UsageError
+from recsys.savedmodel.loading import SavedModelGraph
+from recsys.savedmodel.signatures import Arrays, Signature
+
+
+class ServedModel:
+    """The signatures of a bundle. May be called from several threads.
+
+    Args:
+        graph: The signatures.
+        bundle: Folder of the bundle.
+
+    Attributes:
+        bundle: Folder of the bundle.
+        signatures: Inputs of each signature.
+        version: Number of the published version; 0 for a bundle that isn't one.
+    """
+
+    answers: ClassVar[str]
+    """What the signatures answer, as the manifest has it."""
+    joined: ClassVar[frozenset[str]] = frozenset()
+    """Signatures whose small requests may be answered together, padded to a common length."""
+
+    def __init__(self, graph: SavedModelGraph, bundle: Path) -> None:
+        self._graph, self.bundle = graph, bundle
+        self.signatures: dict[str, Signature] = dict(graph.signatures)
+        self.version = int(bundle.name) if is_version(bundle.name) else 0
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All signatures as TensorFlow Serving describes them in JSON."""
+        return self._graph.metadata
+
+    def ask(self, signature: str, inputs: Arrays) -> Arrays:
+        """Returns the outputs of a signature.
+
+        Args:
+            signature: Name of the signature.
+            inputs: All of its inputs, of the types and shapes that it takes; text as
+                bytes in arrays of objects.
+
+        Raises:
+            UnreadableInputsError: The signature can't read their content (R563).
+        """
+        return self._graph.ask(signature, inputs)
+
+    def check_inputs(self, inputs: Arrays) -> None:
+        """Raises a UsageError for values that no answer can fit."""
+
+
+def check_answers(bundle: Path, answers: str, needed: str) -> None:
+    """Raises the error of `wrong_answers` if a bundle doesn't answer what is needed."""
+    if answers != needed:
+        raise wrong_answers(bundle, answers, needed)
+
+
+def wrong_answers(bundle: Path, answers: str, needed: str) -> UsageError:
+    """Returns the error for a bundle of scores where lists are needed, or the reverse."""
+    cure = {
+        "lists": "Use score or rank of recsys.load_bundle, or the signature 'score'.",
+        "scores": "Use recommend of recsys.load_bundle, or recsys recommend.",
+    }[needed]
+    return UsageError("R545", f"The bundle {str(bundle)!r} must answer {needed}.", cure, answers)

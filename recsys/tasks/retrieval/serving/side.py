@@ -1,0 +1,208 @@
+"""What a bundle of retrieval consists of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.data.dataset import GRAPHS
+from recsys.data.history_facts import KINDS
+from recsys.data.input_files import CANDIDATES, verify_candidates
+from recsys.data.item_table import write_catalogue
+from recsys.data.store import InteractionStore, ServingHistories, serving_histories
+from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.errors import RecsysError
+from recsys.index.build import build
+from recsys.models.inputs import Side, trained_rows
+from recsys.savedmodel.raw_features import RawFeatures
+from recsys.savedmodel.signatures import (
+    FEATURES,
+    HISTORY,
+    POPULARITY,
+    USER,
+    Arrays,
+    query_facts,
+)
+from recsys.savedmodel.tables import without_rows
+from recsys.system.events import emit
+from recsys.tasks.model_folder import TrainedModel, load_model, read_probe
+from recsys.tasks.retrieval.serving.candidates import popularity_shares
+from recsys.tasks.retrieval.serving.graph import Retrieval
+from recsys.tasks.retrieval.serving.reference import RetrievalReference, raw_facts, raw_probes
+from recsys.tasks.retrieval.serving.requests import warm_up_requests
+from recsys.tasks.serving_side import STEP, ServingSide, Sources, tell
+
+if TYPE_CHECKING:  # A room above.
+    from recsys.config import ExportStage
+
+
+class RetrievalServing(ServingSide):
+    """Bundles whose SavedModel answers with the best items.
+
+    No table of the model is in memory: `saved` has tables without rows.
+
+    Raises:
+        RecsysError: An input is damaged, or doesn't fit the others.
+    """
+
+    answers = "lists"
+    card = "recsys.tasks.retrieval.serving:model_card.jinja"
+
+    def __init__(self, stage: ExportStage, sources: Sources) -> None:
+        super().__init__(stage, sources)
+        self.saved = load_model(sources.model, without_rows)
+        self.histories = _histories(sources.data, self.saved)
+        self.items = _raw_features(sources.transform, sources.data, "item", self.saved)
+        self.users = _raw_features(sources.user_transform, sources.data, "user", self.saved)
+        self.probe = read_probe(sources.model)
+        self._is_item = self.saved.catalogue.is_item
+        self._n_items = int(self._is_item.sum())
+        self._k = min(stage.export.k, self._n_items)
+        self._reference = self._make_reference()
+
+    def module(self) -> Retrieval:
+        """Returns the module with the signatures."""
+        export = self.stage.export
+        return Retrieval(
+            self.saved,
+            None if export.vectors == "apart" else self.probe.candidates,
+            self.histories,
+            self.items,
+            self.users,
+            self._k,
+            export.item_embeddings,
+            excludes_seen=self.stage.repeats == "exclude",
+        )
+
+    def write_files(self, folder: Path) -> dict[str, Any]:
+        """Writes item embeddings, vocabularies, titles, the catalogue and the index."""
+        model = self.sources.model
+        verify_candidates(model)
+        shutil.copyfile(model / CANDIDATES, folder / "item_embeddings.npy")
+        shutil.copytree(model / "vocabulary", folder / "vocabulary")
+        shutil.copyfile(model / "catalogue" / "titles.parquet", folder / "titles.parquet")
+        write_catalogue(folder, self.saved.catalogue)
+
+        def report(done: int, total: int) -> None:
+            tell(f"{done:,} of {total:,} items indexed", done, total)
+
+        index = build(
+            folder,
+            self.probe.candidates,
+            self._is_item,
+            self._reference.query,
+            self._k,
+            self.stage.export.index,
+            report,
+        )
+        config = self.saved.model.spec.config
+        return {
+            "k": self._k,
+            "index": index,
+            "item_columns": self.items.columns if self.items else (),
+            "user_columns": self.users.columns if self.users else (),
+            "history_facts": config.query_facts,
+            "kinds": self.saved.inputs.kinds if KINDS in config.history_facts else (),
+            "counts": {"users": len(self.histories.ids), "items": self._n_items},
+        }
+
+    def reference(self) -> RetrievalReference:
+        """Returns the trainer's results for the probes."""
+        return self._reference
+
+    def warm_up(self, names: Mapping[str, Sequence[str]]) -> Mapping[str, Arrays]:
+        """Returns requests of the probes."""
+        return warm_up_requests(names, self._reference.probes)
+
+    def card_fields(self) -> dict[str, Any]:
+        """Returns what the model card says of retrieval."""
+        trained = self.saved.stage
+        similarity = trained.model.similarity
+        return {
+            "tags": ["recommendation", "retrieval", "two-tower", "keras"],
+            "hub_task": {"type": "retrieval", "name": "Candidate retrieval"},
+            "similarity": "dot product" if similarity == "dot" else similarity,
+            "item_bias": getattr(trained.model, "item_bias", False),
+            "item_age": getattr(trained.model, "item_age", None),
+            "loss": trained.train.loss.title,
+            "excludes_seen": self.stage.repeats == "exclude",
+            "is_apart": self.stage.export.vectors == "apart",
+            "fact_inputs": query_facts(self.saved.model.spec.config.query_facts),
+        }
+
+    def _make_reference(self) -> RetrievalReference:
+        probe, saved, export = self.probe, self.saved, self.stage.export
+        user_id, history = raw_probes(saved.users, saved.items, probe.user_row, probe.history)
+        return RetrievalReference(
+            user_id=user_id,
+            history=history,
+            query=probe.query,
+            source=_sources(saved, probe.user_row, probe.history),
+            popularity=popularity_shares(self.histories, self._is_item),
+            kind=export.item_embeddings,
+            min_parity=export.min_parity,
+            vectors=export.vectors,
+            facts=raw_facts(probe.facts, saved.inputs.kinds),
+        )
+
+
+def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """Returns what an answer must rest on `[n]`, of user rows `[n]` and item rows `[n, length]`."""
+    spec = saved.model.spec
+    own = trained_rows(user_row, saved.users) >= saved.users.first_own_row
+    names = {feature.name for feature in spec.of_side("user")}
+    bags = [bag.bags[user_row] for bag in saved.inputs.user_features if bag.name in names]
+    has_features = [(bag > 0).any(axis=1) for bag in bags]
+    has = [
+        own & spec.config.user_id,
+        (trained_rows(history, saved.items) > 0).any(axis=1) & spec.config.reads_history,
+        np.logical_or.reduce([np.zeros_like(own), *has_features]),
+    ]
+    return np.select(has, [USER, HISTORY, FEATURES], POPULARITY).astype(object)
+
+
+def _raw_features(
+    folder: Path | None, data: Path, side: Side, saved: TrainedModel
+) -> RawFeatures | None:
+    """Returns what turns raw columns of items, or of users, into token rows.
+
+    Args:
+        folder: Output of Transform; None: the one that `ingest` stored in `data`, if the
+            model reads features of this side.
+        data: The data folder.
+        side: Whose columns.
+        saved: The model.
+    """
+    widths = {feature.name: feature.width for feature in saved.model.spec.of_side(side)}
+    if folder is None and widths:
+        folder = data / GRAPHS / f"{side}s"
+        if not folder.is_dir():
+            text = (
+                f"the bundle takes no raw columns of {side}s, as {str(data)!r} has no transform"
+                " graph of theirs; `transforms` of recsys.export names one"
+            )
+            emit("note", step=STEP, text=text)
+            return None
+    return None if folder is None else RawFeatures(folder, f"{side}_id", widths)
+
+
+def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
+    """Returns the histories of `data`, whose rows must be those of the model."""
+    for name, of_model in (("users", saved.users), ("items", saved.items)):
+        of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
+        if of_model.fingerprint() != of_data.fingerprint():
+            rule = f"The {name} of the model must match those of the data folder {str(data)!r}."
+            cure = "Export with the data folder that the model was trained on."
+            received = {"model": of_model.n_rows, "data": of_data.n_rows}
+            raise RecsysError("R524", rule, cure, received)
+    facts = saved.model.spec.config.history_facts
+    kinds = load_kinds(data / "vocabulary")
+    if KINDS in facts and saved.inputs.kinds != kinds:
+        rule = f"The kinds of event of the model must match those of the data folder {str(data)!r}."
+        cure = "Export with the data folder that the model was trained on."
+        raise RecsysError("R524", rule, cure, {"model": saved.inputs.kinds, "data": kinds})
+    return serving_histories(InteractionStore.open(data / "store"), facts)

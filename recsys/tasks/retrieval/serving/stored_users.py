@@ -1,0 +1,182 @@
+"""The users in a SavedModel: their ids, rows and histories, and how they are taken out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from recsys.data.history_facts import AGES, OLDEST, UNKNOWN
+from recsys.data.store import ServingHistories
+from recsys.data.vocabulary import Vocabulary
+from recsys.savedmodel.id_table import IdTable, hash_rows, places_of
+from recsys.savedmodel.raw_features import first_of, seconds
+from recsys.savedmodel.variables import constant
+from recsys.tasks.model_folder import TrainedModel
+
+Rows = dict[str, dict[int, Any]]
+"""New values of rows, by the key of a variable and the row."""
+
+
+class StoredUsers(tf.Module):
+    """The users of the data, numbered from 1; unknown users have the number 0.
+
+    Args:
+        saved: The model.
+        histories: What every user did.
+    """
+
+    def __init__(self, saved: TrainedModel, histories: ServingHistories) -> None:
+        super().__init__(name="stored_users")
+        self._n_hash_rows = saved.users.first_own_row - 1
+        silent, silent_rows = _without_events(saved.users, histories)
+        ids = pa.concat_arrays([histories.ids, silent])
+        self._table = IdTable(ids, np.arange(1, len(ids) + 1))
+        # Place 0 is the unknown user, who did nothing.
+        rows = np.concatenate([[0], histories.user_rows, silent_rows])
+        self._rows = constant(rows, tf.int32)
+        ends = np.full(len(silent), histories.offsets[-1])
+        offsets = np.concatenate([[0], histories.offsets, ends])
+        self._offsets = constant(offsets, tf.int32 if offsets[-1] < 2**31 else tf.int64)
+        self._items = constant(np.append(histories.item_rows, 0), tf.int32)
+        if histories.times is not None:
+            # At the end the newest of all: the default time of a query.
+            newest = histories.times.max() if len(histories.times) else 0
+            self._times = constant(np.append(histories.times, newest), tf.int64)
+        self._facts = {
+            name: constant(np.append(fact, UNKNOWN), tf.int32)
+            for name, fact in histories.facts.items()
+        }
+
+    def numbers(self, user_id: tf.Tensor) -> tf.Tensor:
+        """Returns the number `[b]` int32 of each of `user_id` `[b]`."""
+        return self._table.lookup(user_id)
+
+    def rows(self, user: tf.Tensor, user_id: tf.Tensor) -> tf.Tensor:
+        """Returns the row `[b]` of each user, by number; an unknown one has that of its id."""
+        shared = hash_rows(user_id, self._n_hash_rows)
+        return tf.where(user > 0, tf.gather(self._rows, user), shared)
+
+    def newest(self, user: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the newest item rows `[b, length]` of users, padded with 0."""
+        places, is_inside = self._newest_places(user, length)
+        return tf.where(is_inside, tf.gather(self._items, places), 0)
+
+    def fact(self, name: str, user: tf.Tensor, now: tf.Tensor | None, length: int) -> tf.Tensor:
+        """Returns a fact of the events that `newest` returns `[b, length]` int32.
+
+        Args:
+            name: The fact, of `recsys.data.history_facts`.
+            user: Numbers of users `[b]`.
+            now: Texts `[b, any]`, of which the first is the moment from which ages count back;
+                empty: the newest event.
+            length: Items of a user.
+        """
+        places, is_inside = self._newest_places(user, length)
+        if name == AGES and now is not None:
+            moment = seconds(first_of(now))
+            newest = tf.gather(self._times, tf.size(self._times) - 1)
+            moment = tf.where(moment == tf.int64.min, newest, moment)[:, None]
+            age = moment - tf.gather(self._times, places)
+            fact = tf.cast(tf.clip_by_value(age, 0, OLDEST), tf.int32)
+        else:
+            fact = tf.gather(self._facts[name], places)
+        return tf.where(is_inside, fact, UNKNOWN)
+
+    def _newest_places(self, user: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the places of the newest events `[b, length]`, and which of them are there."""
+        start, end = self._slice(user)
+        places = end[:, None] - 1 - tf.range(length, dtype=tf.int64)
+        is_inside = places >= start[:, None]
+        return tf.where(is_inside, places, 0), is_inside
+
+    def history(self, user: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the item rows of users `[b, any]`, the oldest first."""
+        places = tf.ragged.range(*self._slice(user))
+        # By its values: gathered ragged, the variable is read whole, and copied for that.
+        return places.with_values(tf.gather(self._items, places.values))
+
+    def _slice(self, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        bounds = tf.gather(self._offsets, user), tf.gather(self._offsets, user + 1)
+        return tf.cast(bounds[0], tf.int64), tf.cast(bounds[1], tf.int64)
+
+
+def _without_events(users: Vocabulary, histories: ServingHistories) -> tuple[pa.Array, np.ndarray]:
+    """Returns ids and rows of the users who have a row, for their features, and did nothing."""
+    is_silent = pc.invert(pc.is_in(users.own_ids, value_set=histories.ids))
+    is_silent = pc.and_(is_silent, users.own_ids.is_valid())
+    places = np.flatnonzero(is_silent.to_numpy(zero_copy_only=False))
+    return users.own_ids.filter(is_silent), users.first_own_row + places
+
+
+class StoredIds:
+    """Users whom the SavedModel of a bundle knows.
+
+    Args:
+        bundle: The bundle.
+        ids: Users to look up.
+
+    Attributes:
+        numbers: The number of each of `ids` that it knows.
+    """
+
+    def __init__(self, bundle: Path, ids: Sequence[str]) -> None:
+        self._reader = tf.train.load_checkpoint(str(bundle / "variables" / "variables"))
+        graph = self._reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
+        self._nodes = TrackableObjectGraph.FromString(graph).nodes
+        first, second, numbers = self._table = [
+            self._get(f"_users/_table/{name}") for name in ("_first", "_second", "_numbers")
+        ]
+        places = places_of(ids, first, second).tolist()
+        self._places = {id_: p for id_, p in zip(ids, places, strict=True) if p >= 0}
+        self.numbers = {id_: int(numbers[place]) for id_, place in self._places.items()}
+
+    def overwritten(self, rows: Sequence[int]) -> Rows:
+        """Returns what becomes of the variables' rows.
+
+        Args:
+            rows: Rows that the users have of their own.
+        """
+        changes: Rows = {}
+        # A copy of the next entry takes the place of one: searches find the first of equals.
+        left = np.setdiff1d(np.arange(len(self._table[0])), [*self._places.values()])
+        following = {place: left[np.searchsorted(left, place)] for place in self._places.values()}
+        for name, values in zip(("_first", "_second", "_numbers"), self._table, strict=True):
+            key = self.key(f"_users/_table/{name}")
+            changes[key] = {place: values[other] for place, other in following.items()}
+        changes[self.key("_users/_rows")] = dict.fromkeys(self.numbers.values(), 0)
+        offsets = self._get("_users/_offsets")
+        events = [e for n in self.numbers.values() for e in range(offsets[n], offsets[n + 1])]
+        changes[self.key("_users/_items")] = dict.fromkeys(events, 0)
+        for name in self._children("_users/_facts"):
+            changes[self.key(f"_users/_facts/{name}")] = dict.fromkeys(events, -1)
+        if "_times" in self._children("_users"):
+            times = self._get("_users/_times")
+            newest = np.delete(times[:-1], events).max(initial=0)
+            last = {len(times) - 1: newest}
+            changes[self.key("_users/_times")] = dict.fromkeys(events, 0) | last
+        for name in self._children("_of_user_rows"):
+            changes[self.key(f"_of_user_rows/{name}")] = dict.fromkeys(rows, 0)
+        return changes
+
+    def key(self, path: str) -> str:
+        """Returns the key in the checkpoint of the variable at a path of attributes."""
+        return str(self._node(path).attributes[0].checkpoint_key)
+
+    def _get(self, path: str) -> Any:
+        return self._reader.get_tensor(self.key(path))
+
+    def _children(self, path: str) -> list[str]:
+        return [child.local_name for child in self._node(path).children]
+
+    def _node(self, path: str) -> Any:
+        node = self._nodes[0]
+        for name in path.split("/"):
+            node = self._nodes[{c.local_name: c.node_id for c in node.children}[name]]
+        return node
