@@ -19,6 +19,7 @@ EXAMPLE = ROOT / "examples" / "own_keras_model.py"
 def test_the_dlrm_learns_and_its_step_is_checked(devices):
     # Compiled as users do: it computes for longer than it compiles.
     flags = f"--xla_force_host_platform_device_count={devices}"
+    flags += " --xla_cpu_collective_call_terminate_timeout_seconds=600"  # Under load.
     done = subprocess.run(
         [sys.executable, EXAMPLE],
         env={**os.environ, "XLA_FLAGS": flags},
