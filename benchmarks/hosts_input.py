@@ -28,8 +28,8 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.batch_part import BatchPart
 from recsys.data.store import InteractionStore
 from recsys.models.config import SasRecConfig
-from recsys.tasks.retrieval.batches import BatchSource, ReadCount
-from recsys.tasks.retrieval.sequences import SequenceSource
+from recsys.tasks.retrieval.training.batches import BatchSource, ReadCount
+from recsys.tasks.retrieval.training.sequences import SequenceSource
 
 Case = StrEnum("Case", {"TOWERS": "two towers", "SEQUENCES": "sequences", "FULL": "full softmax"})
 _CASES = [*Case]

@@ -30,8 +30,8 @@ from benchmarks.stores import write_shard
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.store import EVENTS_OF_A_SHARD, InteractionStore, write_manifest
-from recsys.tasks.retrieval.batches import BatchSource
-from recsys.tasks.retrieval.examples import training_events
+from recsys.tasks.retrieval.training.batches import BatchSource
+from recsys.tasks.training_side import training_events
 from recsys.training.prefetch import read_ahead
 
 Case = StrEnum("Case", ["ids", "history", "model", "feed"])

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from recsys.registry import register_model as register_model
     from recsys.registry import register_row_optimizer as register_row_optimizer
     from recsys.registry import register_source as register_source
+    from recsys.registry import register_task as register_task
     from recsys.registry.file_option import File as File
     from recsys.serving.recommendations import LoadedBundle as LoadedBundle
     from recsys.serving.recommendations import load_bundle as load_bundle
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
     from recsys.tasks.model_folder import TrainedModel as TrainedModel
     from recsys.tasks.model_folder import load_model as load_model
     from recsys.tasks.model_folder import save_model as save_model
-    from recsys.tasks.retrieval.auto import for_data as for_data
     from recsys.tasks.retrieval.baselines.baseline import Baseline as Baseline
+    from recsys.tasks.retrieval.training.auto import for_data as for_data
     from recsys.training.trainer import Trainer as Trainer
     from recsys.training.training_result import TrainingResult as TrainingResult
     from recsys.vectors.publication import VectorPublication as VectorPublication
@@ -92,7 +93,7 @@ _NAMES = {
     "recsys.models.layers": "layers",
     "recsys.registry": (
         "register_baseline register_encoder register_feature register_loss register_metric "
-        "register_model register_row_optimizer register_source"
+        "register_model register_row_optimizer register_source register_task"
     ),
     "recsys.registry.file_option": "File",
     "recsys.serving.recommendations": "LoadedBundle load_bundle",
@@ -100,7 +101,7 @@ _NAMES = {
     "recsys.stages.ingest": "ingest",
     "recsys.strict": "Strict",
     "recsys.tasks.model_folder": "TrainedModel load_model save_model",
-    "recsys.tasks.retrieval.auto": "for_data",
+    "recsys.tasks.retrieval.training.auto": "for_data",
     "recsys.tasks.retrieval.baselines.baseline": "Baseline",
     "recsys.training.trainer": "Trainer",
     "recsys.training.training_result": "TrainingResult",

@@ -27,7 +27,7 @@ ASKED = "asked_age"
 """Of packed training, ages of the events to predict `[rows, examples of a row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"
 """Of a batch, the items of its histories once each, and which of them is where; see
-`recsys.tasks.retrieval.batches.each_once`."""
+`recsys.tasks.retrieval.training.batches.each_once`."""
 Facts = Mapping[str, np.ndarray]
 """What is told of the items of histories `[n, history]`, and of questions `[n]`, by the names
 of inputs."""

@@ -14,6 +14,7 @@ from recsys.distributed.coordination import client, n_processes, process_index
 from recsys.distributed.ending import ending_after
 from recsys.errors import RecsysError
 from recsys.system.disk import storage_error
+from recsys.system.events import note
 
 _AGREE_S = 1800.0
 _PIECE_BYTES = 1 << 26
@@ -151,3 +152,9 @@ def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
             for start in range(0, len(letters), _PIECE_BYTES)
         ]
     return np.concatenate(pieces, axis=1).view(array.dtype).reshape(count, *array.shape)
+
+
+def note_on_primary(sentence: str) -> None:
+    """Reports a note, on the primary process only."""
+    if is_primary():
+        note(sentence)

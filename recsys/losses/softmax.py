@@ -62,14 +62,13 @@ def sampled_softmax(
 
     For a set, `log_q` is the log of the inclusion probability: that of B draws with
     probability p each is `1 - (1 - p)^B`, and a second sampler's miss probability
-    multiplies in (`recsys.tasks.retrieval.sampling`). Why that is right: the set S sampled around
-    the positive y has probability Q(S | y) ∝ 1 / q_y among the y in S, since every other
-    member had to be drawn and y was there anyway; so by Bayes P(y | x, S) ∝ P(y | x) /
-    q_y, and the scores whose corrected softmax fits are log P(y | x) (Bengio & Senécal,
-    IEEE TNN 2008; Jean et al., ACL 2015; TensorFlow's note "Candidate Sampling", where
-    q is the expected count among unique samples). Yi et al. (RecSys 2019, eq. 5) take
-    log p, which is the same up to a constant while B p is small. It is exact where items
-    are drawn independently of each other, and near it for draws with replacement
+    multiplies in. Why that is right: the set S sampled around the positive y has probability
+    Q(S | y) ∝ 1 / q_y among the y in S, since every other member had to be drawn and y was
+    there anyway; so by Bayes P(y | x, S) ∝ P(y | x) / q_y, and the scores whose corrected softmax
+    fits are log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015; TensorFlow's note
+    "Candidate Sampling", where q is the expected count among unique samples). Yi et al. (RecSys
+    2019, eq. 5) take log p, which is the same up to a constant while B p is small. It is exact
+    where items are drawn independently of each other, and near it for draws with replacement
     (docs/losses.md says how near).
 
     With `candidate` the positives and then the whole catalogue, and `log_q` 0, it is the

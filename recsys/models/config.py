@@ -31,10 +31,12 @@ class RetrievalConfig(Strict):
     Data loading, evaluation and serving depend on these keys.
 
     Attributes:
+        task: Name of the model's task.
         summary: Description of the model for the model card.
         FREE: Keys that weights and vectors do not depend on. A warm start may change them.
     """
 
+    task: ClassVar[str] = "retrieval"
     summary: ClassVar[str] = (
         "A retrieval model: it embeds a user, by id, history and features, and an item with its"
         " features."

@@ -191,7 +191,7 @@ class RetrievalModel(LookupModel):
                 model whose config is `over_positions` trains, histories are packed `[rows,
                 history, …]`, and `segment` `[rows, history]` and `at` `[rows, batch / rows]` say
                 which of them an example reads: see
-                `recsys.tasks.retrieval.sequences.SequenceSource`. There is also what
+                `recsys.tasks.retrieval.training.sequences.SequenceSource`. There is also what
                 `config.history_facts` names, `[batch, history]` int32, and with ages in packed
                 training `asked_age` `[rows, batch / rows]`. While a model whose config has
                 `distinct_history` trains, there may be `history_place` `[batch, history]`:

@@ -1,9 +1,8 @@
 """Encoders of sequences that learn at every position: SASRec, LiGR and HSTU.
 
-Training packs the sequences of several users into a row
-(`recsys.tasks.retrieval.sequences`), and an example reads the state of the newest item before
-it: one pass over a row serves all of its examples. Everywhere else a row is one user's history,
-and the newest item's state is read.
+Training packs the sequences of several users into a row, and an example reads the state of the
+newest item before it: one pass over a row serves all of its examples. Everywhere else a row is one
+user's history, and the newest item's state is read.
 
 Rows `[rows, length]` are histories with the newest item first; 0 is padding, or an item that
 isn't known, and is seen by none. An item's place counts the items of its user that the row

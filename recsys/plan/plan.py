@@ -30,10 +30,10 @@ from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import InputSpec, Tables
 from recsys.models.retrieval_model import RetrievalModel, model_class
 from recsys.plan.table_rows import TableRows
-from recsys.tasks.retrieval.auto import DataShape, for_data
-from recsys.tasks.retrieval.sequences import packing
+from recsys.tasks.retrieval.training.auto import DataShape, for_data
+from recsys.tasks.retrieval.training.preconditions import check_divides, uneven
+from recsys.tasks.retrieval.training.sequences import packing
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
-from recsys.training.preconditions import check_divides, uneven
 
 MOST_DEVICES = 256
 _LARGE_SLOTS = ("adagrad", "lazy_adam", "ftrl")

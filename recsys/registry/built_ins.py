@@ -6,8 +6,11 @@ import functools
 from typing import NamedTuple
 
 BUILT_INS = {
+    "task": {
+        "retrieval": "recsys.tasks.retrieval.task:Retrieval",
+    },
     "model": {
-        "auto": "recsys.tasks.retrieval.auto:AutoModel AutoConfig",
+        "auto": "recsys.tasks.retrieval.training.auto:AutoModel AutoConfig",
         "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
     },
     "encoder": {

@@ -16,17 +16,17 @@ import jax
 import keras
 
 from recsys.distributed.ending import StepWatch, StopRequest, ending_after
-from recsys.distributed.host_collectives import agreed, meet
+from recsys.distributed.host_collectives import agreed, meet, note_on_primary
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.process import release_freed
 from recsys.tasks.config import TrainConfig
+from recsys.tasks.training_side import EpochWork
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
-from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
 from recsys.training.saved_variables import all_finite, arrays_of, saved_variables, weights_of
-from recsys.training.training_log import TrainingLog, not_a_number, note_once
+from recsys.training.training_log import TrainingLog, not_a_number
 from recsys.training.training_result import Progress, metrics_text
 
 _CURVE_POINTS = 200
@@ -42,7 +42,7 @@ class TrainingRun(keras.callbacks.Callback):
         last: Where checkpoints go.
         best: Where the model goes that validation found best.
         progress: The progress of the run.
-        tasks: What is done between two epochs.
+        work: What is done between two epochs.
         profile: Folder for the trace of JAX's profiler.
         callbacks: Keras callbacks of the user.
     """
@@ -54,15 +54,15 @@ class TrainingRun(keras.callbacks.Callback):
         last: CheckpointStore,
         best: CheckpointStore,
         progress: Progress,
-        tasks: EpochTasks,
+        work: EpochWork,
         profile: Path,
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
         super().__init__()
         self.set_model(model)
-        self._config, self._progress, self._tasks = config, progress, tasks
+        self._config, self._progress, self._work = config, progress, work
         self._last, self._best, self._profile_folder = last, best, profile
-        self._steps_per_epoch, self.total = tasks.source.steps_per_epoch, len(tasks.source)
+        self._steps_per_epoch, self.total = work.source.steps_per_epoch, len(work.source)
         epochs = self.total // self._steps_per_epoch
         # To Keras' `fit` a run is one epoch, so that it can be resumed at any step; the user's
         # callbacks see the real ones. Where none has a hook for batches, no step is waited for.
@@ -99,7 +99,7 @@ class TrainingRun(keras.callbacks.Callback):
             self._restore_best(self._progress.best_step)
         else:
             finalize(self.model)
-        self._tasks.settle()
+        self._work.settle()
 
     def _fit(self) -> None:
         progress = self._progress
@@ -108,7 +108,7 @@ class TrainingRun(keras.callbacks.Callback):
             "processes": jax.process_count(),
             "platform": jax.devices()[0].platform,
         }
-        self._tasks.begin(progress.step, self._batches)
+        self._work.begin(progress.step, self._batches)
         meet()  # Each has compiled and restored by itself.
         with self._stop.listening(), self._watch.watching():
             self.model.fit(
@@ -227,7 +227,7 @@ class TrainingRun(keras.callbacks.Callback):
         self._epoch_logs = self._progress.end_epoch(epochs - 1, metrics)
         self._callbacks.on_epoch_end(epochs - 1, self._epoch_logs)
         if not self._is_over() and not self._is_stop_requested():
-            self._tasks.refresh(epochs, self._batches)
+            self._work.refresh(epochs, self._batches)
             self._callbacks.on_epoch_begin(epochs)
 
     def _profile(self, step: int) -> None:
@@ -246,7 +246,7 @@ class TrainingRun(keras.callbacks.Callback):
         progress = self._progress
         with averaged(self.model):
             # Rounded otherwise, another process might think otherwise of what is best.
-            own = self._tasks.validate()
+            own = self._work.validate()
             metrics: dict[str, float] = agreed(lambda: own)
             earlier = [look[metric] for look in progress.looks]
             progress.looks.append({"step": progress.step, **metrics})
@@ -271,7 +271,7 @@ class TrainingRun(keras.callbacks.Callback):
         progress = self._progress
         if self.model.step_proof is not None:
             progress.machine["step"] = dataclasses.asdict(self.model.step_proof)
-        progress.machine["input_bytes_per_epoch"] = self._tasks.source.bytes_per_epoch
+        progress.machine["input_bytes_per_epoch"] = self._work.source.bytes_per_epoch
         arrays = self._finite(saved_variables(self.model))
         # What this checkpoint names as the best model must be there before it is.
         self._last.save(progress.step, arrays, dataclasses.asdict(progress), self._best.pending)
@@ -312,7 +312,7 @@ class TrainingRun(keras.callbacks.Callback):
                 f"Remove the folder {str(self._best.folder.parent)!r} to train from scratch.",
                 reason,
             )
-        note_once(f"The best model is taken from the run's own checkpoint: {reason}")
+        note_on_primary(f"The best model is taken from the run's own checkpoint: {reason}")
         finalize(self.model)
 
 

@@ -11,6 +11,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.embedding.optimizers import RowOptimizer
+from recsys.errors import RecsysError
 from recsys.tasks.config import TrainConfig
 
 
@@ -168,3 +169,32 @@ def finalize(model: keras.Model) -> None:
     """Replaces the dense weights by their moving averages permanently, if there are any."""
     if getattr(model.optimizer, "use_ema", False):
         model.optimizer.finalize_variable_values(model.trainable_variables)
+
+
+def check_updates(train: TrainConfig, n_steps: int) -> list[str]:
+    """Checks that a run updates its model.
+
+    Args:
+        train: The training loop.
+        n_steps: Steps of the run.
+
+    Returns:
+        Sentences on what is remarkable, and no error.
+
+    Raises:
+        RecsysError: It has fewer steps than one update takes.
+    """
+    if train.accumulate > n_steps:
+        raise RecsysError(
+            "R320",
+            "A run must have at least train.accumulate steps: otherwise nothing is updated.",
+            f"Lower train.accumulate to at most {n_steps}, or train.batch_size.",
+            {"train.accumulate": train.accumulate, "steps": n_steps},
+        )
+    warmup = train.schedule.warmup_steps
+    if warmup <= n_steps:
+        return []
+    return [
+        f"The run has {n_steps:,} steps, and train.schedule.warmup_steps is {warmup:,}: it ends"
+        " before it reaches the full learning rate."
+    ]

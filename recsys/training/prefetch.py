@@ -22,7 +22,7 @@ from recsys.data.batch_part import BatchPart, held_part
 # Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
 # generator or a `PyDataset` it copies to the host first.
 from recsys.embedding.keras_internals import DataAdapter
-from recsys.tasks.retrieval.batches import Batch, BatchSource
+from recsys.tasks.training_side import Batch, Source
 
 DEPTH = 2
 """Batches that are put on the devices before they are asked for."""
@@ -50,12 +50,12 @@ class BatchIterator(DataAdapter):
         is_waiting: Whether one is waited for now.
     """
 
-    def __init__(self, source: BatchSource, first_step: int = 0) -> None:
+    def __init__(self, source: Source, first_step: int = 0) -> None:
         self.step, self.waited_s, self.is_waiting = first_step, 0.0, False
         self._source, self._place = source, batch_placer()
         self._batches: Any = None
 
-    def restart(self, source: BatchSource) -> None:
+    def restart(self, source: Source) -> None:
         """Goes on with another source, such as one with new lists of hard negatives.
 
         What was read ahead is thrown away.
@@ -125,7 +125,7 @@ class BatchIterator(DataAdapter):
         return batch
 
 
-def _placed_ahead(source: BatchSource, first: int, place: Placer) -> Any:
+def _placed_ahead(source: Source, first: int, place: Placer) -> Any:
     """Returns Grain's iterator of `(batch,)` on the devices, `DEPTH` of them ahead."""
     placed = read_ahead(source, first).map(lambda element: (place(element[0]),))
     return iter(grain.experimental.ThreadPrefetchIterDataset(placed, prefetch_buffer_size=DEPTH))
@@ -194,7 +194,7 @@ class _Blocks:
         end_step: Step to end before.
     """
 
-    def __init__(self, source: BatchSource, first_step: int, end_step: int) -> None:
+    def __init__(self, source: Source, first_step: int, end_step: int) -> None:
         self._source, self._first, self._end = source, first_step, end_step
         most = (_BLOCK_EXAMPLES, _BLOCK_CANDIDATES, _BLOCK_NUMBERS)
         sizes = zip(most, source.size_of_part, strict=True)
@@ -238,7 +238,7 @@ class _Unpack(grain.experimental.FlatMapTransform):
 
 
 def read_ahead(
-    source: BatchSource, first_step: int = 0, end_step: int | None = None
+    source: Source, first_step: int = 0, end_step: int | None = None
 ) -> grain.IterDataset:
     """Returns a Grain dataset of `(batch,)`, read by threads ahead.
 

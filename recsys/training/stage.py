@@ -12,10 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from recsys.data.dataset import Data
-from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
 from recsys.distributed.agreement import facts_of
 from recsys.distributed.ending import failing_at_once
@@ -23,15 +20,12 @@ from recsys.distributed.host_collectives import agreed, in_shares
 from recsys.distributed.join import join
 from recsys.errors import UsageError
 from recsys.fingerprint import source_version
-from recsys.models import ModelInputs, RetrievalModel, model_class
-from recsys.models.config import AutoConfig
-from recsys.models.inference import embed_queries
+from recsys.models import model_class
 from recsys.tasks.config import TrainStage
-from recsys.tasks.model_folder import save_candidates, save_model
-from recsys.tasks.retrieval.auto import described, for_data, outgrown
+from recsys.tasks.model_folder import save_model
+from recsys.tasks.task import training_side
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend
-from recsys.training.training_log import note_once
 from recsys.training.training_result import TrainingResult
 from recsys.training.warm_start import (
     CHANGED,
@@ -44,8 +38,6 @@ from recsys.training.warm_start import (
     updates_of,
     warm_start_of,
 )
-
-_PROBES = 1000
 
 
 def train(
@@ -78,8 +70,8 @@ def train(
     """
     dataset = Data(data)
     in_shares(dataset.verify)
-    if isinstance(stage.model, AutoConfig):
-        stage = _chosen(stage, dataset, base)
+    earlier = None if base is None else stage_of_model(base)
+    stage = training_side(stage.model).chosen(stage, dataset, earlier)
     checkpoints = checkpoints or RunFolders.root_beside(out)
     try:
         result = _fit(stage, dataset, checkpoints, base)
@@ -90,20 +82,6 @@ def train(
         cold = cold_start(base, error.rule)
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
     return write_model(out, result, dataset)
-
-
-def _chosen(stage: TrainStage, data: Data, base: Path | None) -> TrainStage:
-    """Returns a config with the model that the data choose, or chose for `base`."""
-    earlier = None if base is None else stage_of_model(base)
-    chosen = for_data(stage, data, earlier)
-    note_once(f"The config leaves the model to the data: {described(chosen)}.")
-    other = None if earlier is None else outgrown(stage, data, earlier)
-    if other is not None:
-        note_once(
-            f"That is the earlier model's choice; the data would choose now: {other}."
-            " A run with warm_start=null changes to it."
-        )
-    return chosen
 
 
 def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
@@ -126,8 +104,7 @@ def write_model(out: str | Path, result: TrainingResult, data: Data) -> dict[str
     drop_state(out)
     save_model(out, model, result.stage, data.folder, inputs)
     save_state(out, model, _state(result, data.store))
-    save_candidates(out, model, inputs)
-    _write_probe(out, model, data.store, inputs)
+    training_side(result.stage.model)(result.stage, data.store, inputs).write(out, model)
     summary = {**result.summary(), "source": source_version()}
     text = json.dumps(summary, indent=1) + "\n"
     agreed(lambda: (out / "training.json").write_text(text))
@@ -147,28 +124,6 @@ def _state(result: TrainingResult, store: InteractionStore) -> TrainingState:
         steps=before.steps + result.progress.step,
         warm_starts=before.warm_starts + 1,
     )
-
-
-def _write_probe(
-    out: Path, model: RetrievalModel, store: InteractionStore, inputs: ModelInputs
-) -> None:
-    """Writes queries and their embeddings, which the export must reproduce."""
-    log, length = store.train, model.spec.config.history
-    events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
-    user_row = np.array(log.user_row[events])
-    history = log.histories(events, length)
-    # A user without a row and one without a history are queries too, and users of whom
-    # features alone are known.
-    user_row[:1], history[1:2] = 0, 0
-    users = inputs.users
-    untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
-    user_row[len(events) - len(untrained) :] = untrained
-    facts = log.history_facts(model.spec.config.history_facts, events, length)
-    if model.spec.config.item_age:
-        facts[ASKED_AT] = minutes(log.timestamp[events])
-    query = embed_queries(model, user_row, history, inputs, facts)
-    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
-    agreed(lambda: np.savez(out / "probe.npz", **arrays))
 
 
 def run(

@@ -13,38 +13,33 @@ import keras
 
 from recsys import kernels
 from recsys.data.dataset import Data
-from recsys.data.history_facts import AGES, KINDS, WEIGHTS
-from recsys.data.store import InteractionStore
 from recsys.distributed.config import LayoutRules, MeshConfig
-from recsys.distributed.host_collectives import in_shares, is_primary
+from recsys.distributed.host_collectives import in_shares, is_primary, note_on_primary
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import place_variables, tables_of
 from recsys.errors import UsageError
 from recsys.fingerprint import classes_without_source
-from recsys.models import ModelInputs, ModelSpec, RetrievalModel
+from recsys.models import ModelSpec, RetrievalModel
+from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import model_class
 from recsys.strict import Repeats
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
-from recsys.tasks.retrieval.batches import BatchSource
-from recsys.tasks.retrieval.examples import training_events
-from recsys.tasks.retrieval.sequences import SequenceSource
-from recsys.training.checkpoint import CheckpointStore, interleaved_rows
-from recsys.training.hard_negatives import EpochTasks
+from recsys.tasks.task import training_side
+from recsys.tasks.training_side import trained_inputs, unknown_share
+from recsys.training.checkpoint import CheckpointStore, interleaved_rows, steps_in
 from recsys.training.loop import PrintEpochs, TrainingRun
-from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
-from recsys.training.preconditions import (
-    check_divides,
-    check_events,
+from recsys.training.optimization import (
     check_updates,
-    unknown_share,
+    exclude_vectors,
+    table_optimizers,
+    tower_optimizer,
 )
 from recsys.training.prefetch import BatchIterator, part_of_process
 from recsys.training.run_folders import RunFolders
 from recsys.training.saved_variables import saved_variables
 from recsys.training.state_transfer import transfer_state
-from recsys.training.training_log import TensorBoardWriter, TrainingLog, note_once, report_progress
+from recsys.training.training_log import TensorBoardWriter, TrainingLog
 from recsys.training.training_result import Progress, TrainingResult
-from recsys.training.validation import trained_inputs
 from recsys.training.warm_start import batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
@@ -153,7 +148,8 @@ class Trainer:
                 "Register the class with @recsys.register_model, with a Config of its own.",
                 type(model).__qualname__,
             )
-        config = _with_histories(model.spec.config, self.stage.train, data.store)
+        side = training_side(model.spec.config)
+        config = side.resolved(model.spec.config, self.stage.train, data)
         spec = model.spec.model_copy(update={"config": config})
         if spec != ModelSpec.for_data(
             config, data.users.n_rows, data.catalogue, data.user_features
@@ -172,39 +168,6 @@ def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
     return UsageError("R382", f"The model to train must {rule}.", cure, received)
 
 
-_NEEDED = {
-    AGES: ("model.pooling.relative_time", "times", "timestamp"),
-    WEIGHTS: ("model.pooling.event_weight", "weights", "weight"),
-    KINDS: ("model.pooling.event_kind", "kinds", "event"),
-}
-
-
-def _with_histories(config: Any, train: TrainConfig, store: InteractionStore) -> Any:
-    """Returns a model's config with `history_of` as the order of the events asks for.
-
-    Raises:
-        UsageError: The past is asked for, and the events have no order; or times, weights or
-            kinds are that they don't have.
-    """
-    columns = "Name their column by data.interactions.columns.{}, or leave {} out."
-    order, missing = store.split.order, [f for f in config.history_facts if f not in store.facts]
-    needs = [_NEEDED[fact] for fact in missing]
-    read_times = {"model.item_age": config.item_age, "train.half_life": train.half_life}
-    if order != "time":
-        needs += [(key, "times", "timestamp") for key, value in read_times.items() if value]
-    errors = [
-        (f"{key} needs events that have {what}.", columns.format(column, key))
-        for key, what, column in needs
-    ]
-    if config.history_of == "past" and order == "none":
-        rule = "model.history_of: past needs events that have an order."
-        errors.append((rule, "Leave model.history_of out, or set it to others."))
-    for rule, cure in errors:
-        raise UsageError("R336", rule, cure, store.split.text)
-    history_of = config.history_of or ("others" if order == "none" else "past")
-    return config.model_copy(update={"history_of": history_of})
-
-
 class _Fit:
     """One call of `Trainer.fit`."""
 
@@ -212,7 +175,8 @@ class _Fit:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
         inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
-        base, self._cold = choose(trainer.base, stage, data.store, inputs)
+        side = training_side(stage.model)(stage, data.store, inputs)
+        base, self._cold = choose(trainer.base, stage, data.store, side)
         self._trainer, self._model, self._base, self._own_stage = trainer, model, base, stage
         self._folders = RunFolders.of_run(
             trainer.checkpoints,
@@ -221,30 +185,16 @@ class _Fit:
             None if base is None else base.fingerprint,
             trainer.tensorboard,
         )
-        self._stage = continued_stage(stage, base)
+        self._side, self._stage = side, continued_stage(stage, base)
         train = self._stage.train
         self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
-        self._events = training_events(data.store.train, train, data.store.split)
-        check_divides(train, self._mesh.shape[0])
-        remarks = check_events(self._events, inputs.catalogue, self._stage.model.history_of)
-        config = self._stage.model
-        if data.store.split.order == "none" and config.needs_order and not config.over_positions:
-            remarks.append(
-                "model.pooling is sequence, and the events have no order: its places say nothing,"
-                " so mean or attention learn as much for less."
-            )
-        self._all_inputs, self._inputs = inputs, trained_inputs(inputs, self._events)
+        n_parts = self._mesh.shape[0]
+        self._events = side.events(train)
+        remarks = side.check(self._events, train, n_parts)
+        self._inputs = trained_inputs(side.inputs, self._events)
         self._unknown_share = unknown_share(self._events, self._inputs)
-        source = SequenceSource if self._stage.model.over_positions else BatchSource
-        self._source = source(
-            self._events,
-            inputs.catalogue,
-            self._stage.model,
-            batch_settings(train, base),
-            inputs.user_features,
-            multiple=self._mesh.shape[0],
-            part=part_of_process(self._mesh),
-        )
+        part = part_of_process(self._mesh)
+        self._source = side.source(self._events, batch_settings(train, base), n_parts, part)
         remarks += check_updates(train, len(self._source))
         if unknown := classes_without_source(stage):
             remarks.append(
@@ -253,7 +203,7 @@ class _Fit:
             )
         for sentence in (*remarks, kernels.warning()):
             if sentence:
-                note_once(sentence)
+                note_on_primary(sentence)
 
     def run(self) -> TrainingResult:
         """Builds, restores and trains the model."""
@@ -291,11 +241,19 @@ class _Fit:
     def _train(self, last: CheckpointStore, best: CheckpointStore, progress: Progress) -> None:
         base, folders, trainer = self._base, self._folders, self._trainer
         since = None if base is None else base.state.trained_until
-        tasks = EpochTasks(self._model, self._inputs, self._source, self._stage, folders, since)
+        work = self._side.epoch_work(
+            self._model,
+            self._inputs,
+            self._source,
+            self._stage,
+            folders.negatives,
+            lambda: min(steps_in(folders.last), default=0),
+            since,
+        )
         printers = [PrintEpochs()] if trainer.verbose == 2 and is_primary() else []
         callbacks = (*trainer.callbacks, *printers)
         run = TrainingRun(
-            self._model, self._stage.train, last, best, progress, tasks, folders.profile, callbacks
+            self._model, self._stage.train, last, best, progress, work, folders.profile, callbacks
         )
         with ExitStack() as stack:
             writer = None
@@ -353,11 +311,11 @@ class _Fit:
         if restored is None:
             return None
         for sentence in restored.damaged:
-            note_once(sentence)
+            note_on_primary(sentence)
         progress = Progress(**restored.state)
         if progress.step < len(self._source):
             progress.resumed_at.append(progress.step)
-        note_once(
+        note_on_primary(
             f"Goes on from step {progress.step:,}, saved by an earlier run of the same training."
         )
         return progress
@@ -366,7 +324,7 @@ class _Fit:
         """Returns the beginning of a run, with the state of the earlier model, if there is one."""
         progress, base = Progress(), self._base
         if base is not None:
-            tables = transfer_state(base, self._model, self._all_inputs, self._stage)
+            tables = transfer_state(base, self._model, self._side.inputs, self._stage)
             progress.warm_start = {
                 "base": str(base.folder),
                 "fingerprint": base.fingerprint,
@@ -382,10 +340,8 @@ class _Fit:
                 f" ({n['neighbours']:,} from neighbours), {n['dropped']:,} dropped"
                 for name, n in tables.items()
             )
-            note_once(f"Goes on from the model in {base.folder}: {text}.")
-        if self._model.adapted:
-            report_progress(0, 1, "finds neighbours and ages of items")
-        self._model.adapt(self._events, self._all_inputs)
+            note_on_primary(f"Goes on from the model in {base.folder}: {text}.")
+        self._side.adapt(self._model, self._events)
         return progress
 
 

@@ -241,9 +241,3 @@ def report_progress(done: int, total: int, text: str) -> None:
         text: Loss, speed and time left.
     """
     emit("progress", step="Trainer", done=done, total=total, text=text)
-
-
-def note_once(sentence: str) -> None:
-    """Reports a note on the primary process only."""
-    if is_primary():
-        note(sentence)

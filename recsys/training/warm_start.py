@@ -21,10 +21,9 @@ import jax
 import numpy as np
 
 from recsys import registry
-from recsys.data.history_facts import KINDS
 from recsys.data.kept_events import KeptEvents
 from recsys.data.store import InteractionStore
-from recsys.distributed.host_collectives import agreed, jointly
+from recsys.distributed.host_collectives import agreed, jointly, note_on_primary
 from recsys.embedding.layout import tables_of
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
@@ -41,11 +40,9 @@ from recsys.registry.file_option import read_in_folder
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
-from recsys.tasks.retrieval.examples import training_events
+from recsys.tasks.training_side import TrainingSide
 from recsys.training.row_sources import kind_of
 from recsys.training.saved_variables import moments_of, seeds_of
-from recsys.training.training_log import note_once
-from recsys.training.validation import Validator
 
 FOLDER = "training_state"
 CHANGED = "R390"
@@ -224,7 +221,7 @@ def trained_until(events: KeptEvents) -> int:
 
 
 def choose(
-    folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
+    folder: Path | None, stage: TrainStage, store: InteractionStore, side: TrainingSide
 ) -> tuple[EarlierModel | None, str | None]:
     """Returns the model that a training starts from, or the reason for a cold start.
 
@@ -237,7 +234,7 @@ def choose(
         folder: The model folder that was given; None: none was.
         stage: The model and the training loop.
         store: The events.
-        inputs: What is known of users and items.
+        side: Training side of the model's task.
 
     Raises:
         UsageError: There is no such folder; or the model is another one than the config
@@ -247,7 +244,7 @@ def choose(
         return None, None
     damages = jointly(lambda: damage_in_share(folder))
     damage = next((damage for damage in damages if damage is not None), None)
-    reason = agreed(lambda: _reason_against(folder, damage, stage, store, inputs))
+    reason = agreed(lambda: _reason_against(folder, damage, stage, store, side))
     if reason is None:
         return EarlierModel.open(folder), None
     return None, cold_start(folder, reason)
@@ -256,7 +253,7 @@ def choose(
 def cold_start(folder: Path, reason: str) -> str:
     """Reports and returns the reason for a cold start although a model was given."""
     sentence = f"Trains from the beginning, not from the model in {folder}: {reason.rstrip('.')}."
-    note_once(sentence)
+    note_on_primary(sentence)
     return sentence
 
 
@@ -279,7 +276,7 @@ def _reason_against(
     damage: str | None,
     stage: TrainStage,
     store: InteractionStore,
-    inputs: ModelInputs,
+    side: TrainingSide,
 ) -> str | None:
     """Returns why a training can't start from a folder; None if it can."""
     if not folder.is_dir():
@@ -309,29 +306,12 @@ def _reason_against(
             f"it was trained on events until {until}, and what is evaluated now begins"
             f" at {cut}; it has seen the answers"
         )
-    changes = _differences(base, before, stage, inputs)
+    changes = _differences(base, before, stage, side)
     if changes and warm_start_of(stage).changed == "refuse":
         raise refused(folder, changes)
     if changes:
         return f"{len(changes)} of its traits changed: {'; '.join(changes)}"
-    return _reason_of_validation(base.state.trained_until, stage, store, inputs)
-
-
-def _reason_of_validation(
-    until: int, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
-) -> str | None:
-    """Returns why the model's quality can't be measured; None if it can."""
-    validation = stage.train.validation
-    if validation is None:
-        return None
-    events = training_events(store.train, stage.train, store.split)
-    if not (np.asarray(store.train.timestamp[events.held]) >= until).any():
-        return "it was trained on all that validation holds back"
-    try:
-        Validator(events, inputs, stage.model, validation, until, stage.repeats)
-    except RecsysError:
-        return "all that validation holds back since its training are items seen before"
-    return None
+    return side.reason_against(base.state.trained_until)
 
 
 def refused(folder: Path, changes: list[str]) -> UsageError:
@@ -346,7 +326,7 @@ def refused(folder: Path, changes: list[str]) -> UsageError:
 
 
 def _differences(
-    base: EarlierModel, before: ModelInputs, stage: TrainStage, inputs: ModelInputs
+    base: EarlierModel, before: ModelInputs, stage: TrainStage, side: TrainingSide
 ) -> list[str]:
     """Returns what keeps a training from starting from `base`, each as `what: then → now`.
 
@@ -354,8 +334,9 @@ def _differences(
         base: The earlier model.
         before: What it knew of users and items.
         stage: The model and the training loop.
-        inputs: What is known of them now.
+        side: Training side of the model's task.
     """
+    inputs = side.inputs
     pairs: list[tuple[str, Any, Any]] = []
     if type(base.spec.config) is type(stage.model):
         then, now = base.spec.config.architecture(), stage.model.architecture()
@@ -367,12 +348,11 @@ def _differences(
     old, new = (registry.name_of("row_optimizer", t.table_optimizer) for t in (earlier, train))
     pairs.append(("train.table_optimizer", old, new))
     pairs.append(("train.tower_optimizer", earlier.tower_optimizer, train.tower_optimizer))
-    for side in ("users", "items"):
-        buckets = (getattr(known, side).config.hash_buckets for known in (before, inputs))
-        pairs.append((f"data.vocabulary.{side}.hash_buckets", *buckets))
+    for ids in ("users", "items"):
+        buckets = (getattr(known, ids).config.hash_buckets for known in (before, inputs))
+        pairs.append((f"data.vocabulary.{ids}.hash_buckets", *buckets))
     pairs += _feature_traits(before, inputs)
-    if KINDS in stage.model.history_facts:  # Their vectors stay where they are.
-        pairs.append(("kinds of events", before.kinds, inputs.kinds[: len(before.kinds)]))
+    pairs += side.traits(before)
     return [f"{what}: {then} → {now}" for what, then, now in pairs if then != now]
 
 

@@ -33,7 +33,7 @@ from recsys.models.config import AutoConfig
 from recsys.registry.stage import stage_of
 from recsys.system.commit import commit_text
 from recsys.system.process import run_stage_with_config
-from recsys.tasks.retrieval.auto import for_data
+from recsys.tasks.retrieval.training.auto import for_data
 from recsys.tuning.search_space import (
     base_parameters,
     decode,

@@ -13,9 +13,9 @@ from recsys.data.batch_part import BatchPart
 from recsys.data.catalogue import FeatureBags
 from recsys.data.kept_events import KeptEvents
 from recsys.models.config import SasRecConfig, TwoTowerConfig
-from recsys.tasks.retrieval.batches import ReadCount
-from recsys.tasks.retrieval.sampling import HardNegatives
-from recsys.tasks.retrieval.sequences import SequenceSource
+from recsys.tasks.retrieval.training.batches import ReadCount
+from recsys.tasks.retrieval.training.sampling import HardNegatives
+from recsys.tasks.retrieval.training.sequences import SequenceSource
 from recsys.training.prefetch import read_ahead
 
 SPLITS = [(2, 1), (2, 2), (4, 1), (4, 2)]

@@ -23,8 +23,8 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import HstuConfig
-from recsys.tasks.retrieval.examples import training_events
-from recsys.training.validation import held_back_queries
+from recsys.tasks.retrieval.training.validation import held_back_queries
+from recsys.tasks.training_side import training_events
 
 
 @st.composite

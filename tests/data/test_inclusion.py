@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.tasks.retrieval.sampling import inclusion_log_probability
+from recsys.tasks.retrieval.training.sampling import inclusion_log_probability
 
 
 def of_one(p, n):

@@ -5,7 +5,7 @@ import pytest
 from batch_sources import N_ITEMS, included, make, small_source
 
 from recsys.data.catalogue import Catalogue
-from recsys.tasks.retrieval.sampling import ItemSampler
+from recsys.tasks.retrieval.training.sampling import ItemSampler
 
 COUNTS = np.array([5, 0, 1, 2, 9, 40, 0, 3, 300, 7])
 IS_ITEM = np.array([False, True, True, True, False, True, True, True, True, True])

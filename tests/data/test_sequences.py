@@ -24,8 +24,8 @@ from recsys.data.history_facts import (
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError
 from recsys.models.config import HstuConfig, SasRecConfig
-from recsys.tasks.retrieval.sampling import HardNegatives
-from recsys.tasks.retrieval.sequences import NO_STATE, SequenceSource, _row_shares
+from recsys.tasks.retrieval.training.sampling import HardNegatives
+from recsys.tasks.retrieval.training.sequences import NO_STATE, SequenceSource, _row_shares
 from recsys.training.prefetch import read_ahead
 
 NO_DROPOUT = {"history_dropout": 0.0}
@@ -184,7 +184,7 @@ def test_each_epoch_cuts_its_rows_elsewhere():
 @pytest.mark.parametrize("n_held", [0, 9])
 @pytest.mark.parametrize("at_once", [7, 1 << 22])
 def test_the_share_of_rows_with_an_item_is_that_of_all_beginnings(n_held, at_once, monkeypatch):
-    monkeypatch.setattr("recsys.tasks.retrieval.sequences._EVENTS_AT_ONCE", at_once)
+    monkeypatch.setattr("recsys.tasks.retrieval.training.sequences._EVENTS_AT_ONCE", at_once)
     user, _, time = some_events()
     item = np.minimum(np.random.default_rng(2).zipf(1.3, 103), N_ITEMS - 1)
     source = make(user, item, time, held=range(40, 40 + n_held), history=8, batch_size=48)

@@ -17,8 +17,8 @@ from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
 from recsys.data.shuffle import Permutation, ShardShuffle, epoch_order
 from recsys.models.config import SasRecConfig, TwoTowerConfig
-from recsys.tasks.retrieval.batches import BatchSource
-from recsys.tasks.retrieval.sequences import SequenceSource
+from recsys.tasks.retrieval.training.batches import BatchSource
+from recsys.tasks.retrieval.training.sequences import SequenceSource
 from recsys.training.prefetch import read_ahead
 
 

@@ -30,10 +30,10 @@ from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.inference import embed_queries
 from recsys.ragged import RaggedRows
 from recsys.tasks.model_folder import save_model
-from recsys.tasks.retrieval.examples import training_events
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
-from recsys.training.validation import Validator
+from recsys.tasks.retrieval.training.validation import Validator
+from recsys.tasks.training_side import training_events
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4
 PROTOCOLS = ("each_moment", "at_cut")

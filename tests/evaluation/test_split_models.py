@@ -26,11 +26,11 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import ModelInputs
-from recsys.tasks.retrieval.batches import BatchSource
-from recsys.tasks.retrieval.examples import training_events
 from recsys.tasks.retrieval.judging.queries import make_queries, protocol_of
+from recsys.tasks.retrieval.training.batches import BatchSource
+from recsys.tasks.retrieval.training.validation import held_back_queries
+from recsys.tasks.training_side import training_events
 from recsys.training.stage import train
-from recsys.training.validation import held_back_queries
 
 pytestmark = pytest.mark.pipeline
 

@@ -9,7 +9,7 @@ import pytest
 from softmax_reference import use_kernels
 
 from recsys.losses import sampled_softmax
-from recsys.tasks.retrieval.sampling import inclusion_log_probability
+from recsys.tasks.retrieval.training.sampling import inclusion_log_probability
 
 # --- the full softmax
 

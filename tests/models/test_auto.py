@@ -24,8 +24,8 @@ from recsys.models.config import (
     TwoTowerConfig,
 )
 from recsys.models.inference import embed_queries
-from recsys.tasks.retrieval.auto import DataShape, described, outgrown
-from recsys.tasks.retrieval.sequences import packing
+from recsys.tasks.retrieval.training.auto import DataShape, described, outgrown
+from recsys.tasks.retrieval.training.sequences import packing
 
 ORDERED = DataShape(events=200_000, users=20_000, items=9_000, order="time", has_features=True)
 LONG = DataShape(events=200_000, users=2_000, items=9_000, order="time", has_features=True)

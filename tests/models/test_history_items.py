@@ -11,7 +11,7 @@ from tower_models import HISTORY, ITEMS, batch, build, trained, weights
 from recsys.embedding import SGD, LazyAdam
 from recsys.models.config import AttentionConfig, SasRecConfig
 from recsys.models.inputs import FeatureSpec
-from recsys.tasks.retrieval.batches import each_once, items_for
+from recsys.tasks.retrieval.training.batches import each_once, items_for
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 TOWER = {"pooling": "attention", "history_tower": True}

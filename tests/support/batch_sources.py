@@ -7,7 +7,7 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
-from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.training.batches import BatchSource
 
 N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20
 PLAIN = {

@@ -6,9 +6,9 @@ from batch_sources import N_ITEMS, included, make, small_source
 
 from recsys.config import HardNegativesConfig
 from recsys.errors import RecsysError
-from recsys.tasks.retrieval.sampling import HardNegatives
-from recsys.training import hard_negatives
-from recsys.training.hard_negatives import mine_hard_negatives
+from recsys.tasks.retrieval.training import mining as hard_negatives
+from recsys.tasks.retrieval.training.mining import mine_hard_negatives
+from recsys.tasks.retrieval.training.sampling import HardNegatives
 
 
 @pytest.fixture(name="source")

@@ -15,7 +15,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models.retrieval_model import model_class
 from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
 from recsys.plan.table_rows import TableRows
-from recsys.tasks.retrieval.sequences import packing
+from recsys.tasks.retrieval.training.sequences import packing
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.saved_variables import arrays_of, saved_variables
 

@@ -12,12 +12,9 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs
-from recsys.training.preconditions import (
-    check_divides,
-    check_events,
-    check_updates,
-    unknown_share,
-)
+from recsys.tasks.retrieval.training.preconditions import check_divides, check_events
+from recsys.tasks.training_side import unknown_share
+from recsys.training.optimization import check_updates
 
 IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
 CATALOGUE = Catalogue(IDS, IDS, ())

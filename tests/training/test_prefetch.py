@@ -16,7 +16,7 @@ from recsys.embedding import (
     device_mesh,
     table_layout,
 )
-from recsys.tasks.retrieval.batches import BatchSource
+from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.training.prefetch import BatchIterator, part_of_process
 
 RANDOM = {"id_dropout": 0.3, "new_user_share": 0.3, "uniform_negatives": 6, "known_positives": 2}

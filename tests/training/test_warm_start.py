@@ -28,11 +28,12 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models import TwoTower
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.examples import training_events
+from recsys.tasks.retrieval.training.side import RetrievalTraining
+from recsys.tasks.retrieval.training.validation import _since
+from recsys.tasks.training_side import training_events
 from recsys.training.optimization import tower_optimizer
 from recsys.training.row_sources import sources_of_ids
 from recsys.training.state_transfer import transfer_state
-from recsys.training.validation import _since
 from recsys.training.warm_start import (
     EarlierModel,
     batch_settings,
@@ -57,6 +58,10 @@ NEW = World(
     counts={"i5": 0},
     generation=np.array([0, 0, 1, 0, 0, 0, 0]),
 )
+
+
+def choose_by(base, asked, store, inputs):
+    return choose(base, asked, store, RetrievalTraining(asked, store, inputs))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +135,7 @@ def test_vectors_of_kinds_stay_and_kinds_of_other_numbers_are_refused(tmp_path):
     data = then.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, then, asked)
     today = World(users, items, kinds=("view", "buy", "cart"))
-    opened, reason = choose(base, asked, store_of(data), today.inputs)
+    opened, reason = choose_by(base, asked, store_of(data), today.inputs)
     assert reason is None
     model, _, _ = carried(opened.folder, today, asked)
     (vectors,) = [v for v in model.weights if v.path.endswith("history/event_kind")]
@@ -138,7 +143,7 @@ def test_vectors_of_kinds_stay_and_kinds_of_other_numbers_are_refused(tmp_path):
     assert np.asarray(vectors.value).tobytes() == kept.tobytes()
     other = World(users, items, kinds=("buy", "view"))
     with pytest.raises(RecsysError, match=r"R390.*kinds of events: \('view', 'buy'\) → \('buy'"):
-        choose(base, asked, store_of(data), other.inputs)
+        choose_by(base, asked, store_of(data), other.inputs)
 
 
 def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
@@ -403,7 +408,7 @@ def today(tmp_path):
 
 
 def chosen(base, data, asked=None, world=NEW):
-    return choose(base, asked or stage(), store_of(data), world.inputs)
+    return choose_by(base, asked or stage(), store_of(data), world.inputs)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +442,7 @@ def test_other_features_are_refused(old, today):
         ),
     )
     with pytest.raises(RecsysError, match=r"R390.*features of items: genres → style"):
-        choose(old, stage(), store_of(today), inputs)
+        choose_by(old, stage(), store_of(today), inputs)
     hashed = dataclasses.replace(
         NEW.inputs,
         catalogue=dataclasses.replace(
@@ -445,7 +450,7 @@ def test_other_features_are_refused(old, today):
         ),
     )
     with pytest.raises(RecsysError, match=r"R390.*tokens of genres: known → hashed"):
-        choose(old, stage(), store_of(today), hashed)
+        choose_by(old, stage(), store_of(today), hashed)
 
 
 def test_what_changes_training_alone_may_change(old, today):

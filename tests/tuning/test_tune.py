@@ -18,7 +18,7 @@ from recsys.config import TrainStage
 from recsys.config.load import load_config, load_stage
 from recsys.data.dataset import open_data
 from recsys.runs.index import write_index
-from recsys.tasks.retrieval.auto import for_data
+from recsys.tasks.retrieval.training.auto import for_data
 from recsys.training.stage import train
 from recsys.tuning.storage import open_study, seed_sampler, trial_of
 from recsys.tuning.trial_process import LookReporter

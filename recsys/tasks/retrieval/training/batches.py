@@ -23,8 +23,8 @@ from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig
 from recsys.tasks.config import TrainConfig
-from recsys.tasks.retrieval.examples import read_events
-from recsys.tasks.retrieval.sampling import BatchCandidates, HardNegatives
+from recsys.tasks.retrieval.training.examples import read_events
+from recsys.tasks.retrieval.training.sampling import BatchCandidates, HardNegatives
 
 if TYPE_CHECKING:
     pass

@@ -4,31 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsys.data.event_log import EventLog, split_sorted
+from recsys.data.event_log import split_sorted
 from recsys.data.history_facts import ASKED_AT, minutes
-from recsys.data.hold_out import draw_of, held_back
 from recsys.data.kept_events import KeptEvents
-from recsys.data.split import BY_TIME, SplitRule
 from recsys.models.config import RetrievalConfig
 from recsys.tasks.config import TrainConfig
-
-
-def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:
-    """Returns what training sees of `events`: all, or all but what validation holds back.
-
-    Args:
-        events: The training positives.
-        train: Whether there is a validation, and how it draws.
-        split: How the positives were split, and what orders them.
-
-    Raises:
-        RecsysError: There are fewer than two events to divide.
-        UsageError: The draw needs what the data don't have.
-    """
-    if train.validation is None:
-        return KeptEvents(events)
-    draw = draw_of(events, train.validation, split)
-    return KeptEvents(events, held_back(events, train.validation, draw), draw)
 
 
 def read_events(

@@ -7,7 +7,6 @@ import numpy as np
 from recsys.data.catalogue import Catalogue
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
-from recsys.models import ModelInputs
 from recsys.tasks.config import TrainConfig
 
 _MANY = 0.02
@@ -49,35 +48,6 @@ def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
         (key, value, -(-value // multiple) * multiple)
         for key, value in numbers.items()
         if value % multiple
-    ]
-
-
-def check_updates(train: TrainConfig, n_steps: int) -> list[str]:
-    """Checks that a run updates its model.
-
-    Args:
-        train: The training loop.
-        n_steps: Steps of the run.
-
-    Returns:
-        Sentences on what is remarkable, and no error.
-
-    Raises:
-        RecsysError: It has fewer steps than one update takes.
-    """
-    if train.accumulate > n_steps:
-        raise RecsysError(
-            "R320",
-            "A run must have at least train.accumulate steps: otherwise nothing is updated.",
-            f"Lower train.accumulate to at most {n_steps}, or train.batch_size.",
-            {"train.accumulate": train.accumulate, "steps": n_steps},
-        )
-    warmup = train.schedule.warmup_steps
-    if warmup <= n_steps:
-        return []
-    return [
-        f"The run has {n_steps:,} steps, and train.schedule.warmup_steps is {warmup:,}: it ends"
-        " before it reaches the full learning rate."
     ]
 
 
@@ -143,19 +113,6 @@ def check_events(
             " popular and not what goes together: see whether the baselines are ahead."
         )
     return remarks
-
-
-def unknown_share(events: KeptEvents, inputs: ModelInputs) -> float:
-    """Returns the share of the ids of events, two each, without a row of their own [0..1].
-
-    Args:
-        events: What training sees of the positives.
-        inputs: What is known of users and items.
-    """
-    users, items = inputs.users, inputs.items
-    n_users = events.user_counts(users.n_rows)[~users.has_id()].sum()
-    n_items = events.item_counts(items.n_rows)[~items.has_id()].sum()
-    return float(n_users + n_items) / (2 * len(events))
 
 
 def _timeless_users(events: KeptEvents) -> int:

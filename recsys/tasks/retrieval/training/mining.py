@@ -9,7 +9,7 @@ al., "NV-Retriever", 2024).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -19,18 +19,16 @@ from recsys.distributed.host_collectives import agreed, stacked
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
 from recsys.tasks.config import HardNegativesConfig, TrainStage
-from recsys.tasks.retrieval.batches import BatchSource
-from recsys.tasks.retrieval.sampling import HardNegatives
-from recsys.training.checkpoint import steps_in
-from recsys.training.prefetch import BatchIterator
-from recsys.training.run_folders import RunFolders
-from recsys.training.validation import Validator
+from recsys.tasks.retrieval.training.batches import BatchSource
+from recsys.tasks.retrieval.training.sampling import HardNegatives
+from recsys.tasks.retrieval.training.validation import Validator
+from recsys.tasks.training_side import Batches, EpochWork
 
 _BLOCK_SCORES = 1 << 24
 """Similarities held at a time; 64 MiB of float32."""
 
 
-class EpochTasks:
+class RetrievalEpochWork(EpochWork):
     """Validates the model between two epochs, and mines hard negatives for the next one.
 
     The lists of hard negatives are written to a file, because a run that is resumed in the
@@ -41,7 +39,8 @@ class EpochTasks:
         inputs: What is known of users and items, as `trained_inputs` returns it.
         source: The batches.
         stage: The model and the training loop.
-        folders: Where the lists are kept.
+        folder: Folder of the lists.
+        oldest_step: Returns the step of the oldest checkpoint.
         since: See `Validator`.
     """
 
@@ -51,10 +50,12 @@ class EpochTasks:
         inputs: ModelInputs,
         source: BatchSource,
         stage: TrainStage,
-        folders: RunFolders,
+        folder: Path,
+        oldest_step: Callable[[], int],
         since: int | None = None,
     ) -> None:
-        self.source, self._inference, self._folders = source, Inference(model), folders
+        super().__init__(source)
+        self._inference, self._folder, self._oldest_step = Inference(model), folder, oldest_step
         self._model, self._inputs = model, inputs
         self._hard, self._dim = stage.train.hard_negatives, stage.model.dim
         self._validation = None
@@ -83,7 +84,7 @@ class EpochTasks:
 
         self._model.settle(trained())
 
-    def begin(self, step: int, batches: BatchIterator) -> None:
+    def begin(self, step: int, batches: Batches) -> None:
         """Gives `batches` the hard negatives of the epoch that `step` is in, if it has any.
 
         A model that was warm-started has some before its first step.
@@ -94,7 +95,7 @@ class EpochTasks:
         elif not step:
             self.refresh(epochs, batches)
 
-    def refresh(self, epochs: int, batches: BatchIterator) -> None:
+    def refresh(self, epochs: int, batches: Batches) -> None:
         """Mines hard negatives after `epochs` epochs, and draws from them from now on."""
         if not self._has_lists(epochs):
             return
@@ -105,15 +106,15 @@ class EpochTasks:
         self._use_lists(epochs, batches)
 
     def _save_lists(self, lists: HardNegatives, epochs: int) -> None:
-        self._folders.negatives.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         lists.save(self._file(epochs))
         # Those before the epoch of the oldest checkpoint aren't read again.
-        oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
-        for path in self._folders.negatives.glob("*.npz"):
+        oldest = self._oldest_step() // self.source.steps_per_epoch
+        for path in self._folder.glob("*.npz"):
             if path.stem.isdecimal() and int(path.stem) < oldest:
                 path.unlink()
 
-    def _use_lists(self, epochs: int, batches: BatchIterator) -> None:
+    def _use_lists(self, epochs: int, batches: Batches) -> None:
         """Draws from the lists that were mined after `epochs` epochs.
 
         Raises:
@@ -127,7 +128,7 @@ class EpochTasks:
         return self._hard.count > 0 and epochs >= self._hard.after_epochs
 
     def _file(self, epochs: int) -> Path:
-        return self._folders.negatives / f"{epochs}.npz"
+        return self._folder / f"{epochs}.npz"
 
 
 def mine_hard_negatives(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import jax
@@ -181,17 +180,3 @@ def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows
         kept = np.delete(np.arange(start, end), held[own] - start)
         lists.append(np.concatenate([kept, held[own.start : query]]))
     return RaggedRows(np.concatenate(lists), np.cumsum([len(part) for part in lists]))
-
-
-def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
-    """Returns the inputs of users and items for a model that trained on `events`.
-
-    Users and items whose events are all held back have no trained row, and read row 0, like
-    those that training never saw.
-    """
-    if not len(events.held):
-        return inputs
-    users, items = copy.copy(inputs.users), copy.copy(inputs.items)
-    users.row_counts = events.user_counts(users.n_rows)
-    items.row_counts = events.item_counts(items.n_rows)
-    return dataclasses.replace(inputs, users=users, items=items)

@@ -1,0 +1,1 @@
+"""The training side of retrieval: examples, batches, negatives, validation, choice of a model."""

@@ -1,0 +1,59 @@
+"""Tasks: what is learned from events, how it is judged, and what is served.
+
+A stage is a process with one backend: training and judging run Keras on JAX, export runs Keras on
+TensorFlow, the server neither. So a task has three sides, each imported only where it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+from recsys import registry
+from recsys.strict import Strict
+
+
+class Task(Strict):
+    """A kind of task; a subclass is registered with `recsys.register_task`.
+
+    The registry of tasks is provisional: a release may change the sides' methods.
+
+    Attributes:
+        training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.
+        judging: `module:Class` of the judging side.
+        serving: `module:Class` of the serving side.
+    """
+
+    training: ClassVar[str]
+    judging: ClassVar[str]
+    serving: ClassVar[str]
+
+
+def task_of(config: Any) -> type[Task]:
+    """Returns the task that a model's config names.
+
+    Raises:
+        UsageError: No task has this name (R109).
+    """
+    cls: type[Task] = registry.get("task", type(config).task)
+    return cls
+
+
+def training_side(config: Any) -> Any:
+    """Returns the class of the training side of a model's task."""
+    return _load(task_of(config).training)
+
+
+def judging_side(config: Any) -> Any:
+    """Returns the class of the judging side of a model's task."""
+    return _load(task_of(config).judging)
+
+
+def serving_side(config: Any) -> Any:
+    """Returns the class of the serving side of a model's task."""
+    return _load(task_of(config).serving)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

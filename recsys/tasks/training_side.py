@@ -1,0 +1,231 @@
+"""The training side of a task: which examples are learned from, and what is done between epochs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from recsys.data.batch_part import BatchPart
+from recsys.data.dataset import Data
+from recsys.data.event_log import EventLog
+from recsys.data.hold_out import draw_of, held_back
+from recsys.data.kept_events import KeptEvents
+from recsys.data.split import BY_TIME, SplitRule
+from recsys.data.store import InteractionStore
+from recsys.models.inputs import ModelInputs
+from recsys.tasks.config import TrainConfig, TrainStage
+
+Batch = dict[str, np.ndarray]
+
+
+class Source(Protocol):
+    """The batches of a training, in order, over all epochs; a batch depends on its step alone."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a batch, over all devices."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches of an epoch."""
+
+    @property
+    def size_of_part(self) -> tuple[int, int, int]:
+        """Examples, candidates and entries of all arrays of this process, for reading ahead."""
+
+    @property
+    def bytes_per_epoch(self) -> int:
+        """Bytes that this process reads for an epoch; 0 before the first batch."""
+
+    def __len__(self) -> int:
+        """Returns the steps of all epochs."""
+
+    def batches(self, first: int, end: int) -> list[Batch]:
+        """Returns the batches of the steps `first` … `end` - 1, of one epoch."""
+
+
+class Batches(Protocol):
+    """The batches that a training reads ahead."""
+
+    def restart(self, source: Any) -> None:
+        """Continues with another source of the same steps."""
+
+
+class EpochWork:
+    """What a training does between two epochs; by default nothing.
+
+    Attributes:
+        source: The batches.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source: Any = source
+
+    def begin(self, step: int, batches: Batches) -> None:
+        """Prepares the epoch of `step`, before the first step of this process."""
+
+    def refresh(self, epochs: int, batches: Batches) -> None:
+        """Prepares the next epoch, after `epochs` epochs."""
+
+    def validate(self) -> dict[str, float]:
+        """Returns the validation's metrics of the model as it is; none without a validation."""
+        return {}
+
+    def settle(self) -> None:
+        """Sets what follows from the weights, before a validation and at the end."""
+
+
+class TrainingSide:
+    """What a training asks its task; an object for each training.
+
+    A task of a plugin derives from it and gives at least `source`.
+
+    Args:
+        stage: Configs of the training, with the model that `resolved` returns.
+        store: The events.
+        inputs: Vocabularies and features of users and items.
+    """
+
+    def __init__(self, stage: TrainStage, store: InteractionStore, inputs: ModelInputs) -> None:
+        self.stage, self.store, self.inputs = stage, store, inputs
+
+    @classmethod
+    def chosen(cls, stage: TrainStage, data: Data, earlier: TrainStage | None) -> TrainStage:
+        """Returns the stage with a model; replaces a config that leaves the choice to the data.
+
+        Args:
+            stage: Configs of the training.
+            data: The data.
+            earlier: Configs of the model that the training starts from; None: none.
+        """
+        return stage
+
+    @classmethod
+    def resolved(cls, config: Any, train: TrainConfig, data: Data) -> Any:
+        """Returns a model's config with the options that follow from the data.
+
+        Raises:
+            UsageError: The data lack what the config needs.
+        """
+        return config
+
+    def events(self, train: TrainConfig) -> KeptEvents:
+        """Returns the events that training sees."""
+        return training_events(self.store.train, train, self.store.split)
+
+    def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
+        """Checks the data before the first step, and returns remarks on them.
+
+        Args:
+            events: The events that training sees.
+            train: The training loop.
+            n_parts: Parts that the devices split a batch into.
+        """
+        return []
+
+    def source(
+        self,
+        events: KeptEvents,
+        train: TrainConfig,
+        multiple: int,
+        part: BatchPart,
+    ) -> Source:
+        """Returns the batches of a training.
+
+        Args:
+            events: The events that training sees.
+            train: The training loop.
+            multiple: Devices that a batch is split over.
+            part: The rows of each array that this process reads.
+        """
+        raise NotImplementedError
+
+    def epoch_work(
+        self,
+        model: Any,
+        inputs: ModelInputs,
+        source: Any,
+        stage: TrainStage,
+        folder: Path,
+        oldest_step: Callable[[], int],
+        since: int | None,
+    ) -> EpochWork:
+        """Returns what is done between epochs.
+
+        Args:
+            model: The model.
+            inputs: Inputs as of the events that training sees; see `trained_inputs`.
+            source: The batches.
+            stage: Configs of this training.
+            folder: Folder for files that a resumed training needs.
+            oldest_step: Returns the step of the oldest checkpoint.
+            since: Time until which an earlier model was trained [seconds since 1970, UTC].
+        """
+        return EpochWork(source)
+
+    def adapt(self, model: Any, events: KeptEvents) -> None:
+        """Sets the parts of a new model that are counted, not learned."""
+
+    def traits(self, before: ModelInputs) -> list[tuple[str, Any, Any]]:
+        """Returns what a warm start must find unchanged: name, value then, value now."""
+        return []
+
+    def reason_against(self, until: int) -> str | None:
+        """Returns why a model trained until `until` can't be validated; None if it can."""
+        return None
+
+    def write(self, folder: Path, model: Any) -> None:
+        """Writes what judging and serving need beside the weights into a model folder.
+
+        Several processes write it together: each calls it.
+        """
+
+
+def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:
+    """Returns what training sees of `events`: all, or all but what validation holds back.
+
+    Args:
+        events: The training positives.
+        train: Whether there is a validation, and how it draws.
+        split: How the positives were split, and what orders them.
+
+    Raises:
+        RecsysError: There are fewer than two events to divide.
+        UsageError: The draw needs what the data don't have.
+    """
+    if train.validation is None:
+        return KeptEvents(events)
+    draw = draw_of(events, train.validation, split)
+    return KeptEvents(events, held_back(events, train.validation, draw), draw)
+
+
+def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
+    """Returns the inputs of users and items for a model that trained on `events`.
+
+    Users and items whose events are all held back have no trained row, and read row 0, like
+    those that training never saw.
+    """
+    if not len(events.held):
+        return inputs
+    users, items = copy.copy(inputs.users), copy.copy(inputs.items)
+    users.row_counts = events.user_counts(users.n_rows)
+    items.row_counts = events.item_counts(items.n_rows)
+    return dataclasses.replace(inputs, users=users, items=items)
+
+
+def unknown_share(events: KeptEvents, inputs: ModelInputs) -> float:
+    """Returns the share of the ids of events, two each, without a row of their own [0..1].
+
+    Args:
+        events: What training sees of the positives.
+        inputs: What is known of users and items.
+    """
+    users, items = inputs.users, inputs.items
+    n_users = events.user_counts(users.n_rows)[~users.has_id()].sum()
+    n_items = events.item_counts(items.n_rows)[~items.has_id()].sum()
+    return float(n_users + n_items) / (2 * len(events))
