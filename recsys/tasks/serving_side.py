@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from recsys.system.events import emit
 
 if TYPE_CHECKING:  # TensorFlow is loaded by the exporter alone; the config is a room above.
-    from recsys.config import ExportStage
+    from recsys.bundles.config import ExportStage
     from recsys.savedmodel.parity import Reference
     from recsys.savedmodel.signatures import Arrays
 

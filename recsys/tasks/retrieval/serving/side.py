@@ -37,7 +37,7 @@ from recsys.tasks.retrieval.serving.requests import warm_up_requests
 from recsys.tasks.serving_side import STEP, ServingSide, Sources, tell
 
 if TYPE_CHECKING:  # A room above.
-    from recsys.config import ExportStage
+    from recsys.bundles.config import ExportStage
 
 
 class RetrievalServing(ServingSide):
