@@ -6,13 +6,13 @@ import sys
 import keras
 import numpy as np
 import pytest
+from registrations import undone
 from training_runs import STAGE, train_here
 
 import recsys
 from recsys.config import TrainStage, canonical_json, stage_of
 from recsys.errors import ConfigError, RecsysError
 from recsys.models.inference import Inference
-from recsys.registry import registered
 from recsys.registry.file_option import File
 from recsys.tasks.model_folder import load_model
 from recsys.training.run_folders import RunFolders
@@ -51,11 +51,11 @@ DATA = {
 @pytest.fixture(autouse=True)
 def plugin(tmp_path, monkeypatch):
     """A plugin whose model reads `vectors`."""
-    monkeypatch.setattr(registered, "_registered", dict(registered._registered))
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "file_plugin.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    yield
+    with undone():
+        yield
     sys.modules.pop("file_plugin", None)
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from registrations import undone
 
 from recsys import registry
 from recsys.config import TrainConfig
 from recsys.config.load import load_config
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.fingerprint import classes_without_source, code_fingerprint
-from recsys.registry import registered
 
 PLUGIN = """
 import recsys
@@ -28,9 +28,10 @@ class Loss(recsys.losses.Bpr):
 
 
 @pytest.fixture
-def forget(monkeypatch):
+def forget():
     """Undoes what a test registers."""
-    monkeypatch.setattr(registered, "_registered", dict(registered._registered))
+    with undone():
+        yield
 
 
 @pytest.fixture
