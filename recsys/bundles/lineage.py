@@ -29,12 +29,11 @@ def describe_source(letters: Path, digest: str) -> dict[str, Any]:
 
     Args:
         letters: Folder of its dead letters, with the counts.
-        digest: Digest of the names and contents of its files; of a query, when it was
-            asked.
+        digest: Digest of the names and contents of its files, or of a query and its time.
 
     Returns:
-        `digest`, `files` (names below the folder that all of them share), `counts`, and
-        `spans` where it has any.
+        `digest`, `files` (names below the folder that all of them share), `counts`, and `spans` if
+        it has any.
     """
     summary = json.loads((letters / "summary.json").read_text(encoding="utf-8"))
     files = [str(name) for name in summary.get("files") or []]
@@ -62,9 +61,9 @@ def describe_origin(
             unknown, as after `recsys export`.
 
     Returns:
-        `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint),
-        `base` (the model that its training went on from), `evaluation`, `source` (of
-        `training` and `export`, what `source_version` returned there).
+        `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint), `base`
+        (the model that its training continued from), `evaluation`, `source` (of `training` and
+        `export`, what `source_version` returned there).
     """
     training = json.loads((model / "training.json").read_text(encoding="utf-8"))
     base = training.get("warm_start")
@@ -85,10 +84,10 @@ def describe_origin(
 def model_fingerprint(model: Path) -> str:
     """Returns a sha256 in hex of a model folder.
 
-    A folder that a later training can start from stores one, by which that training names
-    it; for other folders it is computed from the names and contents of the weights.
+    A folder for warm starts stores one; for other folders it is computed from the names and
+    contents of the weights.
     """
-    # The manifest names the checksum of all that a later training reads.
+    # The manifest has the checksums of everything that a warm start reads.
     stored = manifest_digest(model / _STATE)
     return stored or digest_of_files(model, (model / "weights").rglob("*.npy"))
 

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits.
 
     Args:
-        arguments: Arguments after `recsys`; None: those of this process.
+        arguments: Arguments after `recsys`. Default: `sys.argv`.
     """
     if arguments is None:  # The process is ours.
         lean_imports.install()

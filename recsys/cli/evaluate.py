@@ -142,14 +142,14 @@ def _evaluation_config(
 ) -> tuple[EvaluateStage, str]:
     """Returns the config of an evaluation, and what to call its thresholds.
 
-    Without a config the defaults apply, as in `recsys.evaluate`, and not those of the shipped
-    config, whose thresholds are about other data.
+    Without a config the defaults apply, as in `recsys.evaluate`, not the thresholds of the shipped
+    config.
 
     Args:
         config: The file of --config; None: `recsys.yaml` in the current folder, if there is one.
         sets: Overrides.
         model: The model, whose training decides on `repeats` without a config.
-        plugin_folder: Folder of plugins, from which the processes of the stage import too.
+        plugin_folder: Additional folder of plugins for the processes of the stage.
     """
     from recsys.bundles.bundle import repeats_of_folder
     from recsys.config import EvaluateStage
@@ -183,13 +183,13 @@ def _report(config: EvaluateStage, data: Path, subject: Path, out: Path) -> Path
     )
 
 
-# --- what people see
+# --- output for people
 
 _NOT_AGAINST = "The model was not compared, because bless.over_blessed is 0; use recsys compare."
 
 
 def figures_for_people(evaluated: EvaluationResult) -> dict[str, Any]:
-    """Returns the metrics of all systems, and how far the model lies from each other one."""
+    """Returns the metrics of all systems, and the model's difference from each other one."""
     from recsys.report.evaluated import Evaluated, repeats_in_words
 
     content = evaluated.content

@@ -196,7 +196,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return {
         events.ENVIRONMENT_VARIABLE: str(folder / _EVENTS),
         "PYTHONUNBUFFERED": "1",
-        # Modules in the current folder must not shadow those of recsys, in Beam's workers too.
+        # Modules in the current folder must not shadow modules of recsys, also in Beam's workers.
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(roots),
     }

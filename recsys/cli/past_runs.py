@@ -63,7 +63,7 @@ def runs(
 
 
 def _run_row(night: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
-    """Returns what people see of the summary of a run."""
+    """Returns the row of a run, from its summary."""
     from recsys.report.runs import spans_in_words
 
     started, data = night["started"], night["data"]
@@ -142,7 +142,7 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _files(root: str, things: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what people see of files that are kept or removed."""
+    """Returns the table of kept or removed files."""
     return [
         {
             "kind": thing["kind"],
@@ -203,7 +203,7 @@ def _metadata(
 
 
 def _origin(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what people see of the origin of a bundle."""
+    """Returns the table of a bundle's origin."""
     from recsys.fingerprint import version_text
 
     known = origin["lineage"] or {}

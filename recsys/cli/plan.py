@@ -126,7 +126,7 @@ def plan(
 
 
 def _for_people(summary: dict[str, Any], planned: Plan) -> dict[str, Any]:
-    """Returns what people see of a plan: sums in place of each collective, the verdict last."""
+    """Returns a plan with sums in place of each collective, and the verdict last."""
     sent: dict[str, dict[str, int]] = {}
     for op, n_sent, n_leaving in planned.sent:
         totals = sent.setdefault(op, {"bytes": 0, "leaving_bytes": 0})

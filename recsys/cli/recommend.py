@@ -77,10 +77,9 @@ def recommend(
 
 
 def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations:
-    """Returns the best `k` items of a user that are new to it.
+    """Returns the best `k` items that are new to a user.
 
-    Of a user that the data don't hold it says so on stderr, with ids that they do hold; what is
-    recommended then is what is popular.
+    For an unknown user it prints a note with known ids on stderr, and returns popular items.
     """
     from recsys.serving.recommendations import load_bundle
 
@@ -96,7 +95,7 @@ def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations
 
 
 def _for_people(answer: Recommendations) -> dict[str, Any]:
-    """Returns the items, what they rest on, and the newest items of the history."""
+    """Returns the items, their source, and the newest items of the history."""
     history = [item.title for item in answer.history]
     more = [f"and {len(history) - _SHOWN_HISTORY:,} more"] if len(history) > _SHOWN_HISTORY else []
     # The score of a popular item is its share of the interactions, which is small.

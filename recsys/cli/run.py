@@ -65,7 +65,7 @@ def _summary(root: Path, run_id: str | None, name: str, error: RecsysError) -> d
         return run_summary(None, {"name": name, "state": "failed", "error": str(error)}, root)
 
 
-# --- what people see
+# --- output for people
 
 _SHOWN_ITEMS = 5
 
@@ -92,7 +92,7 @@ def for_people(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _example(example: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Returns the newest items of a user's history beside those that are recommended."""
+    """Returns the newest items of a user's history beside the recommended items."""
     titles = [item["title"] for item in example["history"][:_SHOWN_ITEMS]]
     best = example["recommended"][:_SHOWN_ITEMS]
     marks = ["★" if item["held_out"] else "" for item in best]

@@ -191,11 +191,11 @@ def _heading(name: str) -> str:
 
 
 def _style(name: str, text: str) -> str:
-    """Returns the style of the text of a field, by the outcome with which a state begins."""
+    """Returns the style of a field's text, by the outcome at its start."""
     word = re.split(r"\W", text, maxsplit=1)[0]
     return _STYLE_OF.get(word, "") if name in ("state", "fits") else ""
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON has for a dataclass or a path."""
+    """Returns a dataclass or a path as a JSON value."""
     return str(value) if isinstance(value, Path) else fields_of(value)

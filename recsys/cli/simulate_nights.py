@@ -44,9 +44,9 @@ def simulate_nights(
         log = new_log(simulation.config.root_folder)
         return follow([RUNNER, str(file)], log, RunView(Console(quiet=True)))
 
-    options, tell = Options(by, nights, window, arms), Console(stderr=True).write_line
+    options, report = Options(by, nights, window, arms), Console(stderr=True).write_line
     loaded = load_config(config, sets or [])
-    simulation = Simulation(loaded, out.resolve(), options, run_pipeline, tell)
+    simulation = Simulation(loaded, out.resolve(), options, run_pipeline, report)
     simulation.run()
     page, journal = simulation.page, simulation.journal
     summary = summarize(journal.nights)

@@ -107,10 +107,10 @@ class TuneView:
     """Displays a study: a line per finished trial, and progress bars for budget and trial.
 
     Args:
-        console: Where it goes.
+        console: Console to print to.
         metric: The metric that validation watches.
         minutes: The budget [min].
-        seconds: What earlier calls took of it [s].
+        seconds: Time that earlier calls took [s].
         best: Best value of the trials that ended in earlier calls.
     """
 

@@ -17,7 +17,7 @@ _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
 _STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
 """Order of the systems, which selects their marker and dash in every chart."""
 _MANY_REPEATS = 0.2
-"""Share of the held-out events from which on the report suggests `repeats: include`."""
+"""Lowest share of repeated held-out events for which the report suggests `repeats: include`."""
 
 
 class RelativeDifference(NamedTuple):
@@ -45,8 +45,8 @@ class Evaluated:
     Attributes:
         part: As given.
         metrics: The model's figures by name.
-        others: Keys of what the model is compared with, the last blessed model last.
-        deciding: The metric that decides; the first one where none is known.
+        others: Keys of the systems that the model is compared with, the last blessed model last.
+        deciding: The deciding metric; the first one if none is known.
 
     Raises:
         MissingError: There are no metrics.
@@ -72,7 +72,7 @@ class Evaluated:
 
     @property
     def systems(self) -> list[str]:
-        """Keys of the model and of all that it is compared with."""
+        """Keys of all systems, the model first."""
         return [MODEL, *self.others]
 
     def figure(self, key: str | None, metric: str) -> Any:
@@ -97,7 +97,7 @@ class Evaluated:
         return ends_of((self.part.get("intervals") or {}).get(metric))
 
     def strongest(self, *, of_baselines: bool = False) -> str | None:
-        """Returns the key of what does best in the deciding metric, the model left out."""
+        """Returns the key of the best system in the deciding metric, without the model."""
         known = {
             key: value
             for key in self.others
@@ -159,7 +159,7 @@ class Evaluated:
         return free[own.index(key) % len(free)] if free and key in own else len(_STYLES) - 1
 
     def interval_name(self) -> str:
-        """Returns `95 % interval`; the share is left out where it isn't known."""
+        """Returns `95 % interval`, or `interval` if the share is unknown."""
         confidence = self.part.get("confidence")
         if not is_number(confidence):
             return "interval"
@@ -185,7 +185,7 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
 
 
 def system_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
-    """Returns what a system is called at the head of a column."""
+    """Returns the name of a system in a column heading."""
     return _OWN_NAMES.get(key) or baseline_title(key, evaluation)
 
 

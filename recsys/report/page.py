@@ -27,18 +27,18 @@ _DAMAGED = (
     LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError,
     pa.ArrowException, jinja2.TemplateError,
 )  # fmt: skip
-"""What files of another shape than docs/folders.md gives them lead to."""
+"""Errors caused by files with another structure than in docs/folders.md."""
 
 
 class Part(NamedTuple):
-    """One part of a page: its content, or why it has none."""
+    """One part of a page: its content, or the reason why it is missing."""
 
     content: Any
     missing: str
 
 
 def read_part(read: Callable[..., Any], *arguments: Any) -> Part:
-    """Returns what `read` returns, or why it couldn't, in words."""
+    """Returns the result of `read`, or a sentence on why it failed."""
     try:
         return Part(read(*arguments), "")
     except MissingError as missing:
@@ -55,7 +55,7 @@ def render(template: str, **content: Any) -> str:
 
     Args:
         template: File name in `templates/`.
-        **content: What the template needs.
+        **content: Variables of the template.
     """
     style = style_sheet()
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()

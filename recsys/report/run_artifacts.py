@@ -16,12 +16,12 @@ from recsys.system import files
 
 
 class MissingError(Exception):
-    """A part of the report has nothing to show; the text says why, as a sentence."""
+    """A part of the report has nothing to show; the text gives the reason as a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Artifacts:
-    """Folders and values that the report is made of.
+    """Inputs of the report.
 
     Attributes:
         config: The run's config as JSON.
@@ -31,8 +31,8 @@ class Artifacts:
         evaluation: Evaluation folder.
         bundle: Bundle folder, if one was exported.
         pushed: Served folder, if the bundle was pushed.
-        not_pushed: Why it was not, if that is known.
-        validation: Folder of what the data was validated by, if it was.
+        not_pushed: Reason why it was not pushed, if known.
+        validation: Folder of the data's validation, if there was one.
         vocabularies: Folder of the vocabularies' diff, if there is one.
         record: Folder of the run's record (`recsys.report.runs`), if it keeps one.
     """
@@ -51,7 +51,7 @@ class Artifacts:
 
     @property
     def is_of_run(self) -> bool:
-        """Whether a pipeline made them, and not `recsys evaluate` of a model alone."""
+        """Whether they are from a pipeline run, not from `recsys evaluate`."""
         return bool(self.dead_letters)
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class Artifacts:
         return read_json(self.bundle / "manifest.json", "The bundle's manifest")
 
     def bless(self) -> dict[str, Any]:
-        """Returns the config's part on blessing; empty where it has none."""
+        """Returns `bless` of the config; empty if missing."""
         part = self.config.get("bless")
         return part if isinstance(part, dict) else {}
 
@@ -82,7 +82,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
     Args:
         path: A JSON file.
-        what: Name of the content, to begin a sentence with.
+        what: Name of the content, which starts the error's sentence.
 
     Raises:
         MissingError: There is no such file, or it holds something else.

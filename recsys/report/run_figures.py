@@ -1,4 +1,4 @@
-"""The figures of the run: its data, the training, the steps, the bundle and their origin.
+"""Figures of the run: data, training, steps, bundle and origin.
 
 Each `read_…` returns numbers and names; the templates turn them into text.
 """
@@ -88,7 +88,7 @@ def read_growths(artifacts: Artifacts) -> dict[str, Any]:
 
 
 def read_features(artifacts: Artifacts) -> list[dict[str, Any]]:
-    """Returns the features of both sides; none where the config has none."""
+    """Returns the features of both sides."""
     folders = {"items": artifacts.data / "catalogue", "users": artifacts.data / "user_features"}
     return [
         _feature(side, folder, feature)
@@ -117,7 +117,7 @@ def _feature(side: str, folder: Path, feature: Mapping[str, Any]) -> dict[str, A
 
 
 def read_validations(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns what TFDV says of each kind of data, by its name."""
+    """Returns TFDV's findings for each kind of data, by name."""
     if artifacts.validation is None:
         raise MissingError("The run has no validation of its data.")
     path = artifacts.validation / "verdict.json"
@@ -173,7 +173,7 @@ def _curve(title: str, points: Sequence[tuple[float, float]], best: Any = None) 
 
 
 def _watched(artifacts: Artifacts, looks: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the metric that decided on the best step; empty if nothing was validated."""
+    """Returns the validation metric; empty without validation."""
     wanted = ((artifacts.config.get("train") or {}).get("validation") or {}).get("metric")
     named = [name for look in looks for name in look if name != "step" and _points(looks, name)]
     return wanted if wanted in named else next(iter(named), "")
@@ -192,7 +192,7 @@ def _points(recorded: Sequence[Mapping[str, Any]], name: str) -> list[tuple[floa
 _POPULAR_ITEMS = 6
 _NEIGHBOURS = 5
 _CANDIDATES = 60
-"""Number of popular items of which `_POPULAR_ITEMS` are shown."""
+"""Number of popular items from which `_POPULAR_ITEMS` are chosen."""
 
 
 def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]]:
     n_rows = min(len(embeddings), vocabulary.num_rows)
     if embeddings.ndim != 2 or n_rows < 2:
         raise MissingError("The model has too few items to show neighbours.")
-    # Rows that are shared or free, and those of items that have left, are no items.
+    # Shared and free rows, and rows of withdrawn items, are not items.
     is_item = pc.is_in(vocabulary["id"].cast(titles["id"].type), value_set=titles["id"])
     is_item = np.asarray(pc.and_(vocabulary["id"].is_valid(), is_item))[:n_rows]
     counts = np.where(is_item, vocabulary["count"].to_numpy()[:n_rows], 0)
@@ -218,7 +218,7 @@ def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]]:
     for row in popular.tolist():
         if row in used or len(shown) == _POPULAR_ITEMS:
             continue
-        # An item beside its own neighbours would show the same again.
+        # Skip items that are neighbours of an item that is already shown.
         nearest, cosines = nearest_items(embeddings[:n_rows], norms, row, is_item)
         used.update([row, *nearest])
         title, *others = _titles_of_rows([row, *nearest], vocabulary, titles)
@@ -242,7 +242,7 @@ def nearest_items(
 
 
 def _titles_of_rows(rows: list[int], vocabulary: pa.Table, titles: pa.Table) -> list[str]:
-    """Returns the titles of item `rows`; the id where the catalogue has none."""
+    """Returns the titles of item `rows`; the id if an item has none."""
     ids = vocabulary["id"].take(pa.array(rows))
     wanted = ids.cast(titles["id"].type).combine_chunks()
     known = titles.filter(pc.is_in(titles["id"], value_set=wanted))
@@ -279,6 +279,6 @@ def read_commit(artifacts: Artifacts) -> str:
 
 def config_text(artifacts: Artifacts) -> str:
     """Returns the config as YAML."""
-    # Through JSON, so that tuples and paths become what YAML has.
+    # Through JSON, so that tuples and paths become YAML types.
     plain = json.loads(json.dumps(artifacts.config, default=str))
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88)

@@ -51,14 +51,14 @@ _SECTIONS = {
     "bundle": ("Bundle", "bundle"),
     "origin": ("Origin", ""),
 }
-"""Title of each section, and the part without which an evaluation alone doesn't show it."""
+"""Title of each section, and the part that it needs outside of a pipeline run."""
 
 
 def write_report(out: Path, **sources: Any) -> Path:
     """Writes `report.html` into the folder `out`.
 
-    The page needs no network and no script. What is missing or damaged is named on the
-    page; it never stops the report.
+    The page needs no network and no script. Missing or damaged parts are named on the page and
+    never stop the report.
 
     Args:
         out: Folder of the report; created if missing.
@@ -100,7 +100,7 @@ def _section(name: str, parts: dict[str, Any]) -> Markup:
 
 
 def _index(record: Path | None, out: Path) -> str:
-    """Returns where the page of all runs will be, seen from the report; empty for none."""
+    """Returns the relative path of the page of all runs; empty if there is none."""
     if record is None:
         return ""
     return quote(Path(os.path.relpath(record.parent.parent / INDEX, out)).as_posix())

@@ -1,8 +1,8 @@
 """The record of each run, `<root>/runs/<run id>/`: its steps while it runs, then its result.
 
-`steps.jsonl` has a line when the run starts and one for each step that ended, so that a
-killed run leaves what it did; `run.json` is there, whole, once the run has ended. Nothing
-else depends on the record: what can't be written or read of it is said, and never fails a run.
+`steps.jsonl` has a line when the run starts and one for each step that ended, so that a killed run
+leaves what it did; `run.json` is there, whole, once the run has ended. Nothing else depends on the
+record: if it can't be written or read, a run reports that and continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 class RunRecord:
-    """Writes the record of one run. Every method raises OSError where it can't.
+    """Writes the record of one run. Every method may raise OSError.
 
     Args:
         folder: Folder of the run; created if missing.
@@ -52,9 +52,9 @@ class RunRecord:
         Args:
             step: Its name.
             state: `ran`, `cached` or `failed`.
-            reason: Why, a sentence.
-            seconds: How long it took [s].
-            started: When it started [seconds since 1970].
+            reason: Reason, a sentence.
+            seconds: Duration [s].
+            started: Start [seconds since 1970].
         """
         line = {"step": step, "state": state, "reason": reason}
         self._append({**line, "seconds": round(seconds, 3), "started": started})
@@ -63,7 +63,7 @@ class RunRecord:
         """Writes the result of the run: strict JSON, atomically.
 
         Raises:
-            ValueError: `result` holds a number that JSON has no word for.
+            ValueError: `result` has NaN or infinity.
         """
         text = json.dumps({"format": FORMAT, **result}, indent=1, allow_nan=False)
         commit_text(text + "\n", self.folder / RESULT)
@@ -119,7 +119,7 @@ class RecordedSteps:
         return next(iter(self.planned[len(self.steps) :]), None)
 
     def progress(self) -> str:
-        """Returns how far the run came, `in Trainer after 2 of 5 steps`."""
+        """Returns the progress of the run, such as `in Trainer after 2 of 5 steps`."""
         where = f"in {self.step} " if self.step else ""
         return f"{where}after {len(self.steps)} of {len(self.planned)} steps"
 

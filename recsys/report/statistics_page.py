@@ -1,4 +1,4 @@
-"""Pages of statistics, beside the report; DriftValidator writes them, and nothing else does."""
+"""Pages of statistics beside the report, which DriftValidator writes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def write_statistics(path: Path, what: str, data_sets: Mapping[str, Mapping[str,
 
 
 def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
-    """Returns one column of `validation.json`, as it is shown.
+    """Returns the display form of one column of `validation.json`.
 
     Args:
         column: An entry of `columns`.
-        n_top: How many of the most frequent texts are named.
+        n_top: Number of most frequent texts to show.
     """
     if column["kind"] == "number":
         write = moment if _is_time(column) else _plain
@@ -62,12 +62,12 @@ def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
 
 
 def _is_time(column: Mapping[str, Any]) -> bool:
-    """Returns whether a column has times; earlier releases didn't write which one has."""
+    """Returns whether a column has times; earlier releases didn't write `is_time`."""
     return bool(column.get("is_time", column["name"] == "timestamp"))
 
 
 def _is_even(column: Mapping[str, Any]) -> bool:
-    """Returns whether all of many texts are as frequent, as ids are: the first ones say nothing."""
+    """Returns whether many texts are equally frequent, as ids are."""
     top, unique = column.get("top") or [], column.get("unique")
     if not top or not is_number(unique) or unique <= len(top):
         return False
@@ -83,7 +83,7 @@ def _spread(column: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Returns a number as the data has it: whole ones in full, others to six digits."""
+    """Returns a number as text: whole numbers in full, others with six digits."""
     if not is_number(value):
         return ABSENT
     return str(int(value)) if value == int(value) else f"{value:.6g}"

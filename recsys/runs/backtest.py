@@ -71,7 +71,7 @@ class BacktestData:
         """Reads the data of a config.
 
         Args:
-            config: The config, of which `data` is used.
+            config: The config; only `data` is used.
             period: `day`, `week` (from Monday) or `month` that one simulated night covers.
             n_nights: Number of nights, the newest ones; None: half of the periods.
         """

@@ -133,7 +133,7 @@ def _row(run: RecordedRun, earlier: Sequence[RecordedRun]) -> dict[str, Any]:
     values = (other.value for other in earlier if run.is_like(other) and other.value is not None)
     before = None if is_rerun else next(values, None)
     change = run.value / before - 1.0 if run.value is not None and before else None
-    # A path is no address: characters such as `#` mean something else there.
+    # Characters such as `#` have another meaning in a URL.
     return {"run": run, "is_rerun": is_rerun, "change": change, "report": quote(run.report)}
 
 

@@ -37,25 +37,25 @@ class _AttemptError(Exception):
         self.after_s = after_s
 
 
-def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, Any] | None:
+def send_summary(summary: Mapping[str, Any], config: NotifyConfig) -> dict[str, Any] | None:
     """Sends a run's summary to the webhook; a failure doesn't fail the run.
 
     Args:
-        night: Its summary.
+        summary: Its summary.
         config: The webhook, and the states to report.
 
     Returns:
         `host`, `sent`, `attempts` and `error`, without a secret; None if no
         notification is due.
     """
-    if config.webhook_env is None or night.get("state") not in config.on:
+    if config.webhook_env is None or summary.get("state") not in config.on:
         return None
     url = os.environ.get(config.webhook_env, "").strip()
     outcome: dict[str, Any] = {"host": _host(url), "sent": False, "attempts": 0, "error": None}
     if outcome["host"] is None:
         error = f"the variable {config.webhook_env} holds no http or https URL"
         return {**outcome, "error": error}
-    request = _request(url, json.dumps({"text": one_line(night), **night}).encode())
+    request = _request(url, json.dumps({"text": one_line(summary), **summary}).encode())
     deadline = time.monotonic() + config.total_s
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(config.attempts)
@@ -76,7 +76,7 @@ def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, An
 
 
 def _host(url: str) -> str | None:
-    """Returns host and port of a URL; None where it is none that we send to."""
+    """Returns host and port of a URL; None if the URL is invalid or not HTTP."""
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -99,24 +99,24 @@ def _request(url: str, body: bytes) -> urllib.request.Request:
 
 
 def _wait_s(state: tenacity.RetryCallState) -> float:
-    """Returns how long to wait [s]: a random time that grows, and what the answer asks for."""
+    """Returns the delay before the next attempt [s]: random, growing, at least `Retry-After`."""
     drawn = tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S)
     error = state.outcome.exception() if state.outcome else None
     return max(drawn(state), error.after_s or 0.0 if isinstance(error, _AttemptError) else 0.0)
 
 
 def _within(timeout_s: float, request: urllib.request.Request) -> None:
-    """Makes one attempt that ends after `timeout_s`, even if the answer comes in drops.
+    """Makes one attempt that ends after `timeout_s`, even if the answer arrives slowly.
 
-    A time limit of a socket restarts with every byte, and that of a name's lookup is
-    none of ours; so the attempt has a thread, which is left behind.
+    A socket timeout restarts with every byte, and a name lookup has none that can be set. So the
+    attempt runs in a thread, which is abandoned at the timeout.
     """
     errors: list[Exception] = []
 
     def attempt() -> None:
         try:
             _post(request, timeout_s)
-        except Exception as error:  # noqa: BLE001 it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001 raised in the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=attempt, daemon=True)
@@ -140,7 +140,7 @@ def _redacted(error: Exception) -> _AttemptError:
         return _AttemptError("no answer in time")
     if isinstance(reason, OSError):
         return _AttemptError(reason.strerror or type(reason).__name__)
-    # Errors of other kinds may quote what they were given.
+    # Other errors may quote the URL.
     return _AttemptError(f"no answer that can be read ({type(reason).__name__})")
 
 

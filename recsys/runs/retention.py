@@ -1,8 +1,8 @@
 """Retention: which files of earlier runs are removed, which stay, and the removal itself.
 
-Artifacts are planned by `pipelines.clean`, which asks ML Metadata. Each thing is renamed into
-a hidden folder before it is removed, so a kill at any moment leaves no partial folder; the
-next cleaning removes what is left there.
+`pipelines.clean` plans artifacts, from ML Metadata. Everything is renamed into a hidden folder
+before it is removed, so a kill leaves no partial folder; the next cleaning empties the hidden
+folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recsys.system.files import folders_in, last_change
 from recsys.system.run_lock import run_lock
 
 GONE = ".gone"
-"""Folder under a root for what is being removed."""
+"""Folder under a root for files that are being removed."""
 _TRAINING = re.compile("[0-9a-f]{16}")
 
 Runs = Sequence[tuple[str, float]]
@@ -99,7 +99,7 @@ def plan_files(
 
 
 def oldest_record(runs: Runs, keep: KeepConfig) -> float:
-    """Returns when the oldest run started whose record stays [seconds since 1970]."""
+    """Returns the start of the oldest run whose record is kept [seconds since 1970]."""
     n_kept = min(keep.records or len(runs), len(runs))
     return runs[-n_kept][1] if 0 < n_kept < len(runs) else 0.0
 
@@ -113,7 +113,7 @@ def _checkpoints(root: Path, keep: KeepConfig) -> Iterator[Thing]:
 
 
 def _records(root: Path, runs: Runs, keep: KeepConfig) -> Iterator[Thing]:
-    """Yields the records of this pipeline's runs, and logs and TensorBoard events by their age."""
+    """Yields the records of this pipeline's runs, and logs and TensorBoard events by age."""
     since = oldest_record(runs, keep)
     logs = [path for path in _children(root / "logs") if path.suffix == ".log"]
     boards = _trainings(root / "tensorboard")
@@ -162,7 +162,7 @@ def remove(root: Path, things: Iterable[Thing], report: Callable[[Thing], None])
         report: Called with each removed thing.
 
     Returns:
-        Path and reason of what could not be removed.
+        Path and reason of everything that could not be removed.
     """
     failed = []
     for thing in things:
@@ -183,14 +183,14 @@ def _remove(gone: Path, thing: Thing) -> None:
         return
     if thing.kind == "checkpoints":
         with run_lock(thing.path):
-            pass  # Nobody writes it.
+            pass  # No process writes it.
     gone.mkdir(exist_ok=True)
     hidden = gone / "--".join(thing.path.parts[-3:])
     files.remove(hidden)
     try:
         thing.path.rename(hidden)
     except OSError as error:
-        if error.errno != errno.EXDEV:  # A folder of the root may lie on another disk.
+        if error.errno != errno.EXDEV:  # A folder of the root may be on another disk.
             raise
         hidden = thing.path
     files.remove(hidden)

@@ -55,7 +55,7 @@ class Simulation:
         out: Folder of the simulation. An interrupted simulation in it is resumed.
         options: Options of the simulation.
         run_pipeline: Runs the pipeline of a config file; returns the summary of the run.
-        tell: Called with a sentence on the progress.
+        report: Called with a sentence on the progress.
 
     Attributes:
         journal: The finished nights.
@@ -71,14 +71,14 @@ class Simulation:
         out: Path,
         options: Options,
         run_pipeline: Callable[[Path], dict[str, Any]],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         if config.data.split != "time":
             rule = "A simulation of nights needs data that are split by time."
             cure = "Set data.interactions.columns.timestamp, and data.split to time."
             raise UsageError("R915", rule, cure, config.data.split)
         self._out, self._options = out, options
-        self._run_pipeline, self._tell = run_pipeline, tell
+        self._run_pipeline, self._report = run_pipeline, report
         self._replay = BacktestData.read(config, options.by, options.nights)
         _check(len(self._replay.days), options)
         self.config = _of_nights(config, out, options)
@@ -95,13 +95,13 @@ class Simulation:
         """Runs the remaining nights."""
         done, n_nights = len(self.journal.nights), len(self._replay.days)
         if self._replay.n_rejected:
-            self._tell(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
+            self._report(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
         if done:
-            self._tell(f"Resuming after night {done} of {n_nights}.")
+            self._report(f"Resuming after night {done} of {n_nights}.")
         for number in range(done, n_nights):
             night = self._night(number)
             self.journal.add(night)
-            self._tell(_line(night, number, n_nights))
+            self._report(_line(night, number, n_nights))
 
     def _night(self, number: int) -> dict[str, Any]:
         """Writes the data of a night and runs the pipeline on them."""

@@ -1,6 +1,6 @@
 """The summary of a run: one JSON object, made from its record, and the same as one line.
 
-docs/runs.md describes it. What is not known is null, so that a reader finds every key.
+docs/runs.md describes it. Unknown values are null, so that every key exists.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def run_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> di
     """Returns the summary of a run.
 
     Args:
-        run_id: Id of the run, the name of its record; None where it left none.
-        result: What `run.json` holds, be it of an earlier version.
+        run_id: Id of the run, the name of its record; None if it left no record.
+        result: Content of `run.json`, of this or an earlier version.
         root: Folder of everything that the runs write.
     """
     report = result.get("report")
@@ -77,7 +77,7 @@ def _metrics(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _against(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns how far the deciding metric lies from that of each other model."""
+    """Returns the difference of the deciding metric from each other model."""
     metric, comparisons = result.get("deciding"), result.get("against") or {}
     others = {**(result.get("baselines") or {}), BLESSED: result.get(BLESSED)}
     compared = {}
@@ -117,37 +117,37 @@ _LONGEST = 500
 _MARKS = {"blessed": "✓", "refused": "✗", "failed": "!", "interrupted": "…"}
 
 
-def one_line(night: Mapping[str, Any]) -> str:
+def one_line(summary: Mapping[str, Any]) -> str:
     """Returns the summary as text without line breaks, as Slack and Mattermost show it."""
-    state = str(night.get("state") or "no verdict")
-    head = f"{_MARKS.get(state, '?')} {night.get('name') or 'recsys'}: {state}"
-    text = f"{head}; {'; '.join(_parts(night))}" if any(_parts(night)) else head
+    state = str(summary.get("state") or "no verdict")
+    head = f"{_MARKS.get(state, '?')} {summary.get('name') or 'recsys'}: {state}"
+    text = f"{head}; {'; '.join(_parts(summary))}" if any(_parts(summary)) else head
     return shortened(" ".join(text.split()), _LONGEST)
 
 
-def _parts(night: Mapping[str, Any]) -> Iterator[str]:
-    if night.get("error"):
-        step = f"in {night['step']}: " if night.get("step") else ""
-        yield f"{step}{night['error']}"
-    yield from _metric(night)
-    if night.get("warning"):
+def _parts(summary: Mapping[str, Any]) -> Iterator[str]:
+    if summary.get("error"):
+        step = f"in {summary['step']}: " if summary.get("step") else ""
+        yield f"{step}{summary['error']}"
+    yield from _metric(summary)
+    if summary.get("warning"):
         yield "worse than popularity"
-    if night.get("version") is not None:
-        yield f"version {night['version']} is served"
-    elif night.get("not_pushed"):
-        yield f"not pushed: {night['not_pushed']}"
-    yield from _data_parts(night.get("data") or {})
-    if is_number(night.get("seconds")):
-        yield duration(night["seconds"])
+    if summary.get("version") is not None:
+        yield f"version {summary['version']} is served"
+    elif summary.get("not_pushed"):
+        yield f"not pushed: {summary['not_pushed']}"
+    yield from _data_parts(summary.get("data") or {})
+    if is_number(summary.get("seconds")):
+        yield duration(summary["seconds"])
 
 
-def _metric(night: Mapping[str, Any]) -> Iterator[str]:
-    name = night.get("deciding")
-    measured = (night.get("metrics") or {}).get(name)
+def _metric(summary: Mapping[str, Any]) -> Iterator[str]:
+    name = summary.get("deciding")
+    measured = (summary.get("metrics") or {}).get(name)
     if not isinstance(measured, Mapping):
         return
     ends = f" ({span(measured['interval'])})" if measured.get("interval") else ""
-    apart = ((night.get("against") or {}).get("blessed_model") or {}).get("relative")
+    apart = ((summary.get("against") or {}).get("blessed_model") or {}).get("relative")
     beside = f", {change(apart)} on the last blessed" if is_number(apart) else ""
     yield f"{name} {figure(measured.get('value'))}{ends}{beside}"
 
@@ -157,7 +157,7 @@ def _data_parts(data: Mapping[str, Any]) -> Iterator[str]:
         read = counted(data["read"], "row", "rows")
         yield f"{read} read, {count(data.get('rejected'))} rejected"
     if spans := data.get("spans"):
-        yield from spans_in_words({**spans, "new": ()})  # That there are new ones is no news.
+        yield from spans_in_words({**spans, "new": ()})  # New spans are the normal case.
     if data.get("anomalies"):
         yield counted(len(data["anomalies"]), "anomaly", "anomalies")
 
@@ -174,7 +174,7 @@ def read_summaries(
 
     Args:
         root: Folder of everything that the runs write.
-        most: How many; None for all.
+        most: Maximum number of runs. Default: all.
 
     Returns:
         The summaries; and path and fault of each record that can't be read.
@@ -192,15 +192,15 @@ def read_summaries(
 
 
 def read_summary(root: Path, run_id: str) -> dict[str, Any]:
-    """Returns the summary of one run, from its record alone.
+    """Returns the summary of one run, from its record only.
 
     Raises:
-        MissingError: It left no record, or a damaged one.
+        MissingError: The record is missing or damaged.
     """
     folder = root / RUNS / run_id
     result = read_result(folder)
     if result is None:
-        # Of those without a result: a clock that was set back makes ended runs look newer.
+        # Only runs without a result: if the clock was set back, finished runs look newer.
         unfinished = (path for path in run_folders(root) if not (path / RESULT).exists())
         try:
             refuse_if_held(root)

@@ -1,8 +1,8 @@
-"""Data of any size with planted structure, to try a pipeline where no real data is.
+"""Synthetic data of any size with planted structure, to try the pipeline without real data.
 
-What is planted: power-law popularity, taste clusters that show in a category and in
-title words, taste and popularity that drift, items that come late or never,
-heavy-tailed activity. `docs/synth.md` says how much of each.
+The structure is power-law popularity, taste clusters that show in a category and in title words,
+drift of taste and popularity, items that come late or never, and heavy-tailed activity.
+`docs/synth.md` has the constants.
 """
 
 from recsys.synth.synthesis import SynthSummary, synthesize

@@ -42,18 +42,18 @@ city/Avenue/Rooftop/Subway farm/Barn/Tractor/Harvest money/Banker/Ledger/Fortune
 puzzles/Labyrinth/Riddle/Jigsaw
 """
 _CATEGORIES, *_WORDS = zip(*(theme.split("/") for theme in _THEMES.split()), strict=True)
-"""A theme of each cluster, and three words of it for titles; no word stands in two themes."""
+"""Theme of each cluster, and three title words of it; no two themes share a word."""
 _ADJECTIVES = (
     "Quiet", "Golden", "Broken", "Hidden", "Northern", "Electric", "Velvet", "Distant",
     "Crooked", "Silver", "Restless", "Burning", "Forgotten", "Hollow", "Painted", "Midnight",
     "Paper", "Second", "Lonely", "Wild", "Frozen", "Borrowed", "Secret", "Last",
 )  # fmt: skip
-"""Words that say nothing of the cluster."""
+"""Title words that are independent of the cluster."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SynthSummary:
-    """What `synthesize` wrote.
+    """Result of `synthesize`.
 
     Attributes:
         interactions: CSV of `user_id,item_id,timestamp`, by user and time.
@@ -91,14 +91,14 @@ def synthesize(out: Path, users: int, items: int, interactions: int, seed: int =
     and 20 bytes each), not with interactions.
 
     Args:
-        out: Folder that is empty or not there yet.
-        users: Users; each has an event where there are enough.
+        out: Folder, empty or not existing.
+        users: Number of users; each has an event if there are enough events.
         items: Items of the catalogue.
-        interactions: Rows of interactions; no pair of user and item comes twice.
+        interactions: Number of interactions; no pair of user and item occurs twice.
         seed: Seed of everything.
 
     Raises:
-        UsageError: The numbers make no data set, or `out` holds something.
+        UsageError: The numbers are impossible, or `out` is not empty.
     """
     _check(out, users, items, interactions, seed)
     catalogue_seed, users_seed, text_seed, *_ = (root := np.random.SeedSequence(seed)).spawn(3)
@@ -164,13 +164,13 @@ def _interactions(
 ) -> Iterator[pa.RecordBatch]:
     seed = [int(word) for word in root.generate_state(4)]
     for first, last in _user_blocks(users.n_events):
-        # Each block has a seed of its own, so a block doesn't depend on the ones before.
+        # Each block has its own seed, so it doesn't depend on earlier blocks.
         rng = np.random.default_rng([*seed, first])
-        user, place, time = draw_events(items, users, first, last, rng)
+        user, rank, time = draw_events(items, users, first, last, rng)
         yield pa.record_batch(
             {
                 "user_id": _ids("u", user),
-                "item_id": _ids("i", items.number[place]),
+                "item_id": _ids("i", items.number[rank]),
                 "timestamp": pa.array(START + (time * SPAN_S).astype(np.int64)),
             }
         )
@@ -187,13 +187,13 @@ def _user_blocks(n_events: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _write_items(path: Path, items: SynthItems, rng: np.random.Generator) -> None:
-    place_of = np.argsort(items.number)
+    rank_of = np.argsort(items.number)
     categories, adjectives = pa.array(_CATEGORIES), pa.array(_ADJECTIVES)
     words = pa.array([word for three in zip(*_WORDS, strict=True) for word in three])
 
     def batch(start: int) -> pa.RecordBatch:
         number = np.arange(start, min(start + CHUNK_ROWS, len(items)))
-        cluster = place_of[number] % items.n_clusters
+        cluster = rank_of[number] % items.n_clusters
         adjective = adjectives.take(pa.array(rng.integers(0, len(_ADJECTIVES), len(number))))
         word = words.take(pa.array(cluster * 3 + rng.integers(0, 3, len(number))))
         title = pc.binary_join_element_wise(
@@ -216,7 +216,7 @@ def _ids(prefix: str, numbers: np.ndarray) -> pa.Array:
 
 
 def _write_csv(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
-    """Writes batches as they come; no value needs quotes."""
+    """Writes batches one by one; no value needs quotes."""
     first = next(batches)
     options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="none")
     with path.open("wb") as file:

@@ -1,8 +1,8 @@
 """The planted structure: items, users, and the events of a block of users.
 
-Time runs from 0 to 1 here; the writer turns it into seconds. An item is known by
-its *place* in the base order of popularity; its cluster is `place % n_clusters`, so
-every cluster has the same share of head and tail.
+Time runs from 0 to 1 here; the writer turns it into seconds. An item is its *rank* by base
+popularity; its cluster is `rank % n_clusters`, so every cluster has the same share of head and
+tail.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _ROUNDS_A_SORT = 4
 
 @dataclasses.dataclass(frozen=True)
 class SynthItems:
-    """The catalogue by place.
+    """The catalogue by rank.
 
     Attributes:
         number: Number in the id of each item `[n]` int32, a permutation.
-        release: When each item appears `[n]` float32; 0: from the start, above 1: never.
-        peak: When each item is most wanted `[n]` float32.
+        release: Time at which each item appears `[n]` float32; 0: from the start, above 1: never.
+        peak: Time of each item's peak demand `[n]` float32.
         n_clusters: Clusters of taste.
-        cumulative: Cumulative popularity over the places of one cluster, float64.
+        cumulative: Cumulative popularity over the ranks of one cluster, float64.
     """
 
     number: np.ndarray
@@ -54,22 +54,22 @@ class SynthItems:
 
     @property
     def from_start(self) -> np.ndarray:
-        """Places of the items that are there from the start."""
+        """Ranks of the items that exist from the start."""
         return np.flatnonzero(self.release == 0)
 
     def draw(self, cluster: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Returns a place `[b]` int64 drawn by base popularity in each `cluster` `[b]`."""
-        # Some clusters are one place shorter than the longest.
+        """Returns a rank `[b]` int64 drawn by base popularity in each `cluster` `[b]`."""
+        # Some clusters have one item less than the largest.
         size = (len(self) - 1 - cluster) // self.n_clusters + 1
         level = rng.random(len(cluster)) * self.cumulative[size - 1]
-        # A rounded product can reach the last level itself.
+        # Rounding can reach the last level.
         local = np.minimum(np.searchsorted(self.cumulative, level, side="right"), size - 1)
         return local * self.n_clusters + cluster
 
-    def wanted(self, place: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Returns how much of its base popularity each item has at `time`, in [0..1]."""
-        fading = np.exp(-np.abs(time - self.peak[place]) / FADE)
-        return np.where(time >= self.release[place], fading, 0.0)
+    def wanted(self, rank: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Returns the share of its base popularity that each item has at `time` [0..1]."""
+        fading = np.exp(-np.abs(time - self.peak[rank]) / FADE)
+        return np.where(time >= self.release[rank], fading, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class SynthUsers:
         first_taste: Cluster that each user starts with `[n]` int32.
         second_taste: Cluster that each user also likes, and drifts to `[n]` int32.
         is_drifting: Whether each user's taste moves from the first to the second.
-        joined: When each user comes `[n]` float32.
+        joined: Time at which each user joins `[n]` float32.
     """
 
     n_events: np.ndarray
@@ -93,7 +93,7 @@ class SynthUsers:
     def draw_cluster(
         self, user: np.ndarray, time: np.ndarray, n_clusters: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Returns the cluster `[b]` int64 that each `user` `[b]` turns to at `time` `[b]`."""
+        """Returns a cluster `[b]` int64 drawn for each `user` `[b]` at `time` `[b]`."""
         share_of_first = np.where(self.is_drifting[user], 1.0 - time, 0.75)
         first = rng.random(len(user)) < share_of_first
         taste = np.where(first, self.first_taste[user], self.second_taste[user])
@@ -102,7 +102,7 @@ class SynthUsers:
 
 
 def count_special(n_items: int) -> tuple[int, int]:
-    """Returns how many items never appear, and how many in the last part of the time only."""
+    """Returns the numbers of items that never appear, and that appear only in the last part."""
     return int(n_items * NEVER_SHARE), int(n_items * LATE_SHARE)
 
 
@@ -114,28 +114,28 @@ def make_items(n: int, rng: np.random.Generator) -> SynthItems:
     special = rng.choice(n, n_never + n_late, replace=False)
     release[special[:n_never]] = NEVER
     release[special[n_never:]] = rng.uniform(LATE_FROM, 0.98, n_late)
-    places = np.arange(-(-n // n_clusters))
+    ranks = np.arange(-(-n // n_clusters))
     return SynthItems(
         number=rng.permutation(n).astype(np.int32),
         release=release,
-        # A late item is wanted most when it is new.
+        # Demand for a late item peaks when it is new.
         peak=np.where(release > 0, release, rng.random(n, np.float32)).astype(np.float32),
         n_clusters=n_clusters,
-        cumulative=np.cumsum((places + POPULARITY_OFFSET) ** -POPULARITY_EXPONENT),
+        cumulative=np.cumsum((ranks + POPULARITY_OFFSET) ** -POPULARITY_EXPONENT),
     )
 
 
 def make_users(n: int, n_events: int, items: SynthItems, rng: np.random.Generator) -> SynthUsers:
-    """Returns `n` users who share `n_events` events, of some items at most each.
+    """Returns `n` users who share `n_events` events, each with a limited number of items.
 
     Args:
-        n: Users.
-        n_events: Events of all users together.
-        items: The catalogue; a user can take what is there from the start.
-        rng: Source of chance.
+        n: Number of users.
+        n_events: Number of events of all users.
+        items: The catalogue; users can take all items that exist from the start.
+        rng: Random generator.
     """
-    # People start in the clusters with low numbers and drift to those with high
-    # ones: the first fall and the others rise over time.
+    # Users start in clusters with low numbers and drift to high ones: the former fall and the
+    # latter rise over time.
     liked = (np.arange(items.n_clusters) + 2.0) ** -TASTE_EXPONENT
     first = rng.choice(items.n_clusters, n, p=liked / liked.sum())
     rising = np.sqrt(rng.random(n)) * items.n_clusters
@@ -152,7 +152,7 @@ def make_users(n: int, n_events: int, items: SynthItems, rng: np.random.Generato
 def _share_out(n: int, n_events: int, n_items: int, rng: np.random.Generator) -> np.ndarray:
     """Returns heavy-tailed counts `[n]` int64 that sum to `n_events`, each at most `n_items`.
 
-    Everybody gets one event first, where there are enough.
+    Each user gets one event first, if there are enough.
     """
     at_most = min(n_items, max(int(n_items * _LARGEST_SHARE_OF_ITEMS), -(-2 * n_events // n)))
     weight = 1.0 + rng.pareto(ACTIVITY_EXPONENT, n)
@@ -162,7 +162,7 @@ def _share_out(n: int, n_events: int, n_items: int, rng: np.random.Generator) ->
         ideal = left * (weight[open_] / weight[open_].sum())
         more = np.minimum(ideal.astype(np.int64), at_most - counts[open_])
         if not more.any():
-            # Less than one each is left: one more for so many of them, by chance.
+            # Less than one each is left: one more for a random part of them.
             open_ = rng.choice(open_, min(left, len(open_)), replace=False)
             more = np.ones(len(open_), np.int64)
         counts[open_] += more
@@ -179,17 +179,17 @@ def draw_events(
         users: The users.
         first: First user of the block.
         last: End of the block, exclusive.
-        rng: Source of chance, this block's own.
+        rng: Random generator of this block.
 
     Returns:
-        User `[n]` int64, place of the item `[n]` int64 and time `[n]` float64 in
-        [0..1), sorted by user and time; no user has an item twice.
+        User `[n]` int64, rank of the item `[n]` int64 and time `[n]` float64 in [0..1), sorted by
+        user and time; no user has an item twice.
     """
     user = np.repeat(np.arange(first, last), users.n_events[first:last])
     joined = users.joined[user].astype(np.float64)
     time = joined + (1.0 - joined) * rng.random(len(user))
     time = time[np.lexsort((time, user))]
-    place = np.full(len(user), -1, np.int64)
+    rank = np.full(len(user), -1, np.int64)
     todo = np.arange(len(user))
     for round_ in range(_ROUNDS_IN_TASTE + _ROUNDS_ANYWHERE):
         if len(todo) == 0:
@@ -200,26 +200,26 @@ def draw_events(
             cluster = rng.integers(0, items.n_clusters, len(todo))
         drawn = items.draw(cluster, rng)
         accepted = rng.random(len(todo)) < items.wanted(drawn, time[todo])
-        place[todo[accepted]] = drawn[accepted]
+        rank[todo[accepted]] = drawn[accepted]
         todo = todo[~accepted]
-        # Repeats are found by sorting the whole block, so not in every round.
+        # Finding repeats sorts the whole block, so it is not done in every round.
         if len(todo) == 0 or round_ % _ROUNDS_A_SORT == _ROUNDS_A_SORT - 1:
-            place[_repeated(user - first, place, len(items))] = -1
-            todo = np.flatnonzero(place < 0)
-    # Users who take nearly everything draw what they already have again and again: for
-    # them the rest is dealt out. Items from the start are enough.
+            rank[_repeated(user - first, rank, len(items))] = -1
+            todo = np.flatnonzero(rank < 0)
+    # Users who have nearly all items would draw repeats again and again: they get the rest from a
+    # permutation. Items from the start suffice.
     for owner in np.unique(user[todo]):
         start, end = np.searchsorted(user, [owner, owner + 1])
         mine = todo[(todo >= start) & (todo < end)]
-        free = np.setdiff1d(items.from_start, place[start:end])
-        place[mine] = rng.choice(free, len(mine), replace=False)
-    return user, place, time
+        free = np.setdiff1d(items.from_start, rank[start:end])
+        rank[mine] = rng.choice(free, len(mine), replace=False)
+    return user, rank, time
 
 
-def _repeated(user: np.ndarray, place: np.ndarray, n_items: int) -> np.ndarray:
+def _repeated(user: np.ndarray, rank: np.ndarray, n_items: int) -> np.ndarray:
     """Returns the events `[m]` whose user has the same item in an earlier event."""
-    taken = np.flatnonzero(place >= 0)
-    keys = user[taken] * n_items + place[taken]
+    taken = np.flatnonzero(rank >= 0)
+    keys = user[taken] * n_items + rank[taken]
     order = np.argsort(keys, kind="stable")
     same = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
     return taken[order[same]]

@@ -33,15 +33,15 @@ Space = dict[str, Distribution]
 """The distribution of each key, by its dotted path; choices are JSON."""
 
 _FIXED = ("train.validation", "train.seed", "train.checkpoint", "train.profile_steps")
-"""Keys by which trials couldn't be compared, or that change no model."""
+"""Keys that would make trials incomparable, or that don't change the model."""
 
 
 def read_space(file: Path | None, varied: Sequence[str]) -> dict[str, Any]:
-    """Returns the ranges of a file and of `--vary`, which takes precedence, as they are written.
+    """Returns the unparsed ranges of a file and of `--vary`, which takes precedence.
 
     Args:
-        file: YAML, a map of keys to ranges; None: none.
-        varied: `KEY=RANGE` each.
+        file: YAML, a map of keys to ranges, or None.
+        varied: Ranges as `KEY=RANGE`.
 
     Raises:
         ConfigError: They can't be read.
@@ -64,12 +64,12 @@ def read_space(file: Path | None, varied: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_space(written: Mapping[str, Any], load: Load) -> Space:
-    """Returns the distributions of ranges; the ends of each are tried on the config.
+    """Returns the distributions of ranges; both ends of each are checked on the config.
 
     Args:
         written: Range of each key: text, a list of values, or a map with `low`, `high`, and
             optionally `log` and `step`.
-        load: Makes configs.
+        load: Returns the config with some keys set.
 
     Raises:
         ConfigError: A range is invalid, or the config doesn't take its values.
@@ -101,7 +101,7 @@ def suggest(trial: optuna.Trial, key: str, distribution: Distribution) -> None:
 
 
 def decode(value: Any, distribution: Distribution) -> Any:
-    """Returns a value of Optuna as a config has it."""
+    """Returns the config's form of an Optuna value."""
     return json.loads(value) if isinstance(distribution, CategoricalDistribution) else value
 
 
@@ -164,11 +164,11 @@ def default_space(config: Config) -> dict[str, Any]:
 
 
 def base_parameters(config: Config, space: Space, load: Load) -> dict[str, Any]:
-    """Returns the values of a config that are in the space, as Optuna has them."""
+    """Returns the values of a config that are in the space, in Optuna's form."""
     parameters: dict[str, Any] = {}
     for key, distribution in space.items():
         if isinstance(distribution, CategoricalDistribution):
-            # A value that makes the same config is the same, however it is written.
+            # Values that give the same config are equal, however they are written.
             same = (c for c in distribution.choices if load({key: json.loads(str(c))}) == config)
             if (choice := next(same, None)) is not None:
                 parameters[key] = choice

@@ -9,7 +9,7 @@ import optuna
 
 Pruner = Literal["median", "hyperband", "none"]
 SECONDS = "seconds"
-"""Attribute of a trial: the time that its processes took so far [s]."""
+"""Attribute of a trial: time of its processes so far [s]."""
 PRUNER = "pruner"
 """Attribute of a study: the pruner's name."""
 
@@ -20,7 +20,7 @@ _SEEDS = 2**32
 
 
 def storage_url(folder: Path) -> str:
-    """Returns the address of a study's database, as `optuna-dashboard` takes it."""
+    """Returns the URL of a study's database, for `optuna-dashboard`."""
     return f"sqlite:///{folder / _FILE}"
 
 
@@ -56,7 +56,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 def trial_of(study: optuna.Study, number: int) -> optuna.Trial:
-    """Returns a trial of a study, as `ask` returned it in a process that is gone."""
+    """Returns a trial that an earlier process created with `ask`."""
     return optuna.Trial(study, study.trials[number]._trial_id)
 
 

@@ -1,8 +1,7 @@
-"""`python -m recsys.tuning.trial_process`: trains one trial of a study, and reports its looks.
+"""Trains one trial of a study: `python -m recsys.tuning.trial_process`.
 
-A process of its own: JAX keeps what it compiled and its memory until the process ends, and
-a trial that runs out of memory takes nothing else with it. Training reads the training
-events alone; the held-out part of the data is never looked at.
+JAX keeps compiled programs and memory until its process ends, and a trial that runs out of memory
+must not end the study. Training reads only the training events, never the held-out part.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from recsys.tuning.storage import SECONDS, open_study, trial_folder, trial_of
 _STOPPED = "R375"
 
 
-class LookReporter(keras.callbacks.Callback):
+class ValidationReporter(keras.callbacks.Callback):
     """Reports validation after each epoch to a study, and stops if the study prunes the trial.
 
     Args:
         trial: The trial.
-        metric: The metric that validation watches.
+        metric: Metric of the validation.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str) -> None:
@@ -46,11 +45,11 @@ class LookReporter(keras.callbacks.Callback):
         self._before, self._started = trial.user_attrs.get(SECONDS, 0.0), time.monotonic()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Reports the look, if this epoch ended with one."""
+        """Reports the validation, if this epoch ended with one."""
         self._trial.set_user_attr(SECONDS, self._before + time.monotonic() - self._started)
         value = (logs or {}).get(f"val_{self._metric}")
         step = epoch + 1
-        # An epoch that a killed run had reported already is trained again, to the same bit.
+        # An epoch that a killed run already reported is trained again, with the same bits.
         known = self._trial.study.trials[self._trial.number].intermediate_values
         if value is None or step in known:
             return
@@ -60,7 +59,7 @@ class LookReporter(keras.callbacks.Callback):
 
 
 def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dict[str, Any]:
-    """Trains a trial, or goes on where an earlier process stopped.
+    """Trains a trial, or resumes it.
 
     Args:
         stage: Model and training, with a validation.
@@ -69,14 +68,14 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
         number: Number of the trial.
 
     Returns:
-        `state`: `complete`, or `pruned`; `value`, the best look's; `best_step`, `steps`, and
+        `state` (`complete` or `pruned`), `value` of the best validation, `best_step`, `steps`, and
         `seconds` of the steps.
     """
     validation = stage.train.validation
     if validation is None:
         raise ValueError("A trial needs a validation.")
     dataset = open_data(data)
-    reporter = LookReporter(trial_of(open_study(folder), number), validation.metric)
+    reporter = ValidationReporter(trial_of(open_study(folder), number), validation.metric)
     trainer = Trainer.of_stage(
         stage, trial_folder(folder, number) / "checkpoints", callbacks=[reporter], verbose=0
     )
@@ -92,7 +91,7 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
 
 
 def _stop_after(seconds: float) -> None:
-    """Asks this process to stop in a while, as its parent would: a training saves first."""
+    """Sends this process SIGTERM after a while, as its parent would; a training saves first."""
     timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
     timer.start()

@@ -60,13 +60,13 @@ _STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialSt
 
 @dataclasses.dataclass(frozen=True)
 class TuneOptions:
-    """How a study is run.
+    """Options of a study.
 
     Attributes:
-        minutes: What its trials may take in all, those of earlier calls too [min].
-        trials: How many there may be; None: as many as fit.
-        pruner: What ends a trial that does worse than others.
-        seed: Seed of the draws.
+        minutes: Time budget of all trials, over all calls [min].
+        trials: Maximum number of trials; None: as many as fit.
+        pruner: Pruner that stops poor trials early.
+        seed: Seed of the sampler.
     """
 
     minutes: float
@@ -76,15 +76,15 @@ class TuneOptions:
 
 
 class TuningStudy:
-    """A study in a folder, begun or gone on with.
+    """A new or resumed study in a folder.
 
     Args:
         path: Config file; None: the default one.
-        overrides: `a.b=value` each.
+        overrides: Overrides as `a.b=value`.
         data: Data folder.
         folder: Folder of the study.
-        written: Ranges, as `read_space` returns them; empty: those of the two towers.
-        options: How it is run.
+        written: Ranges from `read_space`; empty: the default ranges of the two towers.
+        options: Options of the study.
 
     Raises:
         ConfigError: A range is wrong.
@@ -103,8 +103,8 @@ class TuningStudy:
     ) -> None:
         self._path, self._overrides = path, list(overrides)
         config = load_config(path, overrides)
-        opened = open_data(data)  # Before the folder belongs to a study of it.
-        if isinstance(config.model, AutoConfig):  # Ranges go out from what the data choose.
+        opened = open_data(data)  # Before the folder is bound to this config.
+        if isinstance(config.model, AutoConfig):  # Ranges vary the chosen model.
             config = for_data(config, opened)
             self._overrides += [
                 f"model={json.dumps(registry.Choice('model').write(config.model))}",
@@ -126,12 +126,12 @@ class TuningStudy:
         """Runs trials until the budget is spent.
 
         Args:
-            log: File for what the trials' processes write.
-            report: Called with the record of each trial that begins, and of each that ended.
+            log: File for the output of the trials' processes.
+            report: Called with the record of each trial when it begins and when it ends.
 
         Raises:
             RecsysError: The config itself can't be trained.
-            StoppedError: This process was asked to stop; the trial has saved where it is.
+            StoppedError: A signal stopped this process, after the trial saved its state.
         """
         while (left := 60 * self._options.minutes - self.seconds) > 0:
             trial = self._next()
@@ -148,7 +148,7 @@ class TuningStudy:
 
     @property
     def seconds(self) -> float:
-        """What the trials took so far [s]."""
+        """Time of the trials so far [s]."""
         return float(sum(trial.user_attrs.get(SECONDS, 0.0) for trial in self._study.trials))
 
     def records(self) -> list[dict[str, Any]]:
@@ -161,13 +161,13 @@ class TuningStudy:
         return self._described(self._study.trials[number])
 
     def best(self) -> dict[str, Any] | None:
-        """Returns the record of the best trial: of those that ended, else of all; None of none."""
+        """Returns the record of the best finished trial, else of the best; None without trials."""
         records = [record for record in self.records() if record["value"] is not None]
         ended = [record for record in records if record["state"] == "complete"]
         return max(ended or records, key=lambda record: record["value"], default=None)
 
     def best_ended(self) -> float:
-        """Returns the best value of the trials that ended, -inf if there are none."""
+        """Returns the best value of the finished trials, -inf if there are none."""
         records = (record for record in self.records() if record["state"] != "running")
         values = (record["value"] for record in records if record["value"] is not None)
         return max(values, default=float("-inf"))
@@ -175,7 +175,7 @@ class TuningStudy:
     # --- trials
 
     def _next(self) -> optuna.Trial | None:
-        """Returns the trial that a killed process left, else a new one; None: there are enough."""
+        """Returns an interrupted trial, else a new one; None if there are enough."""
         trials = self._study.trials
         if running := self._study.get_trials(states=[TrialState.RUNNING]):
             return self._suggested(trial_of(self._study, running[0].number))
@@ -193,7 +193,7 @@ class TuningStudy:
         return trial
 
     def _run_trial(self, trial: optuna.Trial, left: float, log: IO[bytes] | None) -> bool:
-        """Trains a trial; returns whether it ended, and not the budget before it."""
+        """Trains a trial; returns whether it finished within the budget."""
         started, before = time.monotonic(), float(trial.user_attrs.get(SECONDS, 0.0))
         words = ["--data", str(self._data), "--study", str(self.folder)]
         words += ["--number", str(trial.number), "--seconds", str(left)]
@@ -235,7 +235,7 @@ class TuningStudy:
         return load_config(self._path, [*self._overrides, *changes])
 
     def _parameters(self, number: int) -> dict[str, Any]:
-        """Returns the values of a trial, by key, as a config has them."""
+        """Returns the config values of a trial, by key."""
         params = self._study.trials[number].params
         return {key: decode(value, self._space[key]) for key, value in params.items()}
 
@@ -276,12 +276,12 @@ class TuningStudy:
             commit_text(head + content, self.folder / "best.yaml")
 
     def _clear_ended(self) -> None:
-        """Removes the checkpoints of trials that have ended: they are as large as the tables."""
+        """Removes the checkpoints of finished trials, which are as large as the tables."""
         for trial in self._study.get_trials(states=list(_STATES)):
             shutil.rmtree(trial_folder(self.folder, trial.number), ignore_errors=True)
 
     def _check_identity(self, space: dict[str, Any]) -> None:
-        """Checks that the study is this one; one whose trials all failed begins anew.
+        """Checks that the folder has this study; a study whose trials all failed starts anew.
 
         Raises:
             UsageError: It holds another one.

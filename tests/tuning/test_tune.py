@@ -21,7 +21,7 @@ from recsys.runs.index import write_index
 from recsys.tasks.retrieval.training.auto import for_data
 from recsys.training.stage import train
 from recsys.tuning.storage import open_study, seed_sampler, trial_of
-from recsys.tuning.trial_process import LookReporter
+from recsys.tuning.trial_process import ValidationReporter
 from recsys.tuning.tuning_study import TuneOptions, TuningStudy
 
 CONFIG = """
@@ -177,14 +177,14 @@ def test_a_trial_below_the_median_is_ended_at_its_second_look(tmp_path, pruner, 
             trial.report(0.5, step)
         study.tell(trial, 0.5)
     number = study.ask().number
-    reporter = LookReporter(trial_of(open_study(tmp_path), number), "recall@10")
+    reporter = ValidationReporter(trial_of(open_study(tmp_path), number), "recall@10")
     reporter.set_model(Stoppable())
     reporter.on_epoch_end(0, {"loss": 1.0, "val_recall@10": 0.1})
     assert not reporter.model.stop_training
     reporter.on_epoch_end(1, {"loss": 1.0, "val_recall@10": 0.2})
     assert reporter.model.stop_training == stops
     # An epoch that is trained again says nothing new; one without a look nothing at all.
-    again = LookReporter(trial_of(open_study(tmp_path), number), "recall@10")
+    again = ValidationReporter(trial_of(open_study(tmp_path), number), "recall@10")
     again.set_model(Stoppable())
     again.on_epoch_end(1, {"val_recall@10": 0.3})
     again.on_epoch_end(2, {"loss": 1.0})
