@@ -1,4 +1,4 @@
-"""Removes users from the other files of a root: reports, records, logs, and what is made anew."""
+"""Removes users from reports, records and logs, and removes files that the next run rebuilds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ REBUILT = (
         for what in ("Interactions", "Users")
     ),
 )
-"""Steps whose outputs are removed: the next run makes them anew, since `data.forget` is part of
-their cache keys, or of those of the steps before."""
+"""Steps whose outputs are removed: the next run rebuilds them, since `data.forget` is part of their
+cache keys or of the cache keys of earlier steps."""
 
 _TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".pbtxt", ".csv")
 _OWN = ("segments", "serving", "checkpoints")
@@ -38,7 +38,7 @@ _DATABASE = ".db"
 
 
 def rebuilt(root: Path) -> Iterator[Thing]:
-    """Yields what is removed as a whole: it holds users by the thousand, and is made anew."""
+    """Yields files and folders that hold many users and are rebuilt, so they are removed whole."""
     for step in REBUILT:
         for folder in sorted((root / "artifacts" / step).glob("*/*")):
             if folder.is_dir() and folder.parent.name != ".system":
@@ -57,7 +57,7 @@ def forget_in_texts(root: Path, names: Names) -> int:
         if path.suffix == _DATABASE:
             changed += _forget_in_database(path, names)
         elif path.suffix in _TEXTS:
-            text = path.read_text("utf-8", "surrogateescape")  # A log may hold any bytes.
+            text = path.read_text("utf-8", "surrogateescape")  # A log may contain any bytes.
             new = _without(text, path.suffix, names)
             if new != text:
                 with commit.replacing(path) as temporary:
@@ -67,13 +67,13 @@ def forget_in_texts(root: Path, names: Names) -> int:
 
 
 def compact(database: Path) -> None:
-    """Writes a database of SQLite anew: pages of deleted records keep their content until then."""
+    """Rewrites a SQLite database, whose free pages still have the content of deleted records."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("VACUUM")
 
 
 def _forget_in_database(path: Path, names: Names) -> bool:
-    """Writes a database of SQLite anew without the ids; returns whether there were any."""
+    """Rewrites a SQLite database without the ids; returns whether there were any."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         content = "\n".join(connection.iterdump())
     new = names.without_words(content)
@@ -135,7 +135,7 @@ def finish_record(root: Path, removed: dict[str, Any]) -> None:
 
 
 def is_unfinished(root: Path) -> bool:
-    """Returns whether the newest removal was cut short."""
+    """Returns whether the newest removal was interrupted."""
     records = _read(root)
     return bool(records) and records[-1]["finished"] is None
 
@@ -165,10 +165,10 @@ def linked_copy(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yields a copy of `folder` to change; at the end it takes the place of `folder`.
+    """Yields a copy of `folder` to change; it replaces `folder` at the end.
 
     Args:
-        folder: The folder. Nothing in it changes before the end, and nothing if the block raises.
+        folder: The folder. It does not change before the end, nor if the block raises.
     """
     old = folder.with_name(f"{_OLD}{folder.name}")
     with linked_copy(folder) as copy:
@@ -179,13 +179,13 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def fresh(path: Path) -> Path:
-    """Returns the path of a file of the copy, unlinked, so that it can be written anew."""
+    """Unlinks a file of the copy, so that it can be rewritten, and returns its path."""
     path.unlink(missing_ok=True)
     return path
 
 
 def recover(parent: Path) -> None:
-    """Completes or undoes what a killed call of `replacing` left in a folder."""
+    """Completes or undoes a killed call of `replacing`."""
     for old in sorted(parent.glob(f"{_OLD}*")):
         name = old.name.removeprefix(_OLD)
         new, folder = parent / f"{_NEW}{name}", parent / name
@@ -199,5 +199,5 @@ def recover(parent: Path) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # A file system without links.
+    except OSError:  # The file system has no hard links.
         shutil.copy2(source, target)

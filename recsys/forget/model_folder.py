@@ -1,4 +1,4 @@
-"""Frees the rows of users in vocabularies and model folders, and overwrites what they held."""
+"""Frees the rows of users in vocabularies and model folders, and overwrites their content."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _OF_ITEMS = ("items", "item_bias")
 
 
 def rows_of(vocabulary: Vocabulary, ids: Iterable[str]) -> np.ndarray:
-    """Returns the rows of their own that `ids` have `[n]`, ascending."""
+    """Returns the own rows of `ids` `[n]`, ascending."""
     places = vocabulary.index.find(as_texts(sorted(ids)))
     return np.sort(places[places >= 0]) + vocabulary.first_own_row
 
 
 def free_rows(folder: Path, names: Names) -> np.ndarray:
-    """Frees the rows of users in a folder of vocabularies, which is a copy of `replacing`.
+    """Frees the rows of users in a folder of vocabularies, a copy from `replacing`.
 
     No other row moves. The next vocabulary gives the free rows to new users, and a training
     then starts these rows anew.
@@ -72,8 +72,8 @@ def _has_trace(folder: Path, names: Names) -> bool:
 def forget_in_model(folder: Path, names: Names) -> int:
     """Overwrites the rows of users in a model folder with zeros; returns how many had one.
 
-    Their features, weights and slots go, and the probes, which hold histories, of these users
-    and of all whose user can't be told. Checksums follow.
+    Removes their features, weights and slots, and the probes, which contain histories, of these and
+    of unknown users. Updates the checksums.
 
     Args:
         folder: The model folder.
@@ -100,7 +100,7 @@ def forget_in_model(folder: Path, names: Names) -> int:
 
 
 def _overwrite(path: Path, rows: np.ndarray) -> None:
-    """Writes a `.npy` anew, with zeros in some of its rows."""
+    """Rewrites a `.npy` with zeros in some of its rows."""
     new = path.with_name(f".{path.name}")
     shutil.copyfile(path, new)
     array = np.load(new, mmap_mode="r+", allow_pickle=False)
@@ -112,7 +112,7 @@ def _overwrite(path: Path, rows: np.ndarray) -> None:
 def _overwrite_variables(
     folder: Path, described: dict[str, Any], spec: dict[str, Any], rows: np.ndarray
 ) -> None:
-    """Overwrites rows of all tables of users and their slots, and describes the files anew."""
+    """Overwrites rows of all user tables and their slots, and updates the file list."""
     others = {*_OF_ITEMS, *(feature["name"] for feature in spec["features"])}
     for number, entry in enumerate(described["variables"]):
         table = entry["path"].rpartition("/")[0].rpartition("/")[2]
@@ -121,7 +121,7 @@ def _overwrite_variables(
 
 
 def _overwrite_variable(folder: Path, number: int, entry: dict[str, Any], rows: np.ndarray) -> None:
-    """Overwrites rows of a variable, in one file or in parts, and describes the files anew."""
+    """Overwrites rows of a variable, in one file or in parts, and updates the file list."""
     first = 0
     for kind in ("whole", "parts"):
         for name in sorted(entry.get(kind, {}), key=_part):
@@ -134,14 +134,14 @@ def _overwrite_variable(folder: Path, number: int, entry: dict[str, Any], rows: 
 
 
 def _part(name: str) -> int:
-    """Returns which part `3/shard-0-of-8.npy` is."""
+    """Returns the part number of a file such as `3/shard-0-of-8.npy`."""
     return int(name.rpartition("shard-")[2].partition("-")[0]) if "shard-" in name else 0
 
 
 def _read_probes(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the arrays of the probes, and which probes are of a known user `[n]` bool.
+    """Returns the arrays of the probes, and a mask of the probes of known users `[n]` bool.
 
-    The histories of the others are of users whom nothing in the folder names.
+    The folder doesn't name the users of the other histories.
     """
     if not (folder / "probe.npz").is_file():
         return {}, np.zeros(0, bool)
@@ -153,7 +153,7 @@ def _read_probes(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def _drop_probes(folder: Path) -> None:
-    """Keeps the probes of known users; a freed row has none."""
+    """Keeps the probes of known users, without freed rows."""
     arrays, is_known = _read_probes(folder)
     if not is_known.all():
         with fresh(folder / "probe.npz").open("wb") as file:
@@ -162,7 +162,7 @@ def _drop_probes(folder: Path) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Writes the checksums of a model folder anew."""
+    """Rewrites the checksums of a model folder."""
     if (folder / "inputs.json").is_file():
         seal_inputs(folder)
     path = folder / _STATE / "manifest.json"

@@ -1,7 +1,7 @@
 """Removes user ids from texts, JSON and reports.
 
-A structured file says where a user id stands: there every id is found. In free text an id is
-looked for as a word, if it can't be taken for something else (`is_distinctive`): `7` can.
+In structured files every user id is found. In free text an id is searched as a word if it is
+distinctive (`is_distinctive`): `7` is not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from recsys.data.forgotten import words_of
 
 GONE = "[forgotten]"
-"""Stands in a text where an id was."""
+"""Replacement of an id in a text."""
 USER_COLUMN = "user_id"
 _LEAST, _LEAST_DIGITS = 4, 7
 _ARTICLE = re.compile(r'<article class="person">\s*<h3>User (.*?) <span.*?</article>\s*', re.S)
@@ -28,7 +28,7 @@ _STATISTICS = re.compile(
 
 
 def is_distinctive(id_: str) -> bool:
-    """Returns whether an id in free text is hardly anything else: not a short word or number."""
+    """Returns whether an id is unambiguous in free text: not a short word or number."""
     return len(id_) >= (_LEAST_DIGITS if id_.isdecimal() else _LEAST)
 
 
@@ -36,7 +36,7 @@ class Names:
     """User ids to remove.
 
     Args:
-        ids: The ids, as the vocabularies have them.
+        ids: The ids, as in the vocabularies.
     """
 
     def __init__(self, ids: Iterable[str]) -> None:
@@ -61,18 +61,18 @@ class Names:
         return text if self._words is None else self._words.sub(GONE, text)
 
     def in_row(self, row: str) -> bool:
-        """Returns whether a cell or a word of a raw row is one of the ids."""
+        """Returns whether a raw row has one of the ids as a cell or a word."""
         return not self.ids.isdisjoint(words_of(row))
 
     def without_json(self, value: Any, name: str = "") -> Any:
-        """Returns JSON without what tells of one of the ids.
+        """Returns JSON without entries about the ids.
 
-        List entries about a user go: objects whose `user_id` it is, dead letters with it in
+        Removes list entries about a user: objects with this `user_id`, dead letters with it in
         their row, frequent values of the column of user ids, and examples of new or evicted users.
 
         Args:
             value: The JSON.
-            name: Key that it stands under, or name of the column that it describes.
+            name: Key of the value, or name of the column that it describes.
         """
         if isinstance(value, str):
             return self.without_words(value)
@@ -99,7 +99,7 @@ class Names:
         return isinstance(part, str) and name == "users" and part in self.ids
 
     def without_html(self, page: str) -> str:
-        """Returns a report without its examples of these users, and without the ids."""
+        """Returns a report without examples of these users, and without the ids."""
 
         def emptied(match: re.Match[str]) -> str:
             return "" if html.unescape(match[1]) in self.ids else match[0]

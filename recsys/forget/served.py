@@ -1,7 +1,7 @@
-"""Takes users out of the versions of a serving folder: the served one first.
+"""Removes users from the versions of a serving folder, the served one first.
 
-A version without them is published in the place of the served one, as the Pusher publishes: whole,
-under the next number. Earlier versions and those that were rolled back keep their numbers.
+A version without them is published under the next number, as the Pusher does. Earlier versions and
+versions that were rolled back keep their numbers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from recsys.system.files import retire
 
 @dataclasses.dataclass
 class Versions:
-    """What was changed in a serving folder.
+    """Changes in a serving folder.
 
     Attributes:
-        published: The new version; None if the served one knew none of the users.
-        changed: How many versions were changed, that one included.
-        failed: Versions that could not be changed, and why.
+        published: The new version; None if the served one has none of the users.
+        changed: Number of changed versions, including the new one.
+        failed: Versions that could not be changed, with the reasons.
     """
 
     published: Path | None = None
@@ -45,7 +45,7 @@ class Versions:
 
     @contextmanager
     def collecting(self, version: Path) -> Iterator[None]:
-        """Adds an error to `failed`, so that the other versions are changed all the same."""
+        """Adds an error to `failed`, so that the other versions are still changed."""
         try:
             yield
         except RecsysError as error:
@@ -55,12 +55,12 @@ class Versions:
 def forget_in_versions(
     serving_root: Path, names: Names, keep: int, replaced: Callable[[Path, Path], None]
 ) -> Versions:
-    """Takes users out of all versions of a serving folder.
+    """Removes users from all versions of a serving folder.
 
     Args:
         serving_root: Folder of the versions.
         names: The users.
-        keep: Newest versions that stay, as `push.keep` says.
+        keep: Number of newest versions to keep (`push.keep`).
         replaced: Called with a version that is about to be removed, and the one that replaces it.
     """
     done, ids = Versions(), sorted(names.ids)
@@ -92,7 +92,7 @@ def forget_in_versions(
 
 
 def _retire(serving_root: Path, old: Path, new: Path) -> None:
-    """Removes the version that a new one replaces; a rollback goes to the one before it."""
+    """Removes a replaced version, so that a rollback returns to the one before it."""
     with only_publisher(serving_root):
         registry = VersionRegistry.open(serving_root)
         if registry.pinned == int(old.name):

@@ -1,4 +1,4 @@
-"""Atomic writes: files and folders that exist whole or not at all, by one writer at a time."""
+"""Atomic writes of files and folders, by one writer at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from recsys.system.files import remove
 
 @contextmanager
 def only_writer(folder: Path, unfinished: str) -> Iterator[None]:
-    """Waits for other writers of a folder, and removes what killed ones left.
+    """Waits for other writers of a folder, and removes unfinished files of killed writers.
 
     The system frees the lock of a killed writer.
 
     Args:
-        folder: The folder, made if missing.
+        folder: The folder, created if missing.
         unfinished: Prefix of the names of unfinished files and folders.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def only_writer(folder: Path, unfinished: str) -> Iterator[None]:
 
 
 def commit_folder(temporary: Path, final: Path) -> None:
-    """Renames a complete folder to its name, after everything in it is on the disk."""
+    """Syncs a complete folder to the disk and renames it to its final name."""
     for parent, _, names in os.walk(temporary, topdown=False):
         for name in names:
             sync_file(Path(parent) / name)
@@ -41,14 +41,14 @@ def commit_folder(temporary: Path, final: Path) -> None:
 
 
 def commit_text(text: str, final: Path) -> None:
-    """Writes a text file in one step, over an older one; it is on the disk on return."""
+    """Writes a text file atomically and syncs it to the disk."""
     with replacing(final) as temporary, temporary.open("x", encoding="utf-8") as file:
         file.write(text)  # "x": never through a link.
 
 
 @contextmanager
 def replacing(final: Path) -> Iterator[Path]:
-    """Yields the path of a file to write; at the end it takes the place of `final`, as a whole."""
+    """Yields the path of a file to write, which replaces `final` atomically at the end."""
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
@@ -56,20 +56,20 @@ def replacing(final: Path) -> Iterator[Path]:
             yield temporary
         commit_file(temporary, final)
     except BaseException:
-        with suppress(OSError):  # A full disk gets its space back.
+        with suppress(OSError):  # Free the space, since the disk may be full.
             temporary.unlink()
         raise
 
 
 def commit_file(temporary: Path, final: Path) -> None:
-    """Renames a complete file to its name beside it, over an older one, once it is on the disk."""
+    """Syncs a complete file to the disk and renames it to its final name in the same folder."""
     sync_file(temporary)
     os.replace(temporary, final)
     sync_file(final.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Returns when what this host wrote into a file, or the names in a folder, are on the disk."""
+    """Syncs the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

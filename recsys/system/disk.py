@@ -12,15 +12,15 @@ from pathlib import Path
 from recsys.errors import RecsysError
 
 _FULL_BYTES = 1 << 20
-"""Where fewer are free, nothing can be written: SQLite rolls back, ML Metadata then says that
-there is no transaction, and a process may not have been able to say what went wrong."""
+"""Below this, a failure without a reason is taken as a full disk: SQLite rolls back, ML Metadata
+then reports a missing transaction, and a process may be unable to report its error."""
 
 
 def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
     """Returns the free bytes on the disk of `path`; None if unknown.
 
     Args:
-        path: A file or folder; it need not be there. None: nowhere.
+        path: A file or folder, which need not exist, or None.
     """
     if path is None:
         return None
@@ -36,14 +36,14 @@ def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
 
 
 def free_there(path: str | os.PathLike[str] | None) -> str:
-    """Returns the free space on the disk of `path` as the end of a sentence; may be empty."""
+    """Returns the free space on the disk of `path` as the end of a sentence; empty if unknown."""
     free = free_bytes(path)
     return "" if free is None else f"; {free:,} bytes are free there"
 
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Names a file in the errors of its block: the system names none that is open.
+    """Adds a file name to the block's errors; the system doesn't name open files.
 
     Args:
         path: The file that is written.
@@ -60,8 +60,8 @@ def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -
     """Returns the error of a file that couldn't be read or written.
 
     Args:
-        error: What the system said.
-        place: Where the work was, for an error that names no file.
+        error: The system's error.
+        place: Folder of the work, for an error that names no file.
     """
     path = place if error.filename is None else os.fsdecode(error.filename)
     what = "its files" if path is None else repr(str(path))
@@ -73,7 +73,7 @@ def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -
 
 
 def full_disk_error(*places: str | os.PathLike[str]) -> RecsysError | None:
-    """Returns the error of the first place with a full disk, for failures without a reason."""
+    """Returns the error of the first folder on a full disk, for failures without a reason."""
     for place in places:
         free = free_bytes(place)
         if free is not None and free < _FULL_BYTES:

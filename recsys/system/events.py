@@ -1,8 +1,7 @@
 """Progress events of a run, one line of JSON each.
 
-The parent that shows progress sets `RECSYS_EVENTS` to a file, and every process of the run
-appends to it. Without the variable nothing is written, for example under a scheduler that only
-collects logs.
+The parent that shows progress sets `RECSYS_EVENTS` to a file, to which every process of the run
+appends. Without the variable, as under most schedulers, nothing is written.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ from recsys.system.disk import naming
 
 ENVIRONMENT_VARIABLE = "RECSYS_EVENTS"
 POLL_S = 0.1
-"""How often new events are looked for [s]."""
+"""Polling interval for new events [s]."""
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Appends an event to the file that `RECSYS_EVENTS` names, if any does.
+    """Appends an event to the file of `RECSYS_EVENTS`, if it is set.
 
     Args:
         kind: `run_started`, `step_started`, `progress`, `note`, `step_finished`,
             `error` or `finished`; docs/folders.md has their fields.
-        **fields: JSON values that belong to the event.
+        **fields: JSON values of the event.
     """
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
         return
     line = json.dumps({"kind": kind, "time": time.time(), **fields}) + "\n"
-    # One write of one line to a file opened for append: lines of several
-    # processes never mix.
+    # A single append per line, so lines of several processes never mix.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         with naming(path):
@@ -48,19 +46,19 @@ def emit(kind: str, **fields: Any) -> None:
 
 
 def note(sentence: str, step: str = "Trainer") -> None:
-    """Reports a note, which is no error, also in the log.
+    """Reports a note, which is not an error, also in the log.
 
     Args:
-        sentence: What it says.
+        sentence: Text of the note.
         step: Step of the pipeline that it belongs to.
     """
     emit("note", step=step, text=sentence)
-    with suppress(OSError):  # It may be a file on a full disk.
+    with suppress(OSError):  # The disk may be full.
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 
 
 class EventReader:
-    """Reads the events that were appended to `path` since the last call."""
+    """Reads the events appended to `path` since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -80,7 +78,7 @@ class EventReader:
 
 
 def relay(file: Path) -> Callable[[], None]:
-    """Returns what emits the events of a file that have come since it was last called."""
+    """Returns a function that emits the new events of a file since its last call."""
     reader = EventReader(file)
 
     def emit_new() -> None:
@@ -93,12 +91,13 @@ def relay(file: Path) -> Callable[[], None]:
 def show_events(
     file: Path, show: Callable[[dict[str, Any]], object], is_over: Callable[[], object]
 ) -> None:
-    """Calls `show` with each event of a file until it is over, with the last ones too.
+    """Calls `show` with each event of a file until `is_over`, including the last events.
 
     Args:
         file: The file.
-        show: Shows one event.
-        is_over: Says whether no more will come; waits a little if not.
+        show: Displays one event.
+        is_over: Returns whether no more events will come; waits briefly
+            if not.
     """
     reader, is_last = EventReader(file), False
     while not is_last:
@@ -109,9 +108,9 @@ def show_events(
 
 @contextmanager
 def shown_events(show: Callable[[dict[str, Any]], object]) -> Iterator[None]:
-    """Calls `show` in a thread with each event of this process and its children, while open.
+    """Calls `show` in a thread with each event of this process and its children inside the block.
 
-    Nothing is shown where a parent already reads the events.
+    Does nothing if a parent already reads the events.
     """
     if os.environ.get(ENVIRONMENT_VARIABLE):
         yield

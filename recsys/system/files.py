@@ -21,12 +21,12 @@ from typing import Any
 from recsys.errors import RecsysError, UsageError
 
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What reading a file of fields, and taking fields that it should have, may raise."""
+"""Errors that reading a JSON file and its expected fields may raise."""
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def local_folder(root: str | Path) -> Path:
-    """Returns the root of a run as a folder of this machine.
+    """Returns the root of a run as a local folder.
 
     Raises:
         UsageError: It is a URL (R112).
@@ -46,9 +46,9 @@ def open_regular(path: str | Path) -> BufferedReader:
     """Opens a regular file that a config or a user names.
 
     Raises:
-        OSError: It is a pipe, a device or a folder, or can't be read.
+        OSError: It is not a regular file, or can't be read.
     """
-    # Without waiting: a pipe opens only when a writer comes.
+    # Non-blocking: opening a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -88,10 +88,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the fields of a JSON object, as `object_pairs_hook`; Python keeps the last of equals.
+    """Returns the fields of a JSON object without duplicate keys; an `object_pairs_hook`.
 
     Raises:
-        ValueError: A key is there twice.
+        ValueError: A key occurs twice.
     """
     fields = dict(pairs)
     if len(fields) != len(pairs):
@@ -101,7 +101,7 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
-    """Returns a sha256 in hex of the contents of files, and of their names from `folder` on.
+    """Returns a sha256 in hex of the contents of files and of their names relative to `folder`.
 
     Raises:
         OSError: One can't be read.
@@ -137,29 +137,29 @@ def remove(path: Path) -> None:
 
 
 def retire(path: Path, hidden: Path) -> None:
-    """Renames a folder and removes it, so that it is never seen in part."""
+    """Renames a folder and removes it, so that it is never visible in part."""
     path.rename(hidden)
     remove(hidden)
 
 
-# --- temporary folders that don't outlive their program, even where it is killed
+# --- temporary folders that are removed even if their program is killed
 
 PREFIX = "recsys-run-"
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yields a temporary folder; first removes those of killed programs."""
+    """Yields a temporary folder; first removes temporary folders of killed programs."""
     parent = Path(tempfile.gettempdir())
     sweep(parent)
     name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
-    # Renamed once it is locked, so that no other program takes it for an abandoned one.
+    # Renamed once it is locked, so that no other program removes it as abandoned.
     hidden = parent / f".{name}"
     hidden.mkdir(mode=0o700)
     held = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     folder = parent / name
     try:
-        with suppress(OSError):  # Without locks there it is kept, as others are.
+        with suppress(OSError):  # The file system has no locks: the folder is kept.
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             hidden.rename(folder)
         yield folder if folder.exists() else hidden
@@ -185,15 +185,15 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Removes the temporary folders under `parent` that no living program holds.
+    """Removes the temporary folders under `parent` that no live process holds.
 
     Returns:
-        What was removed.
+        The removed folders.
     """
     swept = []
     for path in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            # Another user's are left alone, and a link is followed nowhere.
+            # Skip folders of other users, and don't follow links.
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if os.fstat(held).st_uid != os.getuid():

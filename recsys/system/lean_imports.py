@@ -44,7 +44,7 @@ class LeanImports(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of one of the packages, whose loader it replaces."""
+        """Returns the spec of one of the packages, with its loader replaced."""
         if fullname not in _OPTIONAL and fullname not in _LATE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -55,7 +55,7 @@ class LeanImports(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a package by its own loader, which the module names afterwards."""
+    """Loads a package by its original loader, which it restores in the module."""
 
     def __init__(self, own: importlib.abc.Loader) -> None:
         self.own = own
@@ -73,7 +73,7 @@ class _Alone(_Loader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         modules: dict[str, Any] = sys.modules
-        # TensorFlow imports Keras, of which half would stay if its backend were hidden.
+        # TensorFlow imports Keras, which would be incomplete if its backend were hidden.
         needed = {*modules, os.environ.get("KERAS_BACKEND")}
         hidden = [name for name in _OPTIONAL[module.__name__] if name not in needed]
         modules.update(dict.fromkeys(hidden))
@@ -85,7 +85,7 @@ class _Alone(_Loader):
 
 
 class _Late(_Loader):
-    """Defers the `__init__` of a package until something of it is used that is no module."""
+    """Defers the `__init__` of a package until one of its non-module attributes is used."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return _LatePackage(spec.name)

@@ -132,7 +132,7 @@ def check_jax() -> Check:
 
 
 def check_gpu_sums(jaxlib: str, flags: str) -> Check:
-    """Checks that gradients of one row are summed as fast as those of many: jax#38806."""
+    """Checks that gradients of equal rows are summed fast (jax#38806)."""
     is_slow = tuple(map(int, jaxlib.split(".")[:3])) < _FAST_SUMS and _SUMS_FLAG not in flags
     fix = (
         f"Equal ids are summed slowly. Use jaxlib {'.'.join(map(str, _FAST_SUMS))} or newer, which"

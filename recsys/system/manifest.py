@@ -1,7 +1,7 @@
 """Manifests: one JSON file that lists the files of a folder with their sizes and checksums.
 
 A manifest is written last, so a folder with a manifest is complete. `sha256` identifies content;
-`crc32` detects damage only, at 3 GB/s per core in place of 0.4 to 1.8. Files are read in blocks,
+`crc32` only detects damage, at 3 GB/s per core in place of 0.4 to 1.8. Files are read in blocks,
 and a file of the wrong size isn't read at all.
 """
 
@@ -32,7 +32,7 @@ class ManifestError(Exception):
 
     Attributes:
         name: The file that differs, relative to the folder.
-        reason: What is wrong with it.
+        reason: The difference.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -49,11 +49,11 @@ class ChangedFileError(ManifestError):
 
 
 class UnlistedFileError(ManifestError):
-    """The folder has a file that the manifest doesn't list."""
+    """The folder has an unlisted file."""
 
 
 def file_names(folder: Path, without: str = "") -> set[str]:
-    """Returns the names of the files below `folder`, relative to it, but the file `without`.
+    """Returns the names of the files below `folder`, relative to it, except `without`.
 
     Raises:
         OSError: A folder can't be read.
@@ -81,15 +81,15 @@ def checksums(folder: Path, names: Iterable[str], algorithm: Algorithm = "sha256
 
 
 def write_manifest(path: Path, fields: Mapping[str, Any], files: Files) -> None:
-    """Writes a manifest in one step; it is on the disk on return.
+    """Writes a manifest atomically and syncs it to the disk.
 
     Args:
-        path: The manifest; its folder is what the names of `files` are relative to.
-        fields: What it says beside `files`.
-        files: What `checksums` returned.
+        path: The manifest; names of `files` are relative to its folder.
+        fields: Other fields of the manifest.
+        files: Result of `checksums`.
 
     Raises:
-        TypeError: `fields` are no JSON.
+        TypeError: `fields` can't be represented in JSON.
         ValueError: `fields` have NaN or infinity.
     """
     content = {**fields, "files": files}
@@ -116,10 +116,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify_files(folder: Path, files: Files, sizes_only: bool = False) -> None:
-    """Reads every byte of the files that a manifest lists, in threads; or looks at their sizes.
+    """Compares the listed files with their checksums, in threads, or only their sizes.
 
     Raises:
-        ChangedFileError: One of them is missing, changed, or can't be read.
+        ChangedFileError: A file is missing, changed, or can't be read.
     """
     check = _check_size if sizes_only else _verify
     with ThreadPoolExecutor() as threads:
@@ -128,7 +128,7 @@ def verify_files(folder: Path, files: Files, sizes_only: bool = False) -> None:
 
 
 def damage_in(folder: Path, files: Files) -> str | None:
-    """Returns what is wrong with one of the files that a manifest lists; None: nothing."""
+    """Returns the damage of a listed file; None if it is intact."""
     try:
         verify_files(folder, files)
     except ManifestError as damage:
@@ -137,7 +137,7 @@ def damage_in(folder: Path, files: Files) -> str | None:
 
 
 def share_of(files: Files, process: int, n_processes: int) -> Files:
-    """Returns the files that a process verifies: of several, each gets about as many bytes."""
+    """Returns the files that a process verifies; all processes get about as many bytes."""
     loads = [0] * n_processes
     own: Files = {}
     for name in sorted(files, key=lambda name: (-files[name]["size"], name)):
@@ -153,7 +153,7 @@ def verify_folder(path: Path, manifest: Mapping[str, Any] | None = None) -> None
 
     Args:
         path: The manifest.
-        manifest: Its content, if it was read before.
+        manifest: Its content, if already read.
 
     Raises:
         ManifestError: A file is missing, changed or not listed.
@@ -180,7 +180,7 @@ def verify_names(path: Path, files: Files) -> None:
 
 
 def manifest_digest(path: Path) -> str | None:
-    """Returns the sha256 of a manifest, which identifies all content; None without one."""
+    """Returns the sha256 of a manifest, which identifies all content; None if it is missing."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

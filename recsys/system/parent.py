@@ -1,18 +1,16 @@
 """Ends a child process when its parent ends, for any reason.
 
-If a command or a runner is killed, its child processes would otherwise run on for hours and
-interfere with the next run. So a child is started by `python -P -m recsys.system.parent MODULE`:
-the parent puts its pid into the environment, and the child asks the kernel to be killed with
-it, before its imports, which take seconds.
+Otherwise the children of a killed command would continue for hours and interfere with the next run.
+A child is started by `python -P -m recsys.system.parent MODULE`: the parent puts its pid into the
+environment, and the child asks the kernel to be killed with it, before its imports, which take
+seconds.
 
-A child imports from the folders of its parent. `-P` leaves out the current folder, whose files
-may have the name of a plugin.
+A child imports from the folders of its parent. `-P` excludes the current folder, whose files may
+shadow a plugin.
 
-A child on another machine listens to its stdin instead, which ssh and the like close when
-they end.
+A child on another machine reads its stdin instead, which ssh closes when it ends.
 
-Processes that were started otherwise, as by `tfx run create`, cron or a container's init,
-are not affected.
+Processes with another parent (`tfx run create`, cron, a container's init) are not affected.
 """
 
 from __future__ import annotations
@@ -36,24 +34,24 @@ from recsys.system import lean_imports
 
 VARIABLE, STDIN = "RECSYS_PARENT", "stdin"
 CHILD = ("-P", "-m", "recsys.system.parent")
-"""Words after Python's name in the command of a child; module and command line follow."""
+"""Arguments of Python in the command of a child, before the module and its command line."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_GRACE_S = 30.0  # A training saves where it is.
+_GRACE_S = 30.0  # A training saves its state.
 _PROGRAM = "--"
 _SET_PDEATHSIG = 1
-"""`PR_SET_PDEATHSIG` of prctl(2); it holds across exec, and not for children."""
+"""`PR_SET_PDEATHSIG` of prctl(2); kept across exec, not inherited by children."""
 
 
 def as_parent() -> dict[str, str]:
     """Returns the environment variables for a child that must end with this process.
 
-    The kernel counts the end of the thread that starts the child as that of the parent.
+    The kernel takes the end of the thread that starts the child for the end of the parent.
     """
     return {VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join(own_folders())}
 
 
 def own_folders() -> list[str]:
-    """Returns what this process imports from besides its installation, such as plugins' folders."""
+    """Returns the additional import folders of this process, such as plugins' folders."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")}
     installed |= {*site.getsitepackages(), site.getusersitepackages()}
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -84,9 +82,9 @@ def program_command(words: Sequence[str]) -> list[str]:
 def child_group(
     module: str, arguments: Sequence[str], output: IO[bytes], environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a child in a session of its own; at the end no process of it is left.
+    """Starts a child in a session of its own; ends all its processes at the end.
 
-    Nor is any where this process is killed: the child ends with it.
+    If this process is killed, the child ends with it.
 
     Args:
         module: The module that it runs.
@@ -118,7 +116,7 @@ def child_group(
 
 def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
     """Sends a signal to the child's process group; returns whether the group still exists."""
-    child.poll()  # Reaps a dead child, which would still count.
+    child.poll()  # Reaps a dead child, which would still exist otherwise.
     try:
         os.killpg(child.pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -129,9 +127,9 @@ def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
 def end_with_parent() -> None:
     """Makes this process end when the parent named in the environment ends.
 
-    The variable is removed from the environment: this process's own children have another
-    parent. If the parent is dead already, this process ends at once. If the variable is `stdin`,
-    this process stops when its stdin ends, provided that a first byte came.
+    The variable is removed from the environment, since this process's children have another parent.
+    If the parent is already dead, this process ends at once. If the variable is `stdin`, this
+    process stops when its stdin ends after a first byte.
     """
     named = os.environ.pop(VARIABLE, "")
     if named == STDIN:
@@ -139,7 +137,7 @@ def end_with_parent() -> None:
     if not named.isdecimal():
         return
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The parent may have died before the call, of which the kernel sends no signal.
+    # The kernel sends no signal if the parent died before the call.
     if os.getppid() != int(named):
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,8 @@
 """Runs stages in processes of their own, and passes their errors back.
 
-Training needs Keras on JAX, export needs Keras on TensorFlow, and TFX selects TensorFlow when it
-is imported. So each stage is a process with an environment set by its parent. A stage prints its
-result, or its error, as the last line of stdout; whatever else is printed goes to the log.
+Training needs Keras on JAX, export needs Keras on TensorFlow, and TFX selects TensorFlow when it is
+imported. So each stage is a process with an environment set by its parent. A stage prints its
+result, or its error, as the last line of stdout; all other output goes to the log.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from recsys.system.disk import storage_error
 from recsys.system.parent import as_parent, child_command
 from recsys.system.signals import StoppedError, is_raised, signals_to
 
-# A training step takes and frees arrays of many megabytes. By default glibc gives each
-# back to the kernel and faults it in again: half of a step's time on a CPU.
+# A training step allocates and frees large arrays. By default glibc returns each to the kernel and
+# faults it in again, which takes half of a step's time on a CPU.
 _ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**34),
@@ -40,7 +40,7 @@ _ALLOCATOR = {
 
 
 def stage_environment(keras_backend: str) -> dict[str, str]:
-    """Returns the variables that a stage's process is started with.
+    """Returns the environment variables of a stage's process.
 
     Args:
         keras_backend: `jax` to compute, `tensorflow` to export.
@@ -56,7 +56,7 @@ def run_stage(
     environment: Mapping[str, str],
     log: IO[bytes] | None = None,
 ) -> dict[str, Any]:
-    """Runs `python -m module arguments` and returns what it printed last.
+    """Runs `python -m module arguments` and returns its result.
 
     The stage ends with this process, however that ends.
 
@@ -68,8 +68,8 @@ def run_stage(
         log: File for its stderr; this process's own by default.
 
     Raises:
-        RecsysError: The stage failed; its own error where it gave one.
-        StoppedError: This process was stopped meanwhile, and signals are raised.
+        RecsysError: The stage failed; its own error if it printed one.
+        StoppedError: This process was stopped, and signals are raised.
     """
     with (
         subprocess.Popen(
@@ -98,8 +98,8 @@ def run_stage_with_config(
     Args:
         module: As for `run_stage`.
         config: The stage's part of the config, as JSON.
-        arguments: More of the command line.
-        backend: What Keras runs on there.
+        arguments: Further arguments.
+        backend: Keras backend of the stage.
         log: File for its stderr; this process's own by default.
 
     Raises:
@@ -120,11 +120,11 @@ def stage_result(
     Args:
         module: The stage.
         code: Exit code of its process.
-        printed: What it wrote to stdout.
+        printed: Its stdout.
         passed_on: Signals that were passed on to it.
 
     Raises:
-        RecsysError: The stage failed; its own error where it gave one, else R610 or R611.
+        RecsysError: The stage failed; its own error if it printed one, else R610 or R611.
     """
     result = last_json_line(printed)
     if code == 0 and result is not None:
@@ -139,12 +139,12 @@ def stage_result(
 
 
 class AskedStage:
-    """A stage that is started early, and answers questions until this object ends it.
+    """A stage that is started early and answers requests until this object ends it.
 
-    Starting it doesn't wait: it loads its libraries while this process does something else.
+    Starting doesn't block: the stage loads its libraries meanwhile.
 
     Args:
-        module: A module whose `__main__` calls `stage_main`, and reads questions from stdin.
+        module: A module whose `__main__` calls `stage_main`, and reads requests from stdin.
         arguments: Its command line.
         environment: Variables set on top of this process's own.
     """
@@ -169,16 +169,16 @@ class AskedStage:
         self._end()
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a question, a line of JSON each.
+        """Returns the answer to a request; both are a line of JSON.
 
         Raises:
             RecsysError: The stage's own error, or it ended without an answer (R610).
         """
         to, back = self._process.stdin, self._process.stdout
         if to is not None and back is not None:
-            with suppress(BrokenPipeError):  # It may have said why before it ended.
+            with suppress(BrokenPipeError):  # It may have printed an error before it ended.
                 print(json.dumps(question), file=to, flush=True)
-            for line in back:  # Not every line need be ours.
+            for line in back:  # Other code may print too.
                 answered = last_json_line(line)
                 if answered is not None and "error" in answered:
                     raise RecsysError.from_json(answered["error"])
@@ -189,13 +189,13 @@ class AskedStage:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()  # It has nothing to save.
+    process.kill()  # There is no state to save.
     with suppress(BrokenPipeError):
         process.communicate()
 
 
 def silent_end(rule: str, code: int) -> RecsysError:
-    """Returns the error of a process that ended without a word (R610)."""
+    """Returns the error of a process that ended without result or error (R610)."""
     cure = "See the end of the log."
     if code == -signal.SIGKILL:
         cure += " The system kills a process usually because memory ran out."
@@ -206,7 +206,7 @@ def silent_end(rule: str, code: int) -> RecsysError:
 
 @contextmanager
 def raising_if_stopped(passed_on: Sequence[int]) -> Iterator[None]:
-    """Raises `StoppedError` at its end if a signal was passed on and signals are raised."""
+    """Raises `StoppedError` at the end if a signal was passed on and signals are raised."""
     try:
         yield
     except RecsysError as error:
@@ -219,7 +219,7 @@ def raising_if_stopped(passed_on: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def signals_passed_to(terminate: Callable[[], object]) -> Iterator[list[int]]:
-    """Passes signals to stop on to the stage, which may have something to save.
+    """Passes signals to stop on to the stage, which may have state to save.
 
     Yields the signals so far.
     """
@@ -237,11 +237,11 @@ def signals_passed_to(terminate: Callable[[], object]) -> Iterator[list[int]]:
 
 
 def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
-    """Runs `stage`, answers with its result or its error, and exits."""
+    """Runs `stage`, prints its result or its error, and exits."""
     _print_to_log()
     try:
         result = stage()
-    except Exception as failure:  # noqa: BLE001 the parent tells the user
+    except Exception as failure:  # noqa: BLE001 the parent reports it
         error = as_told(failure)
         log_traceback()
         answer({"error": error.to_json()})
@@ -250,33 +250,33 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
 
 
 def as_told(failure: Exception) -> RecsysError:
-    """Returns the error that a stage answers with for what it raised."""
+    """Returns the error that a stage reports for an exception."""
     if isinstance(failure, RecsysError):
         return failure
     return storage_error(failure) if isinstance(failure, OSError) else unexpected_error(failure)
 
 
 _to_parent: TextIO | None = None
-"""What was stdout when the stage began; None outside of a stage."""
+"""Original stdout of a stage; None outside of a stage."""
 
 
 def _print_to_log() -> None:
-    """Sends what is printed from now on, by plugins and libraries too, to stderr."""
+    """Redirects stdout to stderr, also for plugins and libraries."""
     global _to_parent
     sys.stdout.flush()
     _to_parent = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # In order with what stderr says.
+        sys.stdout.reconfigure(line_buffering=True)  # In order with stderr.
 
 
 def answer(result: Mapping[str, Any]) -> None:
-    """Sends a result, or an error, to the parent: a line of JSON on the stage's own stdout."""
+    """Sends a result or an error to the parent, as a line of JSON on the original stdout."""
     print(json.dumps(result), file=_to_parent or sys.stdout, flush=True)
 
 
 def log_traceback() -> None:
-    """Prints the traceback of what is being handled on stderr, which may be a full disk."""
+    """Prints the traceback of the current exception on stderr, which may be on a full disk."""
     with suppress(OSError):
         traceback.print_exc()
 
@@ -292,11 +292,11 @@ def last_json_line(text: str) -> dict[str, Any] | None:
 
 
 def release_freed() -> None:
-    """Returns freed memory to the system, as after compiling, or before another process needs it.
+    """Returns freed memory to the system, such as after compilation.
 
-    The allocators of Arrow and C would keep it for later use; only glibc can trim that of C.
+    Trims the pools of Arrow and of malloc (glibc only).
     """
-    import pyarrow as pa  # Most processes need none.
+    import pyarrow as pa  # Most processes don't import Arrow.
 
     gc.collect()
     pa.default_memory_pool().release_unused()

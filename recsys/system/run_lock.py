@@ -1,9 +1,9 @@
 """One run at a time on one root, on one machine or on several that share its folder.
 
-`flock` decides where it works: the kernel frees it with the process. On a file system that
-machines share it may not reach the other machine, or be missing. So the holder also writes
-its identity into the file, and touches it every few seconds. A lock whose file was not touched
-for `SILENT_S` is taken over; its former holder, if it comes back, notices and stops.
+`flock` decides if it works: the kernel releases it with the process. On a shared file system it may
+not reach other machines, or be missing. So the holder also writes its identity into the file, and
+touches it every few seconds as a heartbeat. A lock without a heartbeat for `SILENT_S` is taken
+over; its former holder, if it comes back, notices and stops.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from recsys.system.disk import storage_error
 
 LOCK_NAME = "run.lock"
 SILENT_S = 120.0
-"""A holder on another machine that gave no sign of life for so long is dead [s]."""
+"""Timeout of the heartbeat of a holder on another machine [s]."""
 _BEAT_S = 10.0
 _SETTLE_S = 2.0
-"""Of two that write their names at once the later one has the lock; so long it may take [s]."""
+"""Time until two simultaneous writers agree on the holder, the later one [s]."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 _MOUNTS = Path("/proc/self/mounts")
@@ -39,38 +39,38 @@ _LOCAL = (
     *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "ntfs3"),
     *("overlay", "ramfs", "reiserfs", "tmpfs", "udf", "ufs", "vfat", "xfs", "zfs"),
 )
-"""File systems of one kernel, where flock reaches every process that sees the file."""
+"""Local file systems, on which flock reaches all processes."""
 
 
 class Owner(Strict):
     """The process that holds a lock, distinct from all other processes.
 
-    Containers have equal pids and may have equal host names, and pids come again: so the
-    kernel's boot, the namespace of the pid and the moment of the process's start count.
+    Containers may have equal pids and host names, and pids are reused, so a process is identified
+    by the kernel's boot, the pid namespace and its start time too.
     """
 
     pid: int
-    """Its number."""
+    """Process id."""
     host: str
-    """Name of its machine, for people."""
+    """Host name, for display."""
     started: float
-    """When it took the lock [seconds since 1970]."""
+    """Time at which it took the lock [seconds since 1970]."""
     machine: str
-    """Id of the kernel's boot, and of the namespace that the pid counts in."""
+    """Id of the kernel's boot and of the pid namespace."""
     born: int
-    """When the process started [ticks since the boot]."""
+    """Start of the process [ticks since the boot]."""
     token: str
-    """Of this one time that the lock is held."""
+    """Unique id of this acquisition."""
 
     @classmethod
     def this(cls) -> Self:
-        """Returns this process, as it takes a lock now."""
+        """Returns the identity of this process, for a lock that it takes now."""
         return cls(
             pid=os.getpid(),
             host=socket.gethostname(),
             started=time.time(),
             machine=_machine(),
-            born=_born(os.getpid()),
+            born=_start_ticks(os.getpid()),
             token=uuid.uuid4().hex,
         )
 
@@ -82,9 +82,9 @@ class Owner(Strict):
         except (FileNotFoundError, ValueError):
             return None
 
-    def lives(self) -> bool | None:
-        """Returns whether the process is alive; None if this machine can't tell."""
-        return _born(self.pid) == self.born if self.machine == _machine() else None
+    def is_alive(self) -> bool | None:
+        """Returns whether the process is alive; None if it is on another machine."""
+        return _start_ticks(self.pid) == self.born if self.machine == _machine() else None
 
     def described(self) -> str:
         """Returns a description of the owner and of how long it has held the lock."""
@@ -95,7 +95,7 @@ class RunLock:
     """A lock that this process holds.
 
     Attributes:
-        taken_over: The earlier holder that never released it; None if there was none.
+        taken_over: The dead former holder, if there was one.
     """
 
     def __init__(self, path: Path, owner: Owner, taken_over: Owner | None) -> None:
@@ -104,14 +104,14 @@ class RunLock:
         self._is_over = threading.Event()
 
     def check(self) -> None:
-        """Makes sure that the lock is still held.
+        """Checks that the lock is still held.
 
         Raises:
             RecsysError: Another run took it over (R604).
         """
         try:
             holder = Owner.read(self._path)
-        except OSError:  # A file server may be away for a while.
+        except OSError:  # A file server may be unreachable for a while.
             return
         if holder != self._owner:
             raise RecsysError(
@@ -124,7 +124,7 @@ class RunLock:
 
     @contextmanager
     def kept(self) -> Iterator[Self]:
-        """Touches the lock while it is open, and releases it at the end."""
+        """Sends heartbeats inside the block, and releases the lock at the end."""
         thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         thread.start()
         try:
@@ -143,13 +143,13 @@ class RunLock:
             try:
                 self.check()
             except RecsysError:
-                os.kill(os.getpid(), signal.SIGTERM)  # As if from outside.
+                os.kill(os.getpid(), signal.SIGTERM)  # As a signal from outside.
                 return
 
 
 @contextmanager
 def run_lock(root: Path) -> Iterator[RunLock]:
-    """Holds the lock of `root` while it is open.
+    """Holds the lock of `root` inside the block.
 
     Args:
         root: Output folder of a run; created if missing.
@@ -178,28 +178,28 @@ def run_lock(root: Path) -> Iterator[RunLock]:
 
 
 def refuse_if_held(root: Path) -> None:
-    """Raises early, before the slow imports of a run, if the lock's holder is alive.
+    """Raises before the slow imports of a run if the lock's holder is alive.
 
     Raises:
         BusyError: Another run holds it (R601).
     """
     with suppress(OSError):
         owner = Owner.read(root / LOCK_NAME)
-        if owner is not None and owner.pid != os.getpid() and owner.lives():
+        if owner is not None and owner.pid != os.getpid() and owner.is_alive():
             raise _busy(root, owner)
 
 
 def is_local(folder: Path) -> bool:
-    """Returns whether `folder` lies on a file system of this kernel alone.
+    """Returns whether `folder` is on a local file system.
 
-    File systems that aren't known to be local count as shared: NFS, SMB, FUSE, 9p, Lustre.
+    Unknown file systems count as shared, such as NFS, SMB, FUSE, 9p and Lustre.
     """
     path, kinds = f"{folder.resolve()}/", {}
     for line in _MOUNTS.read_text().splitlines():
         _, escaped, kind, *_ = line.split()
         point = escaped.encode().decode("unicode_escape").rstrip("/") + "/"
         if path.startswith(point):
-            kinds[point] = kind  # The last one mounted there is what is seen.
+            kinds[point] = kind  # The last mount hides earlier ones.
     return kinds[max(kinds, key=len)] in _LOCAL
 
 
@@ -207,10 +207,10 @@ def _machine() -> str:
     return f"{_BOOT_ID.read_text().strip()} {_PID_NAMESPACE.readlink()}"
 
 
-def _born(pid: int) -> int:
-    """Returns when a living process started [ticks since the boot]; -1 for none."""
+def _start_ticks(pid: int) -> int:
+    """Returns the start of a live process [ticks since the boot]; -1 if there is none."""
     try:
-        # The command's name, in brackets, may hold anything; what follows doesn't.
+        # Only the command's name, in brackets, may contain spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return -1
@@ -220,7 +220,7 @@ def _born(pid: int) -> int:
 def _open(root: Path) -> int:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # Not inheritable: a stage that outlives its parent would hold the lock.
+        # Not inheritable, else a surviving stage would hold the lock.
         return os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -231,7 +231,7 @@ def _open(root: Path) -> int:
 
 
 def _flocked(descriptor: int, root: Path) -> bool:
-    """Locks the file; returns False where the file system has no locks."""
+    """Locks the file; returns False if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -246,7 +246,7 @@ def _flocked(descriptor: int, root: Path) -> bool:
 def _sign(descriptor: int, path: Path, owner: Owner) -> None:
     content = f"{owner.model_dump_json()}\n".encode()
     try:
-        os.pwrite(descriptor, content, 0)  # In one step: the file is never empty.
+        os.pwrite(descriptor, content, 0)  # Atomic: the file is never empty.
         os.ftruncate(descriptor, len(content))
         os.fsync(descriptor)
     except OSError as error:
@@ -255,19 +255,19 @@ def _sign(descriptor: int, path: Path, owner: Owner) -> None:
 
 def _is_dead(owner: Owner, root: Path) -> bool:
     """Returns whether the holder of a lock on a shared file system is dead."""
-    lives = owner.lives()
-    return _silence(root) > SILENT_S if lives is None else not lives
+    lives = owner.is_alive()
+    return _heartbeat_age(root) > SILENT_S if lives is None else not lives
 
 
-def _silence(root: Path) -> float:
-    """Returns how long ago the lock's file was touched [s]; clocks may differ by a minute."""
+def _heartbeat_age(root: Path) -> float:
+    """Returns the time since the last heartbeat [s]; clocks may differ by a minute."""
     return time.time() - (root / LOCK_NAME).stat().st_mtime
 
 
 def _busy(root: Path, owner: Owner | None) -> BusyError:
     who = "another process, just started"
     if owner is not None:
-        who = f"{owner.described()}, last sign of life {duration(_silence(root))} ago"
+        who = f"{owner.described()}, last sign of life {duration(_heartbeat_age(root))} ago"
     rule = f"Only one run at a time may use {str(root)!r}; it is in use by {who}."
     cure = "Wait for it, end it, or choose another folder with --set root=DIR."
     return BusyError("R601", rule, cure)

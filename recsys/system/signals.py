@@ -1,4 +1,4 @@
-"""Handles SIGTERM and SIGINT: a program first ends what it started."""
+"""Handles SIGTERM and SIGINT: a program first ends its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TOGETHER_S = 1.0
 _received: list[int] = []
-"""The signals that `signals_raised` has heard."""
+"""Signals received by `signals_raised`."""
 
 
 class StoppedError(BaseException):
@@ -41,7 +41,7 @@ class StoppedError(BaseException):
 def signals_to(
     handler: Callable[[int, FrameType | None], Any], signals: Sequence[int] = SIGNALS
 ) -> Iterator[dict[int, Any]]:
-    """Gives `signals` to `handler` while it is open; the main thread alone may.
+    """Handles `signals` by `handler` inside the block; for the main thread only.
 
     Yields the earlier handlers, which are restored afterwards.
     """
@@ -55,9 +55,9 @@ def signals_to(
 
 @contextmanager
 def signals_raised(signals: Sequence[int] = SIGNALS) -> Iterator[None]:
-    """Turns the signals that end a program into `StoppedError`; the main thread alone may.
+    """Turns the signals that end a program into `StoppedError`; for the main thread only.
 
-    One that is ignored, as under nohup, stays so.
+    Ignored signals, as under nohup, stay ignored.
     """
     _received.clear()
     heard = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
@@ -66,12 +66,12 @@ def signals_raised(signals: Sequence[int] = SIGNALS) -> Iterator[None]:
 
 
 def is_raised(signum: int) -> bool:
-    """Returns whether `signum` raises `StoppedError` now."""
+    """Returns whether `signum` raises `StoppedError` at present."""
     return signal.getsignal(signum) is _raise
 
 
 def raise_if_stopped() -> None:
-    """Raises `StoppedError` if the error of a signal was lost, as in a callback from C."""
+    """Raises `StoppedError` if a signal's exception was lost, as in a callback from C."""
     if _received:
         raise StoppedError(_received[0])
 
@@ -82,10 +82,9 @@ def _raise(signum: int, _frame: FrameType | None) -> NoReturn:
 
 
 class StopSignals:
-    """Counts signals to stop; those that arrive within a second are one.
+    """Counts signals to stop; signals within a second count as one.
 
-    A signal often arrives twice: from the terminal or the service manager, which send it
-    to all processes, and from the parent, which passes it on.
+    A signal often arrives twice: from the terminal or service manager, and from the parent.
 
     Attributes:
         received: The signals so far.

@@ -37,7 +37,7 @@ class ItemVectors:
         embeddings: Vector of each item row `[item rows, dim]` float32; a memory map.
         catalogue: Columns of the items: `id`, `title` and the named features.
         origin: `kind`, `digest`, `version` and `name` of the model.
-        has_bias: Whether the last number of a vector is a bias, where a query has 1.
+        has_bias: Whether the last number of a vector is a bias; in a query it is 1.
     """
 
     folder: Path

@@ -1,8 +1,8 @@
 """Publishing item vectors: numbered folders of Parquet files, each with the deletions since.
 
     3/manifest.json             model, dim, metric, columns, counts, and a sha256 of each file
-    3/items/part-00000.parquet  `id`, `embedding` and the columns
-    3/deleted.parquet           `id` of the items that only the publication before has
+    3/items/part-00000.parquet  `id`, `embedding` and the columns 3/deleted.parquet           `id`
+    of the items that only the previous publication has
 
 A publication is written under a hidden name and renamed when it is complete and on the disk.
 """
@@ -39,7 +39,7 @@ class VectorPublication:
     Attributes:
         folder: Its folder.
         items: Number of items.
-        deleted: Number of items of the publication before that are gone.
+        deleted: Number of items of the previous publication that are gone.
         dim: Width of a vector.
     """
 
@@ -60,18 +60,18 @@ def publish_vectors(
     """Writes the item vectors of a model for a search engine, as the next number in `out`.
 
     The score is the dot product of an item's vector and a query's embedding. A bias is the last
-    number of an item's vector, where a query has 1.
+    number of an item's vector; in a query it is 1.
 
     Args:
         source: A model folder, a bundle, a folder of versions, or the root of a run.
         out: Folder of the publications; created if missing.
-        columns: Columns beside the vectors; None: the title and all named features.
+        columns: Columns to publish with the vectors. Default: the title and all named features.
         shard_rows: Maximum number of items per file.
         keep: Number of newest publications to keep, this one included.
 
     Raises:
         UsageError: An option is wrong (R590, R593, R596), or `out` is a file (R592).
-        RecsysError: The model is damaged (R501, R502, R591), the publication before is
+        RecsysError: The model is damaged (R501, R502, R591), the previous publication is damaged
             (R595), or the folder can't be written (R592).
     """
     if shard_rows < 1 or keep < 1:
@@ -94,7 +94,7 @@ def publish_vectors(
             commit_folder(folder, final)
         finally:
             with contextlib.suppress(OSError):
-                remove(folder)  # A full disk gets its space back.
+                remove(folder)  # Free the space, since the disk may be full.
         for old in versions(out)[:-keep]:
             retire(old, out / f"{_HIDDEN}old-{old.name}")
     return publication

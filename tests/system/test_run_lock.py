@@ -137,8 +137,8 @@ def test_on_a_shared_disk_where_flock_fails_a_living_process_is_left_alone(
 
 
 def test_the_same_pid_in_another_container_is_another_process():
-    assert Owner.this().lives() is True
-    assert ELSEWHERE.lives() is None
+    assert Owner.this().is_alive() is True
+    assert ELSEWHERE.is_alive() is None
 
 
 def test_of_two_that_sign_at_once_the_later_one_has_it(tmp_path, shared, monkeypatch):
