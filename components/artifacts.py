@@ -11,19 +11,19 @@ from tfx.types.standard_artifacts import Examples
 
 
 class DeadLetters(Artifact):
-    """Rows that could not be used: `dead_letters.parquet`, and `summary.json` with counts."""
+    """Rejected rows in `dead_letters.parquet`, and counts in `summary.json`."""
 
     TYPE_NAME = "DeadLetters"
 
 
 class Validation(Artifact):
-    """What TFDV found in one kind of data: `validation.json`, and TFDV's pages `*.html`."""
+    """TFDV's findings on one kind of data: `validation.json`, and pages `*.html`."""
 
     TYPE_NAME = "Validation"
 
 
 class Verdict(Artifact):
-    """That the data was accepted: `verdict.json`, and whose statistics as properties."""
+    """Acceptance of the data: `verdict.json`, with the ids of its statistics as properties."""
 
     TYPE_NAME = "Verdict"
 
@@ -56,7 +56,7 @@ class Report(Artifact):
 
 
 def existing(**artifacts: Any) -> dict[str, Any]:
-    """Returns the artifacts that are there, by name."""
+    """Returns the existing artifacts by name."""
     return {name: artifact for name, artifact in artifacts.items() if artifact is not None}
 
 
@@ -67,5 +67,5 @@ def set_parquet_splits(examples: Examples, splits: Sequence[str]) -> None:
 
 
 def statistics_property(what: str) -> str:
-    """Returns the custom property of a `Verdict` that has the id of its statistics."""
+    """Returns the custom property of a `Verdict` with the id of its statistics."""
     return f"{what}_statistics_id"

@@ -1,4 +1,4 @@
-"""DataGate: stops the run for anomalies and rejected rows, which TFX only records."""
+"""DataGate: stops the run for anomalies and rejected rows."""
 
 import json
 import shutil
@@ -43,15 +43,14 @@ def DataGate(
     """Turns anomalies and rejected data, which TFX only records, into a failed run.
 
     Args:
-        interaction_validation: What TFDV found in the interactions.
+        interaction_validation: TFDV's findings on the interactions.
         interaction_letters: Dead letters of the interactions.
-        verdict: `verdict.json` and TFDV's pages; what trains takes it as an input, so it
-            runs after.
+        verdict: `verdict.json` and TFDV's pages; an input of the training, which so runs after it.
         config: `GateConfig` as canonical JSON.
         code: Fingerprint of the code.
-        item_validation: What TFDV found in the catalogue, if there is one.
+        item_validation: TFDV's findings on the catalogue, if there is one.
         item_letters: Dead letters of the catalogue.
-        user_validation: What TFDV found in the users' features, if there are any.
+        user_validation: TFDV's findings on the users' features, if there are any.
         user_letters: Dead letters of the users' features.
     """
     del code
@@ -76,11 +75,11 @@ def DataGate(
 
 
 def check_validation(validation: Mapping[str, Any], folder: Path) -> None:
-    """Raises an error if the data breaks its schema, or lies too far from earlier data.
+    """Raises an error if the data violate their schema, or drifted too far.
 
     Args:
         validation: `validation.json`.
-        folder: Where it lies.
+        folder: Its folder.
     """
     what, file = validation["what"], folder / "validation.json"
     if validation["anomalies"]:
@@ -103,7 +102,7 @@ def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], file: Path
 
 
 def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], file: Path) -> RecsysError:
-    # Drift first: it is what changed since yesterday.
+    # Drift first, which is the change since the last run.
     first = min(beyond, key=lambda distance: (distance["kind"], -distance["value"]))
     code, earlier, key = _EARLIER[first["kind"]]
     note = f"; {first['note']}" if first["note"] else ""

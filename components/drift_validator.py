@@ -1,4 +1,4 @@
-"""DriftValidator: today's statistics against earlier ones, and all that TFDV found, as JSON.
+"""DriftValidator: compares statistics with earlier ones, and writes all findings as JSON.
 
 TFDV compares the columns for which the schema has comparators. A committed schema may have some;
 the config's limits are used for the others.
@@ -29,10 +29,10 @@ JENSEN_SHANNON = "Jensen-Shannon"
 MISSING = "missing"
 
 NO_LIMIT = 1.0
-"""Both measures end at 1: nothing exceeds it."""
+"""Maximum of both measures."""
 
 LEAST_USERS = 100
-"""Users, or rows where there are none, that a split needs for the config's limits to hold."""
+"""Number of users, or of rows without users, from which the config's limits apply to a split."""
 
 _USER = "user_id"
 _SHOWN_CHARACTERS = 60
@@ -57,16 +57,16 @@ class Distance:
     """The distance of a column of a split from the earlier data.
 
     Attributes:
-        kind: `drift`, from the data accepted before; `skew`, from what the last blessed
-            model was trained on.
+        kind: `drift` from the last accepted data, or `skew` from the training data of the last
+            blessed model.
         split: Name of the split.
         column: Name of the column.
         measure: `L-infinity`, the largest change of a value's share, for text;
             `Jensen-Shannon`, the divergence of the histograms to the base 2, for numbers;
             `missing`, the change of the share of rows without a value.
-        value: The distance [0..1]; None where it could not be measured.
-        limit: The highest that is allowed; None: any is.
-        note: The value that moved most, or why there is no distance.
+        value: The distance [0..1]; None if it could not be measured.
+        limit: Highest allowed distance; None: no limit.
+        note: The value that changed most, or the reason why there is no distance.
     """
 
     kind: Kind
@@ -84,23 +84,22 @@ class Distance:
 
 
 class DriftLimits(Strict):
-    """The columns of one kind of data that are compared, and their limits.
+    """Columns of one kind of data to compare, and their limits.
 
-    The limits of the config don't apply to splits of fewer than `LEAST_USERS`, because the taste
-    of a few users says nothing about the data.
+    The limits don't apply to splits of fewer than `LEAST_USERS`, which are not representative.
     """
 
     what: str
     """`interactions`, `items` or `users`."""
     max_drift: Share | None
-    """Highest distance from the data accepted before [0..1]; `null`: no limit."""
+    """Highest distance from the last accepted data [0..1]; `null`: no limit."""
     max_skew: Share | None
-    """Highest distance from the data of the last blessed model [0..1]; `null`: no limit."""
+    """Highest distance from the training data of the last blessed model [0..1]; `null`: no
+    limit."""
     ids: tuple[str, ...] = ()
-    """Columns that are measured without a limit: on a small split one busy user moves them
-    far."""
+    """Columns that are measured without a limit, since one active user can change them."""
     moving: tuple[str, ...] = ()
-    """Columns that are not compared, as their values move with time."""
+    """Columns that are not compared, since their values change over time."""
     times: tuple[str, ...] = ()
     """Columns of seconds since 1970, which are shown as dates."""
 
@@ -113,15 +112,15 @@ def compare(
     schema: schema_pb2.Schema,
     limits: DriftLimits,
 ) -> list[Distance]:
-    """Returns the distance of each column of `now` from the same of `earlier`.
+    """Returns the distance of each column of `now` from `earlier`.
 
     Args:
-        kind: Which comparators of the schema count.
+        kind: Kind of the schema's comparators to use.
         split: Name of the split.
         now: Statistics of today's split.
         earlier: Statistics of the same split before.
-        schema: The schema; its own comparators go before the limits.
-        limits: What is compared, and how far it may move.
+        schema: The schema; its comparators take precedence over the limits.
+        limits: Columns and limits.
     """
     limit = limits.max_drift if kind == "drift" else limits.max_skew
     if min(_n_users(now), _n_users(earlier)) < LEAST_USERS:
@@ -142,7 +141,7 @@ def compare(
             norm.threshold = NO_LIMIT if limit is None or name in limits.ids else limit
     anomalies = tfdv.validate_statistics(now, compared, **{_EARLIER[kind]: earlier})
     distances += _measured(kind, split, anomalies)
-    # TFDV measures values only, not how many there are.
+    # TFDV measures values, not the share of missing ones.
     shares, shares_before = _shares_missing(now), _shares_missing(earlier)
     for name in shares.keys() & shares_before.keys():
         if shares[name] != shares_before[name]:
@@ -174,7 +173,7 @@ def _columns(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[st
 
 
 def _n_users(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> int:
-    """Returns the number of different users; of rows, where the data has no users."""
+    """Returns the number of users, or of rows if the data have no users."""
     user = _columns(statistics).get(_USER)
     return int(user.string_stats.unique if user else statistics.datasets[0].num_examples)
 
@@ -196,7 +195,7 @@ def _measure(feature: statistics_pb2.FeatureNameStatistics | None) -> str:
 
 
 def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Iterator[Distance]:
-    """Yields what TFDV measured, with its words where a distance is beyond the limit."""
+    """Yields TFDV's distances, with its text for those beyond the limit."""
     for info in anomalies.drift_skew_info:
         column = info.path.step[0]
         for measured in getattr(info, f"{kind}_measurements"):
@@ -208,7 +207,7 @@ def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Ite
 
 
 def _most_moved(anomalies: anomalies_pb2.Anomalies, column: str) -> str:
-    """Returns the value whose share moved most, which TFDV gives only in a sentence."""
+    """Returns the value whose share changed most, which TFDV gives only in a sentence."""
     for reason in anomalies.anomaly_info[column].reason:
         _, mark, value = reason.description.partition("maximum difference is: ")
         if mark:
@@ -230,19 +229,20 @@ def DriftValidator(
     accepted_statistics: InputArtifact[ExampleStatistics] = None,
     trained_statistics: InputArtifact[ExampleStatistics] = None,
 ) -> None:
-    """Measures drift and skew, and writes all findings of one kind of data as JSON.
+    """Measures drift and skew, and writes all findings on one kind of data as JSON.
 
-    It never fails because of its findings; the DataGate reads them and decides.
+    Findings never fail this step; the DataGate reads them and decides.
 
     Args:
-        statistics: Today's.
+        statistics: Current statistics.
         schema: The schema of the data.
-        anomalies: What ExampleValidator found.
+        anomalies: ExampleValidator's findings.
         validation: `validation.json` and the pages of statistics, see docs/validation.md.
         config: `DriftLimits` as canonical JSON.
         code: Fingerprint of the code.
-        accepted_statistics: Those of the data that was accepted last, if any was.
-        trained_statistics: Those of the data of the last blessed model, if there is one.
+        accepted_statistics: Statistics of the last accepted data, if there are any.
+        trained_statistics: Statistics of the training data of the last blessed model, if there is
+            one.
     """
     del code
     limits = DriftLimits.model_validate_json(config)
@@ -279,7 +279,7 @@ def DriftValidator(
 
 
 def read_anomalies(folder: Path) -> Iterator[dict[str, str]]:
-    """Yields what breaks the schema: `split`, `column` (empty for the whole), `text`."""
+    """Yields schema violations: `split`, `column` (empty for the whole), `text`."""
     for file in sorted(folder.glob("Split-*/SchemaDiff.pb")):
         split = file.parent.name.removeprefix("Split-")
         anomalies = anomalies_pb2.Anomalies.FromString(file.read_bytes())

@@ -34,10 +34,10 @@ from recsys.data.input_files import seal_inputs
 from recsys.data.split import BY_TIME, SplitRule
 
 CUT_PROPERTY = "cut"
-"""Custom property of the examples: the moment that the training data end [seconds since 1970,
-UTC]; 0 where there are no times."""
+"""Custom property of the examples: end of the training data [seconds since 1970, UTC]; 0 without
+times."""
 SPLIT_PROPERTY = "split"
-"""Custom property of the examples: how they were split; none by time."""
+"""Custom property of the examples: their split; missing for a split by time."""
 
 
 @component(use_beam=True)
@@ -57,7 +57,7 @@ def InteractionGen(
         dead_letters: The bad rows, and the counts of all.
         config: `InteractionSource` as canonical JSON.
         files_digest: Digest of the files' contents.
-        segments: Folder of what is kept of spans from run to run.
+        segments: Folder of the spans' cache, shared by runs.
         code: Fingerprint of the code.
         beam_pipeline: Runs the work.
     """
@@ -73,12 +73,12 @@ def InteractionGen(
 
 
 def split_of(interactions: Examples) -> SplitRule:
-    """Returns how the examples that InteractionGen made were split."""
+    """Returns the split of examples from InteractionGen."""
     return SplitRule.from_text(interactions.get_string_custom_property(SPLIT_PROPERTY))
 
 
 class EntitySource(Strict):
-    """The part of the config on items, on users, or on both."""
+    """Part of the config on items, users, or both."""
 
     items: ItemsConfig | None = None
     """The catalogue."""
@@ -131,15 +131,15 @@ def VocabularyGen(
     """Assigns rows to users, items and kinds of events; known ids keep their rows.
 
     Args:
-        interactions: Examples; rows come from the split `train` alone.
-        verdict: The DataGate's; without it there is no training.
-        vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` of the events' kinds where
-            they have some, and `diff.json`, what changed in each.
+        interactions: Examples; rows come only from the split `train`.
+        verdict: The DataGate's verdict, required for a training.
+        vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` if events have kinds, and
+            `diff.json` with the changes.
         config: `VocabulariesConfig` as canonical JSON.
         code: Fingerprint of the code.
-        items: Examples of the catalogue, whose items all get a row.
-        users: Examples of the users' data, who all get a row.
-        previous: The vocabularies to go on from.
+        items: Examples of the catalogue; all its items get a row.
+        users: Examples of the users' data; all users get a row.
+        previous: The vocabularies to extend.
     """
     del verdict, code
     make_vocabularies(

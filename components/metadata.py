@@ -1,4 +1,4 @@
-"""Queries of what runs store in ML Metadata; without TFX, whose import takes seconds."""
+"""Queries of ML Metadata, without TFX, whose import is slow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Event, Execution
 from recsys.bundles.publishing import VersionRegistry
 
 CURRENT_MODEL = "current_model_id"
-"""Custom property of a blessing, and of what was pushed by it: the model (TFX's name)."""
+"""Custom property of a blessing and of its push: the model (TFX's name)."""
 DESTINATION = "pushed_destination"
 """Custom property of a pushed model: the folder of its version."""
 WITHDRAWN = "withdrawn"
-"""Custom property of a pushed model: 1 where its content had been rolled back."""
+"""Custom property of a pushed model: 1 if its content had been rolled back."""
 
 INPUTS = (Event.INPUT, Event.DECLARED_INPUT, Event.INTERNAL_INPUT)
 OUTPUTS = (Event.OUTPUT, Event.DECLARED_OUTPUT, Event.INTERNAL_OUTPUT)
@@ -36,7 +36,7 @@ def good_models(blessings: Iterable[Artifact], pushed: Iterable[Artifact]) -> se
 
     Args:
         blessings: The evaluations' verdicts.
-        pushed: What was pushed by them.
+        pushed: The pushed models.
     """
     withdrawn: dict[Path, Collection[int]] = {}
     rolled_back = set()
@@ -44,7 +44,7 @@ def good_models(blessings: Iterable[Artifact], pushed: Iterable[Artifact]) -> se
         version = Path(push.custom_properties[DESTINATION].string_value)
         root = version.parent
         if not version.name.isdecimal() or not root.is_dir():
-            continue  # Nothing was pushed, or what was served is gone.
+            continue  # Nothing was pushed, or the served version is gone.
         if root not in withdrawn:
             withdrawn[root] = VersionRegistry.open(root).withdrawn
         if int(version.name) in withdrawn[root]:
@@ -57,7 +57,7 @@ def _number(artifact: Artifact, name: str) -> int:
 
 
 def maker(store: mlmd.MetadataStore, artifact: int) -> Execution | None:
-    """Returns the execution that made an artifact; later ones took it from the cache."""
+    """Returns the execution that made an artifact, not later cached ones."""
     events = store.get_events_by_artifact_ids([artifact])
     ids = [event.execution_id for event in events if event.type in OUTPUTS]
     return store.get_executions_by_id([min(ids)])[0] if ids else None

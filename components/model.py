@@ -44,17 +44,17 @@ def Trainer(
     code: Parameter[str],
     base: InputArtifact[Model] = None,
 ) -> None:
-    """Trains the model, from the last checkpoint on where an earlier attempt left one.
+    """Trains the model, and resumes from the last checkpoint of an earlier attempt.
 
     Args:
         data: The data folder.
-        verdict: The DataGate's; without it there is no training.
+        verdict: The DataGate's verdict, required for a training.
         model: The model folder, see docs/folders.md.
         config: `TrainStage` as canonical JSON.
-        checkpoints: Folder of the checkpoints, outside of what one execution writes: a
-            killed execution never finds its own folder again.
+        checkpoints: Folder of the checkpoints, outside of the execution's outputs, which a restart
+            doesn't find again.
         code: Fingerprint of the code.
-        base: The model that it goes on from, if there is one.
+        base: The model of a warm start, if there is one.
     """
     del verdict, code
     folders = ["--data", data.uri, "--out", model.uri, "--checkpoints", checkpoints]
@@ -79,7 +79,7 @@ def RetrievalEvaluator(
         model: The model just trained.
         data: The data folder.
         evaluation: `evaluation.json`, see docs/folders.md.
-        blessing: The verdict, as TFX's own Evaluator writes it.
+        blessing: The verdict, in the form of TFX's Evaluator.
         config: `EvaluateStage` as canonical JSON.
         code: Fingerprint of the code.
         blessed_model: The last blessed model, if there is one.
@@ -127,15 +127,14 @@ def Exporter(
 
     Args:
         model: The model.
-        data: The data folder; users' histories are taken from it.
-        evaluation: Its metrics go into the model card.
+        data: The data folder, with the users' histories.
+        evaluation: The evaluation, for the model card.
         bundle: The bundle, see docs/folders.md.
         config: `ExportStage` as canonical JSON.
         code: Fingerprint of the code.
-        item_graph: How the features of an item become token rows, if it has any.
+        item_graph: Transform graph of the items' features, if there are any.
         user_graph: The same for users.
-        interactions_letters: Dead letters of the interactions, whose counts and files the
-            manifest names.
+        interactions_letters: Dead letters of the interactions, for the manifest's counts and files.
         items_letters: The same of the items.
         users_letters: The same of the users.
         interactions_digest: Digest of the files of the interactions.
@@ -166,12 +165,12 @@ def Exporter(
 
 
 class PushTarget(Strict):
-    """The part of the config that decides where a bundle goes."""
+    """The part of the config on the serving folder."""
 
     serving_root: str
     """Folder of the versions of one model."""
     keep: PositiveInt
-    """Newest versions kept there."""
+    """Number of newest versions to keep."""
 
 
 @component
@@ -182,15 +181,15 @@ def Pusher(
     config: Parameter[str],
     code: Parameter[str],
 ) -> None:
-    """Publishes a blessed bundle; after a refused one the served version stays.
+    """Publishes a blessed bundle; otherwise the served version stays.
 
     A bundle that was rolled back is not published again, so the next run doesn't undo a rollback.
 
     Args:
         bundle: The bundle.
         blessing: The evaluator's verdict.
-        pushed: `pushed.json`, with the reason where nothing was pushed, and the
-            properties that TFX's own Pusher sets.
+        pushed: `pushed.json`, with the reason if nothing was pushed, and the properties of TFX's
+            Pusher.
         config: `PushTarget` as canonical JSON.
         code: Fingerprint of the code.
     """
@@ -237,21 +236,21 @@ def Reporter(
 ) -> None:
     """Writes `report.html`, and TFDV's pages beside it.
 
-    It runs in every run, because it describes that run: what ran, what was cached, and why.
+    It is never cached, because it describes its run: what ran, what was cached, and why.
 
     Args:
         interaction_letters: Dead letters of the interactions.
-        verdict: What the data was validated by.
-        vocabularies: What changed in the vocabularies.
+        verdict: The DataGate's verdict.
+        vocabularies: The vocabularies, with their changes.
         data: The data folder.
         model: The model.
-        evaluation: How good it is.
+        evaluation: The evaluation.
         bundle: The bundle.
-        pushed: Where the bundle is served, if it is.
-        report: The page.
+        pushed: The push.
+        report: The report.
         config: The whole config as canonical JSON.
-        records: Folder of the runs' records, which our runner writes (`recsys.report.runs`).
-        run_id: Id of this run, the name of its record; never the same twice.
+        records: Folder of our runner's records (`recsys.report.runs`).
+        run_id: Unique id of this run, the name of its record.
         code: Fingerprint of the code.
         item_letters: Dead letters of the catalogue, if there is one.
         user_letters: Dead letters of the users' features, if there are any.

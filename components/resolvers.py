@@ -1,8 +1,7 @@
 """Resolvers: nodes that look up artifacts of earlier runs in ML Metadata.
 
-TFX's own strategies take the latest artifact. In an unchanged rerun that is the step's own
-output, so the step would run again each time. Here a rerun gets the same artifact as the first
-run, and is cached.
+TFX's own strategies return the latest artifact, in an unchanged rerun the step's own output, so the
+step would run each time. Here a rerun gets the same artifact as the first run, and is cached.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _Artifacts = dict[str, list[Artifact]]
 
 
 class PreviousStrategy(ResolverStrategy):
-    """Takes the newest artifact; if equal inputs made it, what it was made from instead.
+    """Returns the newest artifact; if it was made from equal inputs, the artifact that it extends.
 
     Args:
         parameters: The step's parameters, which count as inputs.
@@ -42,12 +41,12 @@ class PreviousStrategy(ResolverStrategy):
         self._parameters = parameters
 
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
-        """Returns `previous`, an empty list where there is none, and the inputs as they are."""
+        """Returns `previous`, possibly empty, and the unchanged inputs."""
         by_id = {artifact.id: artifact for artifact in input_dict["previous"]}
         inputs = _without(input_dict, ("previous",))
         newest = sorted(by_id)[-1:]
         taken = _taken_before(store, newest, inputs, self._parameters, "previous", by_id)
-        # Where what it was made from is deleted, it goes on from itself.
+        # If that artifact is deleted, it extends itself.
         chosen = newest if taken is None else taken[:1]
         return {"previous": [by_id[id_] for id_ in chosen], **inputs}
 
@@ -55,11 +54,11 @@ class PreviousStrategy(ResolverStrategy):
 def Previous(
     name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
 ) -> Resolver:
-    """Returns the node whose output `previous` is what an earlier run of a step made.
+    """Returns the node whose output `previous` is an earlier output of a step.
 
     Args:
         name: Name of the node.
-        kind: Type of what the step makes.
+        kind: Artifact type of the step's output.
         parameters: The step's parameters.
         **inputs: The step's other inputs, by their keys.
     """
@@ -72,9 +71,9 @@ def Previous(
 
 
 class WarmBaseStrategy(ResolverStrategy):
-    """Takes the newest good model; if equal inputs made a model before, its base instead.
+    """Returns the newest good model; if equal inputs made a model before, the base of that model.
 
-    A run after a model that was not blessed starts from the last blessed one again.
+    After a refused model, the next run starts from the last blessed one again.
 
     Args:
         parameters: The training's parameters, which count as inputs.
@@ -84,12 +83,12 @@ class WarmBaseStrategy(ResolverStrategy):
         self._parameters = parameters
 
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
-        """Returns `model`, an empty list where there is none, and the inputs as they are."""
+        """Returns `model`, possibly empty, and the unchanged inputs."""
         models = {model.id: model for model in input_dict["model"]}
         there = {id_ for id_, model in models.items() if (Path(model.uri) / "model.json").exists()}
         inputs = _without(input_dict, _MODELS)
-        # A base that is deleted can't be read again: the last good model takes its place.
-        # If the model that it became has its files, the base's are not read.
+        # A deleted base is replaced by the last good model. If the model that it became has its
+        # files, the base's are not read.
         reruns = [id_ for id_ in _made_with(store, models, inputs) if id_ in there]
         chosen = _taken_before(store, reruns, inputs, self._parameters, "base", models)
         if chosen is None:
@@ -99,7 +98,7 @@ class WarmBaseStrategy(ResolverStrategy):
 
 
 def WarmBase(parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
-    """Returns the node whose output `model` is the one that a training starts from.
+    """Returns the node whose output `model` is the base of a warm start.
 
     Args:
         parameters: The training's parameters.
@@ -114,10 +113,10 @@ def WarmBase(parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
 
 
 class LatestBlessedStrategy(ResolverStrategy):
-    """Takes the newest blessed model; the current one and those rolled back left out."""
+    """Returns the newest blessed model, except the current one and rolled back ones."""
 
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
-        """Returns the model and the current one; no model where none was blessed."""
+        """Returns the model, if one was blessed, and the current one."""
         del store
         good = _good_models(input_dict) - {model.id for model in input_dict["current"]}
         models = {model.id: model for model in input_dict["model"]}
@@ -126,7 +125,7 @@ class LatestBlessedStrategy(ResolverStrategy):
 
 
 def LatestBlessed(current: BaseChannel) -> Resolver:
-    """Returns the node whose output `model` is the last blessed model but `current`."""
+    """Returns the node whose output `model` is the last blessed model other than `current`."""
     channels = {key: Channel(type=kind) for key, kind in _MODELS.items()}
     return Resolver(strategy_class=LatestBlessedStrategy, **channels, current=current).with_id(
         "LatestBlessed"
@@ -134,11 +133,11 @@ def LatestBlessed(current: BaseChannel) -> Resolver:
 
 
 class EarlierStatisticsStrategy(ResolverStrategy):
-    """Takes the statistics of the last accepted data, and of the last blessed model.
+    """Returns the statistics of the last accepted data, and of the last blessed model.
 
-    The first are for drift, the second for skew. Refused data are not compared with; otherwise a
-    fault would pass the gate on the second night. Both are older than today's data, so they
-    depend on today's data only.
+    The former are for drift, the latter for skew. Refused data are never a reference, else a fault
+    would pass the gate on the second day. Both are older than the current data, so they depend only
+    on these.
 
     Args:
         what: `interactions`, `items` or `users`.
@@ -148,9 +147,9 @@ class EarlierStatisticsStrategy(ResolverStrategy):
         self._property = statistics_property(what)
 
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
-        """Returns `accepted` and `trained`, each of one or no statistics."""
+        """Returns `accepted` and `trained`, each with at most one artifact."""
         (current,) = input_dict["current"]
-        # A removed folder can't be read again.
+        # The folder may have been removed.
         older = {
             statistics.id: statistics
             for statistics in input_dict["accepted"]
@@ -176,7 +175,7 @@ def EarlierStatistics(what: str, current: BaseChannel) -> Resolver:
 
     Args:
         what: `interactions`, `items` or `users`.
-        current: Today's statistics.
+        current: Current statistics.
     """
     return Resolver(
         strategy_class=EarlierStatisticsStrategy,
@@ -194,7 +193,7 @@ def _good_models(artifacts: _Artifacts) -> set[int]:
     return good_models(*sides)
 
 
-# --- what an execution took
+# --- inputs of executions
 
 
 def _without(artifacts: _Artifacts, keys: Collection[str]) -> _Artifacts:
@@ -213,15 +212,15 @@ def _taken_before(
     key: str,
     known: Collection[int],
 ) -> list[int] | None:
-    """Returns the artifacts that an earlier run with equal inputs took; None without such a run.
+    """Returns the artifacts that an earlier run with equal inputs used; None without such a run.
 
     Args:
         store: The metadata store.
-        made: Ids of artifacts that such a run may have made, in the order of trial.
-        inputs: The inputs of the step now, but for `key`.
-        parameters: The step's parameters now.
+        made: Ids of possible outputs of such a run, in order of preference.
+        inputs: The step's current inputs, except `key`.
+        parameters: The step's current parameters.
         key: The input to look up.
-        known: Ids that still exist; a run that took others doesn't count.
+        known: Existing ids; runs that used others are ignored.
     """
     now = {name: [artifact.id for artifact in some] for name, some in inputs.items() if some}
     for id_ in made:
@@ -238,9 +237,9 @@ def _taken_before(
 
 
 def _made_with(store: mlmd.MetadataStore, models: Collection[int], inputs: _Artifacts) -> list[int]:
-    """Returns the models that were made with one of `inputs`, the newest first.
+    """Returns the models made with one of `inputs`, newest first.
 
-    Of a year of nights these are few, and only they are looked at one by one.
+    They are few even after a year of daily runs.
     """
     taken = [artifact.id for artifacts in inputs.values() for artifact in artifacts]
     executions = {event.execution_id for event in store.get_events_by_artifact_ids(taken)}

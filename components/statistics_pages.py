@@ -1,4 +1,4 @@
-"""Pages of TFDV's statistics: today's splits side by side, and each beside the earlier one."""
+"""Pages of TFDV's statistics: current splits side by side, and each beside the earlier one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tensorflow_metadata.proto.v0 import statistics_pb2
 from recsys.report.statistics_page import write_statistics
 
 Summaries = Mapping[str, Mapping[str, Any]]
-"""What `summarize_split` returned of each split."""
+"""Result of `summarize_split` for each split."""
 
 
 def write_pages(folder: Path, what: str, now: Summaries, before: Summaries) -> list[dict[str, str]]:
-    """Writes a page of all of today's splits, and one of each split beside the earlier one.
+    """Writes a page of all current splits, and one of each split beside the earlier one.
 
     Args:
-        folder: Where to.
+        folder: Folder to write.
         what: `interactions`, `items` or `users`.
-        now: Today's statistics.
-        before: Those of the data that was accepted last; empty where none was.
+        now: Current statistics.
+        before: Statistics of the last accepted data; may be empty.
 
     Returns:
-        The `file` and the `title` of each page.
+        `file` and `title` of each page.
     """
     groups = [dict(sorted(now.items(), reverse=True))]
     for split in sorted(now.keys() & before.keys(), reverse=True):

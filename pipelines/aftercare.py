@@ -1,4 +1,4 @@
-"""The end of every run: the error of a failed or stopped one; summary, cleaning and message."""
+"""The end of every run: its error, summary, retention and notification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.signals import StoppedError
 
 _STOPPED_S = 10.0
-"""Longest that a stopped run takes for its message [s]: `recsys run` waits 30 s."""
+"""Time limit for the notification of a stopped run [s]; `recsys run` waits 30 s."""
 
 
 def after_run(
@@ -33,16 +33,16 @@ def after_run(
     step: str | None = None,
     state: str = "failed",
 ) -> dict[str, Any] | None:
-    """Cleans up after a successful run, if the config says so, and sends the summary.
+    """Applies the retention of the config after a successful run, and sends the summary.
 
     A failure here neither fails the run nor hides its error.
 
     Args:
         config: The config of the run.
-        run_id: Its id; None where it failed before it had one.
-        error: Why it failed, or that it was stopped, if it did not end well.
+        run_id: Its id; None if it failed before it had one.
+        error: The error of a failed or stopped run.
         step: The step that failed.
-        state: What to call such a run, `failed`, `stopped` or `killed`.
+        state: State of a run with an error: `failed`, `stopped` or `killed`.
 
     Returns:
         The summary of the run, with `cleaned` and `webhook`; None if it can't be made.
@@ -62,19 +62,20 @@ def after_run(
         if webhook is not None:
             _note("webhook", _sentence(webhook))
         return {**summary, "webhook": webhook}
-    except Exception:  # noqa: BLE001 the run is over, and whatever this is changes nothing of it
+    except Exception:  # noqa: BLE001 must not change the result of the run
         logging.exception("The summary of the run could not be sent.")
         return None
 
 
 def report_killed(config: Config, run_ids: Sequence[str]) -> None:
-    """Sends the summaries of killed runs, which could not do so themselves."""
+    """Sends the summaries of killed runs."""
     for run_id in run_ids:
         after_run(config, run_id, state="killed")
 
 
 def _clean(config: Config) -> dict[str, Any] | None:
-    from pipelines.clean import clean_after_run  # Late: a run that fails early needs no database.
+    # A run that fails early needs no database.
+    from pipelines.clean import clean_after_run
 
     cleaned = clean_after_run(config)
     if cleaned and cleaned["removed"]:
@@ -105,17 +106,17 @@ def _note(step: str, text: str) -> None:
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
-"""What Beam, TensorFlow, Arrow and SQLite say in errors that have no number."""
+"""Texts of Beam, TensorFlow, Arrow and SQLite for a full disk, without an error number."""
 _NAMED = re.compile(r"[\s'\"](/[^'\";\s]+)")
 
 
 def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
-    """Returns the `RecsysError` that caused `error`, or one that says that `step` failed.
+    """Returns the `RecsysError` that caused `error`, or a new one that names `step`.
 
     Args:
-        error: What was raised.
-        step: The step that raised it.
-        root: Where the run writes, for errors that name no file.
+        error: The exception.
+        step: The failed step.
+        root: Folder of the run, for errors that name no file.
     """
     causes = list(_chain(error))
     for cause in causes:
@@ -141,7 +142,7 @@ def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
 
 
 def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
-    """Returns the error for a run that was asked to stop."""
+    """Returns the error of a run that was stopped by a signal."""
     errors = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
     where = f" in {step}" if step else ""
     more = f" {errors[0].rule}" if errors else ""
@@ -151,7 +152,7 @@ def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and what caused it, each once."""
+    """Yields an error and its causes, each once."""
     cause: BaseException | None = error
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:

@@ -1,16 +1,16 @@
 """The pipeline under Apache Airflow 3: one run a night, by the command `recsys run`.
 
-Airflow reads this file with its own Python, in an environment of its own, so it imports
-Airflow and the standard library alone. Put it into the DAG folder (a link will do) and say
-where our command and the config are, as Airflow Variables or in the environment:
+Airflow reads this file with its own Python, in an environment of its own, so it imports only
+Airflow and the standard library. Put it into the DAG folder (or a link to it) and set Airflow
+Variables or environment variables:
 
     recsys_config    RECSYS_CONFIG    the config; needed
     recsys_command   RECSYS_COMMAND   how our command is called; `recsys`
                      RECSYS_SCHEDULE  when, as cron writes it; `30 2 * * *`, UTC
                      RECSYS_RETRIES, RECSYS_RETRY_DELAY_S, RECSYS_TIMEOUT_S, RECSYS_WAIT_S
 
-One task, not one a component: the command holds the lock of the root, sweeps after a killed
-run and reuses what is done, however it is started; see docs/schedule/airflow.md.
+It is one task: the command holds the lock of the root, cleans up after a killed run and reuses
+finished steps; see docs/schedule/airflow.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from airflow.sdk.exceptions import (
 )
 
 WRONG_CONFIG, ROOT_IS_HELD = 2, 75
-_GRACE_S = 60.0  # A training saves where it is.
+_GRACE_S = 60.0  # A training saves its state.
 _LOOK_AGAIN_S = 300.0
 _log = logging.getLogger(__name__)
 
@@ -59,11 +59,11 @@ def run_night() -> dict[str, Any]:
     """Runs the pipeline once; its summary goes to XCom.
 
     Raises:
-        AirflowFailException: The config is wrong; another try would not help.
-        AirflowRescheduleException: Another run holds the root; this one waits without a
-            worker's slot, and without counting as a try.
-        AirflowSkipException: It held it for too long.
-        AirflowException: The run failed; Airflow tries again.
+        AirflowFailException: The config is wrong; a retry would not help.
+        AirflowRescheduleException: Another run holds the root; this one waits without a worker
+            slot, and without using a retry.
+        AirflowSkipException: The other run held the root for too long.
+        AirflowException: The run failed; Airflow retries.
     """
     words = [*shlex.split(_setting("recsys_command", "recsys")), "run", _setting("recsys_config")]
     words.append("--json")
@@ -83,7 +83,7 @@ def run_night() -> dict[str, Any]:
 
 
 def _failure(code: int, output: bytes) -> BaseException:
-    """Returns what to raise for an exit code that is not 0."""
+    """Returns the exception for an exit code other than 0."""
     if code == ROOT_IS_HELD:
         return _wait_or_skip()
     why = _error(output)
@@ -93,7 +93,7 @@ def _failure(code: int, output: bytes) -> BaseException:
 
 
 def _error(output: bytes) -> str:
-    """Returns the error that the summary of a failed run names, if there is one."""
+    """Returns the error in the summary of a failed run."""
     try:
         night = _summary(output).get("night") or {}
     except AirflowException:
@@ -102,7 +102,7 @@ def _error(output: bytes) -> str:
 
 
 def _wait_or_skip() -> BaseException:
-    """Returns what to raise while another run holds the root."""
+    """Returns the exception to raise while another run holds the root."""
     now = dt.datetime.now(dt.UTC)
     began = get_current_context()["dag_run"].start_date or now
     if now - began > _seconds("RECSYS_WAIT_S", 4 * 3600):
@@ -113,7 +113,7 @@ def _wait_or_skip() -> BaseException:
 
 
 def _summary(output: bytes) -> dict[str, Any]:
-    """Returns the JSON object in the last line of what the command printed."""
+    """Returns the JSON object in the last line of the command's output."""
     lines = output.decode(errors="replace").strip().splitlines()
     try:
         summary = json.loads(lines[-1])
@@ -126,7 +126,7 @@ def _summary(output: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ends the command where Airflow ends the task; the command ends what it started."""
+    """Ends the command if Airflow ends the task; the command ends its children."""
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """`recsys clean`: which files of earlier runs are removed, and their removal.
 
-An artifact is marked as deleted in ML Metadata before its folder is removed: TFX's cache and
-every resolver take only live artifacts, so a kill in between leaves an unused folder, which
-the next cleaning removes.
+An artifact is marked as deleted in ML Metadata before its folder is removed. TFX's cache and all
+resolvers use only live artifacts, so a kill in between leaves an unused folder, which the next
+cleaning removes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from recsys.system.events import emit
 from recsys.system.run_lock import run_lock
 
 _SMALL = ("ModelBlessing", "PushedModel", "Verdict", "ExampleStatistics")
-"""Types that always stay: some kB each, and the resolvers look into all of them."""
+"""Types that are always kept: some kB each, and the resolvers read all of them."""
 REPORT = "Report"
-"""Type of the reports, which people read and no step does: they stay with their records."""
+"""Type of the reports, which no step reads: they are kept as long as their records."""
 _NEWEST = 2
-"""Models and vocabularies: the next run goes on from the last one, a rerun of the last run
-from the one before it."""
+"""Models and vocabularies: the next run continues from the last one, and a rerun of the last run
+from the one before."""
 
 
 def clean(config: Config, *, apply: bool) -> dict[str, Any]:
-    """Plans, and where `apply` is set removes, while no run holds the root.
+    """Plans the removal, and with `apply` removes, while no run holds the root.
 
     Returns:
         The plan (`recsys.runs.retention.plan_json`), `applied`, and `failed`: path and reason
@@ -65,10 +65,10 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
 
 
 def clean_after_run(config: Config) -> dict[str, Any] | None:
-    """Cleans after a run if the config says so; never fails the run over it.
+    """Applies the retention of the config after a run; never fails the run.
 
     Returns:
-        How many things are `removed`, the bytes `freed`, and how many `failed`; None where
+        Number of `removed` files and folders, bytes `freed`, and number of `failed` ones; None if
         the config keeps everything, or nothing could be done.
     """
     if not config.keep.is_set:
@@ -106,9 +106,9 @@ def _plan(config: Config, store: mlmd.MetadataStore | None) -> list[Thing]:
 def _whole_runs(
     store: mlmd.MetadataStore, config: Config, runs: Sequence[Context]
 ) -> Iterator[Context]:
-    """Yields the runs that `keep` names, and the last one that came to its end.
+    """Yields the runs that `keep` selects, and the last finished one.
 
-    After a week of failed nights a rerun of that one must still be cached.
+    After a week of failed runs a rerun of that one must still be cached.
     """
     keep = config.keep
     if keep.runs is None and keep.days is None:
@@ -127,12 +127,12 @@ def _whole_runs(
 
 
 def _reasons(config: Config, artifacts: Sequence[Artifact], since: float) -> dict[int, str]:
-    """Returns the artifacts that stay whatever their run's age is, each with the reason.
+    """Returns the artifacts that are always kept, with the reasons.
 
     Args:
         config: The config of the runs.
         artifacts: All artifacts of the pipeline, the oldest first.
-        since: When the oldest run started whose record stays [seconds since 1970].
+        since: Start of the oldest run whose record is kept [seconds since 1970].
     """
     live: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
@@ -141,7 +141,7 @@ def _reasons(config: Config, artifacts: Sequence[Artifact], since: float) -> dic
     blessings, pushes = live.get("ModelBlessing", []), live.get("PushedModel", [])
     models = {model.id for model in live.get("Model", ())}
     reasons = {}
-    # Whether something was rolled back may be forgotten: then the newest of all count too.
+    # Records of rollbacks may be lost, so the newest of all models are kept too.
     for blessed in (good_models(blessings, pushes), blessed_models(blessings)):
         for model in sorted(models & blessed)[-_NEWEST:]:
             reasons[model] = "it is one of the last blessed models"
@@ -178,7 +178,7 @@ def _thing(root: Path, artifact: Artifact, reasons: Mapping[int, str]) -> Thing:
 
 
 def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
-    """Removes things and writes the page of all runs anew; returns what failed, and why."""
+    """Removes files, rewrites the page of all runs, and returns what failed with the reasons."""
     root = config.root_folder
     done = 0
 
@@ -188,7 +188,7 @@ def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
         emit("progress", step="clean", done=done, total=len(goes), text=str(thing.path))
 
     failed = remove_marked(root, open_store(config, writes=True), goes, report)
-    # A report that is gone has no link there, also if an earlier cleaning was killed before this.
+    # The page must not link removed reports, also after a killed cleaning.
     if (root / "runs").is_dir():
         write_index(root)
     return failed
@@ -200,16 +200,16 @@ def remove_marked(
     things: Sequence[Thing],
     report: Callable[[Thing], None] = lambda thing: None,
 ) -> list[list[str]]:
-    """Removes things; artifacts are marked before, all or none, so that no cache names them.
+    """Removes files and folders; artifacts are first marked as deleted, in one transaction.
 
     Args:
-        root: Folder that they are in.
-        store: Has the artifacts; None: there are none.
+        root: Folder of the runs.
+        store: Metadata store of the artifacts, if there are any.
         things: The files and folders.
-        report: Called with each thing.
+        report: Called with each removed one.
 
     Returns:
-        Path and reason of what could not be removed.
+        Path and reason of everything that could not be removed.
     """
     if store is not None:
         where = {str(thing.path.resolve()) for thing in things}

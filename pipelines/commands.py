@@ -1,4 +1,4 @@
-"""`python -m pipelines.commands NAME …`: the commands of `recsys` that ask ML Metadata."""
+"""`python -m pipelines.commands NAME …`: commands of `recsys` that query ML Metadata."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from recsys.config.load import load_config
 from recsys.errors import RecsysError
 from recsys.system.process import stage_main
 
-# --- freeze-schema: the schemas of the last run, to be committed
+# --- freeze-schema
 
 
 def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
-    """Writes `interactions.pbtxt`, and `items.pbtxt` and `users.pbtxt` where there are such.
+    """Writes `interactions.pbtxt`, and `items.pbtxt` and `users.pbtxt` if they exist.
 
     Args:
         config: The config of the run.
         out: Folder to write.
-        force: Whether files that are there are overwritten.
+        force: Whether to overwrite existing files.
 
     Returns:
-        The files that were written.
+        The written files.
 
     Raises:
-        RecsysError: There was no run, or a file is there and `force` is not set.
+        RecsysError: There was no run, or a file exists and `force` is not set.
     """
     store = open_store(config)
     schemas = {} if store is None else last_schemas(History(store, config.name))
@@ -60,7 +60,7 @@ def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
 
 
 def committable(text: str) -> str:
-    """Returns a schema whose lists may have any length: that all had the same was chance."""
+    """Returns a schema whose lists may have any length."""
     from google.protobuf import text_format
     from tensorflow_metadata.proto.v0 import schema_pb2
 
@@ -84,10 +84,10 @@ def last_schemas(history: History) -> dict[str, Path]:
     return schemas
 
 
-# --- lineage: the steps behind a bundle, and the models behind its model
+# --- lineage
 
 _EARLIER = {"base", "previous", "blessed_model", "accepted_statistics", "trained_statistics"}
-"""Inputs that an earlier night made."""
+"""Inputs that an earlier run made."""
 
 
 def trace(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
@@ -98,9 +98,9 @@ def trace(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
         bundle: A bundle of the exporter, a version that was pushed, or a copy of either.
 
     Returns:
-        `name` of the pipeline; `steps`: each step behind it, the first one first, with
-        `step`, `execution`, `run`, `code`, `files_digest` and `outputs`; `models`: its model,
-        then those that each training went on from, with `artifact`, `path`, `run`, `is_there`.
+        `name` of the pipeline; `steps` that made it, in order, with `step`, `execution`, `run`,
+        `code`, `files_digest` and `outputs`; `models`: its model and its chain of base models, with
+        `artifact`, `path`, `run`, `is_there`.
     """
     waiting = [id_ for id_ in [find_bundle(store, bundle)] if id_ is not None]
     if not waiting:
@@ -119,7 +119,7 @@ def trace(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
 
 
 def find_bundle(store: mlmd.MetadataStore, bundle: Path) -> int | None:
-    """Returns the id of the artifact that a bundle is, or is a copy of."""
+    """Returns the artifact id of a bundle or of its original."""
     where = bundle.resolve()
     bundles = store.get_artifacts_by_type("ServingBundle")
     for artifact in bundles:

@@ -1,7 +1,7 @@
 """`recsys forget`: removes users from everything under a root, and from ML Metadata.
 
-Every step finds what is left to do by itself, so a call that was killed is completed by the same
-call. The hashes are written first: whatever happens then, no ingest reads these users again.
+Every step detects what is left to do, so the same call completes a killed one. The hashes are
+written first, so that from then on no ingestion reads these users.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def forget(config: Config, ids: Sequence[str]) -> dict[str, Any]:
 
     Args:
         config: The config of the runs.
-        ids: The users, as the vocabularies have them.
+        ids: The users, as in the vocabularies.
 
     Returns:
-        What was removed, and `failed`: path and reason of what could not be.
+        Counts of removed things, and `failed`: path and reason of everything that could not be
+        removed.
 
     Raises:
         UsageError: `data.forget` isn't set (R930).
@@ -108,7 +109,7 @@ def _tell(text: str) -> None:
 
 
 def _move_pushes(store: mlmd.MetadataStore | None, old: Path, new: Path) -> None:
-    """Lets the record of a push name the version that took the place of the pushed one."""
+    """Updates the record of a push to the version that replaced the pushed one."""
     if store is None:
         return
     pushes = [
@@ -122,7 +123,7 @@ def _move_pushes(store: mlmd.MetadataStore | None, old: Path, new: Path) -> None
 
 
 def _forget_in_metadata(store: mlmd.MetadataStore, names: Names) -> int:
-    """Removes the ids from all texts in ML Metadata; returns in how many records they were."""
+    """Removes the ids from all texts in ML Metadata; returns the number of changed records."""
     artifacts = _changed(store.get_artifacts(), names)
     executions = _changed(store.get_executions(), names)
     contexts = _changed(store.get_contexts(), names)
@@ -145,7 +146,7 @@ def _changed(records: Iterable[Any], names: Names) -> list[Any]:
     return changed
 
 
-# --- TFDV's statistics, with which the next data are compared
+# --- TFDV's statistics
 
 
 def _statistics(artifacts: Path) -> list[Path]:
@@ -154,7 +155,7 @@ def _statistics(artifacts: Path) -> list[Path]:
 
 
 def _forget_in_statistics(folder: Path, names: Names) -> bool:
-    """Removes ids from the frequent values of the columns; returns whether there were any."""
+    """Removes ids from the frequent values of columns; returns whether there were any."""
     changed = {path: new for path in folder.rglob(_STATISTICS) if (new := _without(path, names))}
     if changed:
         with replacing(folder) as copy:

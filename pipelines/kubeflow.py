@@ -1,12 +1,12 @@
-"""Compiles the pipeline for Kubeflow Pipelines v2 and Vertex AI; runs nothing, asks no server.
+"""Compiles the pipeline for Kubeflow Pipelines v2 and Vertex AI, without any server.
 
     python -m pipelines.kubeflow CONFIG --image IMAGE [--set path=value …] [--out FILE]
 
-`CONFIG` is the config of any run, with `root` and the files in a bucket (`--set` will do).
-Each step is a container. Its artifacts have `gs://` addresses, and its files lie under the
-bucket's mount, `/gcs/BUCKET/…`, which Vertex AI puts into every container; see
-`pipelines.kubeflow_entrypoint`. There is no ML Metadata to ask, only a query for the latest
-blessed model. docs/schedule/kubeflow.md says what becomes of the file.
+`CONFIG` is the config of any run, with `root` and the files in a bucket (by `--set`). Each step is
+a container. Its artifacts have `gs://` URIs, and its files are under the bucket's mount,
+`/gcs/BUCKET/…`, which Vertex AI adds to every container; see `pipelines.kubeflow_entrypoint`. ML
+Metadata can't be queried, except for the latest blessed model. docs/schedule/kubeflow.md describes
+the use of the file.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from recsys.system.installation import install_extra
 from recsys.system.process import stage_main
 
 ENTRYPOINT = ("python", "-P", "-m", "pipelines.kubeflow_entrypoint")
-"""What every container starts with; it gives the executor paths in the place of addresses."""
+"""Command of every container; it gives the executor paths in place of URIs."""
 _JOB_NAME = "{{$.pipeline_job_name}}"
 _FILE_KEYS = ("files", "eval_files", "valid_files")
 
 
 class KubeflowPlatform(Platform):
-    """Kubeflow Pipelines v2, as Vertex AI runs them."""
+    """Kubeflow Pipelines v2 on Vertex AI."""
 
     run_id = _JOB_NAME
-    # What is in the raw files is known in the run alone, so nothing may be used again.
+    # The content of the raw files is known only in the run, so nothing may be cached.
     is_cached = False
 
     def artifact_root(self, folder: Path) -> str:
-        """Returns the address in the bucket: the platform knows nothing of the mount."""
+        """Returns the URI in the bucket; the platform doesn't know the mount."""
         return addressed(str(folder))
 
     def digest(self, of_now: Callable[[], str]) -> str:
-        """Returns the name of the job: the files are read in the run, and by each run anew."""
+        """Returns the name of the job, since each run reads the files anew."""
         del of_now
         return _JOB_NAME
 
     def schema_file(self, file: Path, root: Path) -> Path:
-        """Returns the file itself; nothing is cached, so nothing has to be pinned."""
+        """Returns the file itself, since nothing is cached."""
         del root
         return file
 
@@ -73,16 +73,16 @@ class KubeflowPlatform(Platform):
     def previous(
         self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
     ) -> None:
-        """Returns None: types of our own can't be asked for."""
+        """Returns None: our own artifact types can't be queried."""
         del name, kind, parameters, inputs
 
     def latest_blessed(self, current: BaseChannel) -> Resolver:
-        """Returns the node that takes the latest blessed model; it looks before `current` is."""
+        """Returns the node of the latest blessed model, resolved before `current` exists."""
         del current
         return _latest_blessed("LatestBlessed")
 
     def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
-        """Returns the node that takes the latest blessed model."""
+        """Returns the node of the latest blessed model."""
         del parameters, inputs
         return _latest_blessed("WarmBase")
 
@@ -96,10 +96,10 @@ def _latest_blessed(name: str) -> Resolver:
 
 
 def for_kubeflow(config: Config) -> Config:
-    """Returns `config` as the containers read it: with the paths of the mount.
+    """Returns `config` with paths under the mount, for the containers.
 
     Raises:
-        UsageError: It asks for what can't be done there.
+        UsageError: The config uses something that is not supported there.
     """
     for key, rule, cure, received in _refused(config):
         raise UsageError("R617", f"On Kubeflow `{key}` must {rule}.", cure, received)
@@ -122,7 +122,7 @@ def _sources(config: Config) -> dict[str, SourceConfig]:
 
 
 def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
-    """Yields key, rule, cure and value of what of `config` can't be done there."""
+    """Yields key, rule, cure and value of each unsupported part of `config`."""
     if not re.fullmatch(r"[a-z][a-z0-9-]*", config.name):
         rule = "contain only lower-case letters, digits and hyphens"
         yield "name", rule, "Write - in the place of _.", config.name
@@ -165,12 +165,13 @@ def compile_pipeline(config: Config, image: str, out: Path) -> dict[str, Any]:
     """Writes the job of `config` and returns it.
 
     Args:
-        config: The whole config, with addresses of a bucket.
-        image: The container image of all steps (deploy/Dockerfile), with the plugins in it.
-        out: File to write: `.json` holds a PipelineJob, `.yaml` its PipelineSpec.
+        config: The whole config, with URIs of a bucket.
+        image: Container image of all steps (deploy/Dockerfile), including plugins.
+        out: File to write: a PipelineJob as `.json`, or its PipelineSpec as `.yaml`.
 
     Raises:
-        UsageError: `kfp` is not installed, or the config asks for what can't be done there.
+        UsageError: `kfp` is not installed, or the config uses something that is not supported
+            there.
     """
     if importlib.util.find_spec("kfp") is None:
         rule = "Compiling for Kubeflow requires the package kfp."
@@ -194,10 +195,9 @@ def compile_pipeline(config: Config, image: str, out: Path) -> dict[str, Any]:
 
 @contextmanager
 def _named_for_kubeflow() -> Iterator[None]:
-    """Gives our artifact types names as Kubeflow wants them, `recsys.DeadLetters`.
+    """Gives our artifact types names in Kubeflow's form, `recsys.DeadLetters`.
 
-    At home they keep the short ones: under others ML Metadata would not find what earlier
-    runs made.
+    On this machine they keep the short names, under which ML Metadata has earlier artifacts.
     """
     own: list[Any] = [
         value
@@ -215,7 +215,7 @@ def _named_for_kubeflow() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Compiles as the command line says; returns what was written."""
+    """Compiles by the command line, and returns the written content."""
     parser = argparse.ArgumentParser(prog="python -m pipelines.kubeflow")
     parser.add_argument("config", type=Path, help="config file (YAML)")
     parser.add_argument("--image", required=True, help="container image of all steps")

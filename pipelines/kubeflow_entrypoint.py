@@ -1,10 +1,10 @@
-"""The entry point of a step's container on Kubeflow: turns bucket addresses into folders.
+"""The entry point of a step's container on Kubeflow: turns bucket URIs into folders.
 
     python -m pipelines.kubeflow_entrypoint [--plugin=MODULE …] WORDS OF TFX'S OWN ENTRY POINT
 
-The bucket is mounted, so each `gs://` address has a path. The executor is given the paths,
-and its output is written with the addresses again. The plugins are loaded first: the part of
-the config that a step gets names classes of theirs.
+The bucket is mounted, so each `gs://` URI has a path. The executor gets paths, and its output is
+written with URIs. Plugins are loaded first, since the step's part of the config names their
+classes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from recsys.registry import load_plugins
 
 BUCKET_SCHEME = "gs://"
 MOUNT_VARIABLE = "RECSYS_GCS_MOUNT"
-"""Environment variable: the folder of the mounted buckets, `/gcs` by default."""
+"""Environment variable of the folder of mounted buckets, `/gcs` by default."""
 OUR_TYPES = "recsys."
-"""What the names of our artifact types start with there; TFX's own start with `tfx.`."""
+"""Prefix of our artifact types on Kubeflow; TFX's own have `tfx.`."""
 PLUGIN = "--plugin="
 _INVOCATION = "--json_serialized_invocation_args"
 _MODELS = {"current_model_id": "model", "baseline_model_id": "blessed_model"}
@@ -53,14 +53,14 @@ def main(words: Sequence[str]) -> None:
 
 
 def mounted(address: str) -> str:
-    """Returns the path under the mount of a `gs://` address, and anything else as it is."""
+    """Returns the path under the mount of a `gs://` URI; other text is unchanged."""
     if not address.startswith(BUCKET_SCHEME):
         return address
     return f"{_mount()}/{address.removeprefix(BUCKET_SCHEME)}"
 
 
 def addressed(path: str) -> str:
-    """Returns the `gs://` address of a path under the mount, and anything else as it is."""
+    """Returns the `gs://` URI of a path under the mount; other text is unchanged."""
     inside = path.startswith(f"{_mount()}/")
     return BUCKET_SCHEME + path.removeprefix(f"{_mount()}/") if inside else path
 
@@ -70,7 +70,7 @@ def _mount() -> str:
 
 
 def _with_uris(part: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Returns a copy of inputs and outputs with the address of each artifact changed."""
+    """Returns a copy of inputs and outputs with changed URIs."""
     copy: dict[str, Any] = json.loads(json.dumps(part))
     for side in ("inputs", "outputs"):
         for artifact in _artifacts(copy.get(side, {})):
@@ -84,7 +84,7 @@ def _artifacts(side: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _name_class(kind: dict[str, str]) -> None:
-    """Gives the class of a type of ours, which TFX imports; its own it knows."""
+    """Sets the class of one of our types, which TFX imports."""
     title = kind.get("schemaTitle") or yaml.safe_load(kind.get("instanceSchema", "{}")).get("title")
     if title and title.startswith(OUR_TYPES):
         kind.clear()
@@ -92,9 +92,9 @@ def _name_class(kind: dict[str, str]) -> None:
 
 
 def _name_models(output: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """Names models as the platform does: its query for the blessed one goes by the name.
+    """Names models as the platform does, since its query for the blessed model uses the name.
 
-    TFX does it for its own evaluator alone.
+    TFX does this only for its own evaluator.
     """
     for artifact in _artifacts(output):
         metadata = artifact.get("metadata", {})

@@ -2,8 +2,8 @@
 
     python -m pipelines.local_runner [CONFIG] [--set path=value …]
 
-Without CONFIG it takes the one that `RECSYS_CONFIG` names, or that of the current
-folder. TFX's own command line takes this file as well:
+The default CONFIG is `RECSYS_CONFIG`, or the config of the current folder. TFX's own command line
+accepts this file too:
 
     tfx pipeline create --engine local --pipeline_path pipelines/local_runner.py
     tfx run create --engine local --pipeline_name movielens-small
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
-    # Run as a file: the folder of this file is no place to import from.
+    # Run as a file: don't import from the folder of this file.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from pipelines.aftercare import after_run, report_killed, stopped_error
@@ -38,7 +38,7 @@ _SIGNALLED = 128
 
 
 def main() -> int:
-    """Runs the pipeline that the command line names; returns the exit code."""
+    """Runs the pipeline of the command line; returns the exit code."""
     arguments = _parse(sys.argv[1:])
     path = arguments.config or os.environ.get(CONFIG_VARIABLE) or default_config_path()
     try:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _say(sentence: str) -> None:
-    with suppress(OSError):  # The log may lie on a full disk.
+    with suppress(OSError):  # The log may be on a full disk.
         print(sentence, file=sys.stderr)
 
 
@@ -77,7 +77,7 @@ def _run(path: Path, overrides: list[str]) -> None:
         config.launcher.check()
         check_sources(config.data)
         check_metadata(config)
-        # Late: what is wrong is told before the seconds that TFX takes to import.
+        # Imported late: errors are reported before the slow import of TFX.
         from pipelines.retrieval_pipeline import create_pipeline
         from pipelines.runner import Runner
 
@@ -90,12 +90,12 @@ def _run(path: Path, overrides: list[str]) -> None:
         step = runner and runner.step
         reason = stopped_error(error, step) if isinstance(error, StoppedError) else error
         events.emit("error", error=reason.to_json(), step=step)
-        # Where another run holds the root, nothing is done there.
+        # If another run holds the root, don't touch it.
         if config is not None and not isinstance(error, BusyError):
             state = "failed" if reason is error else "stopped"
             after_run(config, runner and runner.run_id, reason, step, state)
         raise
-    if summary is not None:  # `tfx pipeline create` only looks at the pipeline.
+    if summary is not None:  # `tfx pipeline create` only reads the pipeline.
         night = after_run(config, runner.run_id)
         events.emit("finished", summary={**summary, "night": night})
 
@@ -103,7 +103,7 @@ def _run(path: Path, overrides: list[str]) -> None:
 if __name__ == "__main__":
     code = main()
     if code > _SIGNALLED:
-        # Threads of Beam that were in the midst of something would be waited for.
+        # Don't wait for threads of Beam.
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,7 +1,7 @@
 """The connection to ML Metadata: SQLite under the root, or MySQL by config.
 
-TFX compiles the connection into the pipeline, which is copied and shown. So the password is not
-part of it, and is added when a connection is made.
+TFX compiles the connection into the pipeline, which is copied and shown, so the password is added
+only when a connection is opened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def connection_config(config: Config) -> proto.ConnectionConfig:
     server = connection.mysql
     server.host, server.port = mysql.host, mysql.port
     server.database, server.user = mysql.database, mysql.user
-    server.skip_db_creation = True  # A slip in the name would start a history anew.
+    server.skip_db_creation = True  # A typo in the name would start a new history.
     if mysql.ssl is not None:
         server.ssl_options.ca = mysql.ssl.ca
         server.ssl_options.verify_server_cert = mysql.ssl.verify_server
@@ -50,7 +50,7 @@ def with_password(config: Config) -> proto.ConnectionConfig:
     """Returns `connection_config` with the password from the environment.
 
     Raises:
-        UsageError: There is a server, and the variable of its password is not set.
+        UsageError: The variable of the server's password is not set.
     """
     connection = connection_config(config)
     mysql = config.metadata.mysql
@@ -69,17 +69,17 @@ def with_password(config: Config) -> proto.ConnectionConfig:
 
 
 def check_metadata(config: Config) -> None:
-    """Connects once to the server of `config`, if it has one, before any work starts.
+    """Checks the connection to the server of `config`, if it has one.
 
     Raises:
-        RecsysError: The server can't be reached, or refuses us.
+        RecsysError: The server can't be reached, or refuses the connection.
     """
     mysql = config.metadata.mysql
     if mysql is None:
         return
     connection = with_password(config)
     try:
-        # The client of MySQL would wait for minutes.
+        # MySQL's client would wait for minutes.
         socket.create_connection((mysql.host, mysql.port), _TIMEOUT_S).close()
     except OSError as error:
         rule = (
@@ -95,7 +95,7 @@ def check_metadata(config: Config) -> None:
 
 
 def open_store(config: Config, *, writes: bool = False) -> mlmd.MetadataStore | None:
-    """Returns the store of `config`, to look things up in or to write; None before the first run.
+    """Returns the store of `config`; None before the first run.
 
     Raises:
         RecsysError: As `check_metadata`.
@@ -118,7 +118,7 @@ def open_sqlite(root: Path, *, writes: bool = False) -> mlmd.MetadataStore | Non
 
 
 def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
-    """Returns the error of a server that answered, and refused the connection."""
+    """Returns the error of a server that refused the connection."""
     match = re.search(r"errno: (.*?),? *error:", message)
     return RecsysError(
         "R613",
@@ -130,11 +130,11 @@ def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
     )
 
 
-def check_place(store: mlmd.MetadataStore, name: str, root: Path) -> None:
-    """Checks that the artifacts of a pipeline are where ML Metadata has them.
+def check_root(store: mlmd.MetadataStore, name: str, root: Path) -> None:
+    """Checks that the root was not moved: ML Metadata has full paths.
 
     Raises:
-        RecsysError: Some are in `root`, which was moved (R571).
+        RecsysError: The root was moved (R571).
     """
     context = store.get_context_by_type_and_name("pipeline", name)
     artifacts = store.get_artifacts_by_context(context.id) if context else []
@@ -162,9 +162,9 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
     """Binds `root` to `name` permanently; only the holder of the run lock may call this.
 
     Args:
-        store: A database that other roots may use as well.
+        store: A database that other roots may share.
         name: Name of the pipeline.
-        root: Folder of everything that a run writes.
+        root: Output folder of the runs.
 
     Raises:
         RecsysError: The name belongs to another root.
@@ -176,7 +176,7 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
     claim.custom_properties["root"].string_value = str(root)
     claim.custom_properties["host"].string_value = socket.gethostname()
     if store.get_context_by_type_and_name(_TYPE, name) is None:
-        # If another process is faster, its name is read below.
+        # If another process is faster, its entry is read below.
         with contextlib.suppress(mlmd.errors.AlreadyExistsError):
             store.put_contexts([claim])
     held = store.get_context_by_type_and_name(_TYPE, name).custom_properties
@@ -188,7 +188,7 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
 
 
 def _root_id(root: Path) -> str:
-    """Returns the id of this root, the same by whatever path it is reached."""
+    """Returns the id of this root, independent of its path."""
     file = root / _ID_FILE
     if not file.exists():
         commit_text(uuid.uuid4().hex + "\n", file)

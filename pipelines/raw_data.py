@@ -39,7 +39,7 @@ from recsys.fingerprint import PIPELINE, code_fingerprint
 
 
 class Platform:
-    """This machine, by our own runner.
+    """The local machine with our runner.
 
     Attributes:
         run_id: Placeholder or value of the id of a run.
@@ -52,7 +52,7 @@ class Platform:
     is_cached = True
 
     def artifact_root(self, folder: Path) -> str:
-        """Returns the address of the artifacts' folder."""
+        """Returns the URI of the artifacts' folder."""
         return str(folder)
 
     def digest(self, of_now: Callable[[], str]) -> str:
@@ -62,8 +62,8 @@ class Platform:
     def schema_file(self, file: Path, root: Path) -> Path:
         """Returns a copy of a committed schema whose path changes with its content.
 
-        The cache key of TFX's ImportSchemaGen has the path of the file, not what is in
-        it: with the file itself an edited schema would never be read.
+        The cache key of TFX's ImportSchemaGen has the path of the file, not its content, so an
+        edited schema would never be read.
 
         Raises:
             RecsysError: The file can't be read.
@@ -83,13 +83,13 @@ class Platform:
         return pinned
 
     def earlier_statistics(self, what: str, current: BaseChannel) -> Resolver | None:
-        """Returns the node of `EarlierStatistics`; None if earlier ones can't be found."""
+        """Returns the node of `EarlierStatistics`; None if the platform can't query them."""
         return EarlierStatistics(what, current)
 
     def previous(
         self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
     ) -> Resolver | None:
-        """Returns the node of `Previous`; None if an earlier one can't be found."""
+        """Returns the node of `Previous`; None if the platform can't query it."""
         return Previous(name, kind, parameters, **inputs)
 
     def latest_blessed(self, current: BaseChannel) -> Resolver:
@@ -109,9 +109,9 @@ class RawSource:
     """The steps of interactions, items or users.
 
     Attributes:
-        gen: Reads them.
-        validation: Validates them; the last step's output is the `Validation` artifact.
-        transform: Makes token rows of their features; None without features.
+        gen: Step that reads the data.
+        validation: Steps that validate it; the last one has the `Validation` artifact.
+        transform: Step of the token rows; None without features.
     """
 
     gen: BaseNode
@@ -125,7 +125,7 @@ class RawSource:
 
 
 def step_code(*config: Any) -> str:
-    """Returns the cache key of a step's code, with the plugins of its part of the config."""
+    """Returns the cache key of a step's code, including the plugins of its config."""
     return code_fingerprint(*config, packages=PIPELINE)
 
 
@@ -133,7 +133,7 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
     """Returns the steps of the interactions, and of the items and users that `config` has.
 
     Raises:
-        RecsysError: A raw file or a schema that the config names is missing.
+        RecsysError: A raw file or a schema is missing.
     """
     gen = _interactions(config, platform)
     ids, moving = ("user_id", "item_id"), (TIME.name, PLACE.name)
@@ -167,7 +167,7 @@ def _interactions(config: Config, platform: Platform) -> BaseNode:
 
 
 def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
-    """Returns a digest of the files' contents; that of a query is always new."""
+    """Returns a digest of the files' contents; for a query it is always new."""
     if source.query is not None:
         return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
     if has_spans(source):
@@ -176,7 +176,7 @@ def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
 
 
 def _without(digest: str, forget: str | None) -> str:
-    """Returns a digest of files of which the users of `data.forget` are left out."""
+    """Returns a digest of files and of the users in `data.forget`."""
     return digest if forget is None else key_of(digest, *digest_of(forget))
 
 
@@ -223,18 +223,18 @@ def validate(
         examples: The data.
         config: The whole config.
         ids: Columns whose drift is measured without a limit.
-        moving: Columns that are not compared, as their values move with time.
+        moving: Columns that are not compared, since their values change over time.
         times: Columns of seconds since 1970.
-        platform: What runs the steps.
+        platform: Platform of the steps.
 
     Raises:
-        RecsysError: The config names a folder of schemas that lacks this one.
+        RecsysError: The config's folder of schemas lacks this one.
     """
     gate, suffix = config.data.gate, what.capitalize()
     statistics_gen = StatisticsGen(examples=examples).with_id(f"StatisticsGen.{suffix}")
     statistics = statistics_gen.outputs["statistics"]
     if gate.schema_dir is None:
-        # A shape would be read as a promise: equally many categories in each row, for ever.
+        # A shape would require equally many categories in each row.
         schema_gen = SchemaGen(statistics=statistics, infer_feature_shape=False)
     else:
         file = platform.schema_file(Path(gate.schema_dir) / f"{what}.pbtxt", config.root_folder)

@@ -27,11 +27,11 @@ _UNFINISHED = (Execution.NEW, Execution.RUNNING, Execution.CANCELED)
 _MADE = (Event.PENDING_OUTPUT, Event.OUTPUT, Event.DECLARED_OUTPUT)
 _EXECUTIONS = ".system/executor_execution"
 _PARTIAL = re.compile(r"\.(?P<id>\d+)[.-].+")
-"""What our stages write beside an output's folder, to rename it."""
+"""Temporary names that our stages write beside an output's folder."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Cleared:
+class Cleanup:
     """The result of a cleanup.
 
     Attributes:
@@ -45,18 +45,18 @@ class Cleared:
     swept: list[Path]
 
     def __bool__(self) -> bool:
-        """Returns whether there was anything."""
+        """Returns whether anything was cleaned up."""
         return bool(self.runs or self.executions or self.swept)
 
     def text(self) -> str:
-        """Returns what was done, a sentence."""
+        """Returns a summary as a sentence."""
         return (
-            f"Cleared up after an earlier run that did not end: {len(self.executions)} executions"
+            f"Cleaned up after an earlier run that did not end: {len(self.executions)} executions"
             f" marked as failed, {len(self.swept)} files and folders removed."
         )
 
 
-def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str | None) -> Cleared:
+def clean_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str | None) -> Cleanup:
     """Cleans up; only the holder of the run lock may call this.
 
     Files are removed before the executions are marked, so a cleanup that is killed is repeated
@@ -66,8 +66,7 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
         root: Output folder of the runs.
         serving: Folder of the served versions.
         store: The metadata store.
-        pipeline: Name of the pipeline whose executions count; None: of every one, where the
-            store belongs to the root.
+        pipeline: Name of the pipeline; None: all pipelines of the store, which belongs to the root.
     """
     orphans = find_orphans(store, pipeline)
     ids = [execution.id for execution in orphans]
@@ -76,7 +75,7 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
     _sweep_serving(serving)
     runs = record_killed(root)
     mark_failed(store, orphans)
-    cleared = Cleared(runs, ids, swept)
+    cleared = Cleanup(runs, ids, swept)
     if cleared:
         logging.warning(cleared.text())
         for path in swept:
@@ -88,7 +87,7 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
 
 
 def find_orphans(store: mlmd.MetadataStore, pipeline: str | None = None) -> list[Execution]:
-    """Returns the executions that are marked as running though no run is alive, oldest first."""
+    """Returns the executions that are marked as running while no run is alive, oldest first."""
     if pipeline is None:
         executions = store.get_executions()
     else:
@@ -99,10 +98,9 @@ def find_orphans(store: mlmd.MetadataStore, pipeline: str | None = None) -> list
 
 
 def cancel(store: mlmd.MetadataStore, pipeline: str) -> None:
-    """Marks the executions of a run that was asked to stop.
+    """Marks the executions of a run that is being stopped.
 
-    Its threads may still write: the next run removes what they wrote, and marks it as
-    failed.
+    Its threads may still write; the next run removes their output and marks them as failed.
     """
     orphans = find_orphans(store, pipeline)
     for execution in orphans:
@@ -117,7 +115,7 @@ def mark_failed(store: mlmd.MetadataStore, orphans: Sequence[Execution]) -> None
         return
     events = store.get_events_by_execution_ids([execution.id for execution in orphans])
     made = store.get_artifacts_by_id(sorted({e.artifact_id for e in events if e.type in _MADE}))
-    # What is live was published, by whomever: it isn't theirs alone.
+    # Live artifacts were published.
     artifacts = [each for each in made if each.state in (Artifact.PENDING, Artifact.UNKNOWN)]
     for artifact in artifacts:
         artifact.state = Artifact.ABANDONED
@@ -125,18 +123,18 @@ def mark_failed(store: mlmd.MetadataStore, orphans: Sequence[Execution]) -> None
         execution.last_known_state = Execution.FAILED
     if artifacts:
         store.put_artifacts(artifacts)
-    store.put_executions(orphans)  # Last: a sweep that is killed itself finds them again.
+    store.put_executions(orphans)  # Last, so that a killed cleanup finds them again.
 
 
-# --- partial outputs: only what is provably ours, and whose writer is dead
+# --- partial outputs of dead writers
 
 
 def _partial_outputs(artifacts: Path, dead: Collection[int]) -> Iterator[Path]:
-    """Yields what executions that will never be published wrote.
+    """Yields the files of executions that will never be published.
 
-    TFX gives each output the folder `<step>/<output>/<id of the execution>`, and its own
-    things `<step>/.system`: a temporary folder for each execution, gone when it ends
-    well, and a working folder, which stays after a failure and is found by none.
+    TFX gives each output the folder `<step>/<output>/<id of the execution>`. `<step>/.system` has a
+    temporary folder for each execution, removed on success, and a working folder, which remains
+    after a failure.
     """
     names = {str(id_) for id_ in dead}
     for step in folders_in(artifacts):
@@ -167,7 +165,7 @@ def sweep_empty(root: Path) -> None:
 
 
 def _remove(path: Path) -> bool:
-    """Removes a file or a folder; returns whether it is gone. If it stays, it does no harm."""
+    """Removes a file or a folder; returns whether it is gone."""
     try:
         remove(path)
     except OSError as error:
@@ -177,21 +175,21 @@ def _remove(path: Path) -> bool:
 
 
 def _sweep_serving(serving: Path) -> None:
-    """Removes what a killed push left."""
+    """Removes the remains of a killed push."""
     if not serving.is_dir():
         return
     try:
         with only_publisher(serving):
             pass
-    except RecsysError as error:  # The step that pushes will say so if it matters.
+    except RecsysError as error:  # The Pusher reports it if it matters.
         logging.warning(str(error))
 
 
-# --- records: the next run writes what a killed run could not
+# --- records of killed runs
 
 
 def record_killed(root: Path) -> list[str]:
-    """Writes the result of each run that left none, before this run makes its own record.
+    """Writes the result of each run without one, before this run creates its record.
 
     Returns:
         Their ids, the oldest first.

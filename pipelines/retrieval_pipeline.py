@@ -33,10 +33,10 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
 
     Args:
         config: The whole config.
-        platform: What runs it.
+        platform: Platform of the steps.
 
     Raises:
-        RecsysError: A raw file or a schema that the config names is missing.
+        RecsysError: A raw file or a schema is missing.
     """
     root, data = config.root_folder, config.data
     raw = raw_sources(config, platform)
@@ -136,7 +136,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
 
 
 def _output(node: BaseNode | None, key: str, name: str | None = None) -> dict[str, Any]:
-    """Returns an output as the optional input `name`: TFX takes no None for such."""
+    """Returns an output as the optional input `name`, since TFX doesn't accept None."""
     return {} if node is None else {name or key: node.outputs[key]}
 
 
@@ -156,9 +156,9 @@ def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipe
 
 
 def _beam_args(args: Sequence[str]) -> list[str]:
-    """Returns arguments of Beam, with what spares the runner of this machine seconds a step.
+    """Returns arguments of Beam, with one that saves the local runner seconds per step.
 
-    For each step with Beam, TFX packs itself as a wheel for the workers, unless some
-    package is named. Workers on this machine need none, and look for none.
+    TFX builds a wheel of itself for the workers of each step, unless a package is named. Local
+    workers need none.
     """
     return [*with_local_runner(args), *(["--extra_package=none"] if is_local(args) else [])]

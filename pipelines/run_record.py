@@ -1,7 +1,4 @@
-"""The record of a run, why its steps ran, and the page of all runs.
-
-A record that fails is a warning.
-"""
+"""The record of a run, with the reasons why its steps ran; a failure is a warning."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _MOST_ANOMALIES = 20
 
 
 def new_run_id() -> str:
-    """Returns an id for a run that starts now; ids sort as the runs do."""
+    """Returns an id for a run that starts now; ids sort by time."""
     return f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H-%M-%S.%fZ}"
 
 
@@ -42,7 +39,7 @@ class Recorder:
     """Writes the steps and the results of a run.
 
     Args:
-        root: Folder of everything that the run writes.
+        root: Output folder of the runs.
         run_id: Id of the run.
         name: Name of the pipeline.
     """
@@ -53,11 +50,11 @@ class Recorder:
         self._started, self._clock = time.time(), time.monotonic()
 
     def start(self, steps: Sequence[str]) -> None:
-        """Writes that the run has started, and with which steps."""
+        """Records the start of the run and its steps."""
         _tried(lambda: self._record.start(self._name, steps, self._started))
 
     def step(self, step: str, state: str, reason: str, seconds: float) -> None:
-        """Writes that a step has just ended after `seconds`."""
+        """Records that a step ended after `seconds`."""
         started = time.time() - seconds
         _tried(lambda: self._record.step(step, state, reason, seconds, started))
 
@@ -71,10 +68,10 @@ class Recorder:
         """Writes the result of the run, and the page of all runs.
 
         Args:
-            describe: Returns what is known of data, model and report.
-            error: Why it failed or was stopped, if it did or was.
-            step: The step that failed, or the last one.
-            state: What a run with an error is: `failed` or `stopped`.
+            describe: Returns the facts on data, model and report.
+            error: The error of a failed or stopped run.
+            step: The failed step, or the last one.
+            state: State of a run with an error: `failed` or `stopped`.
 
         Returns:
             The path of the page; None if it couldn't be written.
@@ -96,7 +93,7 @@ class Recorder:
 def _tried(write: Callable[[], _T]) -> _T | None:
     try:
         return write()
-    except Exception as error:  # noqa: BLE001 ML Metadata has errors of its own; none counts
+    except Exception as error:  # noqa: BLE001 must not fail the run
         logging.warning("The record of the run is not whole: %s", error)
         return None
 
@@ -105,7 +102,7 @@ class Outputs:
     """The outputs of the steps of a successful run.
 
     Args:
-        history: Where it is looked up.
+        history: Executions of the pipeline.
         ended: Id of the execution of each step.
     """
 
@@ -121,7 +118,7 @@ class Outputs:
         return json.loads((self.folder(step, key) / file).read_text())
 
     def summary(self) -> dict[str, Any]:
-        """Returns the object that the event `finished` has, of a run whose steps all ended."""
+        """Returns the `summary` of the event `finished`."""
         evaluation = self.read("RetrievalEvaluator", "evaluation", "evaluation.json")
         pushed = self.read("Pusher", "pushed", "pushed.json")
         model = self.folder("Trainer", "model")
@@ -139,7 +136,7 @@ class Outputs:
         }
 
     def record(self, root: Path) -> dict[str, Any]:
-        """Returns what `run.json` holds of the steps; paths are given from `root`."""
+        """Returns the part of `run.json` on the steps; paths are relative to `root`."""
         result: dict[str, Any] = {"rejected": self._rejected()}
         result["anomalies"] = list(self._anomalies())[:_MOST_ANOMALIES]
         if "InteractionGen" in self._ended:
@@ -165,13 +162,13 @@ class Outputs:
         return counts
 
     def _spans(self) -> dict[str, Any]:
-        """Returns `spans`: those that are new, late, or not simply read; nothing without spans."""
+        """Returns `spans` that are new, late, or in an unusual state; empty without spans."""
         if not (self.folder("InteractionGen", "dead_letters") / "spans.json").is_file():
             return {}
         spans = self.read("InteractionGen", "dead_letters", "spans.json")
         reader = self._history.execution(self._ended["InteractionGen"])
         if reader.last_known_state == Execution.CACHED:
-            # What was new to an earlier run is new no more.
+            # `new` refers to the run that read it.
             spans = [{**span, "new": False, "late": False} for span in spans]
         states = ("read", "reused")
         changed = (
@@ -182,7 +179,7 @@ class Outputs:
         return {"spans": list(changed)}
 
     def _anomalies(self) -> Iterator[dict[str, str]]:
-        """Yields what breaks a schema, and what moved too far."""
+        """Yields schema violations, and columns beyond a limit of drift."""
         for step in sorted(self._ended):
             if not step.startswith("DriftValidator."):
                 continue
@@ -247,7 +244,7 @@ class History:
         return self._store.get_executions_by_id([id_])[0]
 
     def inputs(self, execution: int) -> dict[str, list[int]]:
-        """Returns the ids of the artifacts that an execution took, by input."""
+        """Returns the artifact ids of an execution's inputs."""
         return artifact_ids(self._store, execution, INPUTS)
 
     def output(self, execution: int, key: str) -> Artifact:
@@ -260,12 +257,12 @@ class History:
         return Path(self.output(execution, key).uri)
 
     def why(self, step: str, execution: Execution, producers: Mapping[str, str]) -> str:
-        """Returns why `execution` of `step` ran or was cached.
+        """Returns the reason why `execution` of `step` ran or was cached.
 
         Args:
             step: Name of the step.
             execution: Its execution.
-            producers: Name of the step that makes each input.
+            producers: Name of the step that produces each input.
         """
         previous = self.last_good(step, before=execution.id)
         is_cached = execution.last_known_state == Execution.CACHED
@@ -281,7 +278,7 @@ class History:
 
 
 def changed_parameters(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what of a step's code, files and config is not as before, a phrase each."""
+    """Yields a phrase for each change of a step's code, files and config."""
     old, new = ({name: _parsed(value) for name, value in side.items()} for side in (before, after))
     changed = list(_differences(old, new, ""))
     code = [path for path, *_ in changed if path.split(".")[-1] == "code"]
@@ -303,7 +300,7 @@ def changed_parameters(before: Mapping[str, Any], after: Mapping[str, Any]) -> I
 def changed_inputs(
     before: Mapping[str, list[int]], after: Mapping[str, list[int]], producers: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields a phrase that names the inputs with other artifacts than before, and their makers."""
+    """Yields a phrase for inputs with other artifacts than before, with their producers."""
     keys = sorted(before.keys() | after.keys())
     keys = [key for key in keys if before.get(key) != after.get(key)]
     if keys:
@@ -314,7 +311,7 @@ def changed_inputs(
 
 
 def _parsed(value: Any) -> Any:
-    """Returns the content of a parameter; ours are JSON."""
+    """Returns the value of a parameter; ours are JSON."""
     if isinstance(value, str) and value[:1] in "{[":
         try:
             return json.loads(value)
@@ -324,7 +321,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _differences(was: Any, now: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the path of each value that differs, with both."""
+    """Yields the path of each different value, with both values."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in sorted(was.keys() | now.keys()):
             below = f"{path}.{key}" if path else str(key)

@@ -22,8 +22,8 @@ from tfx.proto.orchestration import pipeline_pb2
 
 from components.metadata import DESTINATION, WITHDRAWN
 from pipelines.aftercare import as_recsys_error, stopped_error
-from pipelines.metadata_store import check_place, claim_name
-from pipelines.recovery import cancel, clear_up
+from pipelines.metadata_store import check_root, claim_name
+from pipelines.recovery import cancel, clean_up
 from pipelines.run_record import History, Outputs, Recorder, new_run_id
 from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
@@ -57,7 +57,7 @@ class Run:
 
 
 class _Launcher(launcher.Launcher):
-    """Publishes nothing once the lock is lost."""
+    """A launcher that doesn't publish once the lock is lost."""
 
     lock: RunLock
 
@@ -70,11 +70,10 @@ class Runner(local_dag_runner.LocalDagRunner):
     """Runs a pipeline step by step, and emits `recsys.system.events`.
 
     Args:
-        root: Folder of everything that the run writes.
+        root: Output folder of the runs.
         serving: Folder of the served versions.
-        database: Where ML Metadata is kept, with a password if it needs one; None: as
-            the pipeline has it.
-        tell_killed: Called with the ids of the runs that turned out to be killed.
+        database: Connection to ML Metadata, including a password; None: the pipeline's.
+        report_killed: Called with the ids of killed runs.
     """
 
     def __init__(
@@ -82,13 +81,13 @@ class Runner(local_dag_runner.LocalDagRunner):
         root: Path,
         serving: Path,
         database: metadata_store_pb2.ConnectionConfig | None = None,
-        tell_killed: Callable[[Sequence[str]], None] = lambda run_ids: None,
+        report_killed: Callable[[Sequence[str]], None] = lambda run_ids: None,
     ) -> None:
         super().__init__()
         self._root, self._serving = root, serving
-        self._database, self._tell_killed = database, tell_killed
+        self._database, self._report_killed = database, report_killed
         self.step: str | None = None
-        """The step that runs, or the last one that did."""
+        """The current or last step."""
         self.run_id: str | None = None
         """Id of the run, once it has one."""
 
@@ -101,11 +100,11 @@ class Runner(local_dag_runner.LocalDagRunner):
         """Runs the compiled pipeline.
 
         Returns:
-            The summary, as the event `finished` has it.
+            The summary of the event `finished`.
 
         Raises:
             RecsysError: A step failed, or another run holds the root.
-            StoppedError: Somebody asked the run to stop, and it has.
+            StoppedError: A signal stopped the run.
         """
         del run_options, kwargs
         with run_lock(self._root) as lock, _stop_signals_raised():
@@ -135,7 +134,7 @@ class Runner(local_dag_runner.LocalDagRunner):
             run.recorder.end(lambda: self._record(run), error, self.step)
             raise
         except StoppedError as stopped:
-            for signum in SIGNALS:  # It is ending; a second wish changes nothing.
+            for signum in SIGNALS:  # It is already ending.
                 signal.signal(signum, signal.SIG_IGN)
             run.lock.check()
             with contextlib.suppress(Exception), run.connection as handle:
@@ -154,7 +153,7 @@ class Runner(local_dag_runner.LocalDagRunner):
             return Outputs(History(handle.store, run.name), run.ended).record(self._root)
 
     def _start(self, pipeline: pipeline_pb2.Pipeline, lock: RunLock) -> Run:
-        """Gives the run its id, and clears up after one that was killed."""
+        """Gives the run its id, and cleans up after killed runs."""
         self.run_id, name = new_run_id(), pipeline.pipeline_info.id
         runtime_parameter_utils.substitute_runtime_parameter(
             pipeline, {constants.PIPELINE_RUN_ID_PARAMETER_NAME: self.run_id}
@@ -168,19 +167,19 @@ class Runner(local_dag_runner.LocalDagRunner):
         with connection as handle:
             if is_shared:
                 claim_name(handle.store, name, self._root)
-            check_place(handle.store, name, self._root)
+            check_root(handle.store, name, self._root)
             events.emit(
                 "run_started", steps=steps, root=str(self._root), name=name, run=self.run_id
             )
-            # In a database that roots share, ours is what has our name.
-            cleared = clear_up(self._root, self._serving, handle.store, name if is_shared else None)
+            # In a shared database, only our pipeline.
+            cleared = clean_up(self._root, self._serving, handle.store, name if is_shared else None)
         if cleared:
             events.emit("note", step=steps[0], text=cleared.text())
         if is_unfinished(self._root):
             text = "recsys forget was cut short in this root: run the same command again"
             events.emit("note", step=steps[0], text=text)
         if cleared.runs:
-            self._tell_killed(cleared.runs)
+            self._report_killed(cleared.runs)
         recorder = Recorder(self._root, self.run_id, name)
         recorder.start(steps)
         return Run(pipeline, deployment, connection, recorder, lock)
@@ -195,9 +194,9 @@ class Runner(local_dag_runner.LocalDagRunner):
                 id_ = self._launch(node, run)
                 state, reason = _outcome(node, id_, run)
         except RecsysError as error:
-            _tell(run, step, "failed", str(error), time.monotonic() - started)
+            _report_end(run, step, "failed", str(error), time.monotonic() - started)
             raise
-        _tell(run, step, state, reason, time.monotonic() - started)
+        _report_end(run, step, state, reason, time.monotonic() - started)
         return id_
 
     def _launch(self, node: pipeline_pb2.PipelineNode, run: Run) -> int:
@@ -216,9 +215,9 @@ class Runner(local_dag_runner.LocalDagRunner):
         return int(launched.launch().execution_id)
 
     def _is_served(self, node: pipeline_pb2.PipelineNode, run: Run) -> bool:
-        """Returns whether the last push is what is served, and is what this run pushes.
+        """Returns whether the last push is served, and equals the push of this run.
 
-        Otherwise a cached push would name a version that is gone, or an old one.
+        Otherwise a cached push would name a removed or an old version.
         """
         with run.connection as handle:
             history = History(handle.store, run.name)
@@ -234,26 +233,26 @@ class Runner(local_dag_runner.LocalDagRunner):
                 return False
         destination = pushed[DESTINATION].string_value
         if not destination:
-            # What was rolled back may have been brought back since.
+            # A rollback may have been undone since.
             return not pushed[WITHDRAWN].int_value
         return [Path(destination)] == versions(self._serving)[-1:]
 
 
 def _stop_signals_raised() -> contextlib.AbstractContextManager[None]:
-    """Raises `StoppedError` in the main thread, which alone hears signals."""
+    """Raises `StoppedError` in the main thread, the only one that receives signals."""
     is_main = threading.current_thread() is threading.main_thread()
     return signals_raised() if is_main else contextlib.nullcontext()
 
 
-def _tell(run: Run, step: str, state: str, reason: str, seconds: float) -> None:
-    """Emits and records that a step has ended."""
+def _report_end(run: Run, step: str, state: str, reason: str, seconds: float) -> None:
+    """Emits and records the end of a step."""
     events.emit("step_finished", step=step, state=state, reason=reason, seconds=seconds)
     run.recorder.step(step, state, reason, seconds)
     logging.info("%s %s: %s", step, state, reason)
 
 
 def _outcome(node: pipeline_pb2.PipelineNode, execution_id: int, run: Run) -> tuple[str, str]:
-    """Returns the state of an execution that did not raise, and the reason for it."""
+    """Returns the state of a successful execution, and the reason."""
     step = node.node_info.id
     with run.connection as handle:
         history = History(handle.store, run.name)

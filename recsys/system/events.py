@@ -96,8 +96,7 @@ def show_events(
     Args:
         file: The file.
         show: Displays one event.
-        is_over: Returns whether no more events will come; waits briefly
-            if not.
+        is_over: Returns whether no more events will come; waits briefly if not.
     """
     reader, is_last = EventReader(file), False
     while not is_last:

@@ -178,7 +178,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 break
             except BusyError as error:
                 holder = Owner.read(folder / LOCK_NAME)
-                is_here = holder is None or holder.lives() is not None
+                is_here = holder is None or holder.is_alive() is not None
                 if is_here or time.monotonic() > deadline:
                     raise RecsysError(
                         "R380",

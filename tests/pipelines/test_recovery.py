@@ -14,8 +14,8 @@ from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import recovery as module
-from pipelines.metadata_store import check_place
-from pipelines.recovery import cancel, clear_up, find_orphans, record_killed
+from pipelines.metadata_store import check_root
+from pipelines.recovery import cancel, clean_up, find_orphans, record_killed
 from recsys.errors import RecsysError
 from recsys.report.runs import RunRecord, read_result
 from recsys.runs.index import read_runs
@@ -29,7 +29,7 @@ def store():
 
 
 def clear(tmp_path, store, pipeline=None):
-    return clear_up(tmp_path, tmp_path / "serving" / "tiny", store.store, pipeline)
+    return clean_up(tmp_path, tmp_path / "serving" / "tiny", store.store, pipeline)
 
 
 def test_executions_that_nobody_runs_are_failed_and_their_artifacts_abandoned(tmp_path, store):
@@ -56,13 +56,13 @@ def test_a_root_that_was_moved_is_refused_until_a_link_leads_to_it(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     store = Store(old)
     store.night("1")
-    check_place(store.store, "tiny", old)
+    check_root(store.store, "tiny", old)
     old.rename(new)
     with pytest.raises(RecsysError, match=f"R571.*{old}.*ln -s {new} {old}"):
-        check_place(store.store, "tiny", new)
-    check_place(store.store, "other", new)
+        check_root(store.store, "tiny", new)
+    check_root(store.store, "other", new)
     old.symlink_to(new)
-    check_place(store.store, "tiny", new)
+    check_root(store.store, "tiny", new)
 
 
 def test_a_root_whose_newest_folder_was_deleted_is_not_called_moved(tmp_path):
@@ -70,7 +70,7 @@ def test_a_root_whose_newest_folder_was_deleted_is_not_called_moved(tmp_path):
     (last,) = store.execute("A", "1", made={"data": ("Data", {})})[1].values()
     (tmp_path / "root" / "artifacts" / "A" / "data" / str(last) / "content").unlink()
     (tmp_path / "root" / "artifacts" / "A" / "data" / str(last)).rmdir()
-    check_place(store.store, "tiny", tmp_path / "root")
+    check_root(store.store, "tiny", tmp_path / "root")
 
 
 def test_in_a_shared_database_only_the_pipeline_s_own_count(tmp_path, store):
