@@ -1,8 +1,8 @@
 """Publishing item vectors: numbered folders of Parquet files, each with the deletions since.
 
     3/manifest.json             model, dim, metric, columns, counts, and a sha256 of each file
-    3/items/part-00000.parquet  `id`, `embedding` and the columns 3/deleted.parquet           `id`
-    of the items that only the previous publication has
+    3/items/part-00000.parquet  `id`, `embedding` and the columns
+    3/deleted.parquet           `id` of the items that only the previous publication has
 
 A publication is written under a hidden name and renamed when it is complete and on the disk.
 """
