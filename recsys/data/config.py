@@ -443,21 +443,17 @@ class ValidationConfig(Strict):
     """Validation during training, on training positives that are held back."""
 
     like: Literal["newest", "last", "random", "popular", "given"] | None = None
-    """How validation positives are drawn; it should match how the test part was drawn.
-    `newest`: the newest of all; `last`: the last of each user; `random`: a random share of each
-    user's; `popular`: the same, with a preference for popular items; `given`: those marked by
-    `interactions.valid_parts` or `valid_files`. `null`: follows `data.split`: `newest` for
-    `time`, `last` for `last_out`, `random` for `random`, and for `given` the marked ones, else
-    `newest`."""
+    """How validation positives are drawn, which should match the test part. `newest`: the newest of
+    all; `last`: the last of each user; `random`: a random share of each user's; `popular`: the
+    same, preferring popular items; `given`: marked by `interactions.valid_parts` or `valid_files`.
+    `null`: follows `data.split`."""
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Share of the training positives that `newest`, `random` and `popular` hold back [0..1]."""
     last: PositiveInt = 1
     """Number of events of each user that `last` holds back; the first event is always kept."""
     popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
-    """Exponent of an item's number of training positives in the probability that its events are
-    drawn, for `popular`; 0 equals `random`. It encodes what is known of how the test part was
-    drawn, without reading it. `null`: the exponent is estimated from the marked validation
-    part."""
+    """Exponent of an item's training positives in the probability of its events, for `popular`; 0
+    equals `random`. `null`: estimated from the marked validation part."""
     metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
     """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`."""
     every_epochs: PositiveInt = 1

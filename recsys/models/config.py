@@ -77,17 +77,15 @@ class RetrievalConfig(Strict):
     similarity: Literal["cosine", "dot"] = "cosine"
     """Similarity between a query and a candidate."""
     item_bias: bool = False
-    """Whether to learn a bias for each item. It is added to the similarity with any query and
-    divided by the temperature together with it, so that vectors need not encode popularity. Items
-    without training events share the bias of row 0, as they share its embedding."""
+    """Whether to learn a bias for each item, which is added to the similarity with any query, so
+    that vectors need not encode popularity."""
     item_age: ItemAgeConfig | None = None
     """Adds a learned function of the time since an item's first training event to its similarity
     with any query. The function is shared by all items. `null`: no effect of age. Requires events
     with times."""
     item_neighbours: NonNegativeInt = 0
-    """Number of items that co-occur most often with an item and whose mean embedding is averaged
-    with the item's own in the candidate tower, as propagation over the user-item graph (LightGCN);
-    0: none [items]."""
+    """Number of most co-occurring items that are averaged with an item in the candidate tower
+    (LightGCN); 0: none [items]."""
     temperature: PositiveFloat = 0.15
     """Divisor of the similarity in the loss."""
     learn_temperature: bool = False
@@ -114,9 +112,8 @@ class RetrievalConfig(Strict):
     table_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the tables. `bfloat16` halves their size and uses stochastic rounding."""
     table_exchange: Literal["auto", "cheapest", "gathered", "rows", "nodes", "dense"] = "auto"
-    """Strategy by which devices exchange embeddings and gradients. `auto`: the default for few
-    devices up to 8, the one with the fewest bytes beyond; `cheapest`: always the one with the
-    fewest bytes; the others force one strategy."""
+    """Exchange of embeddings and gradients between devices. `cheapest`: with the fewest bytes;
+    `auto`: the same on more than 8 devices; the others force one strategy."""
     distinct_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Expected share of distinct ids in a device's batch, used to estimate the bytes of an
     exchange (0..1]."""
@@ -305,13 +302,10 @@ class TwoTowerConfig(RetrievalConfig):
     FREE: ClassVar[frozenset[str]] = RetrievalConfig.FREE | {"dropout", "sequence"}
 
     pooling: Annotated[Any, Choice("encoder")] = MeanConfig()
-    """Encoder that turns a history into one vector. `mean`: weighted by learned weights of
-    positions; `none`: no history, users are represented by their rows and features; `fold_in`: the
-    closed form of iALS at query time, in place of the row that training learns with
-    `least_squares`; `attention`: weighted by items and positions; `sasrec`, `ligr` and `hstu`:
-    self-attention trained at every position, with options `{type: sasrec, layers: 3}`; `sequence`:
-    self-attention trained at the newest position only; or an encoder of a plugin, `{type: name,
-    …}`."""
+    """Encoder of a history: `mean` (weights of positions), `none`, `fold_in` (iALS at query time),
+    `attention` (weights of items and positions), `sasrec`, `ligr` and `hstu` (self-attention
+    trained at every position), `sequence` (only at the newest), or one of a plugin. With options
+    `{type: sasrec, layers: 3}`."""
     user_gate: UserGateConfig | None = None
     """Combines the embedding of a user id with the history by a weighted sum, `{share: 0.5}`,
     after a linear map of the history; `null`: the two are added."""

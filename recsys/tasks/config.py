@@ -68,36 +68,28 @@ class TrainConfig(Strict):
     """The training loop."""
 
     loss: Annotated[Loss, Choice("loss")] = SampledSoftmax()
-    """Loss. `sampled_softmax`: softmax over the items of the batch and the drawn negatives;
-    `full_softmax`: softmax over the whole catalogue, for small ones; `bilateral_softmax`: separate
-    temperatures for positives and negatives; `cosine_contrastive`: pulls positives towards 1 and
-    pushes many negatives below a margin; `least_squares`: pulls positives towards 1 and all items
-    towards 0; `bpr`: one drawn negative per example; or a loss of a plugin. With options `{type:
-    sampled_softmax, decoupled: true}`."""
+    """Loss: `sampled_softmax`, `full_softmax` (over the whole catalogue), `bilateral_softmax` (two
+    temperatures), `cosine_contrastive` (SimpleX), `least_squares` (iALS), `bpr`, or one of a
+    plugin. With options `{type: sampled_softmax, decoupled: true}`."""
     batch_size: PositiveInt = 256
     """Number of examples per step, over all devices."""
     uniform_negatives: NonNegativeInt = 256
     """Number of negatives per step that are drawn from the whole catalogue, besides the in-batch
-    negatives. Without them, an item without positives is never a negative, and nothing lowers its
-    score."""
+    negatives."""
     negative_power: Share = 0.0
     """Exponent of popularity in the sampling of these negatives: 0 is uniform, 1 is proportional
     to popularity [0..1]."""
     cold_negatives: Share = 1.0
-    """Weight of items without training events as negatives, and the rate at which they are drawn,
-    relative to other items; 0: they are never negatives. An item that is never a positive only
-    learns a low score: the lower this weight, the more its features determine the score [0..1]."""
+    """Weight of items without training events as negatives, relative to other items; 0: they are
+    never negatives. With a low weight their features determine their scores [0..1]."""
     log_q_correction: Share = 1.0
-    """Strength of the logQ correction for the sampling probability of candidates. At 1, scores
-    estimate the probability of an item given the query; at 0, that divided by the sampling
-    probability, which lowers popular items [0..1]."""
+    """Strength of the logQ correction. At 1, scores estimate the probability of an item given the
+    query; at 0, that divided by the sampling probability, which lowers popular items [0..1]."""
     hard_negatives: HardNegativesConfig = HardNegativesConfig()
     """Hard negatives: items that the model places close to the positives."""
     negative_groups: PositiveInt = 1
-    """Number of equal groups of a batch that share no negatives: an example is compared only with
-    the positives and drawn negatives of its own group, and the logQ correction is that of the
-    group. Devices exchange candidates only within a group, so one group per node avoids the links
-    between nodes."""
+    """Number of equal groups of a batch that share no negatives. Devices exchange candidates only
+    within a group, so one group per node avoids the links between nodes."""
     node_devices: PositiveInt | None = None
     """Number of devices per node, consecutive in the order of JAX. Exchanges of table rows take
     into account that links between nodes are slower; `null`: the devices of a process."""
@@ -111,8 +103,7 @@ class TrainConfig(Strict):
     """Exponent of a user's number of positives, by which the weights of its examples are divided:
     at 0 all examples have equal weight, at 1 all users do [0..1]."""
     half_life: PositiveFloat | None = None
-    """Share of the training events after which the weight of an example halves with age: at 0.1,
-    an example has half the weight of one that is newer by a tenth of all events. `null`: all ages
+    """Share of newer training events at which the weight of an example halves; `null`: all ages
     have equal weight. Requires events with times."""
     epochs: PositiveInt = 12
     """Number of passes over the training positives."""
@@ -134,9 +125,7 @@ class TrainConfig(Strict):
     table_regularisation: dict[Literal["users", "items", "item_bias"], NonNegativeFloat] = Field(
         default={}
     )
-    """L2 penalty on the rows of a table, summed over the users or candidates of the batch that
-    read them and divided by the batch size (BPR-MF, iALS): `{users: 0.01}`. Rows that a step does
-    not read are unchanged."""
+    """L2 penalty on the rows of a table that a step reads (BPR-MF, iALS): `{users: 0.01}`."""
     tower_optimizer: Literal["adam", "adamw", "adagrad", "lion", "rmsprop", "sgd"] = "adam"
     """Keras optimizer of the towers."""
     tower_learning_rate: PositiveFloat = 0.001
