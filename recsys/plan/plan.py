@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from recsys import registry
 from recsys.config import Config
 from recsys.data.dataset import FeatureTable
-from recsys.data.history_facts import ASKED
 from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof, sent_collectives
 from recsys.embedding.table import Table, TablePlacement, planned
@@ -27,12 +26,11 @@ from recsys.embedding.table_config import resolve
 from recsys.embedding.traffic import Collective, FeatureTraffic, leaving, total
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
-from recsys.models.lookups import InputSpec, Tables
-from recsys.models.retrieval_model import RetrievalModel, model_class
+from recsys.models.lookups import LookupModel, Tables
+from recsys.models.retrieval_model import model_class
 from recsys.plan.table_rows import TableRows
-from recsys.tasks.retrieval.training.auto import DataShape, for_data
-from recsys.tasks.retrieval.training.preconditions import check_divides, uneven
-from recsys.tasks.retrieval.training.sequences import packing
+from recsys.tasks.data_shape import DataShape
+from recsys.tasks.task import training_side
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 
 MOST_DEVICES = 256
@@ -117,7 +115,8 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
             devices,
         )
     n_batch, n_shards = (devices, devices) if mesh is None else (mesh.data, mesh.model)
-    check_divides(config.train, n_batch)
+    if reason := training_side(config.model).uneven(config.train, n_batch):
+        raise reason
     # Keras keeps its distribution, and variables without a value, by thread.
     with ThreadPoolExecutor(1) as pool:
         step, traffic, sent = pool.submit(_step, config, rows, devices).result()
@@ -131,7 +130,7 @@ def with_model(config: Config, rows: TableRows) -> Config:
     order = "none" if config.data.split == "random" else config.data.interactions.ordered_by
     n_users, n_items = (rows.rows[name] for name in ("users", "items"))
     shape = DataShape(rows.events, n_users, n_items, order, bool(rows.widths))
-    return for_data(config, shape)
+    return training_side(config.model).chosen(config, shape, None)
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
@@ -188,41 +187,17 @@ def _step(
 
 
 def _batch(
-    config: Config, rows: TableRows, model: RetrievalModel, mesh: keras.distribution.DeviceMesh
+    config: Config, rows: TableRows, model: LookupModel, mesh: keras.distribution.DeviceMesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the arrays of a batch, as `recsys.data` makes it."""
-    train, n_parts = config.train, mesh.shape[0]
-    n_rows, n_new = packing(config.model, train, n_parts)
-    is_packed = config.model.over_positions
-    n_queries = n_rows * n_new if is_packed else train.batch_size
-    n_negatives = train.uniform_negatives + train.hard_negatives.count
-    if train.loss.negatives == "catalogue":
-        n_negatives = -(-rows.rows["items"] // n_parts) * n_parts
-    n_candidates = n_queries + n_negatives
+    """Returns the arrays of a batch, without values."""
+    has_weights = bool(config.data.interactions.columns.weight)
+    side, n_items = training_side(config.model), rows.rows["items"]
+    shapes = side.batch_shapes(config, model, mesh.shape[0], n_items, has_weights)
     place = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
-
-    def array(n: int, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((n, *shape), dtype, sharding=place)
-
-    def size_of(x: InputSpec) -> int:
-        if x.side == "item":
-            return n_candidates
-        of_row = x.name in config.model.history_facts or x.name.split(".")[0] == "history"
-        return n_rows if is_packed and of_row else n_queries
-
-    inputs = model.inputs_of_sides
-    if not config.model.trains_on_history:
-        inputs = tuple(x for x in inputs if x.name.split(".")[0] != "history")
-    batch = {x.name: array(size_of(x), *x.shape) for x in inputs}
-    if is_packed:
-        batch |= {"segment": batch["history"], "at": array(n_rows, n_new)}
-        batch |= {ASKED: batch["at"]} if config.model.reads_times else {}
-    batch |= {"item_row": array(n_candidates), "log_q": array(n_candidates, dtype="float32")}
-    if train.user_balance or train.half_life or config.data.interactions.columns.weight:
-        batch["weight"] = array(n_queries, dtype="float32")
-    if train.known_positives:
-        batch["known"] = array(n_queries, train.known_positives)
-    return batch
+    return {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        for name, (shape, dtype) in shapes.items()
+    }
 
 
 # --- what would make it smaller
@@ -271,7 +246,8 @@ def _more_devices(config: Config, plan: Plan) -> Iterator[tuple[str, Config, int
             n_hosts = -(-n * (1 if mesh is None else mesh.data) // in_node)
             hosts = f"--hosts {n_hosts} --devices-per-host {in_node}"
             words = hosts if mesh is None else f"{hosts} {words}"
-        divides = not uneven(config.train, n if mesh is None else mesh.data)
+        n_parts = n if mesh is None else mesh.data
+        divides = training_side(config.model).uneven(config.train, n_parts) is None
         if divides and not any(width % n for width in widths):
             yield words, config, n
         n *= 2

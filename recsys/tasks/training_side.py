@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,10 +17,13 @@ from recsys.data.hold_out import draw_of, held_back
 from recsys.data.kept_events import KeptEvents
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import InteractionStore
+from recsys.errors import UsageError
 from recsys.models.inputs import ModelInputs
 from recsys.tasks.config import TrainConfig, TrainStage
+from recsys.tasks.data_shape import DataShape
 
 Batch = dict[str, np.ndarray]
+StageT = TypeVar("StageT", bound=TrainStage)
 
 
 class Source(Protocol):
@@ -95,12 +98,12 @@ class TrainingSide:
         self.stage, self.store, self.inputs = stage, store, inputs
 
     @classmethod
-    def chosen(cls, stage: TrainStage, data: Data, earlier: TrainStage | None) -> TrainStage:
+    def chosen(cls, stage: StageT, data: Data | DataShape, earlier: TrainStage | None) -> StageT:
         """Returns the stage with a model; replaces a config that leaves the choice to the data.
 
         Args:
-            stage: Configs of the training.
-            data: The data.
+            stage: Configs of the training, or a whole config.
+            data: The data, or their shape.
             earlier: Configs of the model that the training starts from; None: none.
         """
         return stage
@@ -113,6 +116,35 @@ class TrainingSide:
             UsageError: The data lack what the config needs.
         """
         return config
+
+    @classmethod
+    def uneven(cls, train: TrainConfig, n_parts: int) -> UsageError | None:
+        """Returns the error for a batch that doesn't divide into so many parts; None if it does."""
+        if train.batch_size % n_parts == 0:
+            return None
+        fitting = -(-train.batch_size // n_parts) * n_parts
+        rule = f"train.batch_size must be a multiple of {n_parts}, the parts of a batch."
+        return UsageError("R321", rule, f"Use {fitting}.", train.batch_size)
+
+    @classmethod
+    def batch_shapes(
+        cls, stage: TrainStage, model: Any, n_parts: int, n_items: int, has_weights: bool
+    ) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Returns shape and dtype of each array of a batch, by name, for `recsys plan`.
+
+        Args:
+            stage: Configs of the training.
+            model: The model.
+            n_parts: Parts that devices split a batch into.
+            n_items: Rows of the item table.
+            has_weights: Whether events have weights.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def default_space(cls, stage: TrainStage) -> dict[str, Any]:
+        """Returns ranges by key for `recsys tune`; without any, a user must name them."""
+        return {}
 
     def events(self, train: TrainConfig) -> KeptEvents:
         """Returns the events that training sees."""

@@ -190,6 +190,8 @@ class _Fit:
         self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
         n_parts = self._mesh.shape[0]
         self._events = side.events(train)
+        if error := side.uneven(train, n_parts):
+            raise error
         remarks = side.check(self._events, train, n_parts)
         self._inputs = trained_inputs(side.inputs, self._events)
         self._unknown_share = unknown_share(self._events, self._inputs)

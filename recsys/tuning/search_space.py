@@ -22,9 +22,10 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from recsys.config import Config, TwoTowerConfig
+from recsys.config import Config
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError
+from recsys.tasks.task import training_side
 
 Load = Callable[[Mapping[str, Any]], Config]
 """Returns the config with some keys set, by their dotted paths; raises ConfigError."""
@@ -138,28 +139,15 @@ def _wrong(rule: str, received: Any) -> ConfigError:
 
 
 def default_space(config: Config) -> dict[str, Any]:
-    """Returns the default ranges of the two towers, as `parse_space` takes them.
+    """Returns the default ranges of a model's task, as `parse_space` takes them.
 
     Raises:
-        ConfigError: The model is another one.
+        ConfigError: There are none.
     """
-    model, train = config.model, config.train
-    if not isinstance(model, TwoTowerConfig):
-        raise _wrong(
-            "A model of a plugin has no default ranges: name the keys to vary", model.summary
-        )
-    space: dict[str, Any] = {
-        "train.table_learning_rate": "log:0.001..0.1",
-        "train.epochs": f"{max(2, train.epochs // 2)}..{max(4, 2 * train.epochs)}",
-        "model.dim": [64, 128, 192, 256],
-        "model.history_dropout": "0.0..0.6",
-    }
-    if model.widths is not None or model.needs_order:
-        space["train.tower_learning_rate"] = "log:0.0003..0.01"
-    if model.similarity == "cosine":
-        space["model.temperature"] = "log:0.03..0.3"
-    if train.loss.negatives != "catalogue":
-        space["train.uniform_negatives"] = [256, 512, 1024, 2048]
+    space: dict[str, Any] = training_side(config.model).default_space(config)
+    if not space:
+        rule = "A model of a plugin has no default ranges: name the keys to vary"
+        raise _wrong(rule, config.model.summary)
     return space
 
 

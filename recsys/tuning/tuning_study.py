@@ -29,11 +29,10 @@ from recsys.config.load import load_config
 from recsys.data.dataset import open_data
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError, UsageError
-from recsys.models.config import AutoConfig
 from recsys.registry.stage import stage_of
 from recsys.system.commit import commit_text
 from recsys.system.process import run_stage_with_config
-from recsys.tasks.retrieval.training.auto import for_data
+from recsys.tasks.task import training_side
 from recsys.tuning.search_space import (
     base_parameters,
     decode,
@@ -104,8 +103,9 @@ class TuningStudy:
         self._path, self._overrides = path, list(overrides)
         config = load_config(path, overrides)
         opened = open_data(data)  # Before the folder is bound to this config.
-        if isinstance(config.model, AutoConfig):  # Ranges vary the chosen model.
-            config = for_data(config, opened)
+        chosen = training_side(config.model).chosen(config, opened, None)
+        if chosen is not config:  # Ranges vary the chosen model.
+            config = chosen
             self._overrides += [
                 f"model={json.dumps(registry.Choice('model').write(config.model))}",
                 f"train={config.train.model_dump_json()}",

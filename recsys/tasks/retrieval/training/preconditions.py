@@ -13,12 +13,8 @@ _MANY = 0.02
 """Share of users without an order in time from which on it is worth a word."""
 
 
-def check_divides(train: TrainConfig, n_parts: int) -> None:
-    """Checks that a batch divides into the parts that devices take, and into its groups.
-
-    Raises:
-        UsageError: A number doesn't divide.
-    """
+def uneven_error(train: TrainConfig, n_parts: int) -> UsageError | None:
+    """Returns the error for a batch that doesn't divide into parts and groups; None if it does."""
     groups = train.negative_groups
     parts = f"{n_parts}, the parts that devices split a batch into"
     for key, value, fitting in uneven(train, n_parts):
@@ -27,7 +23,8 @@ def check_divides(train: TrainConfig, n_parts: int) -> None:
             rule = f"divide {parts}, or be a multiple of it"
         elif groups > n_parts:
             rule = f"be a multiple of {groups}, the parts of train.negative_groups"
-        raise UsageError("R321", f"train.{key} must {rule}.", f"Use {fitting}.", value)
+        return UsageError("R321", f"train.{key} must {rule}.", f"Use {fitting}.", value)
+    return None
 
 
 def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:

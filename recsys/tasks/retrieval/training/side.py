@@ -14,19 +14,22 @@ from recsys.data.history_facts import AGES, ASKED_AT, KINDS, WEIGHTS, minutes
 from recsys.data.kept_events import KeptEvents
 from recsys.distributed.host_collectives import agreed, note_on_primary
 from recsys.errors import RecsysError, UsageError
-from recsys.models.config import AutoConfig
+from recsys.models.config import AutoConfig, TwoTowerConfig
 from recsys.models.inference import embed_queries
 from recsys.models.inputs import ModelInputs
 from recsys.system.events import emit
 from recsys.tasks.config import TrainConfig, TrainStage
+from recsys.tasks.data_shape import DataShape
 from recsys.tasks.model_folder import save_candidates
 from recsys.tasks.retrieval.training.auto import described, for_data, outgrown
+from recsys.tasks.retrieval.training.batch_shapes import batch_shapes
 from recsys.tasks.retrieval.training.batches import BatchSource
 from recsys.tasks.retrieval.training.mining import RetrievalEpochWork
-from recsys.tasks.retrieval.training.preconditions import check_divides, check_events
+from recsys.tasks.retrieval.training.preconditions import check_events, uneven_error
 from recsys.tasks.retrieval.training.sequences import SequenceSource
+from recsys.tasks.retrieval.training.space import default_space
 from recsys.tasks.retrieval.training.validation import Validator
-from recsys.tasks.training_side import TrainingSide
+from recsys.tasks.training_side import StageT, TrainingSide
 
 _PROBES = 1000
 _NEEDED = {
@@ -40,11 +43,13 @@ class RetrievalTraining(TrainingSide):
     """Trains on positives: batches of queries, their positives, and drawn negatives."""
 
     @classmethod
-    def chosen(cls, stage: TrainStage, data: Data, earlier: TrainStage | None) -> TrainStage:
+    def chosen(cls, stage: StageT, data: Data | DataShape, earlier: TrainStage | None) -> StageT:
         """Returns the stage with a model; `model: auto` leaves the choice to the data."""
         if not isinstance(stage.model, AutoConfig):
             return stage
         chosen = for_data(stage, data, earlier)
+        if isinstance(data, DataShape):
+            return chosen
         note_on_primary(f"The config leaves the model to the data: {described(chosen)}.")
         other = None if earlier is None else outgrown(stage, data, earlier)
         if other is not None:
@@ -84,9 +89,26 @@ class RetrievalTraining(TrainingSide):
         history_of = config.history_of or ("others" if order == "none" else "past")
         return config.model_copy(update={"history_of": history_of})
 
+    @classmethod
+    def uneven(cls, train: TrainConfig, n_parts: int) -> UsageError | None:
+        """Returns the error for a batch that doesn't divide into parts and groups (R321)."""
+        return uneven_error(train, n_parts)
+
+    @classmethod
+    def batch_shapes(
+        cls, stage: TrainStage, model: Any, n_parts: int, n_items: int, has_weights: bool
+    ) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Returns shape and dtype of each array of a batch."""
+        return batch_shapes(stage, model, n_parts, n_items, has_weights)
+
+    @classmethod
+    def default_space(cls, stage: TrainStage) -> dict[str, Any]:
+        """Returns the default ranges of tuning; only the two towers have some."""
+        model = stage.model
+        return default_space(model, stage.train) if isinstance(model, TwoTowerConfig) else {}
+
     def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them."""
-        check_divides(train, n_parts)
         config = self.stage.model
         remarks = check_events(events, self.inputs.catalogue, config.history_of)
         has_order = self.store.split.order != "none"

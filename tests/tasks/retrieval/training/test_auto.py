@@ -24,7 +24,8 @@ from recsys.models.config import (
     TwoTowerConfig,
 )
 from recsys.models.inference import embed_queries
-from recsys.tasks.retrieval.training.auto import DataShape, described, outgrown
+from recsys.tasks.data_shape import DataShape
+from recsys.tasks.retrieval.training.auto import described, outgrown
 from recsys.tasks.retrieval.training.sequences import packing
 
 ORDERED = DataShape(events=200_000, users=20_000, items=9_000, order="time", has_features=True)
