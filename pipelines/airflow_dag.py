@@ -93,12 +93,11 @@ def _failure(code: int, output: bytes) -> BaseException:
 
 
 def _error(output: bytes) -> str:
-    """Returns the error in the summary of a failed run."""
     try:
-        night = _summary(output).get("night") or {}
+        summary = _summary(output).get("night") or {}
     except AirflowException:
-        night = {}
-    return str(night.get("error") or "the log says why.")
+        summary = {}
+    return str(summary.get("error") or "the log says why.")
 
 
 def _wait_or_skip() -> BaseException:

@@ -96,8 +96,8 @@ def _run(path: Path, overrides: list[str]) -> None:
             after_run(config, runner and runner.run_id, reason, step, state)
         raise
     if summary is not None:  # `tfx pipeline create` only reads the pipeline.
-        night = after_run(config, runner.run_id)
-        events.emit("finished", summary={**summary, "night": night})
+        of_run = after_run(config, runner.run_id)
+        events.emit("finished", summary={**summary, "night": of_run})
 
 
 if __name__ == "__main__":

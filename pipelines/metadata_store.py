@@ -118,7 +118,6 @@ def open_sqlite(root: Path, *, writes: bool = False) -> mlmd.MetadataStore | Non
 
 
 def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
-    """Returns the error of a server that refused the connection."""
     match = re.search(r"errno: (.*?),? *error:", message)
     return RecsysError(
         "R613",

@@ -245,7 +245,6 @@ def _stop_signals_raised() -> contextlib.AbstractContextManager[None]:
 
 
 def _report_end(run: Run, step: str, state: str, reason: str, seconds: float) -> None:
-    """Emits and records the end of a step."""
     events.emit("step_finished", step=step, state=state, reason=reason, seconds=seconds)
     run.recorder.step(step, state, reason, seconds)
     logging.info("%s %s: %s", step, state, reason)

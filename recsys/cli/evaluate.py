@@ -223,6 +223,5 @@ def verdict_for_people(verdict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(shown: Shown) -> dict[str, Any]:
-    """Returns the table of a result, by its title."""
     headings = shown.headings()
     return {shown.title(): [dict(zip(headings, row, strict=True)) for row in shown.rows()]}

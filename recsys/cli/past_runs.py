@@ -62,25 +62,24 @@ def runs(
     emit(result, as_json=as_json, people=people)
 
 
-def _run_row(night: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
-    """Returns the row of a run, from its summary."""
+def _run_row(summary: Mapping[str, Any], *, is_named: bool) -> dict[str, Any]:
     from recsys.report.runs import spans_in_words
 
-    started, data = night["started"], night["data"]
-    metric = (night["metrics"] or {}).get(night["deciding"]) or {}
-    blessed = (night["against"] or {}).get("blessed_model") or {}
-    code = str(night["error"] or "").partition("]")[0].lstrip("[")
-    step = f" in {night['step']}" if night["step"] else ""
-    state = [f"{night['state']}{step}", code]
-    if night["metrics"] is not None:
-        version = "" if night["version"] is None else f"version {night['version']}"
-        state = [night["state"], version, "warm start" if night["carried"] else "cold start"]
+    started, data = summary["started"], summary["data"]
+    metric = (summary["metrics"] or {}).get(summary["deciding"]) or {}
+    blessed = (summary["against"] or {}).get("blessed_model") or {}
+    code = str(summary["error"] or "").partition("]")[0].lstrip("[")
+    step = f" in {summary['step']}" if summary["step"] else ""
+    state = [f"{summary['state']}{step}", code]
+    if summary["metrics"] is not None:
+        version = "" if summary["version"] is None else f"version {summary['version']}"
+        state = [summary["state"], version, "warm start" if summary["carried"] else "cold start"]
     return {
-        "run": started[:16].replace("T", " ") if started else night["run"],
-        "name": night["name"] if is_named else None,
-        "duration": night["seconds"],
+        "run": started[:16].replace("T", " ") if started else summary["run"],
+        "name": summary["name"] if is_named else None,
+        "duration": summary["seconds"],
         "state": ", ".join(filter(None, state)),
-        "metric": metric and f"{night['deciding']} {_with_ends(figure, span, metric, 'value')}",
+        "metric": metric and f"{summary['deciding']} {_with_ends(figure, span, metric, 'value')}",
         "change": _with_ends(change, change_span, blessed, "relative"),
         "rows": data["read"],
         "rejected": data["rejected"],
@@ -142,7 +141,6 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _files(root: str, things: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the table of kept or removed files."""
     return [
         {
             "kind": thing["kind"],
@@ -203,7 +201,6 @@ def _metadata(
 
 
 def _origin(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the table of a bundle's origin."""
     from recsys.fingerprint import version_text
 
     known = origin["lineage"] or {}

@@ -147,16 +147,16 @@ _MOST_CURVES = 20
 def read_training(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the training in figures, and the curves of its losses, metrics and validation."""
     training = artifacts.training
-    recorded, looks = training.get("curve") or [], training.get("validation") or []
+    recorded, validations = training.get("curve") or [], training.get("validation") or []
     names = dict.fromkeys(["loss", *(name for point in recorded for name in point)])
     charts = [
         _curve("Training loss" if name == "loss" else name, points)
         for name in names
         if name not in ("step", "temperature") and (points := _points(recorded, name))
     ]
-    if metric := _watched(artifacts, looks):
+    if metric := _watched(artifacts, validations):
         title = f"Validation {metric_title(metric)}"
-        charts.insert(1, _curve(title, _points(looks, metric), training.get("best_step")))
+        charts.insert(1, _curve(title, _points(validations, metric), training.get("best_step")))
     n_lost = len(recorded) - len(_points(recorded, "loss"))
     return {**training, "charts": charts[:_MOST_CURVES], "n_lost": n_lost}
 
@@ -172,10 +172,15 @@ def _curve(title: str, points: Sequence[tuple[float, float]], best: Any = None) 
     return Chart(title, caption, series, x_name="step", from_zero=False)
 
 
-def _watched(artifacts: Artifacts, looks: Sequence[Mapping[str, Any]]) -> str:
+def _watched(artifacts: Artifacts, validations: Sequence[Mapping[str, Any]]) -> str:
     """Returns the validation metric; empty without validation."""
     wanted = ((artifacts.config.get("train") or {}).get("validation") or {}).get("metric")
-    named = [name for look in looks for name in look if name != "step" and _points(looks, name)]
+    named = [
+        name
+        for validation in validations
+        for name in validation
+        if name != "step" and _points(validations, name)
+    ]
     return wanted if wanted in named else next(iter(named), "")
 
 

@@ -142,7 +142,6 @@ class Simulation:
 
 
 def _of_nights(config: Config, out: Path, options: Options) -> Config:
-    """Returns the config of the nightly pipeline."""
     raw = config.model_dump(mode="json")
     raw["data"] = replay_config(config, out)
     raw["data"]["interactions"] |= {"spans": options.window, "bad_spans": "set_aside"}

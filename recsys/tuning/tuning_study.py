@@ -256,7 +256,6 @@ class TuningStudy:
         }
 
     def _save(self) -> None:
-        """Writes the record and the best config."""
         best = self.best()
         record = {
             "name": self.folder.name,
