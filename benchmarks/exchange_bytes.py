@@ -116,7 +116,7 @@ def measure(n: int, exchange: str, between: str, share: float, node: int) -> dic
     planned = [
         collective
         for table in traffic
-        for collectives in (*map(table.to_read, table.readings), table.to_update())
+        for collectives in (*map(table.to_read, table.reads), table.to_update())
         for collective in collectives
     ]
     expected = sent.expected(planned)

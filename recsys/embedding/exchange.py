@@ -1,24 +1,24 @@
-"""Reads and updates one table on a mesh, for every way of splitting it.
+"""Reads and updates one table on a mesh, however it is split.
 
-A step reads a table any number of times. Each `read` leaves a `Use`; at the end
-`apply` takes all uses of a table with the gradients of what they returned, brings
-each gradient to the device that holds its row, and updates the rows in place.
+A step reads a table any number of times, and each `read` returns a `TableRead`. At the end
+`apply` takes all reads of a table with the gradients of their outputs, brings each gradient to
+the device that owns its row, and updates the rows in place.
 
 | split   | single ids                 | bags                                          |
 | ------- | -------------------------- | --------------------------------------------- |
-| rows    | all-to-all of distinct     | `gathered`: ids gathered, pooled where the    |
-|         | rows, both ways            | rows are, partial sums scattered back;        |
-|         | (`row_exchange`)           | `rows`: as single ids, pooled locally;        |
-|         |                            | or `nodes`: `gathered` among the devices of a |
-|         |                            | node, `rows` between nodes                    |
+| rows    | all-to-all of unique rows, | `gathered`: ids are gathered, pooled by the   |
+|         | both ways (`row_exchange`) | owners of the rows, partial sums scattered;   |
+|         |                            | `rows`: like single ids, pooled locally;      |
+|         |                            | `nodes`: `gathered` within a node, `rows`     |
+|         |                            | between nodes                                 |
 | columns | ids gathered; every device pools its columns of the whole batch, all-to-all |
-| none    | read locally; ids and gradients gathered, every copy updated alike         |
+| none    | read locally; ids and gradients gathered, every replica updated alike       |
 
-Which way bags go, and whether gradients are summed as one dense array of the table's size
-instead of any of this, is chosen by what a device sends (`traffic`).
+`traffic` chooses the exchange of bags, and whether gradients are summed as one dense array of
+the table's size instead, by the bytes that a device sends.
 
-On a 2-D mesh the batch is repeated along the axis that the table is split over, so
-a read needs one sum along it, and an update gathers along the batch axis.
+On a 2-D mesh the batch is replicated along the axis that the table is split over, so a read
+needs one sum along it, and an update gathers along the batch axis.
 """
 
 from __future__ import annotations
@@ -41,43 +41,46 @@ from recsys.distributed.collectives import (
     rows_to_columns,
 )
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
-from recsys.embedding.row_exchange import Exchange, each_round, read_bags
+from recsys.embedding.row_exchange import Exchange, read_bags, send_gradients
 from recsys.embedding.rows import (
-    Gradients,
     Lookups,
-    Numbers,
+    RowGradients,
+    StepScalars,
+    concatenate,
     gather,
-    joined,
     pool,
     sum_squares,
     update,
-    weighed_alike,
+    with_bag_weights,
 )
 from recsys.embedding.sharding import TableSharding
-from recsys.embedding.traffic import ExchangeOptions, Reading, TableTraffic, Way, way_of
+from recsys.embedding.traffic import ExchangeOptions, ReadPlan, TableTraffic, Way, way_of
 
 State = tuple[jax.Array, ...]
 Offset = jax.Array | int
-Change = Callable[[State, Gradients, Offset, Width | None], State]
+Change = Callable[[State, RowGradients, Offset, Width | None], State]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Use:
-    """What the update needs to know of one reading of a table.
+class TableRead:
+    """One read of a table in a step, as the table's update needs it.
 
     Attributes:
-        lookups: Places read, this device's part of the batch.
-        reading: What a device reads, and how its bags travel.
+        lookups: Physical rows that were read, this device's part of the batch.
+        plan: Sizes of the read on a device, and how its bags travel.
         options: How the table's rows may travel.
-        scales: The weight of the ids of each bag `[n_bags]` float32, where they weigh alike:
-            it travels in place of their weights.
+        bag_weight: Common weight of the entries of each bag `[n_bags]` float32, or None; it
+            travels in place of the entries' weights.
     """
 
     lookups: Lookups
-    reading: Reading = dataclasses.field(metadata={"static": True})
+    plan: ReadPlan = dataclasses.field(metadata={"static": True})
     options: ExchangeOptions = dataclasses.field(metadata={"static": True})
-    scales: jax.Array | None = None
+    bag_weight: jax.Array | None = None
+
+
+# --- reading
 
 
 def read(
@@ -85,67 +88,75 @@ def read(
     table: jax.Array,
     lookups: Lookups,
     n_bags: int,
-    is_single: bool,
     options: ExchangeOptions,
+    is_single: bool = False,
     learns_weights: bool = False,
-    scales: jax.Array | None = None,
-) -> tuple[jax.Array, Use, jax.Array]:
+    bag_weight: jax.Array | None = None,
+    features: tuple[str, ...] = (),
+) -> tuple[jax.Array, TableRead, jax.Array]:
     """Returns the pooled rows of `lookups`.
 
     Args:
-        sharding: Where the table lies.
-        table: The table `[places, dim]`.
-        lookups: Places in the whole table; every device's bags, one device after the
-            other. One outside the table adds nothing.
-        n_bags: Bags.
-        is_single: Whether each bag is one id of weight 1.
+        sharding: Sharding of the table.
+        table: The table `[physical rows, dim]`.
+        lookups: Physical rows; every device's bags, one device after the other. Indices
+            outside the table add nothing.
+        n_bags: Number of bags.
         options: How the table's rows may travel.
+        is_single: Whether each bag is one id of weight 1.
         learns_weights: Whether the loss is differentiated by the weights.
-        scales: The weight of the ids of each bag `[n_bags]` float32, where they weigh alike.
+        bag_weight: Common weight of the entries of each bag `[n_bags]` float32, or None.
+        features: Names of the features.
 
     Returns:
-        Sums `[n_bags, dim]` float32; what `apply` needs; and the extra rounds that the
+        Sums `[n_bags, dim]` float32; the read, for `apply`; and the extra rounds that the
         exchange took, a scalar int32.
     """
     n, n_ids = sharding.n_batch_parts, lookups.rows.shape[0]
-    n_scales = 0 if scales is None else 1
-    arrays = sum(array is not None for array in lookups) - n_scales
-    sizes = (n_bags // n, n_ids // n, table.shape[1])
-    reading = Reading(*sizes, arrays, is_single, learns_weights, n_scales)
-    reading = reading._replace(way=way_of(sharding, reading, options, table.shape[0]))
-    use = Use(lookups, reading, options, scales)
-    none = jnp.int32(0)
+    n_bag_arrays = 0 if bag_weight is None else 1
+    plan = ReadPlan(
+        n_bags // n,
+        n_ids // n,
+        table.shape[1],
+        n_id_arrays=sum(array is not None for array in lookups) - n_bag_arrays,
+        n_bag_arrays=n_bag_arrays,
+        is_single=is_single,
+        learns_weights=learns_weights,
+        features=features,
+    )
     if sharding.is_local:
-        return pool(table, lookups, lookups.weights(), n_bags), use, none
+        here = TableRead(lookups, plan, options, bag_weight)
+        return pool(table, lookups, n_bags), here, jnp.int32(0)
+    plan = plan._replace(way=way_of(sharding, plan, options, table.shape[0]))
+    of_batch = TableRead(lookups, plan, options, bag_weight)
     if n_bags % n or n_ids % n:
-        return _partitioned(table, lookups, n_bags), use, none
+        return _read_partitioned(table, lookups, n_bags), of_batch, jnp.int32(0)
 
-    def read_here(table: jax.Array, use: Use) -> tuple[jax.Array, jax.Array]:
-        lookups = use.lookups
-        if reading.way == "gathered":
-            return _read_gathered(sharding, table, use)
-        exchange = _exchange_of(sharding, [use], table.shape[0])
-        if reading.way == "rows":
-            lookups = shifted(sharding, lookups, -reading.bags)
-            return read_bags(table, lookups, lookups.weights(), reading.bags, exchange)
-        lookups, n_of_node = _of_node(sharding, use, table.shape[0])
-        pooled, extra = read_bags(table, lookups, lookups.weights(), n_of_node, exchange)
+    def read_here(table: jax.Array, here: TableRead) -> tuple[jax.Array, jax.Array]:
+        if plan.way == "gathered":
+            return _read_gathered(sharding, table, here), jnp.int32(0)
+        exchange = _exchange_of(sharding, [here], table.shape[0])
+        if plan.way == "rows":
+            lookups = shifted(sharding, here.lookups, -plan.bags)
+            return read_bags(table, lookups, plan.bags, exchange)
+        lookups, n_node_bags = _lookups_of_node(sharding, here, table.shape[0])
+        pooled, extra = read_bags(table, lookups, n_node_bags, exchange)
         return reduce_scatter(pooled, sharding.node, options.payload), extra
 
-    specs = jax.tree.map(lambda _: sharding.batch_spec, use)
+    specs = jax.tree.map(lambda _: sharding.batch_spec, of_batch)
     into, out_of = (sharding.table_spec, specs), (sharding.batch_spec, PartitionSpec())
-    out, extra = on_each_device(read_here, sharding.mesh, into, out_of)(table, use)
-    return out, use, extra
+    pooled, extra = on_each_device(read_here, sharding.mesh, into, out_of)(table, of_batch)
+    return pooled, of_batch, extra
 
 
 def shifted(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
-    """Returns one device's `lookups` with bags counted from another one on.
+    """Adds `n_bags` to the bag numbers for each part of the batch before this device's part.
 
     Args:
-        sharding: Where the table lies.
-        lookups: The lookups.
-        n_bags: Bags of a device to count from the first one of the batch; negative to count
-            from the device's own first one.
+        sharding: Sharding of the table.
+        lookups: Lookups of this device.
+        n_bags: Bags of a part, to number them in the whole batch; negative to number them from
+            the part's first bag.
     """
     if lookups.bag is None or sharding.is_local or sharding.batch_axis is None:
         return lookups
@@ -153,41 +164,25 @@ def shifted(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
     return lookups._replace(bag=lookups.bag + part * n_bags)
 
 
-def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
-    """Lets XLA insert the communication: any number of bags, slow, for reading only."""
+def _read_partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
+    """Reads any number of bags, without an update; XLA inserts the communication, slowly."""
     picked = gather(table, lookups.rows) * lookups.weights()[:, None]
     return jax.ops.segment_sum(picked, lookups.bags(n_bags), n_bags)
 
 
-def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> Exchange:
-    """Returns the exchange of rows by which uses of one way go."""
-    has_bags = not all(use.reading.is_single for use in uses)
-    options, payload = uses[0].options, uses[0].options.payload
-    if uses[0].reading.way == "nodes":
-        peers, share = sharding.peers, sharding.node.size
-        alone = dataclasses.replace(peers, size=1)
-        return Exchange(peers, alone, shard_rows, has_bags, payload, options.payload_between, share)
-    group, node = sharding.table_devices, sharding.node
-    between = payload if node.size == group.size else options.payload_between
-    return Exchange(group, node, shard_rows, has_bags, payload, between)
-
-
-def _read_gathered(
-    sharding: TableSharding, table: jax.Array, use: Use
-) -> tuple[jax.Array, jax.Array]:
-    n_bags, payload = use.reading.bags, use.options.payload
+def _read_gathered(sharding: TableSharding, table: jax.Array, here: TableRead) -> jax.Array:
+    n_bags = here.plan.bags
     if sharding.split != "none" and sharding.shares_axis:
-        lookups = _gathered(sharding.batch_devices, use)
+        lookups = _gathered(sharding.batch_devices, here)
         n_bags = n_bags * sharding.n_batch_parts
     else:
-        lookups = shifted(sharding, use.lookups, -n_bags)
-    lookups = _own(sharding, lookups, table.shape[0])
-    pooled = pool(table, lookups, lookups.weights(), n_bags)
-    return _returned(sharding, pooled, payload), jnp.int32(0)
+        lookups = shifted(sharding, here.lookups, -n_bags)
+    lookups = _local_lookups(sharding, lookups, table.shape[0])
+    return _return_bags(sharding, pool(table, lookups, n_bags), here.options.payload)
 
 
-def _returned(sharding: TableSharding, pooled: jax.Array, payload: str) -> jax.Array:
-    """Brings pooled parts `[bags, dim or part of it]` to the devices that asked."""
+def _return_bags(sharding: TableSharding, pooled: jax.Array, payload: str) -> jax.Array:
+    """Brings partial sums `[bags, dim or part of it]` to the devices of the bags."""
     devices = sharding.table_devices
     if sharding.split == "none":
         return pooled
@@ -200,8 +195,24 @@ def _returned(sharding: TableSharding, pooled: jax.Array, payload: str) -> jax.A
     return jax.lax.all_gather(pooled, devices.axis, axis=1, tiled=True)
 
 
-def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
-    """Returns `lookups` in this device's rows; what another device holds becomes -1."""
+# --- lookups of several devices
+
+
+def _exchange_of(sharding: TableSharding, reads: list[TableRead], shard_rows: int) -> Exchange:
+    """Returns the exchange of rows of reads that travel the same way."""
+    has_bags = not all(read.plan.is_single for read in reads)
+    options, payload = reads[0].options, reads[0].options.payload
+    if reads[0].plan.way == "nodes":
+        peers, share = sharding.peers, sharding.node.size
+        alone = dataclasses.replace(peers, size=1)
+        return Exchange(peers, alone, shard_rows, has_bags, payload, options.payload_between, share)
+    group, node = sharding.table_devices, sharding.node
+    between = payload if node.size == group.size else options.payload_between
+    return Exchange(group, node, shard_rows, has_bags, payload, between)
+
+
+def _local_lookups(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
+    """Returns `lookups` in this device's rows; -1 for rows of other devices."""
     if sharding.split != "rows":
         return lookups
     local = lookups.rows - jax.lax.axis_index(sharding.table_axis) * shard_rows
@@ -209,43 +220,35 @@ def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
     return lookups._replace(rows=jnp.where(mine, local, -1))
 
 
-def _of_node(sharding: TableSharding, use: Use, shard_rows: int) -> tuple[Lookups, int]:
-    """Returns what this device asks its peers for, and for how many bags.
-
-    Args:
-        sharding: Where the table lies.
-        use: What this device reads.
-        shard_rows: Rows of a device.
+def _lookups_of_node(
+    sharding: TableSharding, here: TableRead, shard_rows: int
+) -> tuple[Lookups, int]:
+    """Returns the node's lookups that this device requests, and their number of bags.
 
     Returns:
-        The lookups of all devices of the node, in the places that this device and its peers
-        hold, one after the other; -1 where another device of the node asks.
+        The lookups of all devices of the node, as rows of the shards of this device and its
+        peers, one after the other; -1 for rows that another device of the node requests.
     """
     node, peers = sharding.node, sharding.peers
-    n_bags = node.size * use.reading.bags
-    lookups = _gathered(node, use, peers.place().astype(jnp.int32) * n_bags)
+    n_bags = node.size * here.plan.bags
+    lookups = _gathered(node, here, peers.place().astype(jnp.int32) * n_bags)
     owner, local = jnp.divmod(lookups.rows, shard_rows)
     is_ours = (lookups.rows >= 0) & (owner < sharding.n_shards)
     is_ours &= owner % node.size == node.place()
-    places = owner // node.size * shard_rows + local
-    return lookups._replace(rows=jnp.where(is_ours, places, -1)), n_bags
+    rows = owner // node.size * shard_rows + local
+    return lookups._replace(rows=jnp.where(is_ours, rows, -1)), n_bags
 
 
-def _gathered(devices: Group, use: Use, first_bag: Offset = 0) -> Lookups:
-    """Returns the lookups of all of `devices`, with bags counted from their first one on.
-
-    Args:
-        devices: The devices.
-        use: What this device reads.
-        first_bag: Number of their first bag in the batch.
-    """
-    sent = use.lookups if use.scales is None else use.lookups._replace(weight=None)
+def _gathered(devices: Group, here: TableRead, first_bag: Offset = 0) -> Lookups:
+    """Gathers the lookups of `devices`, with bags numbered from `first_bag` of the batch on."""
+    weight = here.lookups.weight if here.bag_weight is None else None
+    sent = here.lookups._replace(weight=weight)
     gathered: Lookups = jax.tree.map(lambda x: gather_parts(x, devices), sent)
     if gathered.bag is not None:
         gathered = gathered._replace(bag=gathered.bag - first_bag)
-    if use.scales is None:
+    if here.bag_weight is None:
         return gathered
-    return weighed_alike(gathered, gather_parts(use.scales, devices))
+    return with_bag_weights(gathered, gather_parts(here.bag_weight, devices))
 
 
 # --- updating
@@ -256,160 +259,165 @@ def apply(
     optimizer: RowOptimizer,
     table: jax.Array,
     slots: Slots,
-    uses: list[Use],
+    reads: list[TableRead],
     grads: list[jax.Array],
-    numbers: Numbers,
+    scalars: StepScalars,
 ) -> tuple[jax.Array, Slots]:
     """Returns the table and its slots after a step.
 
     Args:
-        sharding: Where the table lies.
+        sharding: Sharding of the table.
         optimizer: Its optimizer.
-        table: The table `[places, dim]`; donated, it is changed in place.
+        table: The table `[physical rows, dim]`; donated, it is changed in place.
         slots: Its slots.
-        uses: What `read` left, for each reading of the table in this step.
-        grads: The gradient of what each returned `[n_bags, dim]` float32.
-        numbers: What changes from step to step; `row_offset` is filled in here.
+        reads: All reads of the table in this step.
+        grads: Gradient of each read's output `[n_bags, dim]` float32.
+        scalars: Scalars of the step; `row_offset` is set here.
     """
 
-    def change(state: State, gradients: Gradients, offset: Offset, width: Width | None) -> State:
+    def change(state: State, gradients: RowGradients, offset: Offset, width: Width | None) -> State:
         table, slots = state[0], state[1:]
-        here = numbers._replace(row_offset=jnp.asarray(offset, jnp.int32))
+        here = scalars._replace(row_offset=jnp.asarray(offset, jnp.int32))
         table, slots = update(optimizer, table, slots, gradients, here, width)
         return (table, *slots)
 
     specs = (sharding.table_spec, *(sharding.slot_spec(s.per_row) for s in optimizer.slot_list()))
     table, *new = _each_gradient(
-        sharding, table.shape[0], (table, *slots), specs, uses, grads, change
+        sharding, table.shape[0], (table, *slots), specs, reads, grads, change
     )
     return table, tuple(new)
 
 
 def squares(
-    sharding: TableSharding, n_places: int, uses: list[Use], grads: list[jax.Array]
+    sharding: TableSharding, n_physical: int, reads: list[TableRead], grads: list[jax.Array]
 ) -> jax.Array:
     """Returns the sum of squares of a table's gradient, duplicates summed, a scalar float32.
 
     Args:
-        sharding: Where the table lies.
-        n_places: Places of the whole table.
-        uses: See `apply`.
-        grads: See `apply`.
+        sharding: Sharding of the table.
+        n_physical: Physical rows of the whole table.
+        reads: As in `apply`.
+        grads: As in `apply`.
     """
 
-    def add(state: State, gradients: Gradients, offset: Offset, width: Width | None) -> State:
-        return (state[0] + sum_squares(gradients, _rows_of_shard(sharding, n_places)),)
+    def add(state: State, gradients: RowGradients, offset: Offset, width: Width | None) -> State:
+        return (state[0] + sum_squares(gradients, _rows_of_shard(sharding, n_physical)),)
 
     start, specs = (jnp.float32(0),), (PartitionSpec(),)
-    return _each_gradient(sharding, n_places, start, specs, uses, grads, add, is_sum=True)[0]
+    return _each_gradient(sharding, n_physical, start, specs, reads, grads, add, is_sum=True)[0]
 
 
-def _rows_of_shard(sharding: TableSharding, n_places: int) -> int:
-    return n_places // sharding.n_shards if sharding.split == "rows" else n_places
+def _rows_of_shard(sharding: TableSharding, n_physical: int) -> int:
+    return n_physical // sharding.n_shards if sharding.split == "rows" else n_physical
 
 
 def _each_gradient(
     sharding: TableSharding,
-    n_places: int,
+    n_physical: int,
     state: State,
     specs: Any,
-    uses: list[Use],
+    reads: list[TableRead],
     grads: list[jax.Array],
     change: Change,
     is_sum: bool = False,
 ) -> State:
-    """Calls `change` with this device's gradients; returns the last state, or its sum."""
+    """Calls `change` with each device's gradients; returns the last state, or its sum."""
     if sharding.is_local:
-        parts = [Gradients(u.lookups, g) for u, g in zip(uses, grads, strict=True)]
-        return change(state, joined(parts), 0, None)
+        parts = [RowGradients(r.lookups, g) for r, g in zip(reads, grads, strict=True)]
+        return change(state, concatenate(parts), 0, None)
 
-    def mapped(state: State, uses: list[Use], grads: list[jax.Array]) -> State:
-        shard_rows = _rows_of_shard(sharding, n_places)
-        state = _on_device(sharding, state, uses, grads, change, shard_rows)
+    def mapped(state: State, reads: list[TableRead], grads: list[jax.Array]) -> State:
+        shard_rows = _rows_of_shard(sharding, n_physical)
+        state = _change_shard(sharding, state, reads, grads, change, shard_rows)
         if is_sum and sharding.split != "none":
             state = jax.tree.map(lambda s: jax.lax.psum(s, sharding.table_devices.axis), state)
         return state
 
-    use_specs = jax.tree.map(lambda _: sharding.batch_spec, uses)
+    read_specs = jax.tree.map(lambda _: sharding.batch_spec, reads)
     grad_specs = [sharding.batch_spec] * len(grads)
-    spread = on_each_device(mapped, sharding.mesh, (specs, use_specs, grad_specs), specs)
-    result: State = spread(state, uses, grads)
+    spread = on_each_device(mapped, sharding.mesh, (specs, read_specs, grad_specs), specs)
+    result: State = spread(state, reads, grads)
     return result
 
 
-def _on_device(
+def _change_shard(
     sharding: TableSharding,
     state: State,
-    uses: list[Use],
+    reads: list[TableRead],
     grads: list[jax.Array],
     change: Change,
     shard_rows: int,
 ) -> State:
+    """Calls `change` with the gradients of this device's shard, in rounds if they exchange."""
     offset = jax.lax.axis_index(sharding.table_axis) * shard_rows if sharding.split == "rows" else 0
-    here = [
-        Gradients(shifted(sharding, use.lookups, -grad.shape[0]), grad)  # From its first bag on.
-        for use, grad in zip(uses, grads, strict=True)
+    # Bags are numbered from this device's first bag on.
+    own = [
+        RowGradients(shifted(sharding, read.lookups, -grad.shape[0]), grad)
+        for read, grad in zip(reads, grads, strict=True)
     ]
-    readings = tuple(use.reading for use in uses)
-    places = _places_of(sharding, shard_rows)
-    if TableTraffic("", sharding, uses[0].options, places, readings).is_dense:
-        return change(state, _summed(sharding, joined(here), shard_rows), offset, None)
-    handed: dict[Way, list[Gradients]] = {"rows": [], "nodes": []}
-    parts = []
-    for use, grad, own in zip(uses, grads, here, strict=True):
-        if use.reading.way == "rows":
-            handed["rows"].append(own)
-        elif use.reading.way == "nodes":
-            handed["nodes"].append(_by_node(sharding, use, grad, shard_rows))
+    plans = tuple(read.plan for read in reads)
+    n_physical = _physical_rows_of(sharding, shard_rows)
+    if TableTraffic("", sharding, reads[0].options, n_physical, plans).is_dense:
+        dense = _sum_densely(sharding, concatenate(own), shard_rows)
+        return change(state, dense, offset, None)
+    by_way: dict[Way, list[tuple[TableRead, RowGradients]]] = {"rows": [], "nodes": []}
+    gathered = []
+    for read, grad, gradients in zip(reads, grads, own, strict=True):
+        if read.plan.way == "rows":
+            by_way["rows"].append((read, gradients))
+        elif read.plan.way == "nodes":
+            by_way["nodes"].append((read, _gradients_of_node(sharding, read, grad, shard_rows)))
         else:
-            parts.append(_brought(sharding, use, grad, shard_rows))
-    by_way = {way: [use for use in uses if use.reading.way == way] for way in handed}
-    exchanges = [
-        (joined(of_way), _exchange_of(sharding, by_way[way], shard_rows))
-        for way, of_way in handed.items()
-        if of_way
+            gathered.append(_gather_gradients(sharding, read, grad, shard_rows))
+    outgoing = [
+        (
+            concatenate([gradients for _, gradients in parts]),
+            _exchange_of(sharding, [read for read, _ in parts], shard_rows),
+        )
+        for parts in by_way.values()
+        if parts
     ]
-    if not exchanges:
-        return change(state, joined(parts), offset, _width(sharding, grads))
+    if not outgoing:
+        return change(state, concatenate(gathered), offset, _width(sharding, grads))
 
     def one_round(
-        state: State, received: list[Gradients], first: jax.Array, upto: jax.Array
+        state: State, received: list[RowGradients], first: jax.Array, upto: jax.Array
     ) -> State:
-        inside = [_within(part, first, upto) for part in parts]
-        return change(state, joined([*received, *inside]), offset, None)
+        inside = [_within(part, first, upto) for part in gathered]
+        return change(state, concatenate([*received, *inside]), offset, None)
 
-    return each_round(exchanges, state, one_round)
+    return send_gradients(outgoing, state, one_round)
 
 
-def _places_of(sharding: TableSharding, shard_rows: int) -> int:
+def _physical_rows_of(sharding: TableSharding, shard_rows: int) -> int:
     return shard_rows * sharding.n_shards if sharding.split == "rows" else shard_rows
 
 
-def _summed(sharding: TableSharding, gradients: Gradients, shard_rows: int) -> Gradients:
-    """Returns the gradients of all of this device's rows, summed over the batch's devices.
+def _sum_densely(sharding: TableSharding, gradients: RowGradients, shard_rows: int) -> RowGradients:
+    """Returns the gradients of all rows of this device, summed over the batch's devices.
 
-    Which rows were read travels with them, as one more column: no other row is to change.
+    A further column says which rows were read: only they may change.
 
     Args:
-        sharding: Where the table lies.
-        gradients: Those of this device's bags, of places in the whole table.
+        sharding: Sharding of the table.
+        gradients: Gradients of this device's bags, of rows of the whole table.
         shard_rows: Rows of a device.
     """
     scatters = sharding.split == "rows" and sharding.shares_axis
     lookups, grads = gradients
     if not scatters:
-        lookups = _own(sharding, lookups, shard_rows)
-    n_rows = _places_of(sharding, shard_rows) if scatters else shard_rows
+        lookups = _local_lookups(sharding, lookups, shard_rows)
+    n_rows = _physical_rows_of(sharding, shard_rows) if scatters else shard_rows
     is_row = (lookups.rows >= 0) & (lookups.rows < n_rows)
     rows = jnp.where(is_row, lookups.rows, n_rows)
     order = jnp.argsort(rows)
-    # The gradients of bags are what is read, and the bags to sum are the table's rows.
+    # Pools the other way around: reads the bags' gradients, and sums them by table row.
     summed = Lookups(
         jnp.where(is_row, lookups.bags(grads.shape[0]), -1)[order],
         jnp.minimum(rows, n_rows - 1)[order],
         None if lookups.weight is None else lookups.weight[order],
     )
-    sums = pool(grads, summed, summed.weights(), n_rows)
+    sums = pool(grads, summed, n_rows)
     was_read = jnp.zeros((n_rows, 1), jnp.float32).at[rows].set(1.0, mode="drop")
     sums = jnp.concatenate([sums, was_read], axis=1)
     if scatters:
@@ -417,33 +425,38 @@ def _summed(sharding: TableSharding, gradients: Gradients, shard_rows: int) -> G
     else:
         sums = jax.lax.psum(sums, sharding.batch_devices.axis)
     here = jnp.arange(shard_rows, dtype=jnp.int32)
-    return Gradients(Lookups(jnp.where(sums[:, -1] > 0, here, -1)), sums[:, :-1])
+    return RowGradients(Lookups(jnp.where(sums[:, -1] > 0, here, -1)), sums[:, :-1])
 
 
-def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
+def _within(part: RowGradients, first: jax.Array, upto: jax.Array) -> RowGradients:
+    """Drops the rows outside `first` … `upto`."""
     rows = part.lookups.rows
     inside = (rows >= first) & (rows < upto)
     return part._replace(lookups=part.lookups._replace(rows=jnp.where(inside, rows, -1)))
 
 
-def _by_node(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
-    """Returns the gradients of the node's bags, of places that this device and its peers hold."""
-    lookups, _ = _of_node(sharding, use, shard_rows)
-    return Gradients(lookups, all_gather(grad, sharding.node, use.options.payload))
+def _gradients_of_node(
+    sharding: TableSharding, read: TableRead, grad: jax.Array, shard_rows: int
+) -> RowGradients:
+    """Returns the gradients of the node's bags, of rows of this device and its peers."""
+    lookups, _ = _lookups_of_node(sharding, read, shard_rows)
+    return RowGradients(lookups, all_gather(grad, sharding.node, read.options.payload))
 
 
-def _brought(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
-    """Returns the gradients of this device's rows, or columns, in one use."""
-    lookups = _gathered(sharding.batch_devices, use)
+def _gather_gradients(
+    sharding: TableSharding, read: TableRead, grad: jax.Array, shard_rows: int
+) -> RowGradients:
+    """Returns the gradients of this device's rows, or columns, of the whole batch."""
+    lookups = _gathered(sharding.batch_devices, read)
     if sharding.split == "columns" and sharding.shares_axis:
-        grad = columns_to_rows(grad, sharding.table_devices, use.options.payload)
+        grad = columns_to_rows(grad, sharding.table_devices, read.options.payload)
     else:
         if sharding.split == "columns":
             width = grad.shape[1] // sharding.n_shards
             start = jax.lax.axis_index(sharding.table_axis) * width
             grad = jax.lax.dynamic_slice_in_dim(grad, start, width, axis=1)
-        grad = all_gather(grad, sharding.batch_devices, use.options.payload)
-    return Gradients(_own(sharding, lookups, shard_rows), grad)
+        grad = all_gather(grad, sharding.batch_devices, read.options.payload)
+    return RowGradients(_local_lookups(sharding, lookups, shard_rows), grad)
 
 
 def _width(sharding: TableSharding, grads: list[jax.Array]) -> Width | None:

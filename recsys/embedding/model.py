@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,21 +18,22 @@ import numpy as np
 from jax.sharding import NamedSharding
 from keras import ops
 
+from recsys.embedding.exchange import TableRead
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.keras_internals import Functional
 from recsys.embedding.layout import LayoutDistribution, check_rules
-from recsys.embedding.lookup import Counts, Record, Tape, reading_by_keras, recording, refuse
+from recsys.embedding.lookup import StepCounts, Tape, reading_by_keras, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, summary_lines
 from recsys.embedding.table_rows import tables_by_name
-from recsys.embedding.traffic import TableTraffic
+from recsys.embedding.traffic import ReadPlan, TableTraffic
 from recsys.embedding.update import (
     GradientBuffers,
     StepUpdate,
     accumulation_steps,
-    after,
-    by_table,
-    own_rate,
+    dependent_one,
+    learning_rate,
+    table_updates,
 )
 from recsys.errors import UsageError
 
@@ -117,7 +118,7 @@ class SparseModel(keras.Model):
         super().__init__(*args, **kwargs)
         self.unknown_ids = ExactCount(name="unknown_ids")
         self.exchange_overflows = ExactCount(name="exchange_overflows")
-        self._step_counts: Counts | None = None
+        self._step_counts: StepCounts | None = None
         self._tape: Tape | None = None
         self.gradient_buffers = GradientBuffers(name="gradient_buffers")
         self._ids_in_step = 0
@@ -132,7 +133,7 @@ class SparseModel(keras.Model):
         super().compile(*args, **kwargs)
         self.unknown_ids.build()
         self.exchange_overflows.build()
-        self._first_rate = own_rate(self.optimizer)
+        self._first_rate = learning_rate(self.optimizer)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """Returns the arguments of `compile`, with the learning rate that training began with."""
@@ -203,35 +204,34 @@ class SparseModel(keras.Model):
                 )
             return loss, (aux, tape)
 
-        tables, taps, strict = _discovered(lambda: forward(tv, None))
+        untapped = _traced(lambda: forward(tv, None)[1][1])
+        taps = [jnp.zeros(output.shape, output.dtype) for output in untapped.outputs]
 
         def differentiable(tv: Arrays, taps: Arrays) -> Any:
             loss, (aux, tape) = forward(tv, taps)
-            unknown = [count for _, count in tape.unknown]
-            self.step_traffic = _traffic(tape.readings)
-            return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), unknown)
+            n_refused = [n_unknown for _, n_unknown in tape.refused]
+            return loss, (aux, tape.reads, tape.outputs, tape.counts, n_refused)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
-        values, (grads, tap_grads) = grad_fn(tv, taps)
-        _, (aux, read, counts, unknown) = values
+        (_, (aux, reads, outputs, counts, n_refused)), (grads, tap_grads) = grad_fn(tv, taps)
         loss, y_pred, ntv, mv = aux
         self._step_counts = counts
         logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
         self._step_counts = None
-        uses = [use for use, _ in read]
-        self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
-        steps = by_table(tables, uses, tap_grads)
+        self.step_traffic = _traffic(untapped.tables, reads)
+        self._ids_in_step = sum(read.lookups.rows.shape[0] for read in reads)
         update = StepUpdate(
             self.optimizer, self.non_trainable_variables, self.gradient_buffers, self._first_rate
         )
-        outs = [out for _, out in read]
-        # What else the step returns may gather rows by itself, if XLA fuses it with the lookup.
+        # The step may return other gathered rows, if XLA fuses them with the lookup.
         changed = [new for old, new in zip(state[1], ntv, strict=True) if new is not old]
-        returned = _short(jax.tree.leaves((loss, logs, mv, changed)), than=outs)
-        reads = [*grads, *tap_grads, *outs, *returned]
-        tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, steps, after(reads))
+        returned = _short(jax.tree.leaves((loss, logs, mv, changed)), than=outputs)
+        one = dependent_one([*grads, *tap_grads, *outputs, *returned])
+        updates = table_updates(untapped.tables, reads, tap_grads)
+        tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, updates, one)
         self._step_arrays = update.arrays
-        ntv = self._with_unknown(ntv, list(zip(strict, unknown, strict=True)))
+        refusing = [table for table, _ in untapped.refused]
+        ntv = self._with_unknown(ntv, list(zip(refusing, n_refused, strict=True)))
         return logs, (tv, ntv, ov, mv)
 
     def test_step(self, state: Any, data: Any) -> Any:
@@ -242,13 +242,13 @@ class SparseModel(keras.Model):
                 logs, (tv, ntv, mv) = super().test_step(state, data)
             finally:
                 self._tape = None
-        return logs, (tv, self._with_unknown(ntv, tape.unknown), mv)
+        return logs, (tv, self._with_unknown(ntv, tape.refused), mv)
 
     def predict_step(self, state: Any, data: Any) -> Any:
         """Returns the outputs for one batch, and the variables that may have changed."""
         with recording(Tape(trains=False)) as tape:
             outputs, ntv = super().predict_step(state, data)
-        return outputs, self._with_unknown(ntv, tape.unknown)
+        return outputs, self._with_unknown(ntv, tape.refused)
 
     def _with_unknown(self, ntv: Arrays, unknown: list[tuple[Table, jax.Array]]) -> Arrays:
         """Returns `ntv` with the unknown ids of tables that refuse them, for the host to see.
@@ -282,7 +282,7 @@ class SparseModel(keras.Model):
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Adds the engine's own counts to the metrics."""
-        counts = self._step_counts if self._tape is None else self._tape.total()
+        counts = self._step_counts if self._tape is None else self._tape.counts
         if counts is not None:
             self.unknown_ids.update_state(counts.unknown)
             self.exchange_overflows.update_state(counts.extra_rounds)
@@ -596,41 +596,22 @@ def _short(arrays: Arrays, than: Arrays) -> Arrays:
     return [array for array in arrays if array.size <= most]
 
 
-def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[Table]]:
-    """Traces a step to find the tables that it reads.
-
-    Returns:
-        The tables in the order of the readings; a tap for each reading; and the tables
-        that take no unknown ids, once for each of their readings.
-    """
+def _traced(forward: Callable[[], Tape]) -> Tape:
+    """Returns the tape of a step that is traced for shapes only."""
     tapes: list[Tape] = []
-
-    def trace() -> jax.Array:
-        loss, (_, tape) = forward()
-        tapes.append(tape)
-        return loss
-
-    jax.eval_shape(trace)
-    readings = tapes[0].readings
-    taps = [jnp.zeros(r.out.shape, r.out.dtype) for r in readings]
-    return [r.table for r in readings], taps, [table for table, _ in tapes[0].unknown]
+    jax.eval_shape(lambda: tapes.append(forward()))
+    return tapes[0]
 
 
-def _traffic(records: Iterable[Record]) -> tuple[TableTraffic, ...]:
-    """Returns what a device sends to read and to update each table, of one step."""
-    by_table: dict[int, list[Record]] = {}
-    for record in records:
-        by_table.setdefault(id(record.table), []).append(record)
+def _traffic(tables: list[Table], reads: list[TableRead]) -> tuple[TableTraffic, ...]:
+    """Returns the collectives that read and update each table in one step."""
+    plans: dict[int, list[ReadPlan]] = {}
+    for table, read in zip(tables, reads, strict=True):
+        plans.setdefault(id(table), []).append(read.plan)
+    by_id = {id(table): table for table in tables}
     return tuple(
-        TableTraffic(
-            table.name,
-            table.sharding,
-            table.exchange,
-            table.n_physical,
-            tuple(r.use.reading._replace(features=r.features) for r in of_table),
-        )
-        for of_table in by_table.values()
-        for table in (of_table[0].table,)
+        TableTraffic(table.name, table.sharding, table.exchange, table.n_physical, tuple(of_table))
+        for table, of_table in ((by_id[key], of_table) for key, of_table in plans.items())
     )
 
 

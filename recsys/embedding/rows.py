@@ -1,8 +1,8 @@
-"""Rows of one device: what is looked up, pooled, and updated in place.
+"""Rows of one device: looked up, pooled, and updated in place.
 
-The pure-JAX versions here are the definition and run anywhere. On a CPU the C kernels of
-`recsys.kernels`, where the package was built with a C compiler, do the same faster, inside
-`jax.jit` and `jax.shard_map`, to the same bits for any number of threads.
+The JAX functions are the definition and run on every backend. On CPUs the C kernels of
+`recsys.kernels` compute the same faster, also inside `jax.jit` and `jax.shard_map`, with equal
+bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Lookups(NamedTuple):
     """Rows to read, in bags.
 
     Attributes:
-        rows: Row, or place, of each entry `[n]` int32; one outside the table is
-            skipped: it adds nothing and is not updated.
-        bag: Bag of each entry `[n]` int32, non-decreasing; None for bags of equal
-            length, one after the other.
-        weight: Weight of each entry `[n]` float32; None for 1.
+        rows: Row index of each entry `[n]` int32. An entry with an index outside the table is
+            skipped: it adds nothing to its bag and is not updated.
+        bag: Bag of each entry `[n]` int32, non-decreasing. None for bags of equal length, one
+            after the other.
+        weight: Weight of each entry `[n]` float32. None for ones.
     """
 
     rows: jax.Array
@@ -49,103 +49,16 @@ class Lookups(NamedTuple):
             return self.weight
         return jnp.ones(self.rows.shape, jnp.float32)
 
-
-def dense_lookups(rows: jax.Array, weight: jax.Array | None) -> Lookups:
-    """Returns the lookups of single ids `[batch]` or padded bags `[batch, length]`.
-
-    An entry of weight 0 is not in its bag.
-    """
-    flat = rows.reshape(-1)
-    if weight is None:
-        return Lookups(flat)
-    weight = jnp.broadcast_to(weight, rows.shape).reshape(-1).astype(jnp.float32)
-    return Lookups(jnp.where(weight != 0, flat, -1), None, weight)
+    @property
+    def is_entry(self) -> jax.Array:
+        """Whether each entry is in its bag `[n]` bool."""
+        return self.rows >= 0
 
 
-def ragged_lookups(values: jax.Array, lengths: jax.Array, weight: jax.Array | None) -> Lookups:
-    """Returns the lookups of ragged bags; entries after the last bag are skipped.
+class RowGradients(NamedTuple):
+    """Gradients of one table's rows, as gradients of its bags.
 
-    Args:
-        values: Rows `[capacity]` int32.
-        lengths: Entries of each bag `[bags]` int32.
-        weight: Weights `[capacity]`, or None.
-    """
-    capacity, n_bags = values.shape[0], lengths.shape[0]
-    ends = jnp.cumsum(lengths.astype(jnp.int32))
-    position = jnp.arange(capacity, dtype=jnp.int32)
-    bag = jnp.searchsorted(ends, position, side="right").astype(jnp.int32)
-    inside = bag < n_bags
-    if weight is not None:
-        weight = jnp.where(inside, weight.astype(jnp.float32), 0.0)
-        inside = inside & (weight != 0)
-    rows = jnp.where(inside, values, -1)
-    return Lookups(rows, jnp.minimum(bag, max(0, n_bags - 1)), weight)
-
-
-def normalized(lookups: Lookups, n_bags: int, combiner: str) -> Lookups:
-    """Returns `lookups` with weights whose plain sum is what `combiner` means.
-
-    `mean` divides by the sum of the weights, `sqrtn` by the root of the sum of their
-    squares (as `keras_rs.layers.EmbedReduce`); a bag without entries gives zeros.
-
-    Args:
-        lookups: Lookups; skipped ones count nothing.
-        n_bags: Number of bags.
-        combiner: `sum`, `mean` or `sqrtn`.
-    """
-    if combiner == "sum":
-        return lookups
-    weight = jnp.where(lookups.rows >= 0, lookups.weights(), 0.0)
-    scale = bag_scales(lookups, n_bags, combiner)
-    return lookups._replace(weight=weight * scale[lookups.bags(n_bags)])
-
-
-def bag_scales(lookups: Lookups, n_bags: int, combiner: str) -> jax.Array:
-    """Returns what `normalized` multiplies the weights of each bag by `[n_bags]` float32."""
-    if combiner == "sum":
-        return jnp.ones((n_bags,), jnp.float32)
-    weight = jnp.where(lookups.rows >= 0, lookups.weights(), 0.0)
-    total = bag_sums(weight if combiner == "mean" else weight * weight, lookups, n_bags)
-    if combiner == "sqrtn":
-        total = jnp.sqrt(jnp.where(total > 0, total, 1.0)) * (total > 0)
-    divisor = jnp.where(total != 0, total, 1.0)
-    # A bag whose weights cancel out has no mean; it gives zeros, not infinities.
-    return jnp.where(total != 0, 1.0 / divisor, 0.0)
-
-
-def weighed_alike(lookups: Lookups, scales: jax.Array) -> Lookups:
-    """Returns `lookups` in which all entries of a bag weigh what `scales` `[n_bags]` says."""
-    weight = jnp.where(lookups.rows >= 0, scales[lookups.bags(scales.shape[0])], 0.0)
-    return lookups._replace(weight=weight)
-
-
-def bag_sums(x: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
-    """Returns the sums of `x` `[n, ...]` over the entries of each bag `[n_bags, ...]`."""
-    if lookups.bag is None:
-        return x.reshape(n_bags, -1, *x.shape[1:]).sum(axis=1)
-    return jax.ops.segment_sum(x, lookups.bag, n_bags, indices_are_sorted=True)
-
-
-def bag_maxima(x: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
-    """Returns the maxima of `x` `[n, dim]` over each bag; zeros for an empty one."""
-    x = jnp.where((lookups.rows >= 0)[:, None], x, -jnp.inf)
-    if lookups.bag is None:
-        bags = x.reshape(n_bags, -1, x.shape[-1])
-        # XLA's maximum on CPU drops NaN from some shapes.
-        has_nan = jnp.isnan(bags).any(axis=1)
-        best = jnp.where(has_nan, jnp.nan, bags.max(axis=1, initial=-jnp.inf))
-    else:
-        best = jax.ops.segment_max(x, lookups.bag, n_bags, indices_are_sorted=True)
-    return jnp.where(jnp.isneginf(best), 0.0, best)
-
-
-float0 = jax.dtypes.float0
-
-
-class Gradients(NamedTuple):
-    """The gradients of one table in a step.
-
-    The gradient of a row is the sum of `weight` · `grads[bag]` over its entries.
+    The gradient of a row is the sum of `weight · grads[bag]` over its entries.
 
     Attributes:
         lookups: Rows of the local table.
@@ -156,45 +69,128 @@ class Gradients(NamedTuple):
     grads: jax.Array
 
 
-class Numbers(NamedTuple):
-    """What an update needs beside the gradients; all of it changes from step to step.
+# --- bags
 
-    Attributes:
-        rate: Learning rate.
-        step_size: Learning rate with bias correction.
-        scale: Factor on every gradient (loss scale, global clipping).
-        seed: Seed of the stochastic rounding, uint32.
-        row_offset: Place of the table's first row in the whole table, int32.
+
+def padded_lookups(rows: jax.Array, weight: jax.Array | None = None) -> Lookups:
+    """Returns the lookups of single ids `[batch]` or padded bags `[batch, length]`.
+
+    Entries of weight 0 are not in their bags.
     """
+    flat = rows.reshape(-1)
+    if weight is None:
+        return Lookups(flat)
+    weight = jnp.broadcast_to(weight, rows.shape).reshape(-1).astype(jnp.float32)
+    return Lookups(jnp.where(weight != 0, flat, -1), None, weight)
 
-    rate: jax.Array
-    step_size: jax.Array
-    scale: jax.Array
-    seed: jax.Array
-    row_offset: jax.Array
+
+def ragged_lookups(rows: jax.Array, lengths: jax.Array, weight: jax.Array | None) -> Lookups:
+    """Returns the lookups of ragged bags; entries after the last bag are padding.
+
+    Args:
+        rows: Row indices `[capacity]` int32.
+        lengths: Entries of each bag `[bags]` int32.
+        weight: Weights `[capacity]`, or None.
+    """
+    capacity, n_bags = rows.shape[0], lengths.shape[0]
+    ends = jnp.cumsum(lengths.astype(jnp.int32))
+    position = jnp.arange(capacity, dtype=jnp.int32)
+    bag = jnp.searchsorted(ends, position, side="right").astype(jnp.int32)
+    is_entry = bag < n_bags
+    if weight is not None:
+        weight = jnp.where(is_entry, weight.astype(jnp.float32), 0.0)
+        is_entry = is_entry & (weight != 0)
+    return Lookups(jnp.where(is_entry, rows, -1), jnp.minimum(bag, max(0, n_bags - 1)), weight)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def pool(table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int) -> jax.Array:
-    """Returns the weighted sums of rows over bags `[n_bags, dim]` float32.
+def bag_lookups(
+    rows: jax.Array,
+    lengths: jax.Array | None,
+    weight: jax.Array | None,
+    n_bags: int,
+    combiner: str,
+) -> tuple[Lookups, jax.Array]:
+    """Returns the lookups of bags, weighted so that their plain sum is the combined embedding.
 
-    Differentiable in the weights alone: what a table's gradient would be is not an
-    array of its size, but `Gradients`.
+    `mean` divides by the sum of the weights, `sqrtn` by the root of the sum of their squares,
+    as `keras_rs.layers.EmbedReduce`; an empty bag gives zeros.
+
+    Args:
+        rows: Row indices `[bags, length]`, or `[capacity]` of ragged bags, int32.
+        lengths: Entries of each ragged bag `[bags]`; None for padded bags.
+        weight: Weights in the shape of `rows`, or None.
+        n_bags: Number of bags.
+        combiner: `sum`, `mean`, `sqrtn` or `max`.
+
+    Returns:
+        The lookups, and the scale of each bag's weights `[bags]` float32.
+    """
+    if lengths is None:
+        lookups = padded_lookups(rows, weight)
+    else:
+        lookups = ragged_lookups(rows, lengths, weight)
+    if combiner not in ("mean", "sqrtn"):
+        return lookups, jnp.ones((n_bags,), jnp.float32)
+    entry_weight = jnp.where(lookups.is_entry, lookups.weights(), 0.0)
+    scale = _bag_scale(entry_weight, lookups, n_bags, combiner)
+    return lookups._replace(weight=entry_weight * scale[lookups.bags(n_bags)]), scale
+
+
+def _bag_scale(weight: jax.Array, lookups: Lookups, n_bags: int, combiner: str) -> jax.Array:
+    total = bag_sums(weight if combiner == "mean" else weight * weight, lookups, n_bags)
+    if combiner == "sqrtn":
+        total = jnp.sqrt(jnp.where(total > 0, total, 1.0)) * (total > 0)
+    divisor = jnp.where(total != 0, total, 1.0)
+    # Weights that sum to 0 have no mean: zeros rather than infinities.
+    return jnp.where(total != 0, 1.0 / divisor, 0.0)
+
+
+def with_bag_weights(lookups: Lookups, bag_weight: jax.Array) -> Lookups:
+    """Sets the weight of every entry to the weight of its bag, `bag_weight` `[bags]`."""
+    bag = lookups.bags(bag_weight.shape[0])
+    return lookups._replace(weight=jnp.where(lookups.is_entry, bag_weight[bag], 0.0))
+
+
+def bag_sums(x: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
+    """Returns the sums of `x` `[n, ...]` over the entries of each bag `[bags, ...]`."""
+    if lookups.bag is None:
+        return x.reshape(n_bags, -1, *x.shape[1:]).sum(axis=1)
+    return jax.ops.segment_sum(x, lookups.bag, n_bags, indices_are_sorted=True)
+
+
+def bag_maxima(x: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
+    """Returns the maxima of `x` `[n, dim]` over each bag `[bags, dim]`; zeros if it is empty."""
+    x = jnp.where(lookups.is_entry[:, None], x, -jnp.inf)
+    if lookups.bag is None:
+        bags = x.reshape(n_bags, -1, x.shape[-1])
+        # XLA's maximum on CPU drops NaN from some shapes.
+        has_nan = jnp.isnan(bags).any(axis=1)
+        best = jnp.where(has_nan, jnp.nan, bags.max(axis=1, initial=-jnp.inf))
+    else:
+        best = jax.ops.segment_max(x, lookups.bag, n_bags, indices_are_sorted=True)
+    return jnp.where(jnp.isneginf(best), 0.0, best)
+
+
+# --- reading
+
+float0 = jax.dtypes.float0
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def pool(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
+    """Returns the weighted sums of rows over bags `[bags, dim]` float32.
+
+    Differentiable only in the weights: the gradient of a table is `RowGradients`, never an
+    array of the table's size.
 
     Args:
         table: Rows `[rows, dim]` float32 or bfloat16.
-        lookups: Which rows.
-        keep: `lookups.weights()`, again: the argument to differentiate by.
+        lookups: Rows to read.
         n_bags: Number of bags.
     """
-    lookups = lookups._replace(weight=None if lookups.weight is None else keep)
     if kernels.available():
         out = [((n_bags, table.shape[1]), jnp.float32)]
         return _call("pool", [table, *_arrays(lookups, n_bags)], out)[0]
-    return _pool(table, lookups, n_bags)
-
-
-def _pool(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
     picked = gather(table, lookups.rows)
     if lookups.weight is not None:
         picked = picked * lookups.weight[:, None]
@@ -204,33 +200,34 @@ def _pool(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
 
 
 def gather(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns rows `[n, dim]` float32 of `table`; zeros for a row outside it."""
+    """Returns rows `[n, dim]` float32 of `table`; zeros for an index outside it."""
     inside = (rows >= 0) & (rows < table.shape[0])
     safe = jnp.where(inside, rows, table.shape[0])
     return table.at[safe].get(mode="fill", fill_value=0).astype(jnp.float32)
 
 
 def _pool_forward(
-    table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int
+    table: jax.Array, lookups: Lookups, n_bags: int
 ) -> tuple[jax.Array, tuple[jax.Array, Lookups]]:
-    return pool(table, lookups, keep, n_bags), (table, lookups)
+    return pool(table, lookups, n_bags), (table, lookups)
 
 
 def _pool_backward(
     n_bags: int, residual: tuple[jax.Array, Lookups], grads: jax.Array
-) -> tuple[None, Any, jax.Array]:
+) -> tuple[None, Any]:
     table, lookups = residual
-    return None, no_gradient(lookups), weight_grad(table, lookups, grads, n_bags)
-
-
-def no_gradient(lookups: Lookups) -> Any:
-    """Returns the cotangent of lookups: zeros, as weights are differentiated by themselves."""
-    integers = jax.tree.map(lambda x: np.zeros(x.shape, float0), lookups._replace(weight=None))
-    weight = None if lookups.weight is None else jnp.zeros_like(lookups.weight)
-    return integers._replace(weight=weight)
+    return None, lookups_cotangent(table, lookups, grads, n_bags)
 
 
 pool.defvjp(_pool_forward, _pool_backward)
+
+
+def lookups_cotangent(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: int) -> Any:
+    """Returns the cotangent of `lookups`: the gradients of the weights, if there are any."""
+    cotangent = jax.tree.map(lambda x: np.zeros(x.shape, float0), lookups._replace(weight=None))
+    if lookups.weight is None:
+        return cotangent
+    return cotangent._replace(weight=weight_grad(table, lookups, grads, n_bags))
 
 
 def weight_grad(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: int) -> jax.Array:
@@ -245,12 +242,30 @@ def weight_grad(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: in
 # --- updating
 
 
+class StepScalars(NamedTuple):
+    """Scalars of an update that change from step to step.
+
+    Attributes:
+        rate: Learning rate.
+        step_size: Learning rate with bias correction.
+        scale: Factor on every gradient (loss scale, global clipping).
+        seed: Seed of the stochastic rounding, uint32.
+        row_offset: Physical row of the local table's first row in the whole table, int32.
+    """
+
+    rate: jax.Array
+    step_size: jax.Array
+    scale: jax.Array
+    seed: jax.Array
+    row_offset: jax.Array
+
+
 def update(
     optimizer: RowOptimizer,
     table: jax.Array,
     slots: Slots,
-    gradients: Gradients,
-    numbers: Numbers,
+    gradients: RowGradients,
+    scalars: StepScalars,
     width: Width | None = None,
 ) -> tuple[jax.Array, Slots]:
     """Returns the table and its slots after one step of the rows in `gradients`.
@@ -258,32 +273,36 @@ def update(
     Donated arrays are changed in place; no row outside the lookups is read or written.
 
     Args:
-        optimizer: What to do with a row.
+        optimizer: Optimizer of the rows.
         table: Rows `[rows, dim]` float32 or bfloat16.
         slots: State of the rows, `[rows, dim]` or `[rows, 1]` float32.
-        gradients: Gradients; a row may come up any number of times.
-        numbers: What changes from step to step.
-        width: Width of whole rows, if `table` holds a part of each.
+        gradients: Gradients; a row may occur any number of times.
+        scalars: Scalars of the step.
+        width: Width of whole rows, if `table` holds some columns of each.
     """
     if width is None and optimizer.has_kernel() and kernels.available():
-        return _update_native(optimizer, table, slots, gradients, numbers)
+        return _update_native(optimizer, table, slots, gradients, scalars)
     width = width or Width(table.shape[1])
-    return _update(optimizer, table, slots, gradients, numbers, width)
+    return _update(optimizer, table, slots, gradients, scalars, width)
 
 
 def _update_native(
-    optimizer: RowOptimizer, table: jax.Array, slots: Slots, gradients: Gradients, numbers: Numbers
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    gradients: RowGradients,
+    scalars: StepScalars,
 ) -> tuple[jax.Array, Slots]:
-    """Does what `_update` does by the C kernel; tables and slots that are donated stay in place."""
+    """Computes `_update` with the C kernel, in place for donated tables and slots."""
     lookups, grads = gradients
-    scalars = [numbers.rate, numbers.scale, numbers.step_size, 0.0]
-    rounding = [jax.lax.bitcast_convert_type(numbers.seed, jnp.int32), numbers.row_offset]
+    floats = [scalars.rate, scalars.scale, scalars.step_size, 0.0]
+    rounding = [jax.lax.bitcast_convert_type(scalars.seed, jnp.int32), scalars.row_offset]
     arguments = [
         table,
         *slots,
         *_arrays(lookups, grads.shape[0]),
         grads,
-        jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars]),
+        jnp.stack([jnp.asarray(x, jnp.float32) for x in floats]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in rounding]),
     ]
     table, *new = _call(
@@ -301,20 +320,20 @@ def _update(
     optimizer: RowOptimizer,
     table: jax.Array,
     slots: Slots,
-    gradients: Gradients,
-    numbers: Numbers,
+    gradients: RowGradients,
+    scalars: StepScalars,
     width: Width,
 ) -> tuple[jax.Array, Slots]:
-    rows, grads = distinct(gradients, table.shape[0])
-    grads = clipped(grads * numbers.scale, optimizer.clipnorm, width)
+    rows, grads = unique(gradients, table.shape[0])
+    grads = clipped(grads * scalars.scale, optimizer.clipnorm, width)
     old = table.at[rows].get(mode="fill", fill_value=0).astype(jnp.float32)
-    old = old - numbers.rate * optimizer.weight_decay * old
-    # 1 where nothing is there, so that no power or root of it is infinite.
+    old = old - scalars.rate * optimizer.weight_decay * old
+    # Padding reads 1, so that no power or root of it is infinite.
     state = tuple(slot.at[rows].get(mode="fill", fill_value=1) for slot in slots)
-    new, state = optimizer.apply(old, state, grads, numbers.rate, numbers.step_size, width.mean)
+    new, state = optimizer.apply(old, state, grads, scalars.rate, scalars.step_size, width.mean)
     if table.dtype != jnp.float32:
-        places = rows + numbers.row_offset
-        new = round_stochastically(new, places, numbers.seed, table.dtype, width.first_column)
+        physical = rows + scalars.row_offset
+        new = round_stochastically(new, physical, scalars.seed, table.dtype, width.first_column)
     write: dict[str, Any] = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
     table = table.at[rows].set(new, **write)
     slots = tuple(slot.at[rows].set(s, **write) for slot, s in zip(slots, state, strict=True))
@@ -322,22 +341,22 @@ def _update(
 
 
 def clipped(grads: jax.Array, clipnorm: float, width: Width) -> jax.Array:
-    """Returns `grads` `[rows, dim]`, each row no longer than `clipnorm` if that is not 0."""
+    """Returns `grads` `[rows, dim]` with the norm of each row at most `clipnorm`, if not 0."""
     if not clipnorm:
         return grads
     norms = jnp.sqrt(width.sum(grads * grads))
     return grads * (clipnorm / jnp.maximum(norms, clipnorm))
 
 
-def distinct(gradients: Gradients, n_rows: int) -> tuple[jax.Array, jax.Array]:
-    """Returns each row once, with its summed gradient.
+def unique(gradients: RowGradients, n_rows: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the unique rows and their summed gradients.
 
     Args:
         gradients: Gradients with duplicates, n entries.
         n_rows: Rows of the table.
 
     Returns:
-        Rows `[n]` int32, ascending and distinct, those past the table meaning none;
+        Row indices `[n]` int32, ascending and unique, `n_rows` and above for padding;
         gradients `[n, dim]` float32.
     """
     rows = gradients.lookups.rows
@@ -349,12 +368,12 @@ def distinct(gradients: Gradients, n_rows: int) -> tuple[jax.Array, jax.Array]:
     segment = jnp.cumsum(first) - 1
     per_entry = _per_entry(gradients)[order]
     sums = jax.ops.segment_sum(per_entry, segment, n, indices_are_sorted=True)
-    # Past the distinct rows come numbers past the table: sorted, distinct, dropped.
-    unique = n_rows + jnp.arange(n, dtype=jnp.int32)
-    return unique.at[segment].set(ordered, indices_are_sorted=True), sums
+    # Indices past the table pad the result: sorted, unique, and dropped when written.
+    padding = n_rows + jnp.arange(n, dtype=jnp.int32)
+    return padding.at[segment].set(ordered, indices_are_sorted=True), sums
 
 
-def _per_entry(gradients: Gradients) -> jax.Array:
+def _per_entry(gradients: RowGradients) -> jax.Array:
     lookups, grads = gradients
     n_bags = grads.shape[0]
     if lookups.bag is None and lookups.rows.shape[0] == n_bags:
@@ -364,23 +383,23 @@ def _per_entry(gradients: Gradients) -> jax.Array:
     return expanded if lookups.weight is None else expanded * lookups.weight[:, None]
 
 
-def sum_squares(gradients: Gradients, n_rows: int) -> jax.Array:
-    """Returns the sum of squares over all distinct rows' gradients, a scalar float32."""
+def sum_squares(gradients: RowGradients, n_rows: int) -> jax.Array:
+    """Returns the sum of squares over the unique rows' gradients, a scalar float32."""
     if kernels.available():
         lookups, grads = gradients
         arguments = [*_arrays(lookups, grads.shape[0]), grads]
         return _call("sum_squares", arguments, [((), jnp.float32)], n_rows=np.int64(n_rows))[0]
-    rows, grads = distinct(gradients, n_rows)
+    rows, grads = unique(gradients, n_rows)
     return jnp.sum(jnp.where((rows < n_rows)[:, None], grads * grads, 0.0))
 
 
-def joined(parts: list[Gradients]) -> Gradients:
-    """Returns the gradients of several uses of one table as one."""
+def concatenate(parts: Sequence[RowGradients]) -> RowGradients:
+    """Returns the gradients of several reads of one table as one."""
     if len(parts) == 1:
         return parts[0]
     n_bags = [part.grads.shape[0] for part in parts]
     offsets = np.cumsum([0, *n_bags[:-1]])
-    return Gradients(
+    return RowGradients(
         Lookups(
             jnp.concatenate([p.lookups.rows for p in parts]),
             jnp.concatenate(
@@ -408,17 +427,17 @@ def _call(
     aliases: dict[int, int] | None = None,
     **attributes: np.generic,
 ) -> list[jax.Array]:
-    """Calls a kernel; under `jax.shard_map` each device its own, on its own part."""
+    """Calls a kernel; under `jax.shard_map` each device calls it on its own part."""
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outs]
     call = jax.ffi.ffi_call(f"recsys_{name}", results, input_output_aliases=aliases)
     return list(call(*arguments, **attributes))
 
 
 def _arrays(lookups: Lookups, n_bags: int) -> list[jax.Array]:
-    """Returns rows, bags and weights, empty for those that are None, as the kernels read them.
+    """Returns rows, bags and weights as the kernels read them: empty arrays for None.
 
     Raises:
-        RecsysError: They have another type or length, which the kernels don't look at (R342).
+        RecsysError: A type or length is wrong, which the kernels don't check (R342).
     """
     n = lookups.rows.shape[0]
     arrays = []

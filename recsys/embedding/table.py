@@ -226,8 +226,12 @@ class Table(keras.layers.Layer):
         """Returns the physical rows of logical `rows`, an array of any library."""
         return physical_rows(rows, self.n_physical) if self.is_interleaved else rows
 
+    def physical_of(self, name: str, rows: Any) -> Any:
+        """Returns the physical rows of `rows` of the member `name`."""
+        return self.physical(rows + self.offset(name))
+
     def offset(self, name: str) -> int:
-        """Returns the row at which the member `name` begins."""
+        """Returns the first row of the member `name`."""
         names = [member.name for member in self.members]
         return sum(member.rows for member in self.members[: names.index(name)])
 

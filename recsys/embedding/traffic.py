@@ -72,17 +72,17 @@ class ExchangeOptions:
         return self.payload if self.between_nodes is None else self.between_nodes
 
 
-class Reading(NamedTuple):
-    """One reading of a table, as a device sees it.
+class ReadPlan(NamedTuple):
+    """Sizes of one read of a table on a device, and how its bags travel.
 
     Attributes:
-        bags: Its bags.
-        ids: Its ids, padding too.
+        bags: Bags of the device.
+        ids: Ids of the device, padding included.
         dim: Width of a row [floats].
-        arrays: Arrays with a number for each id: places, and bags and weights if there are any.
+        n_id_arrays: Arrays with an entry per id: rows, and bags and weights if there are any.
         is_single: Whether each bag is one id of weight 1.
         learns_weights: Whether the loss is differentiated by the weights.
-        scales: Arrays with a number for each bag: the weight of its ids, if all weigh alike.
+        n_bag_arrays: Arrays with an entry per bag: the common weight of its ids, if any.
         features: Names of the features.
         way: How the bags travel.
     """
@@ -90,10 +90,10 @@ class Reading(NamedTuple):
     bags: int
     ids: int
     dim: int
-    arrays: int = 1
+    n_id_arrays: int = 1
     is_single: bool = False
     learns_weights: bool = False
-    scales: int = 0
+    n_bag_arrays: int = 0
     features: tuple[str, ...] = ()
     way: Way = "gathered"
 
@@ -130,11 +130,11 @@ def cost(collectives: Collectives) -> int:
     return total(collectives) + (BETWEEN_NODES - 1) * leaving(collectives)
 
 
-def way_of(sharding: TableSharding, reading: Reading, options: ExchangeOptions, places: int) -> Way:
+def way_of(sharding: TableSharding, plan: ReadPlan, options: ExchangeOptions, places: int) -> Way:
     """Returns how a device reads bags, and hands over their gradients; see `TableTraffic`."""
     if sharding.split != "rows" or not sharding.shares_axis:
         return "gathered"
-    if reading.is_single:
+    if plan.is_single:
         return "rows"
     if options.exchange in ("rows", "nodes"):
         return "nodes" if options.exchange == "nodes" and sharding.has_nodes else "rows"
@@ -145,9 +145,9 @@ def way_of(sharding: TableSharding, reading: Reading, options: ExchangeOptions, 
         ways.append("nodes")
     costs = {}
     for way in ways:
-        reading = reading._replace(way=way)
-        traffic = TableTraffic("", sharding, options, places, (reading,))
-        costs[way] = cost(traffic.to_read(reading)) + cost(traffic.sparse_update([reading]))
+        plan = plan._replace(way=way)
+        traffic = TableTraffic("", sharding, options, places, (plan,))
+        costs[way] = cost(traffic.to_read(plan)) + cost(traffic.sparse_update([plan]))
     return min(ways, key=costs.__getitem__)
 
 
@@ -164,7 +164,7 @@ class TableTraffic:
         sharding: Where it lies.
         options: How its rows may travel.
         places: Places of the whole table.
-        readings: All of its readings in a step.
+        reads: All of its reads in a step.
         counts: How often each row comes up in the data `[rows]`, to expect distinct ids by;
             None to expect the share of the options.
     """
@@ -173,7 +173,7 @@ class TableTraffic:
     sharding: TableSharding
     options: ExchangeOptions
     places: int
-    readings: tuple[Reading, ...]
+    reads: tuple[ReadPlan, ...]
     counts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
@@ -185,58 +185,58 @@ class TableTraffic:
             return False
         if exchange == "dense":
             return True
-        ids = sharding.n_batch_parts * _ids(self.readings)
+        ids = sharding.n_batch_parts * _ids(self.reads)
         if _keeps_to_few(sharding, self.options) or self.places > ids:
             return False
-        return cost(self.dense_update()) < cost(self.sparse_update(self.readings))
+        return cost(self.dense_update()) < cost(self.sparse_update(self.reads))
 
-    def to_read(self, reading: Reading) -> Collectives:
-        """Returns what one reading sends, and the learning of its weights."""
+    def to_read(self, plan: ReadPlan) -> Collectives:
+        """Returns what one plan sends, and the learning of its weights."""
         sharding = self.sharding
         if sharding.is_local:
             return []
         if sharding.split == "none":
-            return self._learned_on_a_grid(reading)
-        if reading.way == "rows":
-            return self._row_exchange([reading], is_read=True)
-        if reading.way == "nodes":
-            rows = self._row_exchange([reading], is_read=True)
-            return [*self._pooled(reading, self._in_node), *rows]
+            return self._learned_on_a_grid(plan)
+        if plan.way == "rows":
+            return self._row_exchange([plan], is_read=True)
+        if plan.way == "nodes":
+            rows = self._row_exchange([plan], is_read=True)
+            return [*self._pooled(plan, self._in_node), *rows]
         if sharding.shares_axis:
-            return self._pooled(reading, self._table_devices)
+            return self._pooled(plan, self._table_devices)
         among = self._table_devices
-        pooled, learned = reading.bags * reading.dim * _FLOAT, self._learned_on_a_grid(reading)
+        pooled, learned = plan.bags * plan.dim * _FLOAT, self._learned_on_a_grid(plan)
         if sharding.split == "rows":
             back = [_all_reduce(pooled, among)] if learned else []
             return [_all_reduce(pooled, among), *back, *learned]
         back = [_reduce_scatter(pooled, among)] if learned else []
         return [_all_gather(pooled // among.n, among), *back, *learned]
 
-    def _learned_on_a_grid(self, reading: Reading) -> Collectives:
+    def _learned_on_a_grid(self, plan: ReadPlan) -> Collectives:
         """Returns the sums of weights' gradients over the devices that have the same batch."""
         mesh, n = self.sharding.mesh, self.sharding.n_batch_parts
-        if not reading.learns_weights or mesh is None or mesh.size == n:
+        if not plan.learns_weights or mesh is None or mesh.size == n:
             return []
         among = _Among(mesh.size // n, self.sharding.devices_in_node(mesh.axis_names[-1]))
         # Once for the weights of ids and once for those that the caller has.
-        return [_all_reduce(reading.ids * _FLOAT, among)] * 2
+        return [_all_reduce(plan.ids * _FLOAT, among)] * 2
 
-    def _pooled(self, reading: Reading, among: _Among) -> Collectives:
-        """Returns what a reading sends if devices gather their ids and sum each other's bags."""
+    def _pooled(self, plan: ReadPlan, among: _Among) -> Collectives:
+        """Returns what a plan sends if devices gather their ids and sum each other's bags."""
         n, is_by_rows = among.n, self.sharding.split == "rows"
-        width = reading.dim if is_by_rows else reading.dim // n
-        pooled = n * reading.bags * self._row_bytes(width)
+        width = plan.dim if is_by_rows else plan.dim // n
+        pooled = n * plan.bags * self._row_bytes(width)
         is_sum = is_by_rows and self.options.payload == "float32"
         out = _reduce_scatter(pooled, among) if is_sum else _all_to_all(pooled, among)
         # The gradients of the bags, which weights need, are those that the update gathers.
-        learned = [_reduce_scatter(n * reading.ids * _FLOAT, among)]
-        return [*_gathered_ids(reading, among), out, *(learned if reading.learns_weights else [])]
+        learned = [_reduce_scatter(n * plan.ids * _FLOAT, among)]
+        return [*_gathered_ids(plan, among), out, *(learned if plan.learns_weights else [])]
 
     def to_update(self) -> Collectives:
         """Returns what the update of the table sends."""
         if self.sharding.is_local:
             return []
-        return self.dense_update() if self.is_dense else self.sparse_update(self.readings)
+        return self.dense_update() if self.is_dense else self.sparse_update(self.reads)
 
     def expected(self, counts: np.ndarray | None = None) -> Collectives:
         """Returns all that a step sends for the table.
@@ -245,37 +245,37 @@ class TableTraffic:
             counts: As in `by_feature`.
         """
         sized = dataclasses.replace(self, counts=counts)
-        reads = [c for reading in self.readings for c in sized.to_read(reading)]
+        reads = [c for plan in self.reads for c in sized.to_read(plan)]
         if self.sharding.is_local or self.is_dense:
             return [*reads, *self.to_update()]
-        return [*reads, *sized.sparse_update(self.readings)]
+        return [*reads, *sized.sparse_update(self.reads)]
 
     def dense_update(self) -> Collectives:
         """Returns what an update by one sum of all rows' gradients sends."""
         sharding, among = self.sharding, self._batch_devices
-        row = (self.readings[0].dim + 1) * _FLOAT
+        row = (self.reads[0].dim + 1) * _FLOAT
         if sharding.split == "rows" and sharding.shares_axis:
             return [_reduce_scatter(self.places * row, among)]
         return [_all_reduce(self.places // sharding.n_shards * row, among)]
 
-    def sparse_update(self, readings: Sequence[Reading]) -> Collectives:
-        """Returns what an update by the gradients of some readings sends, row by row."""
+    def sparse_update(self, reads: Sequence[ReadPlan]) -> Collectives:
+        """Returns what an update by the gradients of some reads sends, row by row."""
         sharding = self.sharding
         is_split, sent = sharding.split == "columns", []
-        for reading in readings:
+        for plan in reads:
             among = self._batch_devices
-            if reading.way == "rows":
+            if plan.way == "rows":
                 continue
-            if reading.way == "nodes":
+            if plan.way == "nodes":
                 among = self._in_node
             # Where a read gathered the ids already, XLA keeps them.
-            sent += [] if self._reads_gather_ids else _gathered_ids(reading, among)
-            width = reading.dim // sharding.n_shards if is_split else reading.dim
+            sent += [] if self._reads_gather_ids else _gathered_ids(plan, among)
+            width = plan.dim // sharding.n_shards if is_split else plan.dim
             if is_split and sharding.shares_axis:
-                sent.append(_all_to_all(among.n * reading.bags * self._row_bytes(width), among))
+                sent.append(_all_to_all(among.n * plan.bags * self._row_bytes(width), among))
             else:
-                sent.append(_all_gather(reading.bags * self._row_bytes(width), among))
-        return [*sent, *self._row_exchange(readings)]
+                sent.append(_all_gather(plan.bags * self._row_bytes(width), among))
+        return [*sent, *self._row_exchange(reads)]
 
     @property
     def _reads_gather_ids(self) -> bool:
@@ -296,7 +296,7 @@ class TableTraffic:
         n = self.sharding.node.size
         return _Among(n, n)
 
-    def _row_exchange(self, readings: Sequence[Reading], is_read: bool = False) -> Collectives:
+    def _row_exchange(self, reads: Sequence[ReadPlan], is_read: bool = False) -> Collectives:
         """Returns one way of the exchanges, of rows or of their gradients, without more rounds."""
         sent: Collectives = []
         n_exchanges = 0
@@ -305,7 +305,7 @@ class TableTraffic:
             "rows": (self._table_devices, self._in_node),
             "nodes": (_Among(self.sharding.peers.size, 1), _Among(1, 1)),
         }
-        exchanged = {way: [r for r in readings if r.way == way] for way in among}
+        exchanged = {way: [r for r in reads if r.way == way] for way in among}
         for way, of_way in exchanged.items():
             if _ids(of_way):
                 (every, near), capacity = among[way], self.expected_capacity(of_way)
@@ -327,9 +327,9 @@ class TableTraffic:
     def _row_bytes(self, width: int, payload: str | None = None) -> int:
         return packed_width(width, payload or self.options.payload) * _FLOAT
 
-    def distinct_ids(self, readings: Sequence[Reading], devices: int = 1) -> float:
-        """Returns how many ids of some readings are expected to be distinct, on some devices."""
-        n_ids = _ids(readings)
+    def distinct_ids(self, reads: Sequence[ReadPlan], devices: int = 1) -> float:
+        """Returns how many ids of some reads are expected to be distinct, on some devices."""
+        n_ids = _ids(reads)
         if self.counts is None or not self.counts.sum():
             share = self.options.distinct_share
             # Heaps' law: of n ids n^β are distinct, by the share of one device's.
@@ -340,50 +340,50 @@ class TableTraffic:
         mean = devices * n_ids * self.counts / self.counts.sum()
         return float(-np.expm1(-mean).sum())
 
-    def expected_capacity(self, readings: Sequence[Reading]) -> int:
+    def expected_capacity(self, reads: Sequence[ReadPlan]) -> int:
         """Returns the capacity that an exchange takes if ids are as distinct as expected.
 
         Args:
-            readings: Readings of one way, which exchange together.
+            reads: ReadPlans of one way, which exchange together.
         """
-        n_devices, n_ids = self.sharding.n_shards, _ids(readings)
+        n_devices, n_ids = self.sharding.n_shards, _ids(reads)
         # A device asks for its own rows, or for its part of what all of its node ask for.
-        together = self.sharding.node.size if readings[0].way == "nodes" else 1
+        together = self.sharding.node.size if reads[0].way == "nodes" else 1
         n = n_devices // together
-        even = self.distinct_ids(readings, together) / n_devices
+        even = self.distinct_ids(reads, together) / n_devices
         # The fullest of all chunks: of so many draws one lies √(2 ln chunks) deviations above.
         spread = math.sqrt(2 * math.log(n_devices * n) * even)
         fullest = min(even + spread, together * n_ids, self.places / n_devices)
-        has_bags = not all(reading.is_single for reading in readings)
+        has_bags = not all(plan.is_single for plan in reads)
         sizes = capacities(n_ids, n, has_bags)
         return next((size for size in sizes if size >= fullest), sizes[-1])
 
     def by_feature(self, counts: np.ndarray | None = None) -> list[FeatureTraffic]:
-        """Returns what a device sends for each reading.
+        """Returns what a device sends for each plan.
 
         Args:
             counts: How often each row comes up in the data `[rows]`, if that is known. They
                 change what is expected to be sent, not how.
         """
         sized = dataclasses.replace(self, counts=counts)
-        return [self._feature(reading, sized) for reading in self.readings]
+        return [self._feature(plan, sized) for plan in self.reads]
 
-    def _feature(self, reading: Reading, sized: TableTraffic) -> FeatureTraffic:
+    def _feature(self, plan: ReadPlan, sized: TableTraffic) -> FeatureTraffic:
         is_dense, is_local = self.is_dense, self.sharding.is_local
-        joint = [reading]
-        if is_dense or reading.way != "gathered":
-            joint = [r for r in self.readings if is_dense or r.way == reading.way]
-        way = "local" if is_local or self.sharding.split == "none" else reading.way
-        update = "local" if is_local else "dense" if is_dense else reading.way
+        joint = [plan]
+        if is_dense or plan.way != "gathered":
+            joint = [r for r in self.reads if is_dense or r.way == plan.way]
+        way = "local" if is_local or self.sharding.split == "none" else plan.way
+        update = "local" if is_local else "dense" if is_dense else plan.way
         sent = [] if is_local else self.dense_update() if is_dense else sized.sparse_update(joint)
-        ids, read = reading.ids, sized.to_read(reading)
+        ids, read = plan.ids, sized.to_read(plan)
         n_joint = max(1, _ids(joint))
         return FeatureTraffic(
-            feature=" + ".join(reading.features),
+            feature=" + ".join(plan.features),
             table=self.table,
             exchange=way if way == update else f"{way}, {update}",
             ids=ids,
-            distinct_ids=math.ceil(sized.distinct_ids([reading])),
+            distinct_ids=math.ceil(sized.distinct_ids([plan])),
             read_bytes=total(read),
             update_bytes=total(sent) * ids // n_joint,
             leaving_bytes=leaving(read) + leaving(sent) * ids // n_joint,
@@ -416,8 +416,8 @@ class FeatureTraffic:
     leaving_bytes: int
 
 
-def _ids(readings: Sequence[Reading]) -> int:
-    return sum(reading.ids for reading in readings)
+def _ids(reads: Sequence[ReadPlan]) -> int:
+    return sum(plan.ids for plan in reads)
 
 
 class _Among(NamedTuple):
@@ -432,9 +432,9 @@ class _Among(NamedTuple):
     in_node: int
 
 
-def _gathered_ids(reading: Reading, among: _Among) -> Collectives:
-    of_ids = [_all_gather(reading.ids * _INDEX, among)] * reading.arrays
-    return of_ids + [_all_gather(reading.bags * _FLOAT, among)] * reading.scales
+def _gathered_ids(plan: ReadPlan, among: _Among) -> Collectives:
+    of_ids = [_all_gather(plan.ids * _INDEX, among)] * plan.n_id_arrays
+    return of_ids + [_all_gather(plan.bags * _FLOAT, among)] * plan.n_bag_arrays
 
 
 # What a device sends of `n_bytes`: of its own part where all are gathered, else of all it has.

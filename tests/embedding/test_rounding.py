@@ -72,11 +72,11 @@ def test_an_update_rounds_by_the_formula(kind, offset):
     rng = np.random.default_rng(3)
     table = rng.normal(size=(6, 5)).astype(ml_dtypes.bfloat16)
     grads = rng.normal(size=(4, 5)).astype(np.float32)
-    numbers = row_updates.Numbers(
+    numbers = row_updates.StepScalars(
         jnp.float32(0.01), jnp.float32(0), jnp.float32(1), jnp.uint32(77), jnp.int32(offset)
     )
     lookups = Lookups(jnp.asarray([2, 5, -1, 2], jnp.int32), None, None)
-    gradients = row_updates.Gradients(lookups, jnp.asarray(grads))
+    gradients = row_updates.RowGradients(lookups, jnp.asarray(grads))
     with row_operations(kind):
         found, () = row_updates.update(SGD(), jnp.asarray(table), (), gradients, numbers)
     expected = table.astype(np.float32)

@@ -13,7 +13,7 @@ from recsys.embedding.sharding import TableSharding
 from recsys.embedding.step_check import first_group
 from recsys.embedding.traffic import (
     ExchangeOptions,
-    Reading,
+    ReadPlan,
     TableTraffic,
     leaving,
     total,
@@ -110,8 +110,8 @@ def test_groups_of_a_collective_are_read_in_every_form(groups, first):
 
 # --- choices
 
-HISTORY = Reading(bags=512, ids=512 * 50, dim=64, arrays=2)
-GENRES = Reading(bags=512, ids=512 * 4, dim=64, arrays=2)
+HISTORY = ReadPlan(bags=512, ids=512 * 50, dim=64, n_id_arrays=2)
+GENRES = ReadPlan(bags=512, ids=512 * 4, dim=64, n_id_arrays=2)
 
 
 def on_devices(n, split="rows", node=None):
@@ -131,7 +131,7 @@ def on_devices(n, split="rows", node=None):
         (64, HISTORY, "auto", 1.0, "rows"),
         (64, HISTORY, "gathered", 0.1, "gathered"),
         (2, HISTORY, "rows", 1.0, "rows"),
-        (2, Reading(512, 512, 64, is_single=True), "auto", 1.0, "rows"),
+        (2, ReadPlan(512, 512, 64, is_single=True), "auto", 1.0, "rows"),
     ],
 )
 def test_bags_go_the_way_that_sends_least(devices, bags, exchange, distinct_share, way):
@@ -166,9 +166,9 @@ def test_gradients_of_a_small_table_are_summed_whole(devices, rows, exchange, is
 
 def test_what_rows_send_does_not_grow_with_the_devices():
     def sent(devices):
-        options, reading = ExchangeOptions(distinct_share=0.35), HISTORY._replace(way="rows")
-        traffic = TableTraffic("t", on_devices(devices), options, 10**8, (reading,))
-        return total(traffic.to_read(reading)) + total(traffic.to_update())
+        options, plan = ExchangeOptions(distinct_share=0.35), HISTORY._replace(way="rows")
+        traffic = TableTraffic("t", on_devices(devices), options, 10**8, (plan,))
+        return total(traffic.to_read(plan)) + total(traffic.to_update())
 
     # Half of the ids' room in chunks: places and rows of 64 floats, both ways.
     assert sent(64) == pytest.approx(2 * 12_800 * 65 * 4 * 63 / 64, rel=0.01)
@@ -186,9 +186,9 @@ def test_what_rows_send_does_not_grow_with_the_devices():
         # What is gathered leaves a node once for all of its devices.
         (2, HISTORY, "auto", "gathered"),
         (64, HISTORY, "auto", "nodes"),
-        (8, Reading(512, 512, 64, is_single=True), "auto", "rows"),
+        (8, ReadPlan(512, 512, 64, is_single=True), "auto", "rows"),
         (1, HISTORY, "nodes", "rows"),
-        (2, Reading(512, 512, 64, is_single=True), "nodes", "rows"),
+        (2, ReadPlan(512, 512, 64, is_single=True), "nodes", "rows"),
     ],
 )
 def test_bags_keep_within_nodes_where_that_costs_least(nodes, bags, exchange, way):
@@ -202,9 +202,9 @@ def test_the_bytes_that_leave_a_node_are_those_that_cross_it():
     sharding, options = on_devices(n, node=node), ExchangeOptions(distinct_share=0.5)
     of_way = {}
     for way in ("gathered", "rows", "nodes"):
-        reading = HISTORY._replace(way=way)
-        traffic = TableTraffic("t", sharding, options, 10**8, (reading,))
-        of_way[way] = {c.op: c for c in traffic.to_read(reading)}
+        plan = HISTORY._replace(way=way)
+        traffic = TableTraffic("t", sharding, options, 10**8, (plan,))
+        of_way[way] = {c.op: c for c in traffic.to_read(plan)}
     ids, pooled = HISTORY.ids * 4, HISTORY.bags * 64 * 4
     gathered = of_way["gathered"]
     # Around a ring of all devices one link of each node leaves it: of four devices' bytes one's.
@@ -218,31 +218,31 @@ def test_the_bytes_that_leave_a_node_are_those_that_cross_it():
     assert nodes["reduce-scatter"] == ("reduce-scatter", 3 * pooled, 0)
     assert nodes["all-to-all"].leaving_bytes == nodes["all-to-all"].sent_bytes
     on_one = TableTraffic("t", on_devices(n), options, 10**8, (HISTORY._replace(way="rows"),))
-    assert leaving(on_one.to_read(on_one.readings[0])) == 0
+    assert leaving(on_one.to_read(on_one.reads[0])) == 0
 
 
 def test_between_nodes_a_row_goes_once_for_all_devices_of_a_node():
     def left(way):
-        reading = HISTORY._replace(way=way)
+        plan = HISTORY._replace(way=way)
         sharding, counts = on_devices(64, node=8), 10**7 // np.arange(1, 200_001)
-        traffic = TableTraffic("t", sharding, ExchangeOptions(), 200_000, (reading,), counts)
-        return leaving([*traffic.to_read(reading), *traffic.to_update()])
+        traffic = TableTraffic("t", sharding, ExchangeOptions(), 200_000, (plan,), counts)
+        return leaving([*traffic.to_read(plan), *traffic.to_update()])
 
     # Eight devices with 10,063 distinct items each have 47,753 together.
     assert left("nodes") == pytest.approx(47_753 / 80_504 * left("rows"), rel=0.1)
 
 
 def test_a_feature_is_said_to_send_its_part_of_what_it_shares():
-    item = Reading(512, 512, 64, is_single=True)
-    readings = (
+    item = ReadPlan(512, 512, 64, is_single=True)
+    reads = (
         HISTORY._replace(way="rows", features=("history",)),
         item._replace(way="rows", features=("item", "other")),
     )
-    traffic = TableTraffic("items", on_devices(64), ExchangeOptions(), 10**8, readings)
+    traffic = TableTraffic("items", on_devices(64), ExchangeOptions(), 10**8, reads)
     history, others = traffic.by_feature()
     assert (history.feature, others.feature) == ("history", "item + other")
     assert {history.exchange, others.exchange} == {"rows"}
-    assert history.read_bytes == total(traffic.to_read(readings[0]))
+    assert history.read_bytes == total(traffic.to_read(reads[0]))
     assert history.update_bytes + others.update_bytes == pytest.approx(
         total(traffic.to_update()), abs=1
     )
@@ -251,8 +251,8 @@ def test_a_feature_is_said_to_send_its_part_of_what_it_shares():
 
 def test_counts_of_the_data_say_how_many_ids_are_expected_to_be_distinct():
     counts = 10**7 // np.arange(1, 50_001)
-    reading = HISTORY._replace(way="rows", features=("history",))
-    traffic = TableTraffic("items", on_devices(64), ExchangeOptions(), 50_000, (reading,))
+    plan = HISTORY._replace(way="rows", features=("history",))
+    traffic = TableTraffic("items", on_devices(64), ExchangeOptions(), 50_000, (plan,))
     (feature,) = traffic.by_feature(counts)
     drawn = [
         len(
@@ -267,9 +267,9 @@ def test_counts_of_the_data_say_how_many_ids_are_expected_to_be_distinct():
 
 
 def test_no_more_ids_are_distinct_than_the_table_has_rows():
-    options, reading = (
+    options, plan = (
         ExchangeOptions(rows=21),
         GENRES._replace(way="gathered", features=("genres",)),
     )
-    traffic = TableTraffic("genres", on_devices(8), options, 3840, (reading,))
+    traffic = TableTraffic("genres", on_devices(8), options, 3840, (plan,))
     assert [feature.distinct_ids for feature in traffic.by_feature()] == [21]

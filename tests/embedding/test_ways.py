@@ -25,7 +25,7 @@ from recsys.embedding import (
     TableConfig,
     exchange,
 )
-from recsys.embedding.rows import Lookups, Numbers
+from recsys.embedding.rows import Lookups, StepScalars
 from recsys.embedding.sharding import TableSharding
 from recsys.embedding.table import logical_order
 from recsys.embedding.traffic import ExchangeOptions
@@ -188,8 +188,8 @@ def test_a_mask_gives_the_bits_of_weights_that_are_0_or_1(exchange, node):
             features |= {f"{name}_weight": weight for name in tables}
             model.train_on_batch(features, y)
             states.append((model.predict_on_batch(features), *model.state().values()))
-            readings = [reading for table in model.step_traffic for reading in table.readings]
-            assert [r.scales for r in readings] == [int(weight is mask)] * 3 + [0]
+            plans = [plan for table in model.step_traffic for plan in table.reads]
+            assert [plan.n_bag_arrays for plan in plans] == [int(weight is mask)] * 3 + [0]
     for values, expected in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(values, expected)
 
@@ -207,14 +207,16 @@ def test_rows_and_gradients_are_rounded_between_nodes_alone(way, node):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("devices",))
     sharding = TableSharding("rows", mesh, "devices", "devices", node)
     options = ExchangeOptions(way, between_nodes="int8")
-    numbers = Numbers(jnp.float32(1), jnp.float32(1), jnp.float32(1), jnp.uint32(0), jnp.int32(0))
+    numbers = StepScalars(
+        jnp.float32(1), jnp.float32(1), jnp.float32(1), jnp.uint32(0), jnp.int32(0)
+    )
 
     @jax.jit
     def read_and_updated(table):
         lookups = Lookups(jnp.asarray(rows, jnp.int32))
-        out, use, _ = exchange.read(sharding, table, lookups, 64, False, options)
-        assert use.reading.way == way
-        return out, exchange.apply(sharding, SGD(1.0), table, (), [use], [grads], numbers)[0]
+        out, read, _ = exchange.read(sharding, table, lookups, 64, options)
+        assert read.plan.way == way
+        return out, exchange.apply(sharding, SGD(1.0), table, (), [read], [grads], numbers)[0]
 
     out, updated = map(np.asarray, read_and_updated(table))
     is_near = reader // node == owner // node
@@ -274,18 +276,20 @@ def test_rows_of_any_shape_are_summed_where_they_are_needed(shape):
     @jax.jit
     def loss(weight):
         used = lookups if weight is None else lookups._replace(weight=weight)
-        read = exchange.read(sharding, jnp.asarray(table), used, n_bags, False, options, True)
-        return (read[0] * grads).sum(), read
+        result = exchange.read(
+            sharding, jnp.asarray(table), used, n_bags, options, learns_weights=True
+        )
+        return (result[0] * grads).sum(), result
 
     if shape["is_weighted"]:
-        (_, (out, use, _)), by_weight = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+        (_, (out, read, _)), by_weight = jax.jit(jax.value_and_grad(loss, has_aux=True))(
             lookups.weight
         )
         wanted = (picked * grads[:, None]).sum(axis=-1) * known
         np.testing.assert_allclose(by_weight, wanted.reshape(-1), rtol=1e-5, atol=1e-5)
-    _, (out, use, _) = loss(lookups.weight)
+    _, (out, read, _) = loss(lookups.weight)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
     sums = np.zeros(table.shape)
     np.add.at(sums, rows[known], (weight[..., None] * grads[:, None])[known])
-    squares = jax.jit(lambda g: exchange.squares(sharding, n_rows, [use], [g]))(grads)
+    squares = jax.jit(lambda g: exchange.squares(sharding, n_rows, [read], [g]))(grads)
     assert float(squares) == pytest.approx((sums**2).sum(), rel=1e-5, abs=1e-6)

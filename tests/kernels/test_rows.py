@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recsys import kernels
 from recsys.embedding import optimizers
 from recsys.embedding import rows as row_operations
-from recsys.embedding.rows import Gradients, Lookups, Numbers
+from recsys.embedding.rows import Lookups, RowGradients, StepScalars
 from recsys.errors import RecsysError
 
 INT32 = np.iinfo(np.int32)
@@ -127,7 +127,7 @@ def batch(seed, n=300, n_rows=40, n_bags=17, dim=8, dtype="float32"):
 
 @functools.partial(jax.jit, static_argnums=4)
 def pool(table, rows, bag, weight, n_bags):
-    return row_operations.pool(table, Lookups(rows, bag, weight), weight, n_bags)
+    return row_operations.pool(table, Lookups(rows, bag, weight), n_bags)
 
 
 @jax.jit
@@ -137,7 +137,7 @@ def weight_grad(table, rows, bag, grads):
 
 @functools.partial(jax.jit, static_argnums=4)
 def sum_squares(rows, bag, weight, grads, n_rows):
-    return row_operations.sum_squares(Gradients(Lookups(rows, bag, weight), grads), n_rows)
+    return row_operations.sum_squares(RowGradients(Lookups(rows, bag, weight), grads), n_rows)
 
 
 @functools.cache
@@ -147,8 +147,8 @@ def update_with(kind, attributes, donate=()):
 
     def step(table, slots, rows, bag, weight, grads, scalars, rounding):
         seed, offset = jax.lax.bitcast_convert_type(rounding[0], jnp.uint32), rounding[1]
-        numbers = Numbers(scalars[0], scalars[2], scalars[1], seed, offset)
-        gradients = Gradients(Lookups(rows, bag, weight), grads)
+        numbers = StepScalars(scalars[0], scalars[2], scalars[1], seed, offset)
+        gradients = RowGradients(Lookups(rows, bag, weight), grads)
         return row_operations.update(optimizer, table, slots, gradients, numbers)
 
     return jax.jit(step, donate_argnums=donate)
@@ -489,6 +489,6 @@ def test_a_table_that_is_not_donated_stays_as_it_was():
     ids=["wide rows", "too few bags", "half weights", "bags of unequal length"],
 )
 def test_what_the_kernels_would_read_wrongly_is_refused(lookups):
-    gradients = Gradients(lookups, np.zeros((2, 3), np.float32))
+    gradients = RowGradients(lookups, np.zeros((2, 3), np.float32))
     with jax.enable_x64(True), pytest.raises(RecsysError, match="R342"):
         row_operations.sum_squares(gradients, 5)

@@ -110,7 +110,7 @@ def _traffic(mesh, exchange, dtype="float32", node_devices=None, learned="learne
     planned = [
         collective
         for table in model.step_traffic
-        for sent in (*map(table.to_read, table.readings), table.to_update())
+        for sent in (*map(table.to_read, table.reads), table.to_update())
         for collective in sent
     ]
     return {"planned": planned, "always": sent.always, "choices": sent.choices}
