@@ -1,14 +1,14 @@
 """Losses of retrieval training; docs/losses.md has their mathematics.
 
-- `SampledSoftmax`: against the candidates of the batch and negatives that were drawn,
-  corrected for how they were sampled.
-- `FullSoftmax`: against the whole catalogue.
-- `BilateralSoftmax`: with a temperature for positives, another one for negatives.
+- `SampledSoftmax`: softmax over the candidates of the batch and drawn negatives, with logQ
+  correction.
+- `FullSoftmax`: softmax over the whole catalogue.
+- `BilateralSoftmax`: softmax with separate temperatures for positives and negatives.
 - `CosineContrastive`: positives towards 1, negatives below a margin.
 - `LeastSquares`: positives towards 1, the catalogue towards 0.
-- `Bpr`: Bayesian personalised ranking, against one drawn negative each.
+- `Bpr`: Bayesian personalised ranking, one drawn negative per query.
 
-`CandidateSharing` says which candidates a query is compared with, and how devices send them.
+`CandidateSharing` sets which candidates a query is compared with, and how devices send them.
 
 Each is a `Loss`, chosen by `train.loss`; `sampled_softmax`, `bilateral_softmax`,
 `cosine_contrastive`, `least_squares` and `bpr` are their functions.

@@ -1,43 +1,206 @@
-"""What losses share: the weights of queries, and where items are among a batch's candidates.
+"""Losses over the candidates of a batch, and the checks, weights and positions that they share.
 
 Items are found among the candidates by a sort and a binary search, in memory that grows
 with the numbers of candidates and of items, not with their product.
+
+On JAX `recsys.losses.softmax_jax` computes the losses; `plain_loss` is their definition, for
+every backend.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import keras
 from keras import ops
 
 from recsys.errors import RecsysError
+from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing
 
 NO_ITEM = 0
-"""The row that pads lists of known items."""
+"""Row that pads lists of known items."""
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 
+# --- losses of a query
 
-class Form(NamedTuple):
-    """The form of a query's loss, as a function of its scores.
+
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """Log of the summed exponentials of a query's logits, minus the logit of its positive.
 
     Attributes:
-        is_decoupled: Whether the sum of a softmax leaves the positive out.
-        margin: Scores of negatives cost what is above it, in a mean over them; None: they
-            cost a softmax.
+        decoupled: Whether the sum leaves the positive out.
     """
 
-    is_decoupled: bool = False
-    margin: float | None = None
+    decoupled: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanHinge:
+    """Weighted mean of `max(0, score - margin)` over the negatives of a query.
+
+    Attributes:
+        margin: Score up to which a negative costs nothing.
+    """
+
+    margin: float
+
+
+QueryLoss = Softmax | MeanHinge
+SOFTMAX = Softmax()
+
+
+def mean_over_candidates(
+    query: keras.KerasTensor,
+    candidate: keras.KerasTensor,
+    item_row: keras.KerasTensor,
+    log_q: keras.KerasTensor,
+    temperature: float | keras.KerasTensor,
+    sample_weight: keras.KerasTensor | None,
+    known: keras.KerasTensor | None,
+    query_loss: QueryLoss,
+    positive_scale: float | keras.KerasTensor = 1.0,
+    sharing: CandidateSharing = SHARED_BY_ALL,
+) -> keras.KerasTensor:
+    """Returns the weighted mean of the queries' losses over the candidates of a batch.
+
+    Args:
+        query: Query embeddings `[batch, dim]`.
+        candidate: Candidate embeddings `[candidates, dim]`; the positives come first.
+        item_row: Item row of each candidate `[candidates]` int32.
+        log_q: Subtracted from the logits `[candidates]`; for a `MeanHinge` the weights of the
+            candidates, which have no gradient.
+        temperature: Divides the dot products.
+        sample_weight: Weight of each query `[batch]`; None for ones.
+        known: Items that are no negatives of a query `[batch, known]`, padded with 0, or None.
+        query_loss: Loss of a query.
+        positive_scale: Factor on the positive's logit outside the sum of a softmax; it has a
+            gradient.
+        sharing: How candidates are shared among queries and devices.
+
+    Raises:
+        RecsysError: The shapes don't match (R334); there are fewer candidates than queries, or
+            they don't divide into the groups (R344).
+    """
+    check_pair(query, candidate)
+    n_queries, n_candidates = query.shape[0], candidate.shape[0]
+    if n_candidates < n_queries:
+        raise RecsysError(
+            "R344",
+            "Each query must have its positive among the candidates.",
+            "Give the loss the positives of all queries first, then other negatives.",
+            f"{n_queries} queries, {n_candidates} candidates",
+        )
+    if n_queries % sharing.groups or n_candidates % sharing.groups:
+        raise RecsysError(
+            "R344",
+            "Queries and candidates must divide into their groups.",
+            f"Give numbers of both that are multiples of {sharing.groups}, or fewer groups.",
+            f"{n_queries} queries, {n_candidates} candidates",
+        )
+    check_entries(n_candidates, "candidates", item_row=item_row, log_q=log_q)
+    check_entries(n_queries, "queries", sample_weight=sample_weight, known=known)
+    weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
+    if known is None:
+        known = ops.zeros((n_queries, 0), dtype="int32")
+    weighted_sum: Any = plain_loss
+    if keras.backend.backend() == "jax":
+        # Other backends may not have JAX.
+        from recsys.losses.softmax_jax import can_sweep, sweep_loss
+
+        is_even = can_sweep(n_queries, n_candidates, sharing.groups)
+        weighted_sum = sweep_loss if is_even else plain_loss
+    arrays = (query, candidate, item_row, log_q, temperature, weight, known)
+    loss = weighted_sum(*arrays, positive_scale, query_loss, sharing)
+    return nan_unless_finite(loss, query, candidate, log_q)
+
+
+def plain_loss(
+    query: keras.KerasTensor,
+    candidate: keras.KerasTensor,
+    item_row: keras.KerasTensor,
+    log_q: keras.KerasTensor,
+    temperature: float | keras.KerasTensor,
+    weight: keras.KerasTensor,
+    known: keras.KerasTensor,
+    positive_scale: float | keras.KerasTensor = 1.0,
+    query_loss: QueryLoss = SOFTMAX,
+    sharing: CandidateSharing = SHARED_BY_ALL,
+) -> keras.KerasTensor:
+    """Returns the weighted sum of the queries' losses, with the matrix of logits in memory.
+
+    For every backend, and for shapes that don't divide among the devices. Takes the arguments
+    of `recsys.losses.softmax_jax.sweep_loss`.
+    """
+    if sharing.groups > 1:
+        arrays = (query, candidate, item_row, log_q, weight, known)
+        parts = zip(*(ops.split(x, sharing.groups) for x in arrays), strict=True)
+        losses = [
+            plain_loss(q, c, row, z, temperature, w, k, positive_scale, query_loss)
+            for q, c, row, z, w, k in parts
+        ]
+        return ops.sum(ops.stack(losses))
+    n_queries, n_candidates = query.shape[0], candidate.shape[0]
+    query, candidate, log_q = (ops.cast(x, "float32") for x in (query, candidate, log_q))
+    item_row = ops.cast(item_row, "int32")
+    products = ops.matmul(query, ops.transpose(candidate)) / temperature
+    is_positive = ops.eye(n_queries, n_candidates, dtype="bool")
+    is_negative = ops.logical_not(ops.logical_or(_is_excluded(item_row, known), is_positive))
+    if isinstance(query_loss, MeanHinge):
+        return ops.sum(weight * _mean_hinges(products - query_loss.margin, is_negative, log_q))
+    logits = products - log_q[None, :]
+    positive = ops.sum(ops.where(is_positive, logits, 0.0), axis=-1)
+    if not query_loss.decoupled:
+        # The positive is never masked, so every row has a finite logit.
+        is_summed = ops.logical_or(is_negative, is_positive)
+        logits = ops.where(is_summed, logits, float("-inf"))
+        return ops.sum(weight * (ops.logsumexp(logits, axis=-1) - positive_scale * positive))
+    has_negative = ops.any(is_negative, axis=-1, keepdims=True)
+    # A row without negatives sums all logits, and is replaced by 0 below.
+    logits = ops.where(
+        ops.logical_or(is_negative, ops.logical_not(has_negative)), logits, float("-inf")
+    )
+    losses = ops.logsumexp(logits, axis=-1) - positive_scale * positive
+    return ops.sum(weight * ops.where(has_negative[:, 0], losses, 0.0))
+
+
+def _mean_hinges(
+    scores: keras.KerasTensor, is_negative: keras.KerasTensor, share: keras.KerasTensor
+) -> keras.KerasTensor:
+    """Returns the mean of the negatives' scores above 0 `[batch]`, weighted by `share`."""
+    share = ops.where(is_negative, share[None, :], 0.0)
+    total = ops.sum(share, axis=-1)
+    mean = ops.sum(share * ops.relu(scores), axis=-1)
+    return mean / ops.where(ops.equal(total, 0.0), 1.0, total)
+
+
+def _is_excluded(item_row: keras.KerasTensor, known: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns which candidates are no negatives of a query `[batch, candidates]` bool."""
+    n_queries, n_candidates = known.shape[0], item_row.shape[0]
+    own = ops.equal(item_row[:n_queries, None], item_row[None, :])
+    masked = ops.logical_or(own, ops.logical_not(is_first(item_row))[None, :])
+    if known.shape[1] == 0:
+        return masked
+    positive = ops.arange(n_queries, dtype="int32")
+    # One more column collects the items that are no candidates.
+    positions = known_positions(item_row, ops.cast(known, "int32"), positive)
+    indices = ops.reshape(positive[:, None] * (n_candidates + 1) + positions, (-1, 1))
+    hits = ops.scatter(indices, ops.ones(indices.shape[0]), (n_queries * (n_candidates + 1),))
+    hits = ops.reshape(hits, (n_queries, n_candidates + 1))[:, :-1]
+    return ops.logical_or(masked, hits > 0)
+
+
+# --- checks
 
 
 def check_vectors(vectors: Any, name: str, rows: int | None = None) -> None:
-    """Checks that something is vectors `[rows, width]` of a float type.
+    """Checks that `vectors` is a float array `[rows, width]`.
 
     Args:
-        vectors: What is checked.
+        vectors: Object to check.
         name: Its name in the error.
-        rows: How many there must be; None: any number.
+        rows: Required number of rows; None for any.
 
     Raises:
         RecsysError: It is something else (R334).
@@ -63,7 +226,7 @@ def check_pair(query: Any, candidate: Any, of: str = "") -> None:
     Args:
         query: Query embeddings.
         candidate: Candidate embeddings.
-        of: The class that they are of, for the error.
+        of: Name of the model's class, for the error.
 
     Raises:
         RecsysError: They aren't (R334).
@@ -82,7 +245,7 @@ def check_pair(query: Any, candidate: Any, of: str = "") -> None:
 
 
 def check_scalar(value: Any, name: str) -> None:
-    """Checks that something is a scalar of a float type.
+    """Checks that `value` is a float scalar.
 
     Raises:
         RecsysError: It is something else (R334).
@@ -116,10 +279,13 @@ def check_entries(n: int, of: str, **arrays: Any) -> None:
 
 
 def described(x: Any) -> str:
-    """Returns the type and shape of a tensor, or the class of anything else."""
+    """Returns the dtype and shape of a tensor, or the class name of another object."""
     if not hasattr(x, "shape"):
         return type(x).__name__
     return f"{keras.backend.standardize_dtype(x.dtype)}{list(x.shape)}"
+
+
+# --- positions among the candidates
 
 
 def first_positions(item_row: keras.KerasTensor, wanted: keras.KerasTensor) -> keras.KerasTensor:
@@ -130,28 +296,28 @@ def first_positions(item_row: keras.KerasTensor, wanted: keras.KerasTensor) -> k
         wanted: Item rows int32, of any shape.
 
     Returns:
-        Positions in 0 … candidates - 1, and `candidates` for items that are no candidates; int32.
+        Positions int32; `candidates` for items that are no candidates.
     """
     n_candidates = item_row.shape[0]
     order = ops.cast(ops.argsort(item_row), "int32")  # Stable: equal rows stay in order.
     in_order = ops.take(item_row, order)
     flat = ops.reshape(wanted, (-1,))
-    at = ops.minimum(ops.cast(_places(in_order, flat), "int32"), n_candidates - 1)
+    at = ops.minimum(ops.cast(_search(in_order, flat), "int32"), n_candidates - 1)
     is_found = ops.equal(ops.take(in_order, at), flat)
     return ops.reshape(ops.where(is_found, ops.take(order, at), n_candidates), wanted.shape)
 
 
-def _places(in_order: keras.KerasTensor, wanted: keras.KerasTensor) -> keras.KerasTensor:
+def _search(in_order: keras.KerasTensor, wanted: keras.KerasTensor) -> keras.KerasTensor:
     if keras.backend.backend() != "jax":
         return ops.searchsorted(in_order, wanted)
     import jax.numpy as jnp
 
-    # In a loop a GPU would start kernels, and copy, for each halving.
+    # A loop would launch kernels on a GPU for each step of the search.
     return jnp.searchsorted(in_order, wanted, method="scan_unrolled")
 
 
 def is_first(item_row: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns whether each candidate is the first one of its item `[candidates]` bool."""
+    """Returns whether each candidate is the first of its item `[candidates]` bool."""
     order = ops.argsort(item_row)  # Stable: equal rows stay in order.
     in_order = ops.take(item_row, order)
     starts = ops.concatenate([ops.ones((1,), "bool"), in_order[1:] != in_order[:-1]])
@@ -161,19 +327,22 @@ def is_first(item_row: keras.KerasTensor) -> keras.KerasTensor:
 def known_positions(
     item_row: keras.KerasTensor, known: keras.KerasTensor, positive: keras.KerasTensor
 ) -> keras.KerasTensor:
-    """Returns the positions of each query's known items, its own positive left out.
+    """Returns the positions of each query's known items, without its own positive.
 
     Args:
         item_row: Item row of each candidate `[candidates]` int32.
-        known: Item rows of each query `[batch, known]` int32; 0 is none.
+        known: Item rows of each query `[batch, known]` int32, padded with 0.
         positive: Position of each query's positive `[batch]` int32.
 
     Returns:
-        First positions `[batch, known]` int32; `candidates` for what isn't among them.
+        First positions `[batch, known]` int32; `candidates` for other items.
     """
     positions = first_positions(item_row, known)
     is_none = ops.logical_or(ops.equal(known, NO_ITEM), ops.equal(positions, positive[:, None]))
     return ops.where(is_none, item_row.shape[0], positions)
+
+
+# --- weights
 
 
 def mean_weights(weight: keras.KerasTensor) -> keras.KerasTensor:
@@ -185,14 +354,14 @@ def mean_weights(weight: keras.KerasTensor) -> keras.KerasTensor:
     weight = ops.cast(weight, "float32")
     total = ops.sum(weight)
     is_zero = ops.equal(total, 0.0)
-    # Divided by 1 where it isn't used, so that no gradient is NaN.
+    # The unused branch divides by 1, so that no gradient is NaN.
     return ops.where(is_zero, 0.0, weight / ops.where(is_zero, 1.0, total))
 
 
 def nan_unless_finite(loss: keras.KerasTensor, *arrays: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns `loss`, or NaN if a number in `arrays` is infinite or NaN.
+    """Returns `loss`, or NaN if `arrays` hold NaN or infinity.
 
-    A query whose scores are infinite could hide among the losses of the others.
+    A query with infinite scores may not show in the mean loss.
     """
     is_finite = [ops.all(ops.isfinite(x)) for x in arrays]
     return ops.where(ops.all(ops.stack(is_finite)), loss, float("nan"))

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @register_loss("bilateral_softmax")
 class BilateralSoftmax(Loss):
-    """The bilateral softmax: a temperature for positives, another one for negatives."""
+    """Bilateral softmax: separate temperatures for positives and negatives."""
 
     title: ClassVar[str] = "Bilateral softmax with logQ correction"
     takes_sharing: ClassVar[bool] = True
 
     positive_temperature: PositiveFloat | None = None
-    """Divides the positive's similarity, the paper's τ₁; `null`: `model.temperature`, its τ₂,
-    which divides those of the negatives."""
+    """Divides the positive's similarity, the paper's τ₁; `null` for `model.temperature`, the
+    paper's τ₂, which divides the negatives' similarities."""
     negative_weight: PositiveFloat = 1.0
-    """Weight of the logarithm of the negatives' sum against the positive, the exponent of
-    the sum in the authors' code; above 1 negatives count more."""
+    """Weight of the log of the negatives' sum relative to the positive, the exponent of the sum
+    in the authors' code; above 1 negatives count more."""
     decoupled: bool = True
-    """Whether the sum is of negatives alone; else the positive is in it, as in
+    """Whether the sum leaves the positive out; else it includes the positive, as in
     `sampled_softmax`."""
 
     def __call__(
@@ -58,11 +58,10 @@ def bilateral_softmax(
 
         loss_i = w log Σ_{j in S_i} exp(s_ij / τ - log q_j)  -  s_iy / τ₁
 
-    The paper's w is τ / τ₁, which makes both sides a log-expectation-exp of one scale; its
-    code takes τ₁ = τ and tunes w. With one positive for each query, the paper's expectation
-    over positives is that positive. Negatives, the correction by `log q` and what is left
-    out are those of `sampled_softmax`; the value has `τ / τ₁ · log q_y` besides, which has
-    no gradient to the embeddings.
+    The paper's w is τ / τ₁, which gives both sides the same scale; its code takes τ₁ = τ and
+    tunes w. With one positive per query, the paper's expectation over positives is that
+    positive. Negatives and the correction by `log q` are as in `sampled_softmax`. The value also
+    contains `τ / τ₁ · log q_y`, which has no gradient for the embeddings.
 
     Args:
         query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
@@ -72,24 +71,23 @@ def bilateral_softmax(
             `[candidates]` float32.
         temperature: Divides the negatives' dot products; it has a gradient.
         sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Item rows that each query is known to like `[batch, known]` int32, filled
-            up with 0. None for none.
+        known: Item rows of each query's known positives `[batch, known]` int32, padded with 0.
+            None for none.
         positive_temperature: Divides the positive's dot product; None: `temperature`.
         negative_weight: The weight w.
-        decoupled: Whether the sum is without the positive.
-        sharing: How candidates are shared among the queries and the devices.
+        decoupled: Whether the sum leaves the positive out.
+        sharing: How candidates are shared among queries and devices.
 
     Returns:
-        The weighted mean over the queries, a scalar float32: 0, with gradients 0, if the
-        weights sum to 0; NaN if a number in `query`, `candidate` or `log_q` is infinite or
-        NaN. A query without negatives costs 0 if decoupled.
+        The weighted mean over the queries, a scalar float32. 0, with zero gradients, if the
+        weights sum to 0; NaN if `query`, `candidate` or `log_q` has NaN or infinite entries. If
+        decoupled, the loss of a query without negatives is 0.
 
     Raises:
         RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344); or arrays don't fit each other (R334).
+            the groups (R344); or the shapes don't match (R334).
     """
-    from recsys.losses.batch import Form
-    from recsys.losses.over_candidates import mean_over_candidates
+    from recsys.losses.batch import Softmax, mean_over_candidates
 
     ratio = 1.0 if positive_temperature is None else temperature / positive_temperature
     return negative_weight * mean_over_candidates(
@@ -100,7 +98,7 @@ def bilateral_softmax(
         temperature,
         sample_weight,
         known,
-        form=Form(is_decoupled=decoupled),
-        pull=ratio / negative_weight,
+        Softmax(decoupled),
+        positive_scale=ratio / negative_weight,
         sharing=sharing,
     )

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @register_loss("cosine_contrastive")
 class CosineContrastive(Loss):
-    """Positives towards 1, negatives below a margin (SimpleX); best with many negatives."""
+    """Pushes positives towards 1 and negatives below a margin (SimpleX); use many negatives."""
 
     title: ClassVar[str] = "Cosine contrastive loss"
     takes_sharing: ClassVar[bool] = True
 
     margin: Annotated[float, Field(ge=-1.0, lt=1.0)] = 0.9
-    """Similarity up to which a negative costs nothing [-1..1)."""
+    """Similarity up to which a negative has no loss [-1..1)."""
     negative_weight: NonNegativeFloat = 150.0
-    """Weight of the mean over the negatives against the positive."""
+    """Weight of the mean over the negatives relative to the positive."""
 
     def __call__(
         self,
@@ -33,7 +33,7 @@ class CosineContrastive(Loss):
         temperature: Any,
         **batch: Any,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see `cosine_contrastive`. There is no `temperature`."""
+        """Returns the loss of a batch; see `cosine_contrastive`. Ignores `temperature`."""
         return cosine_contrastive(query, candidate, **batch, **self.model_dump())
 
 
@@ -52,42 +52,46 @@ def cosine_contrastive(
 
     Mao et al., "SimpleX: A Simple and Strong Baseline for Collaborative Filtering", CIKM
     2021. With `s_ij = query_i · candidate_j`, y the positive of query i, m the margin
-    and S_i its negatives, those of `sampled_softmax`:
+    and S_i its negatives, as in `sampled_softmax`:
 
         loss_i = max(0, 1 - s_iy)  +  w Σ_{j in S_i} v_j max(0, s_ij - m) / Σ_{j in S_i} v_j
 
-    The paper draws negatives evenly. Here they are shared by the batch, and popular items
-    are among them more often, so that each counts `v_j = 1 / q_j`: the mean is then that
-    over the whole catalogue, but for chance (Hájek's estimator, 1971, with the inclusion
-    probabilities `q_j`). With `log_q` 0 it is that over the candidates as they are.
+    The paper draws negatives uniformly. Here the batch shares its negatives, and popular items
+    are among them more often, so each is weighted by `v_j = 1 / q_j`: the mean then estimates
+    the mean over the whole catalogue (Hájek's estimator, 1971, with the inclusion probabilities
+    `q_j`). With `log_q` 0 it is the mean over the candidates.
 
     Args:
         query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
-            Of length 1, but for a bias, where products are to be cosines.
+            Unit vectors, apart from a bias, if products are to be cosines.
         candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of query i.
         item_row: Item row of each candidate `[candidates]` int32.
         log_q: Log of the probability that an item is among the negatives `[candidates]`
-            float32; it has no gradient.
+            float32, without a gradient.
         sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Item rows that each query is known to like `[batch, known]` int32, filled
-            up with 0. None for none.
+        known: Item rows of each query's known positives `[batch, known]` int32, padded with 0.
+            None for none.
         margin: The margin m.
         negative_weight: The weight w.
-        sharing: How candidates are shared among the queries and the devices.
+        sharing: How candidates are shared among queries and devices.
 
     Returns:
-        The weighted mean over the queries, a scalar float32: 0, with gradients 0, if the
-        weights sum to 0; NaN if a number in `query`, `candidate` or `log_q` is infinite or
-        NaN. Of a query without negatives only the positive costs.
+        The weighted mean over the queries, a scalar float32. 0, with zero gradients, if the
+        weights sum to 0; NaN if `query`, `candidate` or `log_q` has NaN or infinite entries. A
+        query without negatives has only the loss of its positive.
 
     Raises:
         RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344); or arrays don't fit each other (R334).
+            the groups (R344); or the shapes don't match (R334).
     """
     from keras import ops
 
-    from recsys.losses.batch import Form, mean_weights, nan_unless_finite
-    from recsys.losses.over_candidates import mean_over_candidates
+    from recsys.losses.batch import (
+        MeanHinge,
+        mean_over_candidates,
+        mean_weights,
+        nan_unless_finite,
+    )
 
     log_q = ops.stop_gradient(ops.cast(log_q, "float32"))
     negatives = mean_over_candidates(
@@ -98,7 +102,7 @@ def cosine_contrastive(
         1.0,
         sample_weight,
         known,
-        form=Form(margin=margin),
+        MeanHinge(margin),
         sharing=sharing,
     )
     n_queries = query.shape[0]

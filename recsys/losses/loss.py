@@ -32,8 +32,8 @@ class TrainOptions(Protocol):
 class Loss(Strict):
     """A loss of retrieval training; its fields are its options in a config.
 
-    Register a subclass with `recsys.register_loss`. Keras is imported inside `__call__`, so
-    that a config is read without it:
+    Register a subclass with `recsys.register_loss`. Import Keras inside `__call__`, so that
+    reading a config doesn't import it:
 
         @recsys.register_loss("cosine_margin")
         class CosineMargin(recsys.Loss):
@@ -47,14 +47,14 @@ class Loss(Strict):
                 ...
 
     Attributes:
-        title: What the loss is called in the model card and the report.
-        negatives: `drawn`: the candidates of a batch are its positives and what
-            `train.uniform_negatives` and `train.hard_negatives` add; `catalogue`: its
+        title: Display name in the model card and the report.
+        negatives: `drawn`: the candidates are the batch's positives and the negatives of
+            `train.uniform_negatives` and `train.hard_negatives`; `catalogue`: the batch's
             positives, then all items.
         takes_hard_negatives: Whether hard negatives may be among the candidates.
         needs_drawn_negatives: Whether `train.uniform_negatives` must be positive.
-        takes_sharing: Whether it takes `sharing`, a `recsys.losses.CandidateSharing`, which
-            is given where `train.negative_groups` or `train.negatives_dtype` ask for it.
+        takes_sharing: Whether `__call__` takes `sharing`, a `recsys.losses.CandidateSharing`.
+            It is passed if `train.negative_groups` or `train.negatives_dtype` is set.
     """
 
     title: ClassVar[str] = ""
@@ -79,22 +79,22 @@ class Loss(Strict):
         Args:
             query: Query embeddings `[batch, dim]`.
             candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of
-                query i, the rows from `batch` on are negatives alone.
+                query i, the rows from `batch` on are only negatives.
             item_row: Item row of each candidate `[candidates]` int32.
             log_q: Log of the probability that an item is among the candidates
                 `[candidates]` float32.
-            temperature: Divides the dot products; it may have a gradient.
+            temperature: Divides the dot products; may be trainable.
             sample_weight: Weight of each query `[batch]`; None for ones.
-            known: Item rows that each query is known to like `[batch, known]` int32,
-                padded with 0; None for none.
+            known: Item rows of each query's known positives `[batch, known]` int32, padded
+                with 0; None for none.
         """
         raise NotImplementedError
 
     def check(self, train: TrainOptions) -> None:
-        """Checks that the rest of `train` suits the loss.
+        """Checks that the other options of `train` are compatible with the loss.
 
         Raises:
-            ValueError: It doesn't; the text says what must hold.
+            ValueError: An option isn't; the message says which value it must have.
         """
         name = registry.name_of("loss", self)
         if self.needs_drawn_negatives and not train.uniform_negatives:
@@ -112,15 +112,15 @@ class Loss(Strict):
 
 
 class CandidateSharing(NamedTuple):
-    """Which candidates a query is compared with, and how devices send them to each other.
+    """Which candidates a query is compared with, and how devices exchange them.
 
-    In several groups the queries are cut into as many equal parts, and so are the candidates:
-    those of a part are the positives of its queries, in their order, then further negatives.
-    A query is compared with the candidates of its own part alone.
+    With several groups, queries and candidates are split into as many equal parts. The
+    candidates of a part are the positives of its queries, in order, then further negatives. A
+    query is compared only with the candidates of its own part.
 
     Attributes:
-        groups: Groups of queries, each with candidates of its own; 1: all share all.
-        dtype: Type in which devices send candidates and their gradients to each other.
+        groups: Number of groups; 1 compares all queries with all candidates.
+        dtype: Dtype in which devices exchange candidates and their gradients.
     """
 
     groups: int = 1
@@ -128,7 +128,7 @@ class CandidateSharing(NamedTuple):
 
     @classmethod
     def of_config(cls, train: TrainOptions) -> Self:
-        """Returns what `train.negative_groups` and `train.negatives_dtype` say."""
+        """Returns the sharing of `train.negative_groups` and `train.negatives_dtype`."""
         return cls(train.negative_groups, train.negatives_dtype)
 
 
@@ -139,12 +139,12 @@ SHARED_BY_ALL = CandidateSharing()
 def positives_of(
     candidate: keras.KerasTensor, n_queries: int, groups: int = 1
 ) -> keras.KerasTensor:
-    """Returns the positives of all queries `[n_queries, …]`, in their order.
+    """Returns the positives of all queries `[n_queries, …]`, in order.
 
     Args:
-        candidate: An entry for each candidate `[candidates, …]`.
-        n_queries: Queries.
-        groups: Groups of queries, each with candidates of its own.
+        candidate: Array with an entry per candidate `[candidates, …]`.
+        n_queries: Number of queries.
+        groups: Number of groups of queries.
     """
     from keras import ops
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @register_loss("bpr")
 class Bpr(Loss):
-    """Against one drawn item each."""
+    """Bayesian personalised ranking: one drawn negative per query."""
 
     title: ClassVar[str] = "Bayesian personalised ranking"
     takes_hard_negatives: ClassVar[bool] = False
@@ -23,7 +23,7 @@ class Bpr(Loss):
     def __call__(
         self, query: keras.KerasTensor, candidate: keras.KerasTensor, *, log_q: Any, **batch: Any
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see `bpr`. Pairs need no correction by `log_q`."""
+        """Returns the loss of a batch; see `bpr`. Ignores `log_q`."""
         return bpr(query, candidate, **batch)
 
 
@@ -35,12 +35,11 @@ def bpr(
     sample_weight: keras.KerasTensor | None = None,
     known: keras.KerasTensor | None = None,
 ) -> keras.KerasTensor:
-    """Returns the loss of Bayesian personalised ranking, one negative for each query.
+    """Returns the loss of Bayesian personalised ranking, with one negative per query.
 
     The mean of `-log sigmoid((s_positive - s_negative) / temperature)`: BPR-Opt of Rendle
-    et al., UAI 2009, section 4.1, whose regulariser is the optimizers' (weight decay).
-    A pair whose negative is the query's own item, or one that it is known to like, has
-    weight 0.
+    et al., UAI 2009, section 4.1, whose regulariser is the optimizers' weight decay.
+    Pairs whose negative is the query's own item or a known positive have weight 0.
 
     Args:
         query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
@@ -50,15 +49,15 @@ def bpr(
         item_row: Item row of each candidate `[batch + negatives]` int32.
         temperature: Divides the difference of the dot products; it has a gradient.
         sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Item rows that each query is known to like `[batch, known]` int32, filled
-            up with 0. None for none.
+        known: Item rows of each query's known positives `[batch, known]` int32, padded with 0.
+            None for none.
 
     Returns:
-        The weighted mean over the pairs, a scalar float32: 0, with gradients 0, if their
-        weights sum to 0; NaN if a number in `query` or `candidate` is infinite or NaN.
+        The weighted mean over the pairs, a scalar float32. 0, with zero gradients, if their
+        weights sum to 0; NaN if `query` or `candidate` has NaN or infinite entries.
 
     Raises:
-        RecsysError: There is no negative (R344), or arrays don't fit each other (R334).
+        RecsysError: There is no negative (R344), or the shapes don't match (R334).
     """
     from keras import ops
 

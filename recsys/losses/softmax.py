@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 @register_loss("sampled_softmax")
 class SampledSoftmax(Loss):
-    """Against the batch's items and the negatives drawn, corrected for their sampling."""
+    """Softmax over the batch's items and the drawn negatives, with logQ correction."""
 
     title: ClassVar[str] = "Sampled softmax with logQ correction"
     takes_sharing: ClassVar[bool] = True
 
     decoupled: bool = False
-    """Whether the softmax' sum leaves the positive out: one that is well above all others is
-    pulled as hard as any (Yeh et al., "Decoupled Contrastive Learning", ECCV 2022)."""
+    """Whether the sum of the softmax leaves the positive out. The gradient of a positive then
+    doesn't vanish when it scores far above all others (Yeh et al., "Decoupled Contrastive
+    Learning", ECCV 2022)."""
 
     def __call__(
         self, query: keras.KerasTensor, candidate: keras.KerasTensor, **batch: Any
@@ -31,7 +32,7 @@ class SampledSoftmax(Loss):
 
 @register_loss("full_softmax")
 class FullSoftmax(SampledSoftmax):
-    """Against the whole catalogue, for small ones."""
+    """Softmax over the whole catalogue; for small catalogues."""
 
     title: ClassVar[str] = "Softmax over the whole catalogue"
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "catalogue"
@@ -51,33 +52,32 @@ def sampled_softmax(
 ) -> keras.KerasTensor:
     """Returns the softmax loss over the candidates of a batch, corrected for their sampling.
 
-    The first candidates are the positives of the queries, which are each other's
-    negatives; more may follow that are negatives alone (mixed negative sampling: Yang
-    et al., WWW 2020). The logit of query i and candidate j is `query_i · candidate_j /
-    temperature - log_q_j`, that of the positive too, without a clip.
+    The first candidates are the positives of the queries, which are negatives of the other
+    queries; further negatives may follow (mixed negative sampling: Yang et al., WWW 2020). The
+    logit of query i and candidate j is `query_i · candidate_j / temperature - log_q_j`, also
+    for the positive, without clipping.
 
-    A query's softmax runs over a set: its own positive, and the first candidate of each
-    other item. Further copies of an item add nothing; copies of the query's own item
-    (accidental hits) and of items that it is known to like are left out.
+    A query's softmax runs over a set: its own positive, and the first candidate of each other
+    item. Further copies of an item are ignored; copies of the query's own item (accidental
+    hits) and its known positives are left out.
 
-    For a set, `log_q` is the log of the inclusion probability: that of B draws with
-    probability p each is `1 - (1 - p)^B`, and a second sampler's miss probability
-    multiplies in. Why that is right: the set S sampled around the positive y has probability
-    Q(S | y) ∝ 1 / q_y among the y in S, since every other member had to be drawn and y was
-    there anyway; so by Bayes P(y | x, S) ∝ P(y | x) / q_y, and the scores whose corrected softmax
-    fits are log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015; TensorFlow's note
-    "Candidate Sampling", where q is the expected count among unique samples). Yi et al. (RecSys
-    2019, eq. 5) take log p, which is the same up to a constant while B p is small. It is exact
-    where items are drawn independently of each other, and near it for draws with replacement
-    (docs/losses.md says how near).
+    For a set, `log_q` is the log of the inclusion probability: `1 - (1 - p)^B` for B draws
+    with probability p each, times the miss probability of a second sampler. Derivation: the
+    set S sampled around the positive y has probability Q(S | y) ∝ 1 / q_y among the y in S,
+    since every other member had to be drawn and y is always in S. So by Bayes
+    P(y | x, S) ∝ P(y | x) / q_y, and the corrected softmax is fitted by the scores
+    log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015; TensorFlow's note
+    "Candidate Sampling", where q is the expected count among unique samples). Yi et al.
+    (RecSys 2019, eq. 5) use log p, which is the same up to a constant if B p is small. The
+    correction is exact if items are drawn independently of each other, and approximate for
+    draws with replacement (docs/losses.md gives the error).
 
-    With `candidate` the positives and then the whole catalogue, and `log_q` 0, it is the
-    full softmax.
+    With the positives and then the whole catalogue as candidates, and `log_q` 0, it is the full
+    softmax.
 
-    On JAX, loss and gradients are computed by blocks of queries: memory grows with
-    `batch + candidates`, not with their product. Under a distribution whose devices
-    divide both, each device computes the part of its own queries, against the candidates
-    of all.
+    On JAX, loss and gradients are computed in blocks of queries: memory grows with
+    `batch + candidates`, not with their product. Under a distribution whose devices divide
+    both, each device computes the loss of its own queries over the candidates of all devices.
 
     Args:
         query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
@@ -88,23 +88,22 @@ def sampled_softmax(
             `[candidates]` float32.
         temperature: Divides the dot products; it has a gradient.
         sample_weight: Weight of each query `[batch]`, not negative; None for ones.
-        known: Item rows that each query is known to like `[batch, known]` int32, filled
-            up with 0; its own positive may be one of them. None for none.
-        decoupled: Whether the sum is over the other items alone, without the positive
-            (Yeh et al., ECCV 2022). A query without any then costs 0.
-        sharing: How candidates are shared among the queries and the devices.
+        known: Item rows of each query's known positives `[batch, known]` int32, padded with 0;
+            its own positive may be one of them. None for none.
+        decoupled: Whether the sum leaves the positive out (Yeh et al., ECCV 2022). The loss of
+            a query without negatives is then 0.
+        sharing: How candidates are shared among queries and devices.
 
     Returns:
         The weighted mean of the negative log-likelihoods of the positives, a scalar
-        float32: 0, with gradients 0, if the weights sum to 0; NaN if a number in
-        `query`, `candidate` or `log_q` is infinite or NaN.
+        float32. 0, with zero gradients, if the weights sum to 0; NaN if `query`, `candidate` or
+        `log_q` has NaN or infinite entries.
 
     Raises:
         RecsysError: There are fewer candidates than queries, or they don't divide into
-            the groups (R344); or arrays don't fit each other (R334).
+            the groups (R344); or the shapes don't match (R334).
     """
-    from recsys.losses.batch import Form
-    from recsys.losses.over_candidates import mean_over_candidates
+    from recsys.losses.batch import Softmax, mean_over_candidates
 
     return mean_over_candidates(
         query,
@@ -114,6 +113,6 @@ def sampled_softmax(
         temperature,
         sample_weight,
         known,
-        form=Form(is_decoupled=decoupled),
+        Softmax(decoupled),
         sharing=sharing,
     )

@@ -1,14 +1,14 @@
-"""Losses over all candidates on JAX, with gradients that never hold queries × candidates.
+"""Losses over all candidates on JAX, without an array of queries × candidates.
 
-They are the sampled softmax and, of the same scores, the mean of hinges: see `Form`.
+They are the losses of `QueryLoss`: softmax and mean hinge.
 
-The forward pass computes the gradients along with the losses, in one sweep over blocks
-of queries; the backward pass only scales them. Under a mesh each device sweeps its own
-queries over the candidates of its group: it gathers those of the other devices in the group,
-and sends back the gradients that are theirs.
+The forward pass computes the gradients with the losses, in one sweep over blocks of queries;
+the backward pass only scales them. Under a mesh each device sweeps its own queries over the
+candidates of its group: it gathers the candidates of the group's other devices, and sends their
+gradients back.
 
-A sweep is that of the C kernel where there is one, to the same bits for any number of
-threads, else of JAX alone; they agree to about 1e-6.
+The C kernel runs the sweep if it is available, with equal bits for any number of threads; else
+JAX does. They agree to about 1e-6.
 """
 
 from __future__ import annotations
@@ -31,29 +31,35 @@ from recsys.distributed.collectives import (
     on_each_device,
     reduce_scatter,
 )
-from recsys.losses.batch import Form, is_first, known_positions
+from recsys.losses.batch import (
+    SOFTMAX,
+    MeanHinge,
+    QueryLoss,
+    Softmax,
+    is_first,
+    known_positions,
+)
 from recsys.losses.loss import SHARED_BY_ALL, CandidateSharing, positives_of
 
-_SOFTMAX = Form()
 _MAX_KERNEL_DIM = 1024
-"""The widest embeddings that the C kernel takes [floats]."""
+"""Largest embedding width of the C kernel [floats]."""
 
 
 class SoftmaxBatch(NamedTuple):
-    """What the sampled softmax is computed from.
+    """Inputs of a sweep.
 
     Attributes:
         query: Query embeddings `[batch, dim]` float32.
         candidate: Candidate embeddings `[candidates, dim]` float32.
         item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from a candidate's logits `[candidates]` float32; of hinges, their
-            weights.
+        log_q: Subtracted from a candidate's logits `[candidates]` float32; for a `MeanHinge`
+            the candidates' weights.
         weight: Weight of each query's loss in the sum `[batch]` float32.
-        known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
+        known: Item rows that are no negatives of a query `[batch, known]` int32, padded with 0.
         scale: One over the temperature, a scalar float32.
-        first: The positive of query 0, a scalar int32; that of query i is `first + i`.
-        pull: What the positive's logit is multiplied by, but for that in the sum of a
-            softmax; a scalar float32.
+        first: Index of query 0's positive, a scalar int32; query i has `first + i`.
+        positive_scale: Factor on the positive's logit outside the sum of a softmax, a scalar
+            float32.
     """
 
     query: jax.Array
@@ -64,12 +70,12 @@ class SoftmaxBatch(NamedTuple):
     known: jax.Array
     scale: jax.Array
     first: jax.Array
-    pull: jax.Array | float = 1.0
+    positive_scale: jax.Array | float = 1.0
 
 
 Sweep = Callable[[SoftmaxBatch], Sequence[jax.Array]]
 _ARRAYS = ("query", "candidate", "item_row", "log_q", "weight", "known")
-"""Fields of a batch with an entry for each query, or for each candidate."""
+"""Fields of a batch with an entry per query or per candidate."""
 
 
 def sweep_loss(
@@ -80,83 +86,89 @@ def sweep_loss(
     temperature: jax.Array | float,
     weight: jax.Array,
     known: jax.Array,
-    pull: jax.Array | float = 1.0,
-    form: Form = _SOFTMAX,
+    positive_scale: jax.Array | float = 1.0,
+    query_loss: QueryLoss = SOFTMAX,
     sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> jax.Array:
     """Returns the weighted sum of the queries' losses, a scalar float32.
 
-    It has gradients to all arguments but `item_row` and `known`; of hinges there is none to
-    `log_q`, and they don't read `pull`.
+    It has gradients for all arguments but `item_row` and `known`; with a `MeanHinge` `log_q` has
+    none either, and `positive_scale` is ignored.
 
     Args:
         query: Query embeddings `[batch, dim]`.
         candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of
             query i.
         item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from a candidate's logits `[candidates]`; of hinges, their weights.
+        log_q: Subtracted from a candidate's logits `[candidates]`; for a `MeanHinge` the
+            candidates' weights.
         temperature: Divides the dot products.
         weight: Weight of each query's loss `[batch]`.
-        known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
-        pull: What the positive's logit is multiplied by, but for that in the sum.
-        form: What the loss of a query is.
-        sharing: How candidates are shared; with several groups their order is by group.
+        known: Item rows that are no negatives of a query `[batch, known]` int32, padded with 0.
+        positive_scale: Factor on the positive's logit outside the sum of a softmax.
+        query_loss: Loss of a query.
+        sharing: How candidates are shared; with several groups they are ordered by group.
     """
-    floats = (query, candidate, log_q, temperature, weight, pull)
-    query, candidate, log_q, temperature, weight, pull = (
+    floats = (query, candidate, log_q, temperature, weight, positive_scale)
+    query, candidate, log_q, temperature, weight, positive_scale = (
         jnp.asarray(x, jnp.float32) for x in floats
     )
     item_row, known = (jnp.asarray(x, jnp.int32) for x in (item_row, known))
-    arguments = (query, candidate, item_row, log_q, temperature, weight, known, pull)
-    return _sweep_loss(form, sharing, *arguments)
+    arguments = (query, candidate, item_row, log_q, temperature, weight, known, positive_scale)
+    return _sweep_loss(query_loss, sharing, *arguments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _sweep_loss(form: Form, sharing: CandidateSharing, *arguments: jax.Array) -> jax.Array:
+def _sweep_loss(
+    query_loss: QueryLoss, sharing: CandidateSharing, *arguments: jax.Array
+) -> jax.Array:
     batch = _batch(*arguments)
-    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_losses(batch, form)], sharing)[0])
+    (losses,) = _swept(batch, lambda batch: [_losses(batch, query_loss)], sharing)
+    return jnp.sum(batch.weight * losses)
 
 
 def _forward(
-    form: Form, sharing: CandidateSharing, *primals: Any
+    query_loss: QueryLoss, sharing: CandidateSharing, *primals: Any
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     arguments = [primal.value for primal in primals]
     batch, temperature = _batch(*arguments), arguments[4]
-    with_log_q = primals[3].perturbed and form.margin is None
+    with_log_q = primals[3].perturbed and not isinstance(query_loss, MeanHinge)
     loss, d_query, d_candidate, d_log_q = _swept(
-        batch, lambda batch: _losses_and_gradients(batch, with_log_q, form), sharing
+        batch, lambda batch: _losses_and_gradients(batch, with_log_q, query_loss), sharing
     )
     if not with_log_q:
         d_log_q = jnp.zeros_like(batch.log_q)
-    # Logits depend on query / temperature alone: one gradient follows from the other.
+    # Logits depend only on query / temperature: one gradient follows from the other.
     d_temperature = -jnp.sum(batch.query * d_query) / temperature
-    is_pull_wanted = primals[7].perturbed
-    d_pull = _pull_gradient(batch, loss, form, sharing) if is_pull_wanted else jnp.zeros(())
-    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss, d_pull)
+    d_positive_scale = jnp.zeros(())
+    if primals[7].perturbed:
+        d_positive_scale = _positive_scale_gradient(batch, loss, query_loss, sharing)
+    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss, d_positive_scale)
     return jnp.sum(batch.weight * loss), residuals
 
 
-def _pull_gradient(
-    batch: SoftmaxBatch, loss: jax.Array, form: Form, sharing: CandidateSharing
+def _positive_scale_gradient(
+    batch: SoftmaxBatch, loss: jax.Array, query_loss: QueryLoss, sharing: CandidateSharing
 ) -> jax.Array:
     arrays = batch.candidate, batch.log_q
     positive, log_q = (positives_of(x, len(batch.query), sharing.groups) for x in arrays)
     logits = jnp.sum(batch.query * positive, axis=1) * batch.scale - log_q
-    if form.is_decoupled:  # Without negatives nothing is pulled.
+    if query_loss == Softmax(decoupled=True):  # The loss is 0 without negatives.
         logits = jnp.where(loss == 0, 0.0, logits)
     return -jnp.sum(batch.weight * logits)
 
 
 def _backward(
-    form: Form,
+    query_loss: QueryLoss,
     sharing: CandidateSharing,
     residuals: tuple[jax.Array, ...],
     cotangent: jax.Array,
 ) -> tuple[Any, ...]:
-    d_query, d_candidate, d_log_q, d_temperature, d_weight, d_pull = (
+    d_query, d_candidate, d_log_q, d_temperature, d_weight, d_positive_scale = (
         cotangent * x for x in residuals
     )
-    return d_query, d_candidate, None, d_log_q, d_temperature, d_weight, None, d_pull
+    d_scalars = d_temperature, d_weight, None, d_positive_scale
+    return d_query, d_candidate, None, d_log_q, *d_scalars
 
 
 _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
@@ -170,17 +182,17 @@ def _batch(
     temperature: jax.Array,
     weight: jax.Array,
     known: jax.Array,
-    pull: jax.Array,
+    positive_scale: jax.Array,
 ) -> SoftmaxBatch:
-    scale, first = 1 / temperature, jnp.int32(0)
-    return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, scale, first, pull)
+    scalars = 1 / temperature, jnp.int32(0), positive_scale
+    return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, *scalars)
 
 
 # --- sweeps of several devices, and of several groups
 
 
 def _batch_axis() -> tuple[Mesh | None, str]:
-    """Returns the mesh and its axis that split the batch; no mesh if nothing does."""
+    """Returns the mesh and the axis that split the batch; no mesh if it isn't split."""
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.batch_dim_name is None:
         return None, ""
@@ -198,12 +210,12 @@ def can_sweep(n_queries: int, n_candidates: int, groups: int = 1) -> bool:
 
 
 def _swept(batch: SoftmaxBatch, sweep: Sweep, sharing: CandidateSharing) -> Sequence[jax.Array]:
-    """Returns what `sweep` returns; under a mesh each device sweeps its own queries.
+    """Applies `sweep` to the batch; under a mesh each device sweeps its own queries.
 
     Args:
         batch: The whole batch.
-        sweep: Returns the losses, or these, the queries' gradients, and those of arrays with
-            an entry for each candidate, which are summed over the devices of a group.
+        sweep: Returns the losses, optionally followed by the gradients of `query`, `candidate`
+            and `log_q`; the last two are summed over the devices of a group.
         sharing: How candidates are shared.
     """
     mesh, axis = _batch_axis()
@@ -230,13 +242,13 @@ def _swept(batch: SoftmaxBatch, sweep: Sweep, sharing: CandidateSharing) -> Sequ
 
     own, whole = PartitionSpec(axis), PartitionSpec()
     specs = SoftmaxBatch._make([own] * 6 + [whole] * 3)
-    # Along other axes of the mesh everything is repeated.
+    # Other axes of the mesh replicate everything.
     results: Sequence[jax.Array] = on_each_device(part, mesh, (specs,), own)(batch)
     return results
 
 
 def _each_group(batch: SoftmaxBatch, sweep: Sweep, groups: int) -> Sequence[jax.Array]:
-    """Returns what `sweep` returns of one group after the other, laid end to end."""
+    """Applies `sweep` to each group in turn and concatenates the results."""
     if groups == 1:
         return sweep(batch)
     arrays = {name: getattr(batch, name) for name in _ARRAYS}
@@ -248,28 +260,30 @@ def _each_group(batch: SoftmaxBatch, sweep: Sweep, groups: int) -> Sequence[jax.
 # --- sweeps of one device
 
 
-def _losses(batch: SoftmaxBatch, form: Form = _SOFTMAX) -> jax.Array:
+def _losses(batch: SoftmaxBatch, query_loss: QueryLoss = SOFTMAX) -> jax.Array:
     """Returns the loss of each query `[batch]` float32, without its weight."""
     if _is_native(batch):
-        return _native(batch, [batch.weight.shape], form)[0]
-    return block_losses(batch, form)
+        return _native(batch, [batch.weight.shape], query_loss)[0]
+    return block_losses(batch, query_loss)
 
 
-def _losses_and_gradients(batch: SoftmaxBatch, with_log_q: bool, form: Form) -> list[jax.Array]:
+def _losses_and_gradients(
+    batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss
+) -> list[jax.Array]:
     """Returns the losses, and the gradients of their weighted sum.
 
     Args:
-        batch: What they are computed from.
-        with_log_q: Whether the gradient of `log_q` is wanted.
-        form: What the loss of a query is.
+        batch: The inputs.
+        with_log_q: Whether to compute the gradient of `log_q`.
+        query_loss: Loss of a query.
 
     Returns:
-        The losses `[batch]`, and the gradients of `query`, `candidate` and `log_q` in
-        their shapes, the last one `[0]` if not wanted; all float32.
+        The losses `[batch]`, and the gradients of `query`, `candidate` and `log_q` in their
+        shapes (`[0]` without `with_log_q`); all float32.
     """
     if not _is_native(batch):
-        return block_gradients(batch, with_log_q, form)
-    return native_gradients(batch, with_log_q, form)
+        return block_gradients(batch, with_log_q, query_loss)
+    return native_gradients(batch, with_log_q, query_loss)
 
 
 def _is_native(batch: SoftmaxBatch) -> bool:
@@ -277,29 +291,30 @@ def _is_native(batch: SoftmaxBatch) -> bool:
 
 
 def native_gradients(
-    batch: SoftmaxBatch, with_log_q: bool, form: Form = _SOFTMAX
+    batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss = SOFTMAX
 ) -> list[jax.Array]:
-    """Returns losses and gradients by the C kernel; see `_losses_and_gradients`."""
+    """Returns `_losses_and_gradients` by the C kernel."""
     n_log_q = len(batch.log_q) if with_log_q else 0
     shapes = [batch.weight.shape, batch.query.shape, batch.candidate.shape, (n_log_q,)]
-    return _native(batch, shapes, form)
+    return _native(batch, shapes, query_loss)
 
 
-def _native(batch: SoftmaxBatch, shapes: list[tuple[int, ...]], form: Form) -> list[jax.Array]:
+def _native(
+    batch: SoftmaxBatch, shapes: list[tuple[int, ...]], query_loss: QueryLoss
+) -> list[jax.Array]:
     outs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     call = jax.ffi.ffi_call("recsys_candidate_loss", outs, vmap_method="sequential")
-    *arrays, scale, first, pull = batch
-    scalars = (jnp.float32(scale)[None], jnp.int32(first)[None], jnp.float32(pull)[None])
+    *arrays, scale, first, positive_scale = batch
+    scalars = (jnp.float32(scale)[None], jnp.int32(first)[None], jnp.float32(positive_scale)[None])
     options: dict[str, np.float32] = {}
-    if form.is_decoupled:
-        options["decoupled"] = np.float32(1)
-    if form.margin is not None:
-        options |= {"hinge": np.float32(1), "margin": np.float32(form.margin)}
+    if isinstance(query_loss, MeanHinge):
+        options = {"hinge": np.float32(1), "margin": np.float32(query_loss.margin)}
+    elif query_loss.decoupled:
+        options = {"decoupled": np.float32(1)}
     return list(call(*arrays, *scalars, **options))
 
 
-# Most logits of a block [floats]: small enough for a CPU's caches to be of use, and large
-# enough for a GPU.
+# Largest number of logits in a block [floats]: fits a CPU's caches, and keeps a GPU busy.
 _CPU_LOGITS = 2**20
 _LOGITS = 2**26
 _FEWEST_QUERIES = 64
@@ -309,12 +324,12 @@ _dot = functools.partial(
 )
 
 
-def block_losses(batch: SoftmaxBatch, form: Form = _SOFTMAX) -> jax.Array:
-    """Returns losses in JAX alone, block by block; see `_losses`."""
+def block_losses(batch: SoftmaxBatch, query_loss: QueryLoss = SOFTMAX) -> jax.Array:
+    """Returns `_losses` in JAX, block by block."""
     is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
 
     def sweep(carry: None, index: jax.Array) -> tuple[None, jax.Array]:
-        loss, _, _ = _row_losses(batch, form, is_copy, index, hidden[index])
+        loss, _, _ = _row_losses(batch, query_loss, is_copy, index, hidden[index])
         return carry, loss
 
     _, loss = jax.lax.scan(sweep, None, _blocks(batch.query, batch.candidate))
@@ -322,21 +337,21 @@ def block_losses(batch: SoftmaxBatch, form: Form = _SOFTMAX) -> jax.Array:
 
 
 def block_gradients(
-    batch: SoftmaxBatch, with_log_q: bool, form: Form = _SOFTMAX
+    batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss = SOFTMAX
 ) -> list[jax.Array]:
-    """Returns losses and gradients in JAX alone, block by block; see `_losses_and_gradients`."""
+    """Returns `_losses_and_gradients` in JAX, block by block."""
     query, candidate, scale = batch.query, batch.candidate, batch.scale
     n_queries, n_log_q = len(query), len(batch.log_q) if with_log_q else 0
     is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
     blocks = _blocks(query, candidate)
-    # What fills the last block up repeats a query, without weight.
+    # The last block is padded with repeated queries of weight 0.
     weights = jnp.pad(batch.weight, (0, blocks.size - n_queries)).reshape(blocks.shape)
 
     def sweep(
         sums: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         index, weight = block
-        loss, slopes, total = _row_losses(batch, form, is_copy, index, hidden[index])
+        loss, slopes, total = _row_losses(batch, query_loss, is_copy, index, hidden[index])
         share = weight / total
         of_query = scale * share[:, None] * _dot(slopes, candidate, (((1,), (0,)), ((), ())))
         scaled = query[index] * scale * share[:, None]
@@ -351,24 +366,28 @@ def block_gradients(
 
 
 def _hidden(batch: SoftmaxBatch) -> jax.Array:
-    """Returns the candidates that are known items `[batch, known]`; past the end for others."""
+    """Returns the positions of known items `[batch, known]`; past the end for padding."""
     positive = batch.first + jnp.arange(len(batch.query), dtype=jnp.int32)
     return known_positions(batch.item_row, batch.known, positive)
 
 
 def _row_losses(
-    batch: SoftmaxBatch, form: Form, is_copy: jax.Array, index: jax.Array, hidden: jax.Array
+    batch: SoftmaxBatch,
+    query_loss: QueryLoss,
+    is_copy: jax.Array,
+    index: jax.Array,
+    hidden: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns losses `[block]`, their slopes `[block, candidates]`, and totals `[block]`.
 
-    A slope over its row's total is the gradient of the row's loss to a logit.
+    A slope divided by its row's total is the gradient of the row's loss by a logit.
 
     Args:
-        batch: What is computed from.
-        form: What the loss of a query is.
-        is_copy: Whether an item has an earlier place `[candidates]` bool.
-        index: The queries of the block `[block]`.
-        hidden: Candidates that are no negatives `[block, known]`.
+        batch: The inputs.
+        query_loss: Loss of a query.
+        is_copy: Whether the candidate's item has an earlier position `[candidates]` bool.
+        index: Queries of the block `[block]`.
+        hidden: Positions of known items `[block, known]`.
     """
     at = batch.first + index
     scaled = batch.query[index] * batch.scale
@@ -376,55 +395,56 @@ def _row_losses(
     same = batch.item_row[at][:, None] == batch.item_row[None, :]
     other = at[:, None] != jnp.arange(batch.item_row.size)[None, :]
 
-    def masked(logits: jax.Array, is_no_term: jax.Array) -> jax.Array:
-        logits = jnp.where(is_no_term, -jnp.inf, logits)
+    def masked(logits: jax.Array, is_excluded: jax.Array) -> jax.Array:
+        logits = jnp.where(is_excluded, -jnp.inf, logits)
         if hidden.shape[1]:
             rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
             logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
         return logits
 
-    if form.margin is not None:
-        return _hinges(masked(products - form.margin, same | is_copy), batch.log_q)
-    # A positive that is in the sum is never masked, so every row has a logit that is finite.
+    if isinstance(query_loss, MeanHinge):
+        return _mean_hinges(masked(products - query_loss.margin, same | is_copy), batch.log_q)
+    # A positive in the sum is never masked, so every row has a finite logit.
     logits = masked(products - batch.log_q, (same | is_copy) & other)
     positive = jnp.take_along_axis(logits, at[:, None], axis=1)[:, 0]
-    if form.is_decoupled:
-        return _softmax_without(jnp.where(other, logits, -jnp.inf), other, positive, batch.pull)
+    if query_loss.decoupled:
+        negatives = jnp.where(other, logits, -jnp.inf)
+        return _decoupled_softmax(negatives, other, positive, batch.positive_scale)
     top = jnp.max(logits, axis=1)
     exponentials = jnp.exp(logits - top[:, None])
     total = jnp.sum(exponentials, axis=1)
-    slopes = jnp.where(other, exponentials, exponentials - batch.pull * total[:, None])
-    return jnp.log(total) + (top - batch.pull * positive), slopes, total
+    slopes = jnp.where(other, exponentials, exponentials - batch.positive_scale * total[:, None])
+    return jnp.log(total) + (top - batch.positive_scale * positive), slopes, total
 
 
-def _softmax_without(
-    logits: jax.Array, other: jax.Array, positive: jax.Array, pull: jax.Array | float
+def _decoupled_softmax(
+    logits: jax.Array, other: jax.Array, positive: jax.Array, positive_scale: jax.Array | float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what `_row_losses` does, of a sum of negatives alone.
+    """Returns losses, slopes and totals as `_row_losses`, for a sum of negatives only.
 
     Args:
-        logits: Of the negatives `[block, candidates]`, elsewhere -infinity.
+        logits: Logits of the negatives `[block, candidates]`; -infinity for other candidates.
         other: Whether a candidate is not the row's positive `[block, candidates]` bool.
         positive: Logits of the positives `[block]`.
-        pull: What they are multiplied by.
+        positive_scale: Factor on them.
     """
     top = jnp.max(logits, axis=1)
-    is_alone = top == -jnp.inf
-    top = jnp.where(is_alone, 0.0, top)
+    is_empty = top == -jnp.inf
+    top = jnp.where(is_empty, 0.0, top)
     exponentials = jnp.exp(logits - top[:, None])
     total = jnp.sum(exponentials, axis=1)
-    slopes = jnp.where(other, exponentials, -pull * total[:, None])
-    total = jnp.where(is_alone, 1.0, total)
-    loss = jnp.log(total) + (top - pull * positive)
-    return jnp.where(is_alone, 0.0, loss), slopes, total
+    slopes = jnp.where(other, exponentials, -positive_scale * total[:, None])
+    total = jnp.where(is_empty, 1.0, total)
+    loss = jnp.log(total) + (top - positive_scale * positive)
+    return jnp.where(is_empty, 0.0, loss), slopes, total
 
 
-def _hinges(logits: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what `_row_losses` does, of the mean of what scores are above a margin.
+def _mean_hinges(logits: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns losses, slopes and totals as `_row_losses`, for the mean of hinges.
 
     Args:
-        logits: Scores above the margin `[block, candidates]`; -infinity for no negative.
-        weight: Of each candidate in the mean `[candidates]`.
+        logits: Scores minus the margin `[block, candidates]`; -infinity if not a negative.
+        weight: Weight of each candidate in the mean `[candidates]`.
     """
     total = jnp.sum(jnp.where(logits > -jnp.inf, weight, 0.0), axis=1)
     total = jnp.where(total == 0, 1.0, total)
@@ -438,6 +458,6 @@ def _blocks(query: jax.Array, candidate: jax.Array) -> jax.Array:
     n_queries = query.shape[0]
     size = min(n_queries, max(_FEWEST_QUERIES, most // candidate.shape[0]))
     n_blocks = -(-n_queries // size)
-    # Blocks of one size, as equal as they can be.
+    # Blocks are of equal size, with as little padding as possible.
     size = -(-n_queries // n_blocks)
     return jnp.minimum(jnp.arange(n_blocks * size), n_queries - 1).reshape(n_blocks, size)

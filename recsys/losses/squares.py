@@ -1,4 +1,4 @@
-"""The squared loss of implicit feedback."""
+"""The squared loss for implicit feedback."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @register_loss("least_squares")
 class LeastSquares(Loss):
-    """Positives towards 1 and the catalogue towards 0 (iALS), by dot products."""
+    """Pushes dot products of positives towards 1 and of the catalogue towards 0 (iALS)."""
 
     title: ClassVar[str] = "Least squares of implicit feedback"
     takes_hard_negatives: ClassVar[bool] = False
     needs_drawn_negatives: ClassVar[bool] = True
 
     negative_weight: PositiveFloat = 6.0
-    """Weight of the mean over the drawn items against the positive."""
+    """Weight of the mean over the drawn items relative to the positive."""
     regularisation: NonNegativeFloat = 0.007
-    """Weight of the vectors' squared lengths, each as often as the vector is in the loss."""
+    """Weight of the squared lengths of the vectors, counted once per occurrence in the loss."""
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class LeastSquares(Loss):
         known: Any = None,
         **batch: Any,
     ) -> keras.KerasTensor:
-        """Returns the loss of a batch; see `least_squares`. Draws need no correction."""
+        """Returns the loss of a batch; see `least_squares`. Ignores `log_q` and `known`."""
         return least_squares(query, candidate, **batch, **self.model_dump())
 
 
@@ -49,41 +49,41 @@ def least_squares(
     negative_weight: float = 6.0,
     regularisation: float = 0.007,
 ) -> keras.KerasTensor:
-    """Returns the squared loss of implicit feedback over the drawn items of a batch.
+    """Returns the squared loss for implicit feedback over the drawn items of a batch.
 
     Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM
     2008, with the regularisation by frequency of Rendle et al., "Revisiting the Performance
-    of iALS on Item Recommendation Benchmarks", RecSys 2022; there by alternating half-steps
-    and over all pairs, here for any towers and by draws. With `s_ij = query_i ·
+    of iALS on Item Recommendation Benchmarks", RecSys 2022. They solve alternating half-steps
+    over all pairs; this loss trains any towers on drawn items. With `s_ij = query_i ·
     candidate_j / temperature`, y the positive of query i, N the drawn items, and mean_j the
     mean over N:
 
         loss_i = (1 - s_iy)²  +  w mean_j s_ij²
                  +  λ (|query_i|² + |candidate_y|²  +  w (|query_i|² + mean_j |candidate_j|²))
 
-    What a query is known to like is among N as in the paper, where a taken pair is in the sum
-    over all pairs too. There that sum counts the same for each user; here its weight grows
-    with the user's events.
+    N may contain known positives of a query, as the paper's sum over all pairs contains observed
+    pairs. There that sum has the same weight for each user; here its weight grows with the
+    number of the user's events.
 
-    The products are never made: `mean_j s_ij²` is `query_i G query_i` with the Gramian `G =
-    mean_j candidate_j candidate_jᵀ`. So a step's work grows with `batch + drawn`, not with
-    their product, and devices exchange the Gramian and the positives alone.
+    The products are not computed: `mean_j s_ij²` is `query_i G query_i` with the Gramian `G =
+    mean_j candidate_j candidate_jᵀ`. So the work of a step grows with `batch + drawn`, not with
+    their product, and devices exchange only the Gramian and the positives.
 
     Args:
         query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
         candidate: Candidate embeddings `[batch + drawn, dim]`: the positives of the
-            queries, then at least one item that was drawn from the catalogue.
+            queries, then at least one item drawn from the catalogue.
         temperature: Divides the dot products; it has a gradient.
         sample_weight: Weight of each query `[batch]`, not negative; None for ones.
         negative_weight: The weight w.
         regularisation: The weight λ.
 
     Returns:
-        The weighted mean over the queries, a scalar float32: 0, with gradients 0, if the
-        weights sum to 0; NaN if a number in `query` or `candidate` is infinite or NaN.
+        The weighted mean over the queries, a scalar float32. 0, with zero gradients, if the
+        weights sum to 0; NaN if `query` or `candidate` has NaN or infinite entries.
 
     Raises:
-        RecsysError: Nothing was drawn (R344), or arrays don't fit each other (R334).
+        RecsysError: There are no drawn items (R344), or the shapes don't match (R334).
     """
     from keras import ops
 

@@ -26,7 +26,7 @@ from softmax_reference import (
     use_kernels,
 )
 
-from recsys.losses.over_candidates import plain_loss
+from recsys.losses.batch import plain_loss
 
 
 @pytest.fixture(params=["native", "blocks"])

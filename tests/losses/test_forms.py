@@ -15,7 +15,7 @@ from softmax_reference import assert_close, negatives, random_batch, use_kernels
 
 from recsys import registry
 from recsys.losses import bilateral_softmax, cosine_contrastive, sampled_softmax, softmax_jax
-from recsys.losses.batch import Form
+from recsys.losses.batch import MeanHinge, Softmax
 
 NAMES = ["query", "candidate", "log_q", "temperature", "weight"]
 
@@ -312,8 +312,8 @@ def test_eight_devices_find_what_one_finds(kernels, eight_devices, loss, exact):
         assert found.sharding.spec == PartitionSpec("x")
 
 
-@pytest.mark.parametrize("form", [Form(is_decoupled=True), Form(margin=0.1)])
-def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch, form):
+@pytest.mark.parametrize("query_loss", [Softmax(decoupled=True), MeanHinge(0.1)])
+def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch, query_loss):
     from recsys.losses.softmax_jax import sweep_loss
 
     monkeypatch.setenv("RECSYS_NATIVE", "0")
@@ -321,7 +321,7 @@ def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch, form):
 
     def of(query, candidate):
         more = (batch.item_row, batch.log_q, 0.2, batch.weight, batch.known)
-        return sweep_loss(query, candidate, *more, 1.0, form)
+        return sweep_loss(query, candidate, *more, 1.0, query_loss)
 
     lowered = jax.jit(jax.value_and_grad(of, argnums=(0, 1))).lower(batch.query, batch.candidate)
     compiled = lowered.compile()
