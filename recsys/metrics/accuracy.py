@@ -10,7 +10,7 @@ from recsys.registry import register_metric
 
 @register_metric("recall")
 class Recall(Metric):
-    """Positives within the first k places, over the query's positives."""
+    """Positives within the first k positions, over the query's positives."""
 
     title = "recall"
     meaning = "share of what came later that is in the list"
@@ -23,7 +23,7 @@ class Recall(Metric):
 
 @register_metric("precision")
 class Precision(Metric):
-    """Positives within the first k places, over k."""
+    """Positives within the first k positions, over k."""
 
     title = "precision"
     meaning = "share of the list that came later"
@@ -36,7 +36,7 @@ class Precision(Metric):
 
 @register_metric("hit_rate")
 class HitRate(Metric):
-    """1 if a positive is within the first k places, else 0."""
+    """1 if a positive is within the first k positions, else 0."""
 
     title = "hit rate"
     meaning = "share of the lists with at least one hit"
@@ -51,8 +51,8 @@ class HitRate(Metric):
 class Ndcg(Metric):
     """Normalised discounted cumulative gain with binary gains (Järvelin and Kekäläinen, 2002).
 
-    Sum of 1 / log2(1 + rank) over the positives within the first k places, over that of the
-    best order.
+    Sum of 1 / log2(1 + rank) over the positives within the first k positions, divided by the
+    largest possible sum.
     """
 
     title = "NDCG"
@@ -71,7 +71,7 @@ class Ndcg(Metric):
 class MeanAveragePrecision(Metric):
     """Average precision (Buckley and Voorhees, 2000), cut as trec_eval's `map_cut` does.
 
-    Sum of the precisions at the ranks of the positives within the first k places, over the
+    Sum of the precisions at the ranks of the positives within the first k positions, over the
     query's positives.
     """
 
@@ -104,8 +104,8 @@ class ReciprocalRank(Metric):
 class Auc(Metric):
     """Area under the ROC curve (Hanley and McNeil, 1982; Rendle et al., 2009, eq. 1).
 
-    Share of the pairs of a positive and another item of the list in which the positive
-    stands first; 0.5 where the list holds nothing else.
+    Share of the pairs of a positive and another item in which the positive ranks higher; 0.5
+    if the list has no other items.
     """
 
     title = "AUC"

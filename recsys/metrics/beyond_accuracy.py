@@ -30,7 +30,7 @@ class Coverage(CatalogueMetric):
 
 @register_metric("gini")
 class Gini(CatalogueMetric):
-    """Gini index of what is shown: 0 all items alike, 1 only one of them.
+    """Gini index of how often items are shown: 0 all equally often, 1 only one item.
 
     With the numbers in ascending order, sum of (2 i - n - 1) x_i over (n - 1) sum of x_i
     (Fleder and Hosanagar, 2009; Castells et al., 2015, normalised to reach 1).
@@ -72,18 +72,18 @@ class Novelty(Metric):
 
 @register_metric("popularity_lift")
 class PopularityLift(CatalogueMetric):
-    """How much more popular the shown items are than those that users took.
+    """How much more popular the shown items are than the items in users' histories.
 
-    Ratio of two means over users, less 1: of the mean training positives of the first k
-    items, and of what the user did before (Abdollahpouri et al., 2020). Users without a
-    history don't count.
+    Mean over users of the mean training positives of the first k items, divided by the same
+    mean over the items in their histories, minus 1 (Abdollahpouri et al., 2020). Users without
+    a history are left out.
     """
 
     title = "popularity lift"
     meaning = "how popular the lists are beside what users did before; 0 is alike"
 
     def total(self, lists: RankedLists, k: int) -> float | None:
-        """Returns the value; None where no user has a history."""
+        """Returns the value; None if no user has a history."""
         top, items = lists.lists()
         before = lists.popularity_before
         if before is None:
@@ -98,9 +98,8 @@ class PopularityLift(CatalogueMetric):
 class Diversity(Metric):
     """Mean of 1 - cosine over all pairs of the first k items (Ziegler et al., 2005).
 
-    The sum of all cosines of n unit vectors is the squared length of their sum, so that no
-    pair is ever formed: mean cosine = (|sum|² - n) / (n (n - 1)). Items that the model
-    doesn't know make no pairs.
+    The sum of all cosines of n unit vectors is the squared length of their sum, so pairs aren't
+    formed: mean cosine = (|sum|² - n) / (n (n - 1)). Items without an embedding are left out.
     """
 
     title = "diversity"
@@ -116,10 +115,10 @@ class Diversity(Metric):
         size = max(1, _BLOCK_FLOATS // max(1, top.shape[1] * items.embeddings.shape[1]))
         for start in range(0, len(top), size):
             rows = top[start : start + size]
-            unit, is_known, place = _unit_vectors(items, rows)
-            vectors = np.where((rows > 0)[..., None], unit[place], 0.0)
+            unit, is_known, index = _unit_vectors(items, rows)
+            vectors = np.where((rows > 0)[..., None], unit[index], 0.0)
             sums = np.cumsum(vectors, axis=1, dtype=np.float64)
-            counts = np.cumsum((rows > 0) & is_known[place], axis=1)
+            counts = np.cumsum((rows > 0) & is_known[index], axis=1)
             for number, k in enumerate(ks):
                 last = min(k, rows.shape[1]) - 1
                 n, total = counts[:, last].astype(np.float64), sums[:, last]
@@ -131,24 +130,24 @@ class Diversity(Metric):
 
 
 def _unit_vectors(items: Items, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the directions of the items of some lists, each once.
+    """Returns the normalised embeddings of the unique items of some lists.
 
     Args:
         items: The items.
         rows: Item rows `[…]`.
 
     Returns:
-        Vectors of length 1 `[n, dim]` float32; which of them aren't 0 `[n]` bool; which of them
-        each item row has `[…]`.
+        Unit vectors `[n, dim]` float32; whether each is not 0 `[n]` bool; and the index of each
+        item row's vector `[…]`.
     """
     is_shown = np.zeros(len(items.is_candidate), bool)
     is_shown[rows] = True
     shown = np.flatnonzero(is_shown)
-    place = np.cumsum(is_shown, dtype=np.int64) - 1
+    index = np.cumsum(is_shown, dtype=np.int64) - 1
     vectors = items.embeddings[shown]
     lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     unit = (vectors / lengths).astype(np.float32)
-    return unit, (unit != 0).any(axis=1), place[rows]
+    return unit, (unit != 0).any(axis=1), index[rows]
 
 
 def _running_means(values: np.ndarray, top: np.ndarray) -> np.ndarray:

@@ -25,14 +25,14 @@ _BLOCK_ROWS = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-    """The facts about items that metrics need.
+    """Facts about items that metrics use.
 
     Attributes:
         counts: Training positives of each item row `[item rows]`.
-        is_candidate: Which item rows are items `[item rows]` bool.
-        embeddings: What tells how alike two items are `[item rows, dim]` float32; the same
-            for all systems that are compared. Of an evaluation in several processes they lie on
-            devices: `embeddings[rows]` has some of them in memory, `np.asarray` all.
+        is_candidate: Whether each item row is an item `[item rows]` bool.
+        embeddings: Embeddings that measure the similarity of items `[item rows, dim]` float32,
+            equal for all systems that are compared. If several processes evaluate, they are on
+            devices: `embeddings[rows]` reads some rows into memory, `np.asarray` all.
     """
 
     counts: np.ndarray
@@ -43,8 +43,8 @@ class Items:
     def information(self) -> np.ndarray:
         """Self-information of each item row `[item rows]` float64 [bits].
 
-        -log2 of its share of the training positives, each item counted once more than it
-        occurs so that no share is 0.
+        -log2 of its share of the training positives, with 1 added to each count so that no
+        share is 0.
         """
         n_items = int(self.is_candidate.sum())
         total = float(self.counts[self.is_candidate].sum()) + n_items
@@ -53,21 +53,22 @@ class Items:
 
 @dataclasses.dataclass(frozen=True)
 class RankedLists:
-    """The ranks of the positives of some queries, and their lists.
+    """Ranks of the positives of some queries, and the recommended lists.
 
     Attributes:
-        ranks: Rank of each positive `[positives]`, from 1; above `n_ranked` where the
-            positive is no candidate, which is then never found.
+        ranks: Rank of each positive `[positives]`, from 1; above `n_ranked`, and then
+            infinite, if the positive is not a candidate.
         query: Query of each positive `[positives]`, in 0 … `n_queries` - 1, ascending.
-        n_queries: Queries.
-        n_ranked: Items of each query's whole list `[n_queries]`; None: not known.
-        top: Item rows of each list `[n_queries, most k]`, the best first, 0 past its end;
-            None: there are ranks alone.
+        n_queries: Number of queries.
+        n_ranked: Number of ranked items of each query `[n_queries]`, or None if unknown.
+        top: Item rows of each list `[n_queries, largest k]`, best first, padded with 0; None if
+            only ranks are available.
         items: The items; None without `top`.
-        rows: Item row of each positive `[positives]`; None: not known.
-        user: User of each query `[n_queries]`; None: each query is of another user.
-        popularity_before: Mean training positives of what each query's user did before
-            `[n_queries]`, NaN for nothing; None: not known. See `popularity_before`.
+        rows: Item row of each positive `[positives]`, or None if unknown.
+        user: User of each query `[n_queries]`; None if each query has its own user.
+        popularity_before: Mean training positives of the items in the history of each query's
+            user `[n_queries]`, NaN for an empty history; None if unknown. See
+            `popularity_before`.
     """
 
     ranks: np.ndarray
@@ -81,7 +82,7 @@ class RankedLists:
     popularity_before: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Gives a positive that is no candidate an infinite rank."""
+        """Sets the rank of positives that are not candidates to infinity."""
         if self.n_ranked is not None:
             ranks = np.where(self.ranks > self.n_ranked[self.query], np.inf, self.ranks)
             object.__setattr__(self, "ranks", ranks)
@@ -93,7 +94,7 @@ class RankedLists:
 
     @functools.cached_property
     def nth(self) -> np.ndarray:
-        """Place `[positives]`, from 1, of each positive among those of its query."""
+        """Rank of each positive among the positives of its query `[positives]`, from 1."""
         order = np.lexsort((self.ranks, self.query))
         first = np.concatenate([[0], np.cumsum(self.n_positives)])
         nth = np.empty(len(self.ranks), np.int64)
@@ -105,14 +106,14 @@ class RankedLists:
         return np.bincount(self.query, values, self.n_queries)
 
     def times_shown(self, k: int) -> np.ndarray:
-        """Returns how many lists have each item of the catalogue in their first k `[items]`."""
+        """Returns the number of lists with each catalogue item in their first k `[items]`."""
         top, items = self.lists()
         return times_shown(top, len(items.is_candidate), k)[items.is_candidate]
 
     def lists(self) -> tuple[np.ndarray, Items]:
-        """Returns the lists and the items; ValueError where there are ranks alone."""
+        """Returns the lists and items. Raises ValueError if only ranks are available."""
         if self.top is None or self.items is None:
-            raise ValueError("this metric needs whole lists, and there are ranks alone")
+            raise ValueError("this metric needs whole lists, but only ranks are available")
         return self.top, self.items
 
     def user_mean(self, values: np.ndarray) -> float | None:
@@ -124,52 +125,52 @@ class RankedLists:
 
 
 class Metric(Strict):
-    """A metric that every query has a value of; a subclass is registered under a name.
+    """A metric with a value for each query; register a subclass with `recsys.register_metric`.
 
-    Its fields are its options in a config. A blessing can rest on it if `decides` is True
-    and higher is better.
+    Its fields are its options in a config. The blessing can use it if `decides` is True and
+    higher is better.
     """
 
     title: ClassVar[str]
-    """What the report calls it."""
+    """Display name in the report."""
     meaning: ClassVar[str]
-    """What a value says, in one line of the report."""
+    """Meaning of a value, in one line of the report."""
     better: ClassVar[Literal["higher", "lower"] | None] = "higher"
-    """Which values are better; None: neither."""
+    """Which values are better; None for neither."""
     decides: ClassVar[bool] = True
-    """Whether a blessing can rest on it; it has an interval and slices then."""
+    """Whether the blessing can use it; it then has an interval and slices."""
     has_cut_off: ClassVar[bool] = True
     """Whether it is computed at each `evaluate.k`, as `name@k`."""
     needs_lists: ClassVar[bool] = False
-    """Whether it reads the lists, and not the ranks of the positives alone."""
+    """Whether it needs the recommended lists as well as the ranks of the positives."""
 
     @property
     def name(self) -> str:
-        """The name that the class is registered under."""
+        """Registered name of the class."""
         return registry.name_of("metric", self)
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the value of each query `[n_queries]` float64; NaN where it has none.
+        """Returns the value of each query `[n_queries]` float64; NaN if it has none.
 
         Args:
-            lists: What was ranked.
-            k: The cut-off; 0 for a metric without cut-offs.
+            lists: Ranks of the positives and recommended lists.
+            k: Cut-off [items]; 0 for a metric without cut-offs.
         """
         raise NotImplementedError
 
     def at_cut_offs(self, lists: RankedLists, ks: Sequence[int]) -> list[np.ndarray]:
-        """Returns `per_query` of each cut-off; overridden where they share work."""
+        """Returns `per_query` for each cut-off; override it to share work between them."""
         return [self.per_query(lists, k) for k in ks]
 
     def keys(self, ks: Iterable[int]) -> list[str]:
-        """Returns what its values are called: `recall@10`, or `mrr`."""
+        """Returns the names of its values: `recall@10`, or `mrr`."""
         return [f"{self.name}@{k}" for k in ks] if self.has_cut_off else [self.name]
 
     def values(self, lists: RankedLists, ks: Sequence[int]) -> dict[str, np.ndarray]:
         """Returns the values of each query `[n_queries]` by key.
 
         Raises:
-            RecsysError: `per_query` returned something else (R334).
+            RecsysError: `per_query` returned another shape or type (R334).
         """
         keys, cut_offs = self.keys(ks), list(ks) if self.has_cut_off else [0]
         found = [np.asarray(values) for values in self.at_cut_offs(lists, cut_offs)]
@@ -186,12 +187,12 @@ class Metric(Strict):
         return dict(zip(keys, found, strict=True))
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the report says of it."""
+        """Returns the metric's fields in the report."""
         return {"title": self.title, "meaning": self.meaning, "better": self.better}
 
 
 class CatalogueMetric(Metric):
-    """A metric of all lists together, which no single query has a value of."""
+    """A metric of all lists together, without values for single queries."""
 
     better: ClassVar[Literal["higher", "lower"] | None] = None
     decides: ClassVar[bool] = False
@@ -201,8 +202,8 @@ class CatalogueMetric(Metric):
         """Returns the value of all lists; None if there is none.
 
         Args:
-            lists: What was ranked.
-            k: The cut-off.
+            lists: Ranks of the positives and recommended lists.
+            k: Cut-off [items].
         """
         raise NotImplementedError
 
@@ -211,7 +212,7 @@ Metrics = dict[str, np.ndarray]
 
 
 def per_query(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> Metrics:
-    """Returns the values of each query `[n_queries]` float64 by key, cut-offs in `ks`' order."""
+    """Returns the values of each query `[n_queries]` float64 by key, cut-offs in order of `ks`."""
     computed: Metrics = {}
     for metric in metrics:
         if not isinstance(metric, CatalogueMetric):
@@ -220,7 +221,7 @@ def per_query(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) 
 
 
 def totals(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> dict[str, float]:
-    """Returns the values of the catalogue's metrics by key; those without a value are left out."""
+    """Returns the values of catalogue metrics by key, without metrics that have no value."""
     computed = {
         key: metric.total(lists, k)
         for metric in metrics
@@ -231,9 +232,9 @@ def totals(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> 
 
 
 def per_user(values: np.ndarray, user: np.ndarray, n_users: int) -> np.ndarray:
-    """Returns means `[n_users]` of query `values` `[n]`; NaN for a user without any.
+    """Returns the mean of `values` `[n]` over each user's queries `[n_users]`.
 
-    A query whose value is NaN doesn't count.
+    Queries with value NaN are left out; users without other queries get NaN.
     """
     is_known = ~np.isnan(values)
     counts = np.bincount(user[is_known], minlength=n_users)
@@ -242,18 +243,18 @@ def per_user(values: np.ndarray, user: np.ndarray, n_users: int) -> np.ndarray:
 
 
 def times_shown(top: np.ndarray, n_rows: int, k: int) -> np.ndarray:
-    """Returns in how many lists `[queries, most k]` each item row is among the first k."""
+    """Returns the number of lists `[queries, largest k]` with each item row in their first k."""
     rows = top[:, :k]
     return np.bincount(rows[rows > 0], minlength=n_rows)
 
 
 def popularity_before(seen: RaggedRows, items: Items) -> np.ndarray:
-    """Returns the mean training positives `[queries]` of what each query's user did before.
+    """Returns the mean training positives of the items in each query's history `[queries]`.
 
-    Rows that are no items of their own don't count; NaN where nothing does.
+    Rows that are no items are left out; a history without items gives NaN.
 
     Args:
-        seen: What each query's user did before.
+        seen: Item rows in the history of each query's user.
         items: The items.
     """
     means = np.full(len(seen), np.nan)
