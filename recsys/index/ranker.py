@@ -126,7 +126,7 @@ class Ranker:
         if rounded is None or not rounded.takes(k) or not is_ordinary:
             return self._by_floats(queries, hidden, k, allowed, threads)
         out = rank_jobs.TopResults.empty(len(queries), k)
-        steps = rounded.allowing(allowed)
+        steps = rounded.masked(allowed)
 
         def job(block: slice) -> None:
             rounded.best(block, queries[block], hidden, steps, out)

@@ -1,12 +1,12 @@
-"""C kernels of the row operations, the sampled softmax and the ranking.
+"""C kernels of row operations, losses and ranking.
 
-The build of the package compiles them, once for each kind of processor, where it has a C
-compiler; see `setup.py`. `status` says whether they can be used here; `rank_jobs`,
-`recsys.embedding.rows` and `recsys.losses.softmax_jax` call them. Nothing needs them for
-right results: without them the callers compute the same on JAX, slower. The environment
-variable `RECSYS_NATIVE` set to 0 switches them off; set to 1 it makes their absence an error.
+The build of the package compiles them, once for each kind of processor, if it has a C compiler;
+see `setup.py`. `status` tells whether they are available; `rank_jobs`,
+`recsys.embedding.rows` and `recsys.losses.softmax_jax` call them. They are optional: without
+them the callers compute the same on JAX, slower. The environment variable `RECSYS_NATIVE=0`
+switches them off; `RECSYS_NATIVE=1` makes their absence an error.
 
-Importing this loads nothing and imports no JAX.
+Importing this module loads no library and doesn't import JAX.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HANDLERS = ("pool", "weight_grad", "update", "sum_squares", "candidate_loss")
 """Kernels that XLA calls: `RECSYS_HANDLER` in the sources."""
 SELF_CHECKS = ("rows", "update", "softmax", "rank", "rank_top")
 """Sources that check themselves: `RECSYS_SELF_CHECK`."""
-# abm is lzcnt, which other processors take for another instruction, without a fault.
+# abm includes lzcnt, which older processors execute as bsr without a fault.
 _AVX2 = {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VARIANTS = {
@@ -37,10 +37,10 @@ VARIANTS = {
     "avx512": _AVX512,
     "avxvnni": {*_AVX2, "avx_vnni"},
     "avx2": _AVX2,
-    "generic": set[str](),  # And every other machine.
+    "generic": set[str](),  # Also for other machines.
 }
-"""The libraries that the build makes, the fastest first, and the processor's features that
-each needs, as `/proc/cpuinfo` names them."""
+"""Libraries of the build, fastest first, and the processor features that each needs, by their
+names in `/proc/cpuinfo`."""
 _lock = threading.Lock()
 
 
@@ -49,9 +49,9 @@ class KernelStatus:
     """Whether the C kernels can be used in this process.
 
     Attributes:
-        available: They are loaded, checked and registered with JAX.
-        reason: Why not; empty if they are.
-        path: The shared library, if one was loaded.
+        available: Whether they are loaded, checked and registered with JAX.
+        reason: Reason if they aren't, else empty.
+        path: Path of the loaded shared library, if any.
     """
 
     available: bool
@@ -60,9 +60,7 @@ class KernelStatus:
 
 
 def available() -> bool:
-    """Returns whether what is traced now may call the C kernels.
-
-    That is: the library can be used (see `status`) and JAX computes on the CPU.
+    """Returns whether JAX computes on the CPU and the C kernels are available.
 
     Raises:
         RecsysError: As `status`.
@@ -73,11 +71,11 @@ def available() -> bool:
 
 
 def status() -> KernelStatus:
-    """Returns whether there are C kernels; the first call loads them.
+    """Returns whether the C kernels are available; the first call loads them.
 
     Raises:
-        UsageError: `RECSYS_NATIVE` is neither empty nor 0 nor 1 (R341).
-        RecsysError: `RECSYS_NATIVE=1`, and there are none (R340).
+        UsageError: `RECSYS_NATIVE` is not 0, 1 or empty (R341).
+        RecsysError: `RECSYS_NATIVE=1`, and they aren't available (R340).
     """
     switch = os.environ.get(_SWITCH, "")
     if switch not in ("", "0", "1"):
@@ -91,14 +89,14 @@ def status() -> KernelStatus:
     if switch == "1" and not state.available:
         raise RecsysError(
             "R340",
-            f"{_SWITCH}=1 asks for the C kernels, and they can't be had: {state.reason}.",
+            f"{_SWITCH}=1 requires the C kernels, which aren't available: {state.reason}.",
             f"Reinstall recsys on a machine with a C compiler, or unset {_SWITCH}.",
         )
     return state
 
 
 def warning() -> str | None:
-    """Returns a sentence if JAX computes on the CPU without the kernels unintentionally.
+    """Returns a warning if JAX computes on the CPU without kernels and `RECSYS_NATIVE` isn't 0.
 
     Raises:
         RecsysError: As `status`.
@@ -108,7 +106,7 @@ def warning() -> str | None:
     if jax.default_backend() != "cpu" or os.environ.get(_SWITCH) == "0" or status().available:
         return None
     return (
-        f"Training is several times slower than it could be, as the C kernels can't be had:"
+        "Training is several times slower than it could be, as the C kernels aren't available:"
         f" {status().reason}. `recsys doctor` says what to install."
     )
 
@@ -117,20 +115,20 @@ def library() -> ctypes.CDLL:
     """Returns the library, for callers other than XLA.
 
     Raises:
-        RecsysError: It can't be had (R343).
+        RecsysError: It isn't available (R343).
     """
     state = status()
     if not state.available:
         raise RecsysError(
             "R343",
-            f"The C kernels can't be had here: {state.reason}.",
-            "Ask recsys.kernels.status() first.",
+            f"The C kernels aren't available: {state.reason}.",
+            "Check recsys.kernels.status() first.",
         )
     return ctypes.CDLL(str(state.path))
 
 
 def built() -> dict[str, Path]:
-    """Returns the libraries that this processor can run, by variant, the fastest first."""
+    """Returns the libraries that this processor can run, by variant, fastest first."""
     features, folder = _processor_features(), Path(__file__).parent
     variants = (variant for variant, needed in VARIANTS.items() if needed <= features)
     paths = {name: folder / f"_{name}{EXTENSION_SUFFIXES[0]}" for name in variants}
@@ -152,10 +150,10 @@ def _load_once() -> KernelStatus:
 
 
 def _load(path: Path, variant: str) -> None:
-    """Loads a library, checks it, and registers its kernels with JAX.
+    """Loads a library, runs its self-checks, and registers its kernels with JAX.
 
     Raises:
-        OSError: It can't be loaded, or computes wrong numbers.
+        OSError: It can't be loaded, or a self-check fails.
         AttributeError: A function is missing, or compiled for another kind of processor.
     """
     loaded = ctypes.CDLL(str(path))
@@ -171,7 +169,7 @@ def _load(path: Path, variant: str) -> None:
 
 
 def _processor_features() -> set[str]:
-    """Returns what the processor can do, as Linux tells; empty elsewhere."""
+    """Returns the processor's features on Linux; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -25,7 +25,7 @@ XLA_FFI_Error *recsys_answer_query(XLA_FFI_CallFrame *frame) {
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
   metadata->api_version.minor_version = XLA_FFI_API_MINOR;
   metadata->traits = 0;
-  /* Whatever fields follow: zero means "none" for each (the state's type, so far). */
+  /* Zero means "none" for all further fields (so far the state's type). */
   size_t known = offsetof(XLA_FFI_Metadata, traits) + sizeof metadata->traits;
   memset((char *)metadata + known, 0, sizeof *metadata - known);
   return NULL;
@@ -45,12 +45,12 @@ XLA_FFI_Error *recsys_check(XLA_FFI_CallFrame *frame, int64_t n_args, int64_t n_
     return recsys_fail(frame, "recsys: a kernel was called outside the execution stage");
   }
   if (frame->args.size != n_args || frame->rets.size != n_rets) {
-    return recsys_fail(frame, "recsys: a kernel got another number of arrays than it has");
+    return recsys_fail(frame, "recsys: a kernel was called with a wrong number of arrays");
   }
   int are_arrays = 1;
   for (int64_t i = 0; i < n_args; i++) are_arrays &= frame->args.types[i] == XLA_FFI_ArgType_BUFFER;
   for (int64_t i = 0; i < n_rets; i++) are_arrays &= frame->rets.types[i] == XLA_FFI_RetType_BUFFER;
-  return are_arrays ? NULL : recsys_fail(frame, "recsys: a kernel got something that is no array");
+  return are_arrays ? NULL : recsys_fail(frame, "recsys: an argument of a kernel is not an array");
 }
 
 static const char *type_name(XLA_FFI_DataType dtype) {
@@ -62,7 +62,7 @@ static const char *type_name(XLA_FFI_DataType dtype) {
   }
 }
 
-/* Appends the shape to `text` [size]; "?" for a size that may be any. */
+/* Appends the shape to `text` [size], with "?" for RECSYS_ANY. */
 static void print_shape(char *text, size_t size, int64_t rank, const int64_t *dims) {
   size_t at = strlen(text);
   snprintf(text + at, size - at, "[");
@@ -82,7 +82,7 @@ static void print_shape(char *text, size_t size, int64_t rank, const int64_t *di
 static int fits(const RecsysArray *a) {
   if (a->buffer->dtype != a->dtype || a->buffer->rank != a->rank) return 0;
   for (int64_t i = 0; i < a->rank; i++) {
-    /* Numbers of rows and entries are counted in 32 bits. */
+    /* Rows and entries are counted in 32 bits. */
     if (a->buffer->dims[i] > INT32_MAX) return 0;
     if (a->dims[i] != RECSYS_ANY && a->buffer->dims[i] != a->dims[i]) return 0;
   }
@@ -148,7 +148,7 @@ int recsys_workers(XLA_FFI_CallFrame *frame) {
     frame->api->XLA_FFI_Error_Destroy(&destroy);
     return 1;
   }
-  /* Simulated devices bring a thread each, whatever the number of processors. */
+  /* With simulated devices XLA's pool has more threads than there are processors. */
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   if (processors > 0 && n > processors) n = processors;
   int limit = atomic_load(&worker_limit);
@@ -157,8 +157,8 @@ int recsys_workers(XLA_FFI_CallFrame *frame) {
   return n < 1 ? 1 : (int)n;
 }
 
-/* One call's work. It outlives the call: a helper that XLA starts late finds every
-   task taken, touches nothing else, and drops its reference. */
+/* The work of one call. It may outlive the call: a helper that XLA starts late finds all
+   tasks taken, touches nothing else, and drops its reference. */
 typedef struct {
   RecsysPhase phases[RECSYS_MAX_PHASES];
   int n_phases;
@@ -178,7 +178,7 @@ static void drop(Work *work) {
   free(work);
 }
 
-/* Returns whether phase `p` is done, looking `spins` times. */
+/* Returns whether phase `p` is done, checking `spins` times. */
 static int spin(Work *work, int p, int spins) {
   for (int i = 0; i < spins; i++) {
     if (atomic_load_explicit(&work->done[p], memory_order_acquire) >= work->phases[p].n_tasks) {
@@ -193,8 +193,8 @@ static int spin(Work *work, int p, int spins) {
   return 0;
 }
 
-/* Waits until phase `p` is done. Every task not done is being run by a thread that
-   waits for nothing, so this ends. */
+/* Waits until phase `p` is done. No deadlock: every unfinished task is being run by a thread
+   that doesn't wait. */
 static void wait_for(Work *work, int p) {
   if (spin(work, p, 2000)) return;
   pthread_mutex_lock(&work->lock);
@@ -279,7 +279,7 @@ void recsys_run(XLA_FFI_CallFrame *frame, int workers, const RecsysPhase *phases
 
 /* ---- Scratch memory ---- */
 
-/* Free blocks, most recently used first. A block's size stands in front of it. */
+/* Free blocks, most recently used first. A header before the memory has the block's size. */
 typedef struct Block {
   size_t bytes;
   struct Block *next;
@@ -292,7 +292,7 @@ static Block *free_blocks;
 
 static Block *unlink_fitting(size_t bytes) {
   for (Block **at = &free_blocks; *at != NULL; at = &(*at)->next) {
-    /* One that is far too large stays for a call that needs it. */
+    /* Much larger blocks are left for calls that need them. */
     if ((*at)->bytes >= bytes && (*at)->bytes / 4 <= bytes) {
       Block *block = *at;
       *at = block->next;

@@ -1,8 +1,8 @@
-/* Rows of numbers, a register at a time: loads, weighted sums, sums of squares.
+/* Rows of numbers, one register at a time: loads, weighted sums, sums of squares.
 
-   GCC's and clang's vector extension, so that one source fits AVX-512, AVX, NEON and
-   what has none. Sums go lane by lane in a fixed order: the same bits everywhere on
-   one machine, whatever calls them. */
+   Uses the vector extension of GCC and clang: one source for AVX-512, AVX, NEON and processors
+   without vectors. Sums run lane by lane in a fixed order, so their bits are the same for all
+   callers on one machine. */
 
 #ifndef RECSYS_LANES_H_
 #define RECSYS_LANES_H_
@@ -20,13 +20,13 @@ enum { LANES = 8 };
 enum { LANES = 4 };
 #endif
 
-/* A register of floats, and of bfloat16 in its upper halves; any address will do. */
+/* A register of floats, or of bfloat16 in the upper halves; addresses may be unaligned. */
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 typedef float LanesAt __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t WordLanes __attribute__((vector_size(4 * LANES)));
 typedef uint16_t HalfLanesAt __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* A cache line, on the processors that we know of. */
+/* Size of a cache line on common processors [bytes]. */
 enum { LINE = 64 };
 
 typedef uint16_t Bfloat16;
@@ -43,8 +43,8 @@ RECSYS_INLINE uint32_t bits_of(float x) {
   return bits;
 }
 
-/* Element `i` of a row, or LANES of them from there on. `is_half` is a constant
-   wherever these are called: what is not needed is compiled away. */
+/* Element `i` of a row, or LANES elements from it on. `is_half` is a constant in all calls, so
+   the unused branch is compiled away. */
 RECSYS_INLINE float element(const void *row, int is_half, int64_t i) {
   return is_half ? float_of((uint32_t)((const Bfloat16 *)row)[i] << 16) : ((const float *)row)[i];
 }
@@ -57,8 +57,8 @@ RECSYS_INLINE Lanes lanes(const void *row, int is_half, int64_t i) {
 
 RECSYS_INLINE void put_lanes(float *row, int64_t i, Lanes x) { *(LanesAt *)(row + i) = (LanesAt)x; }
 
-/* Asks for the cache lines of a row: into the second cache, which can wait for more of
-   them at once, or from there into the first, to be read or to be written. */
+/* Prefetches the cache lines of a row: into the second-level cache, which allows more pending
+   lines, or from there into the first, for reading or writing. */
 typedef enum { FAR, NEAR_TO_READ, NEAR_TO_WRITE } Prefetch;
 
 RECSYS_INLINE void prefetch(const void *row, int64_t bytes, Prefetch how) {

@@ -1,4 +1,4 @@
-/* A lookup list: rows, the bag of each, and its weight. */
+/* A lookup list: row, bag and weight of each entry. */
 
 #ifndef RECSYS_LOOKUPS_H_
 #define RECSYS_LOOKUPS_H_
@@ -16,8 +16,8 @@ typedef struct {
   int64_t per_bag;
 } Lookups;
 
-/* Returns the list in arguments `first`, `first` + 1 and `first` + 2 of `frame`; an
-   array of bags or weights without elements stands for none. */
+/* Returns the list in arguments `first`, `first` + 1 and `first` + 2 of `frame`; empty arrays
+   of bags or weights mean NULL. */
 RECSYS_INLINE Lookups lookups_of(const XLA_FFI_CallFrame *frame, int64_t first, int64_t n_rows,
                                  int64_t n_bags) {
   const XLA_FFI_Buffer *rows = recsys_arg(frame, first), *bag = recsys_arg(frame, first + 1),
@@ -34,7 +34,7 @@ RECSYS_INLINE Lookups lookups_of(const XLA_FFI_CallFrame *frame, int64_t first, 
   };
 }
 
-/* Returns what is wrong with such a list of `n_bags` bags; NULL if nothing is. */
+/* Returns an error if the list of `n_bags` bags is invalid, else NULL. */
 RECSYS_INLINE XLA_FFI_Error *lookups_expect(XLA_FFI_CallFrame *frame, int64_t first,
                                             int64_t n_bags) {
   const XLA_FFI_Buffer *rows = recsys_arg(frame, first), *bag = recsys_arg(frame, first + 1),

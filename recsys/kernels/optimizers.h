@@ -9,23 +9,22 @@
 
 typedef enum { SGD, ADAGRAD, ROW_WISE_ADAGRAD, LAZY_ADAM, FTRL, N_OPTIMIZERS } Optimizer;
 
-/* What an optimizer reads besides the row: `rate`, `scale` and `step_size` change from
-   step to step. */
+/* Scalars of an optimizer; `rate`, `scale` and `step_size` change from step to step. */
 typedef struct {
   float rate, scale, step_size;
   float weight_decay, clipnorm, epsilon;
   float gain_1, gain_2; /* 1 - beta_1, 1 - beta_2 */
   float power, l1, l2, shrinkage, beta;
-} Numbers;
+} Scalars;
 
 /* Returns the sum of squares of `x` [dim]. */
 RECSYS_INLINE float square_sum(const float *x, int64_t dim) { return inner_product(x, 0, x, dim); }
 
-RECSYS_INLINE void sgd(const Numbers *n, float *restrict w, const float *restrict g, int64_t dim) {
+RECSYS_INLINE void sgd(const Scalars *n, float *restrict w, const float *restrict g, int64_t dim) {
   for (int64_t i = 0; i < dim; i++) w[i] -= n->rate * g[i];
 }
 
-RECSYS_INLINE void adagrad(const Numbers *n, float *restrict w, float *restrict a,
+RECSYS_INLINE void adagrad(const Scalars *n, float *restrict w, float *restrict a,
                            const float *restrict g, int64_t dim) {
   for (int64_t i = 0; i < dim; i++) {
     a[i] += g[i] * g[i];
@@ -33,14 +32,14 @@ RECSYS_INLINE void adagrad(const Numbers *n, float *restrict w, float *restrict 
   }
 }
 
-RECSYS_INLINE void row_wise_adagrad(const Numbers *n, float *restrict w, float *restrict a,
+RECSYS_INLINE void row_wise_adagrad(const Scalars *n, float *restrict w, float *restrict a,
                                     const float *restrict g, int64_t dim) {
   a[0] += square_sum(g, dim) / (float)dim;
   float step = n->rate / sqrtf(a[0] + n->epsilon);
   for (int64_t i = 0; i < dim; i++) w[i] -= step * g[i];
 }
 
-RECSYS_INLINE void lazy_adam(const Numbers *n, float *restrict w, float *restrict m,
+RECSYS_INLINE void lazy_adam(const Scalars *n, float *restrict w, float *restrict m,
                              float *restrict v, const float *restrict g, int64_t dim) {
   for (int64_t i = 0; i < dim; i++) {
     m[i] += n->gain_1 * (g[i] - m[i]);
@@ -49,8 +48,8 @@ RECSYS_INLINE void lazy_adam(const Numbers *n, float *restrict w, float *restric
   }
 }
 
-/* `is_root`: the power is one half, as it is unless somebody changes it. */
-RECSYS_INLINE void ftrl_with(const Numbers *n, float *restrict w, float *restrict a,
+/* `is_root`: the power is one half, the default. */
+RECSYS_INLINE void ftrl_with(const Scalars *n, float *restrict w, float *restrict a,
                              float *restrict z, const float *restrict g, int64_t dim, int is_root) {
   float l2 = n->l2 + n->beta / (2.0f * n->rate);
   for (int64_t i = 0; i < dim; i++) {
@@ -67,7 +66,7 @@ RECSYS_INLINE void ftrl_with(const Numbers *n, float *restrict w, float *restric
   }
 }
 
-RECSYS_INLINE void ftrl(const Numbers *n, float *restrict w, float *restrict a, float *restrict z,
+RECSYS_INLINE void ftrl(const Scalars *n, float *restrict w, float *restrict a, float *restrict z,
                         const float *restrict g, int64_t dim) {
   if (n->power == 0.5f) {
     ftrl_with(n, w, a, z, g, dim, 1);
@@ -77,7 +76,7 @@ RECSYS_INLINE void ftrl(const Numbers *n, float *restrict w, float *restrict a, 
 }
 
 /* Takes one step on the row `w` [dim] with its slots; `optimizer` is a constant. */
-RECSYS_INLINE void take_step(Optimizer optimizer, const Numbers *n, float *w, float *slot_0,
+RECSYS_INLINE void take_step(Optimizer optimizer, const Scalars *n, float *w, float *slot_0,
                              float *slot_1, float *g, int64_t dim) {
   if (n->clipnorm > 0) {
     float norm = sqrtf(square_sum(g, dim));
@@ -111,8 +110,8 @@ RECSYS_INLINE uint32_t column_key(uint32_t column, uint32_t seed) {
 
 RECSYS_INLINE uint32_t row_key(uint32_t row) { return row * 0x9E3779B1u; }
 
-/* Rounds `w` [dim] up or down by chance, so that its mean is kept; what isn't finite is
-   cut off, which leaves infinities and arithmetic's NaN what they are. */
+/* Rounds `w` [dim] up or down at random, without bias. Values that aren't finite are truncated,
+   which keeps infinities and the NaN of arithmetic. */
 RECSYS_INLINE void round_row(Bfloat16 *restrict out, const float *restrict w,
                              const uint32_t *restrict columns, uint32_t row, int64_t dim) {
   for (int64_t i = 0; i < dim; i++) {

@@ -1,10 +1,9 @@
 /* Huge pages for tables.
 
-   A random row of a table on 4 KiB pages costs a walk of the page table besides the
-   memory itself: on pages of 2 MiB reading is a third faster. With
-   GLIBC_TUNABLES=glibc.malloc.hugetlb=1 a table lies on them from the start. Without,
-   Linux may be asked to move it there; it does so in the background, some MiB a second.
-   (MADV_COLLAPSE would do it at once, and was measured to stall a busy machine.) */
+   Reading a random row of a table on 4 KiB pages also costs a walk of the page table; on 2 MiB
+   pages reading is a third faster. With GLIBC_TUNABLES=glibc.malloc.hugetlb=1 a table is
+   allocated on huge pages. Otherwise Linux can move it there in the background, some MiB per
+   second. (MADV_COLLAPSE would do it at once, but stalls a busy machine.) */
 
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
@@ -19,7 +18,7 @@
 
 enum {
   HUGE_PAGE = 1 << 21,
-  SMALLEST = 1 << 24, /* less than this the processor's own tables cover */
+  SMALLEST = 1 << 24, /* the processor's TLB covers less than this */
   REGIONS = 64,
 };
 
@@ -39,7 +38,7 @@ static Region *find(uintptr_t start, uintptr_t end) {
   return NULL;
 }
 
-/* Memory that comes a second time is a table; what comes once may be gone at once. */
+/* Memory that is seen a second time is a table; other memory may be temporary. */
 static int is_table(uintptr_t start, uintptr_t end) {
   Region *region = find(start, end);
   if (region == NULL) {
@@ -59,7 +58,7 @@ void recsys_ask_for_huge_pages(const void *memory, int64_t n_bytes) {
   if (pthread_mutex_trylock(&lock) != 0) return;
   int is_due = is_table(start, end);
   pthread_mutex_unlock(&lock);
-  /* A kernel that doesn't have them, or mustn't, says no; all is as it was then. */
+  /* Failure has no effect: the kernel doesn't have or allow huge pages. */
   if (is_due) madvise((void *)start, end - start, MADV_HUGEPAGE);
 }
 

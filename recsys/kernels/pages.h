@@ -5,7 +5,7 @@
 
 #include "call.h"
 
-/* Tells that rows of `memory` [n_bytes] are used at random, now and in later calls. */
+/* Requests huge pages for `memory` [n_bytes], whose rows are read at random in many calls. */
 void recsys_ask_for_huge_pages(const void *memory, int64_t n_bytes);
 
 #endif  // RECSYS_PAGES_H_

@@ -81,8 +81,8 @@ static void make_groupers(Partition *p, uint32_t largest) {
   }
 }
 
-/* Turns counts into the places where each chunk puts its entries of each bucket. */
-static void place(void *context, int64_t task, int worker) {
+/* Turns counts into the offsets at which each chunk writes its entries of each bucket. */
+static void lay_out_buckets(void *context, int64_t task, int worker) {
   (void)task, (void)worker;
   Partition *p = context;
   uint32_t at = 0, largest = 0;
@@ -114,7 +114,7 @@ static void scatter(void *context, int64_t chunk, int worker) {
 
 void partition_phases(const Partition *p, RecsysPhase *phases) {
   phases[0] = (RecsysPhase){p->n_chunks, count};
-  phases[1] = (RecsysPhase){1, place};
+  phases[1] = (RecsysPhase){1, lay_out_buckets};
   phases[2] = (RecsysPhase){p->n_chunks, scatter};
 }
 

@@ -1,21 +1,21 @@
-/* Exact ranks and top lists over a whole catalogue, without the queries × items matrix.
+/* Exact ranks and top-k lists over a whole catalogue, without the queries × items matrix.
 
-   The scores of a job's queries come in strips of WIDTH items, computed a panel of COLS
-   items at a time for all queries of the job, or read where they are given. While a
-   tile's sums are in registers, those before a query's lowest positive are counted, and
-   all are compared with its gate: the lower of its second positive's score and the last
-   of its best so far. Only a strip with something not below goes on (rank_query.h).
+   Scores are computed in strips of WIDTH items, a panel of COLS items at a time for all queries
+   of the job, or read if they are given. While a tile's sums are in registers, the scores that
+   rank before a query's lowest positive are counted, and all are compared with its gate: the
+   lower of its second positive's score and the k-th best score so far. Only strips with a score
+   that reaches the gate are processed further (rank_query.h).
 
-   What is no candidate has the score NaN, which compares false with every number. Every
-   score, those of the positives too, comes from the same instructions: ties are exact.
+   Rows that are not candidates have the score NaN, which compares false with every number. All
+   scores, also of the positives, are computed by the same instructions, so ties are exact.
 
-   Not a handler of XLA's: rank.py calls it with arrays where they lie, a job a thread. So
-   nothing is copied, padded or compiled, however large or small a catalogue is. A query's
-   results depend on nothing else in its job. */
+   This is not an XLA handler: rank_jobs.py passes arrays in place, one job per thread. Nothing
+   is copied, padded or compiled, for any size of the catalogue. A query's results don't depend
+   on the other queries of its job. */
 
 #include "rank_job.h"
 
-/* ---- Scores that are products ---- */
+/* ---- Computed scores ---- */
 
 static void pack_queries(Sweep *s) {
   const RankJob *j = s->job;
@@ -27,7 +27,7 @@ static void pack_queries(Sweep *s) {
   }
 }
 
-/* Returns whether `row` is a candidate, which column `c` of the panel gets. */
+/* Fills column `c` of the panel with `row`; returns whether it is a candidate. */
 static int fill_column(Sweep *s, int64_t c, int64_t row) {
   const RankJob *j = s->job;
   const int is_one = row < j->n_rows && is_candidate(j, row);
@@ -38,8 +38,8 @@ static int fill_column(Sweep *s, int64_t c, int64_t row) {
   return is_one;
 }
 
-/* Returns a bit for each query of the tile whose strip, which ends at `end`, has to be taken;
-   if there is one, `scores` [HEIGHT, WIDTH] gets all of them. */
+/* Returns a bit for each query of the tile whose strip, which ends at `end`, must be processed.
+   If there is one, writes the tile's `scores` [HEIGHT, WIDTH]. */
 static __attribute__((noinline)) unsigned score_tile(const float *query, int64_t dim,
                                                      const float *panel, Watch *watch,
                                                      int64_t end, float *scores) {
@@ -53,9 +53,9 @@ static __attribute__((noinline)) unsigned score_tile(const float *query, int64_t
   return open;
 }
 
-/* Scores positives `from` … `to` of the queries of tile `t`, at most WIDTH of them. */
+/* Scores positives `from` … `to`, at most WIDTH, of the queries of tile `t`. */
 static void score_positives(Sweep *s, int64_t t, Positive *from, Positive *to) {
-  Watch always = {0}; /* An event at row 0 opens every strip. */
+  Watch always = {0}; /* An event at row 0 makes every strip be processed. */
   for (Positive *p = from; p < to; p++) fill_column(s, p - from, p->row);
   for (int64_t c = to - from; c < WIDTH; c++) fill_column(s, c, s->job->n_rows);
   score_tile(s->packed + t * HEIGHT * s->job->dim, s->job->dim, s->panel, &always, WIDTH,
@@ -100,7 +100,7 @@ static void sweep_products(Sweep *s) {
   }
 }
 
-/* ---- Scores that are given ---- */
+/* ---- Given scores ---- */
 
 static void find_not_a_number(const Sweep *s, int64_t i, const float *given, int64_t start) {
   for (int64_t row = start; row < start + WIDTH && row < s->job->n_rows; row++) {
@@ -168,7 +168,7 @@ RECSYS_EXPORT int recsys_rank(const RankJob *job) {
   return 0;
 }
 
-/* Of five items the first is none, the second is hidden, and the last two are equal. */
+/* Five rows: the first is not an item, the second is hidden, the last two have equal scores. */
 RECSYS_SELF_CHECK(rank) {
   const float query[1] = {2}, table[5] = {9, 8, 1, 3, 3}, bias[5] = {NAN, 0, 0, 0, 0};
   const int64_t positive_offsets[2] = {0, 2}, seen_offsets[2] = {0, 1};

@@ -1,8 +1,8 @@
-/* Items and queries rounded to whole numbers of 8 bits, and the products of these.
+/* Items and queries rounded to int8, and their products.
 
-   A register holds four numbers of each of LANES items, and a query's four numbers stand
-   in each word of another; one instruction multiplies and adds all of them (VNNI), or
-   three do. Numbers of items are kept with an offset, as bytes without a sign. */
+   A register holds four numbers of each of LANES items, and each word of another register holds
+   the query's four numbers; one instruction multiplies and adds all of them (VNNI), or three
+   do. Numbers of items are stored with an offset, as unsigned bytes. */
 
 #ifndef RECSYS_RANK_BYTES_H_
 #define RECSYS_RANK_BYTES_H_
@@ -18,8 +18,8 @@
 typedef int32_t IntLanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t IntLanesAt __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-/* How numbers of items are kept: -LARGEST … LARGEST, with LARGEST + 1 added. Without VNNI
-   two products must fit into 16 bits. IS_FAST: worth it against products of floats. */
+/* Range of items' numbers: -LARGEST … LARGEST, stored with LARGEST + 1 added. Without VNNI two
+   products must fit into 16 bits. IS_FAST: whether it is faster than products of floats. */
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 enum { LARGEST = 127, IS_FAST = 1 };
 #elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
@@ -29,11 +29,11 @@ enum { LARGEST = 127, IS_FAST = 0 };
 #endif
 enum { OFFSET = LARGEST + 1, LARGEST_OF_QUERY = 127 };
 
-/* Numbers that are multiplied at once, of one item. */
+/* Numbers of one item that are multiplied at once. */
 enum { GROUP = 4 };
 
-/* Items that lie together: [dim / GROUP, PANEL_ROWS, GROUP] bytes; and the sums that stay
-   in registers, of ACROSS registers of items and TALL queries, or one. */
+/* Items are stored in panels of [dim / GROUP, PANEL_ROWS, GROUP] bytes. The sums of ACROSS
+   registers of items and TALL queries, or one, stay in registers. */
 enum { PANEL_ROWS = 48 };
 #if defined(__AVX512F__)
 enum { ACROSS = 3, TALL = 8 };

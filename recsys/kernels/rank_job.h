@@ -1,5 +1,4 @@
-/* A job: some hundred queries that one thread ranks; what it needs before and after the
-   catalogue passes by. */
+/* A job: about a hundred queries that one thread ranks; its setup and its results. */
 
 #ifndef RECSYS_RANK_JOB_H_
 #define RECSYS_RANK_JOB_H_
@@ -8,21 +7,21 @@
 
 #include "rank_query.h"
 
-/* Mirrored by rank.py. Queries are numbered within the job, positives and seen items
-   within all: the offsets say where. */
+/* Mirrored by rank_jobs.py. Queries are numbered within the job; `positives` and `seen` hold
+   those of all queries, indexed by the offsets. */
 typedef struct {
   int64_t n_queries, n_rows, dim, k;
-  const float *query; /* [n_queries, dim]; NULL: scores are given */
+  const float *query; /* [n_queries, dim]; NULL if scores are given */
   const float *table; /* candidates [n_rows, dim], or scores [n_queries, n_rows] */
   int64_t stride;     /* floats from one row of `table` to the next */
-  const float *bias;  /* [n_rows]: added to a row's score; NaN: it is no candidate */
+  const float *bias;  /* [n_rows]: added to a row's score; NaN if it is not a candidate */
   const int64_t *positive_offsets, *seen_offsets; /* [n_queries + 1] */
   const int32_t *positives, *seen;                /* item rows, below n_rows */
   int64_t *ranks;        /* of each positive */
   int64_t *n_ranked;     /* [n_queries] */
   int32_t *top;          /* [n_queries, k] */
   float *top_scores;     /* [n_queries, k] */
-  int32_t *not_a_number; /* [n_queries]: a row whose score is NaN; else stays as it is */
+  int32_t *not_a_number; /* [n_queries]: a row whose score is NaN; else unchanged */
 } RankJob;
 
 typedef struct {
@@ -43,7 +42,7 @@ RECSYS_INLINE int is_candidate(const RankJob *j, int64_t row) {
   return j->bias[row] == j->bias[row];
 }
 
-/* ---- Before: what each query hides, and its positives ---- */
+/* ---- Setup: hidden items and positives of each query ---- */
 
 static void mark_seen(Sweep *s, int64_t i) {
   const RankJob *j = s->job;
@@ -53,7 +52,7 @@ static void mark_seen(Sweep *s, int64_t i) {
   }
 }
 
-/* Takes the marks off. Returns their number; `rows` gets them in ascending order. */
+/* Clears the marks, and writes them to `rows` in ascending order. Returns their number. */
 static int64_t collect_marks(Sweep *s, int32_t *rows) {
   int64_t n = 0;
   for (int64_t word = 0; word <= s->job->n_rows / 64; word++) {
@@ -75,14 +74,14 @@ static int is_left_out(const Query *q, int32_t row) {
          bsearch(&row, q->hidden, (size_t)q->n_hidden, sizeof row, by_row) != NULL;
 }
 
-/* A positive that is no candidate, or is hidden, ranks last. */
+/* Positives that are hidden or not candidates rank last. */
 static void take_positives(Sweep *s, Query *q, int64_t i) {
   const RankJob *j = s->job;
-  for (int64_t place = j->positive_offsets[i]; place < j->positive_offsets[i + 1]; place++) {
-    const int32_t row = j->positives[place];
-    j->ranks[place] = j->n_ranked[i] + 1;
+  for (int64_t at = j->positive_offsets[i]; at < j->positive_offsets[i + 1]; at++) {
+    const int32_t row = j->positives[at];
+    j->ranks[at] = j->n_ranked[i] + 1;
     if (!is_candidate(j, row) || is_left_out(q, row)) continue;
-    q->positives[q->n_positives++] = (Positive){.row = row, .query = i, .place = place};
+    q->positives[q->n_positives++] = (Positive){.row = row, .query = i, .index = at};
   }
 }
 
@@ -114,19 +113,19 @@ static int by_score(const void *a, const void *b) {
   return (x->row < y->row) - (x->row > y->row);
 }
 
-/* Once the positives have their scores. */
+/* Requires the scores of the positives. */
 static void start_watching(Sweep *s) {
-  static const Query nobody = {.least = INFINITY};
+  static const Query padding = {.least = INFINITY};
   for (int64_t i = 0; i < s->height; i++) {
     Query *q = i < s->job->n_queries ? &s->queries[i] : NULL;
     Watch *w = &s->watches[i / HEIGHT];
     if (q != NULL) qsort(q->positives, (size_t)q->n_positives, sizeof *q->positives, by_score);
-    watch(q != NULL ? q : &nobody, w, i % HEIGHT, 0);
+    watch(q != NULL ? q : &padding, w, i % HEIGHT, 0);
     w->before[i % HEIGHT] = 0;
   }
 }
 
-/* ---- After ---- */
+/* ---- Results ---- */
 
 static void write_results(const Sweep *s) {
   const RankJob *j = s->job;
@@ -134,7 +133,7 @@ static void write_results(const Sweep *s) {
     Query *q = &s->queries[i];
     if (q->n_positives > 0) q->positives[0].before = s->watches[i / HEIGHT].before[i % HEIGHT];
     for (const Positive *p = q->positives; p < q->positives + q->n_positives; p++) {
-      j->ranks[p->place] = p->before + 1;
+      j->ranks[p->index] = p->before + 1;
     }
     qsort(q->best, (size_t)q->n_best, sizeof *q->best, by_key);
     for (int64_t n = 0; n < j->k; n++) {

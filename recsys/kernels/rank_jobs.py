@@ -1,10 +1,10 @@
-"""Ranks and top lists by the C kernels, one job of queries at a time.
+"""Ranks and top-k lists by the C kernels, one job of queries at a time.
 
-`rank_queries` scores every item in float32. `RoundedItems` scores all items in 8 bits and a few
-of them exactly, with the same answer to the last bit, several times as fast (see rank_top.c).
-Unlike the other kernels, these aren't called through XLA: they read arrays in place, so nothing
-is copied, padded or compiled. They release the interpreter's lock, so callers use one thread for
-each core.
+`rank_queries` scores all items in float32. `RoundedItems` scores all items with int8 and a few
+of them exactly, with bitwise the same results, several times as fast (see rank_top.c). Unlike
+the other kernels, these aren't called through XLA: they read arrays in place, so nothing is
+copied, padded or compiled. They release the interpreter's lock, so callers use one thread per
+core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recsys import kernels
 from recsys.ragged import RaggedRows
 
 QUERIES_STEP = 24
-"""Jobs of a multiple of so many queries waste nothing."""
+"""Jobs should have a multiple of this number of queries, the height of a tile."""
 
 _RESULTS = ("ranks", "n_ranked", "top", "top_scores", "not_a_number")
 
@@ -63,7 +63,7 @@ class RankResults(NamedTuple):
 
     @classmethod
     def empty(cls, n_positives: int, n_queries: int, k: int) -> RankResults:
-        """Returns memory for the results of so many queries."""
+        """Returns uninitialised arrays for the results of `n_queries` queries."""
         return cls(
             np.empty(n_positives, np.int64),
             np.empty(n_queries, np.int64),
@@ -88,17 +88,17 @@ def rank_queries(
     `table[query, item] + bias[item]` without `query`.
 
     Args:
-        block: Which queries of `positives`, `seen` and `out`.
-        query: Their embeddings `[block, dim]` float32, contiguous; None: scores are given.
-        table: Candidates `[item rows, dim]`, or scores `[block, item rows]`, of which rows
-            may lie apart; float32.
-        bias: `[item rows]` float32; NaN: the row is no candidate.
-        positives: Item rows of each query, all within `item rows`, int32 and int64.
-        seen: Item rows that are left out, likewise; a positive among them ranks last.
-        out: Where results go.
+        block: Queries of `positives`, `seen` and `out` to rank.
+        query: Their embeddings `[block, dim]` float32, contiguous; None if `table` has scores.
+        table: Candidates `[item rows, dim]`, or scores `[block, item rows]`, float32; rows may
+            be strided.
+        bias: Bias of each item row `[item rows]` float32; NaN if the row is not a candidate.
+        positives: Item rows of each query, int32 with int64 offsets, all in range.
+        seen: Item rows that each query leaves out, likewise; a positive among them ranks last.
+        out: Output arrays.
 
     Raises:
-        RecsysError: The kernel can't be had (R343).
+        RecsysError: The kernel isn't available (R343).
         MemoryError: There is no memory for the queries of the block.
     """
     start = block.start
@@ -122,15 +122,15 @@ def rank_queries(
         raise MemoryError(f"no memory to rank {job.n_queries} queries")
 
 
-# --- the best by a rough look
+# --- approximate top-k with int8 scores
 
 QUERIES_OF_A_JOB = 96
-"""With more of them what is kept of each leaves the caches, with fewer items come more often."""
+"""Larger batches exceed the cache; smaller ones read the items more often."""
 
 _PANEL_ROWS, _GROUP = 48, 4  # Of rank_bytes.h.
 _GOLDEN = 0.6180339887
 _SHARE = 16
-"""Items for each item of an answer, at least: of fewer too many would be looked at twice."""
+"""Smallest ratio of items to k: with fewer items too many would be scored twice."""
 
 
 class _Items(ctypes.Structure):
@@ -159,8 +159,8 @@ class TopResults(NamedTuple):
     Attributes:
         top: Best item rows of each query `[queries, k]` int32, then 0.
         top_scores: Their scores `[queries, k]` float32, then -inf.
-        is_given_up: Whether the query must be ranked otherwise `[queries]` bool; its rows
-            and scores say nothing.
+        is_given_up: Whether the query must be ranked with `rank_queries` instead `[queries]`
+            bool; its rows and scores are undefined.
     """
 
     top: np.ndarray
@@ -169,7 +169,7 @@ class TopResults(NamedTuple):
 
     @classmethod
     def empty(cls, n_queries: int, k: int) -> TopResults:
-        """Returns memory for the results of so many queries."""
+        """Returns uninitialised arrays for the results of `n_queries` queries."""
         return cls(
             np.empty((n_queries, k), np.int32),
             np.empty((n_queries, k), np.float32),
@@ -183,16 +183,16 @@ def is_fast() -> bool:
 
 
 class RoundedItems:
-    """Items rounded to 8 bits, beside what they were. Asked from any number of threads.
+    """Items rounded to 8 bits, with the exact embeddings; thread-safe.
 
     Args:
-        table: Item embeddings `[item rows, dim]` float32, contiguous; kept.
-        is_item: Which rows are items `[item rows]` bool.
+        table: Item embeddings `[item rows, dim]` float32, contiguous; not copied.
+        is_item: Whether each row is an item `[item rows]` bool.
 
     Raises:
-        ValueError: They can't be rounded: a number isn't finite or above 1e15, or there
-            are too many dimensions.
-        RecsysError: The kernel can't be had (R343).
+        ValueError: They can't be rounded: a number isn't finite or exceeds 1e15, or there are
+            too many dimensions.
+        RecsysError: The kernel isn't available (R343).
     """
 
     def __init__(self, table: np.ndarray, is_item: np.ndarray) -> None:
@@ -214,21 +214,22 @@ class RoundedItems:
             raise ValueError(f"[{n_rows}, {dim}] embeddings can't be rounded")
 
     def takes(self, k: int) -> bool:
-        """Returns whether searching the best `k` here is worthwhile."""
+        """Returns whether there are enough items for a faster top-k."""
         return 0 < k * _SHARE <= len(self._table)
 
-    def allowing(self, allowed: np.ndarray | None) -> np.ndarray:
-        """Returns what `best` needs to know of the rows that may be among the best.
+    def masked(self, allowed: np.ndarray | None) -> np.ndarray:
+        """Returns the argument `steps` of `best` for a mask of items.
 
         Args:
-            allowed: These rows `[item rows]` bool; None: all items.
+            allowed: Whether each row may be in the results `[item rows]` bool; None for all
+                items.
         """
         if allowed is None:
             return self._steps
         return np.where(self._by_panel(allowed), self._steps, np.float32(np.nan))
 
     def _by_panel(self, flags: np.ndarray) -> np.ndarray:
-        """Returns flags of item rows `[panels, 48]`, where these rows are; see row_of."""
+        """Returns flags of item rows in the panels' order `[panels, 48]`; see row_of in C."""
         panels = -(-len(self._table) // _PANEL_ROWS)
         padded = np.zeros(panels * _PANEL_ROWS, bool)
         padded[: len(flags)] = flags
@@ -246,12 +247,11 @@ class RoundedItems:
         """Finds the best of the queries of `block`, and fills in their part of `out`.
 
         Args:
-            block: Which queries of `hidden` and `out`; about `QUERIES_OF_A_JOB`.
+            block: Queries of `hidden` and `out` to rank; about `QUERIES_OF_A_JOB`.
             query: Their embeddings `[block, dim]` float32, contiguous.
-            hidden: Item rows that each query leaves out, all within `item rows`, int32
-                and int64.
-            steps: As `allowing` returned it.
-            out: Where results go; of `k` items that it `takes`.
+            hidden: Item rows that each query leaves out, int32 with int64 offsets, all in range.
+            steps: Result of `masked`.
+            out: Output arrays, with a `k` that it `takes`.
 
         Raises:
             MemoryError: There is no memory for the queries of the block.
@@ -264,7 +264,7 @@ class RoundedItems:
 
 
 def _leap(panels: int) -> int:
-    """Returns steps that come to each panel before they repeat, spread evenly all the time."""
+    """Returns a stride that visits all panels, spread evenly at any time."""
     leap = max(1, round(panels * _GOLDEN))
     while math.gcd(leap, panels) > 1:
         leap += 1

@@ -1,5 +1,5 @@
-/* What is known of a query while the catalogue passes by: how many items come before each
-   of its positives, which items are hidden from it, and the best ones so far. */
+/* State of a query during the sweep over the catalogue: the number of items before each of its
+   positives, its hidden items, and its best items so far. */
 
 #ifndef RECSYS_RANK_QUERY_H_
 #define RECSYS_RANK_QUERY_H_
@@ -15,35 +15,35 @@
 
 #include "softmax_products.h"
 
-/* A strip: the scores of one query for so many items in a row. */
+/* A strip: the scores of one query for WIDTH successive items. */
 enum { VECTORS = LOGIT_VECTORS, WIDTH = VECTORS * LANES };
 
 typedef struct {
   float score;
   int32_t row;
-  int64_t query, place; /* of the job's queries, of all positives */
-  int64_t before;       /* items that come before it */
+  int64_t query, index; /* among the job's queries, among all positives */
+  int64_t before;       /* items that rank before it */
 } Positive;
 
 typedef struct {
-  Positive *positives; /* by score; of one score, the last row first */
+  Positive *positives; /* by ascending score, then by descending row */
   int64_t n_positives;
   int32_t *hidden; /* item rows, ascending */
   int64_t n_hidden, next_hidden;
   uint64_t *best; /* a heap with the worst on top */
   int64_t n_best, k;
-  float least; /* what a score must exceed to be among the best */
+  float least; /* a score must exceed it to be among the best */
 } Query;
 
-/* Queries of a tile, whose scores of one strip are sums that stay in registers; and what
-   is looked at while they are there, for each of these queries. */
+/* HEIGHT: queries of a tile, whose scores of one strip stay in registers. Watch: the values that
+   they are compared with there, for each query. */
 enum { HEIGHT = SUMS / VECTORS };
 
 typedef struct {
-  float lowest[HEIGHT];   /* not below it: before the positive with the lowest score */
+  float lowest[HEIGHT];   /* scores from it on rank before the lowest positive */
   int64_t before[HEIGHT]; /* items before that positive */
-  float gate[HEIGHT];     /* a strip that is all below it changes nothing else */
-  int64_t event[HEIGHT];  /* the next item row that is hidden, or that positive's */
+  float gate[HEIGHT];     /* a strip with lower scores only changes nothing else */
+  int64_t event[HEIGHT];  /* next item row that is hidden, or that positive's row */
 } Watch;
 
 /* ---- Comparisons: a bit for each lane; NaN is neither above nor equal ---- */
@@ -85,7 +85,7 @@ RECSYS_INLINE uint64_t strip_not_below(const Lanes *strip, float score) {
   return bits;
 }
 
-/* ---- The best: a heap of keys, of which the smallest is the best item ---- */
+/* ---- The best: a heap of keys; the smallest key is the best item ---- */
 
 /* Orders by score, the highest first, then by row. */
 static uint64_t key_of(float score, int32_t row) {
@@ -126,17 +126,17 @@ static int by_key(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* ---- What is watched ---- */
+/* ---- Watching ---- */
 
-/* Returns the lowest number above `x`, NaN above infinity; where those next to 0 count as
-   0, the lowest that doesn't. */
+/* Returns the lowest number above `x`; NaN for infinity. If denormals are flushed to 0, returns
+   the lowest normal number above 0. */
 static float next_above(float x) {
   if (x == INFINITY) return NAN;
   const float next = nextafterf(x, INFINITY);
   return next > x ? next : FLT_MIN;
 }
 
-/* Sets what is watched from the strip at `start` on. */
+/* Sets the watched values from the strip at `start` on. */
 static void watch(const Query *q, Watch *w, int64_t m, int64_t start) {
   const Positive *lowest = q->n_positives > 0 ? &q->positives[0] : NULL;
   const float second = q->n_positives > 1 ? q->positives[1].score : INFINITY;
@@ -144,13 +144,13 @@ static void watch(const Query *q, Watch *w, int64_t m, int64_t start) {
   w->event[m] = q->next_hidden < q->n_hidden ? q->hidden[q->next_hidden] : INT64_MAX;
   w->lowest[m] = INFINITY;
   if (lowest == NULL) return;
-  /* Of items with its score those before its row come first. */
+  /* Items with an equal score rank before it if their rows are lower. */
   w->lowest[m] = lowest->row < start ? next_above(lowest->score) : lowest->score;
   if (lowest->row >= start && lowest->row < w->event[m]) w->event[m] = lowest->row;
 }
 
-/* Counts what is before the lowest positive. Returns whether the strip that ends at `end`
-   has to be taken. */
+/* Counts the items before the lowest positive. Returns whether the strip that ends at `end` must
+   be processed. */
 RECSYS_INLINE unsigned look(const Lanes *strip, Watch *w, int m, int64_t end) {
   const Lanes lowest = all(w->lowest[m]), gate = all(w->gate[m]);
   uint64_t before = 0, open = 0;
@@ -164,7 +164,7 @@ RECSYS_INLINE unsigned look(const Lanes *strip, Watch *w, int m, int64_t end) {
 
 /* ---- One strip ---- */
 
-/* Returns the columns of a strip that comes at `start` whose items are before `p`. */
+/* Returns the columns of the strip at `start` whose items rank before `p`. */
 RECSYS_INLINE uint64_t before(const Lanes *strip, int64_t start, const Positive *p) {
   if (p->row >= start + WIDTH) return strip_not_below(strip, p->score);
   const uint64_t higher = strip_above(strip, p->score);
@@ -172,7 +172,7 @@ RECSYS_INLINE uint64_t before(const Lanes *strip, int64_t start, const Positive 
   return higher | (strip_not_below(strip, p->score) & (((uint64_t)1 << (p->row - start)) - 1));
 }
 
-/* Hides items, and counts anew what is before the lowest positive: `look` couldn't know. */
+/* Hides items, and corrects the count of `look`, which doesn't consider events. */
 static __attribute__((noinline)) void take_event(Query *q, Watch *w, int64_t m, float *scores,
                                                  int64_t start) {
   Lanes strip[VECTORS];
@@ -187,12 +187,12 @@ static __attribute__((noinline)) void take_event(Query *q, Watch *w, int64_t m, 
   }
 }
 
-/* Counts and keeps what a strip has. `scores` [WIDTH] may be changed. */
+/* Counts and keeps the items of a strip. May change `scores` [WIDTH]. */
 static void take_strip(Query *q, Watch *w, int64_t m, float *scores, int64_t start) {
   if (w->event[m] < start + WIDTH) take_event(q, w, m, scores, start);
   Lanes strip[VECTORS];
   UNROLL for (int v = 0; v < VECTORS; v++) strip[v] = load(scores + v * LANES);
-  /* What isn't before a positive isn't before one with a higher score. */
+  /* Items that aren't before a positive aren't before positives with higher scores. */
   for (int64_t i = 1; i < q->n_positives; i++) {
     const uint64_t found = before(strip, start, &q->positives[i]);
     if (found == 0) break;

@@ -1,8 +1,8 @@
-/* What is known of a query whose items are looked at roughly: those that may be among its
-   best, each with bounds of its score, and the least that the best reach for sure.
+/* State of a query with approximate scores: the items that may be among its best, with bounds of
+   their scores, and a lower bound of the k-th best score.
 
-   Bounds are in units of the query's own step: the score of an item is its products of
-   bytes, divided by the item's steps to one, within a margin. */
+   Bounds are in units of the query's own step: the score of an item is its product of bytes,
+   divided by the item's number of steps per unit, within a margin. */
 
 #ifndef RECSYS_RANK_ROUGH_H_
 #define RECSYS_RANK_ROUGH_H_
@@ -13,16 +13,16 @@
 #include "rank_query.h"
 
 typedef struct {
-  int32_t *lower; /* [room]: that the score reaches for sure, see `ordered` */
-  float *upper;   /* [room]: that it doesn't exceed */
-  int32_t *row;   /* [room] */
-  int64_t n, due; /* so many are kept; at so many they are looked through */
-  int32_t *hidden; /* a hash table of item rows, -1: free */
+  int32_t *lower; /* [capacity]: lower bound of the score, see `ordered` */
+  float *upper;   /* [capacity]: upper bound */
+  int32_t *row;   /* [capacity] */
+  int64_t n, due; /* number of kept items; number at which they are pruned */
+  int32_t *hidden; /* a hash table of item rows; -1 is free */
   int32_t hidden_mask;
-  int is_given_up; /* too many items are too alike */
+  int is_given_up; /* too many items have similar scores */
 } Rough;
 
-/* Numbers whose order is that of the floats. */
+/* Maps floats to integers in the same order. */
 RECSYS_INLINE int32_t ordered(float x) {
   const int32_t bits = (int32_t)bits_of(x);
   return bits ^ (bits >> 31 & INT32_MAX);
@@ -32,36 +32,36 @@ RECSYS_INLINE float unordered(int32_t x) { return float_of((uint32_t)(x ^ (x >> 
 
 /* ---- Rows that a query hides ---- */
 
-RECSYS_INLINE int32_t place_of(const Rough *r, int32_t row) {
+RECSYS_INLINE int32_t slot_of_row(const Rough *r, int32_t row) {
   return (int32_t)((uint32_t)row * 2654435769u >> 7) & r->hidden_mask;
 }
 
-/* Places of a table for `n` rows; a power of 2, of which at most half are taken. */
-static int64_t hidden_room(int64_t n) {
-  int64_t room = 1;
-  while (room < 2 * n) room *= 2;
-  return room;
+/* Returns the size of a hash table for `n` rows: a power of 2, at most half full. */
+static int64_t hidden_slots(int64_t n) {
+  int64_t slots = 1;
+  while (slots < 2 * n) slots *= 2;
+  return slots;
 }
 
 static void hide(Rough *r, const int32_t *rows, int64_t n) {
-  r->hidden_mask = (int32_t)hidden_room(n) - 1;
+  r->hidden_mask = (int32_t)hidden_slots(n) - 1;
   for (int64_t i = 0; i <= r->hidden_mask; i++) r->hidden[i] = -1;
   for (int64_t i = 0; i < n; i++) {
-    int32_t at = place_of(r, rows[i]);
+    int32_t at = slot_of_row(r, rows[i]);
     while (r->hidden[at] >= 0 && r->hidden[at] != rows[i]) at = (at + 1) & r->hidden_mask;
     r->hidden[at] = rows[i];
   }
 }
 
 RECSYS_INLINE int is_hidden(const Rough *r, int32_t row) {
-  int32_t at = place_of(r, row);
+  int32_t at = slot_of_row(r, row);
   for (; r->hidden[at] >= 0; at = (at + 1) & r->hidden_mask) {
     if (r->hidden[at] == row) return 1;
   }
   return 0;
 }
 
-/* ---- The least that the best reach ---- */
+/* ---- The lower bound of the k-th best ---- */
 
 static int64_t count_not_below(const int32_t *values, int64_t n, int32_t least) {
   int32_t count = 0;
@@ -69,14 +69,14 @@ static int64_t count_not_below(const int32_t *values, int64_t n, int32_t least) 
   return count;
 }
 
-/* Returns a number that at least `k` of the values reach, at most the k-th highest. */
+/* Returns a lower bound of the k-th highest value, which at least `k` values reach. */
 static int32_t reached_by(const int32_t *values, int64_t n, int64_t k) {
   int32_t low = INT32_MAX, high = INT32_MIN;
   for (int64_t i = 0; i < n; i++) {
     low = values[i] < low ? values[i] : low;
     high = values[i] > high ? values[i] : high;
   }
-  int64_t above = (int64_t)high + 1; /* Not reached by k of them. */
+  int64_t above = (int64_t)high + 1; /* Fewer than k values reach it. */
   while (above - low > 1) {
     const int32_t middle = (int32_t)(low + (above - low) / 2);
     const int64_t count = count_not_below(values, n, middle);
@@ -87,7 +87,7 @@ static int32_t reached_by(const int32_t *values, int64_t n, int64_t k) {
   return low;
 }
 
-/* Drops what can't reach `least`, but for the first `kept`. */
+/* Drops items that can't reach `least`, except the first `kept`. */
 static void drop_below(Rough *r, int64_t kept, float least) {
   int64_t n = kept;
   for (int64_t i = kept; i < r->n; i++) {
@@ -100,7 +100,7 @@ static void drop_below(Rough *r, int64_t kept, float least) {
   r->n = n;
 }
 
-/* Returns the least that the best `k` reach, and drops what can't reach it. */
+/* Returns a lower bound of the k-th best score, and drops items that can't reach it. */
 static float tighten(Rough *r, int64_t k) {
   if (r->n < k) return -INFINITY;
   const float least = unordered(reached_by(r->lower, r->n, k));
@@ -108,7 +108,7 @@ static float tighten(Rough *r, int64_t k) {
   return least;
 }
 
-/* Puts what surely reaches `least` before all else; returns its number. */
+/* Moves items that surely reach `least` to the front; returns their number. */
 static int64_t put_sure_first(Rough *r, float least) {
   const int32_t bound = ordered(least);
   int64_t n = 0;
@@ -128,7 +128,7 @@ static int64_t put_sure_first(Rough *r, float least) {
 
 enum { AT_ONCE = 8, COUNTED = 1024 };
 
-/* Returns sum + x * y as the sums of rank.c are made: rounded once, where the processor can. */
+/* Returns sum + x * y as rank.c computes it: rounded once if the processor has FMA. */
 RECSYS_INLINE float add_product(float sum, float x, float y) {
 #if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__aarch64__)
   return __builtin_fmaf(x, y, sum);
@@ -137,8 +137,8 @@ RECSYS_INLINE float add_product(float sum, float x, float y) {
 #endif
 }
 
-/* Puts exact scores in the place of bounds, from place `from` to `to`. Each is one sum over
-   the dimensions, by the operations of rank.c in their order: the same to the last bit. */
+/* Replaces the bounds of items `from` … `to` by exact scores. Each is one sum over the
+   dimensions, by the operations of rank.c in the same order: bitwise equal. */
 static void score_rows(const float *query, int64_t dim, const float *table, int64_t stride,
                        Rough *r, int64_t from, int64_t to) {
   for (int64_t start = from; start < to; start += AT_ONCE) {
@@ -159,7 +159,7 @@ static void score_rows(const float *query, int64_t dim, const float *table, int6
   }
 }
 
-/* Writes the keys (rank_query.h) of the best `k` by exact scores in order; returns their number. */
+/* Writes the keys (rank_query.h) of the `k` best exact scores in order; returns their number. */
 static int64_t sort_best(Rough *r, int64_t k, uint64_t *keys, uint64_t *sorted) {
   tighten(r, k);
   for (int64_t i = 0; i < r->n; i++) keys[i] = key_of(r->upper[i], r->row[i]);
@@ -169,10 +169,10 @@ static int64_t sort_best(Rough *r, int64_t k, uint64_t *keys, uint64_t *sorted) 
     return r->n < k ? r->n : k;
   }
   for (int64_t i = 0; i < r->n; i++) {
-    int64_t place = 0;
+    int64_t rank = 0;
     const uint64_t key = keys[i];
-    for (int64_t j = 0; j < r->n; j++) place += keys[j] < key;
-    if (place < k) sorted[place] = key;
+    for (int64_t j = 0; j < r->n; j++) rank += keys[j] < key;
+    if (rank < k) sorted[rank] = key;
   }
   return r->n < k ? r->n : k;
 }

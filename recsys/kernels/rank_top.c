@@ -1,20 +1,18 @@
-/* The best items of queries by a rough look at all of them, and an exact one at few.
+/* Exact top-k by approximate int8 scores of all items, and exact scores of few.
 
-   Items and queries are rounded to whole numbers of 8 bits. A query's products with an
-   item then give its score within a margin that is known for sure: by the inequality of
-   Cauchy and Schwarz no more than |query| · |item - rounded item| + |query - rounded
-   query| · |rounded item|, and what floats round. What at least k items reach for sure,
-   an item must be able to reach to be among the best k: so all of the best are among
-   those few, whose scores are then made as rank.c makes them, to the last bit.
+   Items and queries are rounded to int8. The product of the rounded vectors gives the score
+   within a guaranteed margin: by the Cauchy-Schwarz inequality at most |query| · |item - rounded
+   item| + |query - rounded query| · |rounded item|, plus rounding errors of floats. An item of
+   the top k must be able to reach a score that at least k items surely reach. So the top k are
+   among the few items that can, whose exact scores are then computed as in rank.c, bitwise
+   equal.
 
-   Each panel of items has rows from all over the catalogue: so the panels that were
-   looked at are a fair sample, and tell what the best of all will reach. Items must reach
-   that guess, which is below what the k-th best reaches but for one query in millions;
-   whether k items did is seen at the end.
+   Each panel of items has rows from the whole catalogue, so the panels seen so far are a fair
+   sample that predicts the k-th best score. Items must reach that prediction, which is too high
+   for one query in millions; the end of a job checks that k items did.
 
-   A query is given up where the guess was too high, where too many items are too alike
-   for such a look, and where numbers are too large or too small for its bounds; who asks
-   ranks it by rank.c. */
+   A query is given up if the prediction was too high, if too many items have similar scores, or
+   if numbers are too large or too small for the bounds; the caller ranks it by rank.c. */
 
 #include "rank_job.h"
 #include "rank_rough.h"
@@ -22,33 +20,33 @@
 int recsys_rank(const RankJob *job);
 
 enum {
-  MOST_DIM = 1024, /* Sums of products are exact as floats. */
-  AT_LEAST = 32,   /* So many more items are kept before all are looked through. */
-  ROOM = 8,        /* Most that are kept, as a multiple of k, */
-  MORE_ROOM = 512, /* and so many more. */
-  DEVIATIONS = 5,  /* By which a guess is on the safe side. */
+  MOST_DIM = 1024,      /* sums of products are exact as floats */
+  AT_LEAST = 32,        /* items that are added at least before pruning */
+  CAPACITY = 8,         /* kept items: a multiple of k, */
+  MORE_CAPACITY = 512,  /* plus a constant */
+  DEVIATIONS = 5,       /* safety margin of the prediction [standard deviations] */
 };
 
-/* Beyond these an item or a query isn't rounded; no bound overflows or vanishes. */
+/* Items and queries beyond these aren't rounded, so no bound overflows or vanishes. */
 static const double HIGHEST = 1e15, LOWEST_STEP = 1e-15, LOWEST_QUERY = 1e-12;
 
-/* Mirrored by rank_top.py, which lays out the rows: see row_of. */
+/* Mirrored by rank_jobs.py, which orders the rows: see row_of. */
 typedef struct {
   int64_t n_rows, dim;
-  int64_t leap;       /* without a common divisor with the number of panels */
+  int64_t leap;       /* coprime to the number of panels */
   const float *table; /* [n_rows, dim] */
   int64_t stride;     /* floats from one row of `table` to the next */
   uint8_t *bytes;     /* [panels, ceil(dim / GROUP), PANEL_ROWS, GROUP] */
-  float *steps;       /* [panels * PANEL_ROWS]: steps to one; NaN: no item */
-  float *missed;      /* [panels]: most that rounding took of an item, in its steps, and */
-  float *length;      /* [panels]: the greatest length of a rounded item, likewise */
+  float *steps;       /* [panels * PANEL_ROWS]: steps per unit; NaN if not an item */
+  float *missed;      /* [panels]: largest rounding error of an item [its steps] */
+  float *length;      /* [panels]: largest length of a rounded item [its steps] */
 } RoundedItems;
 
-/* Queries are numbered within the job, seen items within all: the offsets say where. */
+/* Queries are numbered within the job; `seen` holds the items of all queries, by offsets. */
 typedef struct {
   int64_t n_queries, k;
   const float *query;          /* [n_queries, dim] */
-  const float *steps;          /* [panels * PANEL_ROWS]: as in RoundedItems, or more NaN */
+  const float *steps;          /* [panels * PANEL_ROWS]: as RoundedItems, NaN if masked */
   const int64_t *seen_offsets; /* [n_queries + 1] */
   const int32_t *seen;         /* item rows, below n_rows */
   int32_t *top;                /* [n_queries, k] */
@@ -59,8 +57,8 @@ typedef struct {
 RECSYS_INLINE int64_t groups_of(int64_t dim) { return (dim + GROUP - 1) / GROUP; }
 RECSYS_INLINE int64_t panels_of(int64_t n_rows) { return (n_rows + PANEL_ROWS - 1) / PANEL_ROWS; }
 
-/* Returns the item row of a column of a panel: rows that are near each other, which may be
-   alike, are far from each other here. */
+/* Returns the item row of a column of a panel. Neighbouring rows, which may be similar, are far
+   from each other here. */
 RECSYS_INLINE int64_t row_of(const RoundedItems *r, int64_t panel, int64_t column) {
   const int64_t panels = panels_of(r->n_rows);
   return column * panels + panel * r->leap % panels;
@@ -72,19 +70,19 @@ static double largest_of(const float *x, int64_t dim) {
   double largest = 0;
   for (int64_t d = 0; d < dim; d++) {
     const double size = fabs((double)x[d]);
-    if (!(size <= largest)) largest = size; /* A NaN comes through. */
+    if (!(size <= largest)) largest = size; /* Also for NaN. */
     if (largest != largest) return largest;
   }
   return largest;
 }
 
-/* Rounds `x` and returns a whole number of at most `largest`. */
+/* Rounds `x` to an integer in -largest … largest. */
 RECSYS_INLINE int32_t whole(double x, int32_t largest) {
   const int32_t n = (int32_t)rint(x);
   return n > largest ? largest : n < -largest ? -largest : n;
 }
 
-/* Rounds an item; raises what its panel says of its items. Returns whether it can be. */
+/* Rounds an item, and updates its panel's bounds. Returns 0 if it can't be rounded. */
 static int round_item(const RoundedItems *r, int64_t panel, int64_t column) {
   const int64_t groups = groups_of(r->dim);
   const float *x = r->table + row_of(r, panel, column) * r->stride;
@@ -112,21 +110,21 @@ static int round_item(const RoundedItems *r, int64_t panel, int64_t column) {
   return 1;
 }
 
-/* Rounds the items whose `steps` aren't NaN. Returns 0, or 1 if one can't be. */
+/* Rounds the items whose `steps` aren't NaN. Returns 0, or 1 if one can't be rounded. */
 RECSYS_EXPORT int recsys_round_items(const RoundedItems *r) {
   if (r->dim < 1 || r->dim > MOST_DIM) return 1;
   const int64_t panels = panels_of(r->n_rows);
   memset(r->bytes, OFFSET, (size_t)(panels * groups_of(r->dim) * PANEL_ROWS * GROUP));
   memset(r->missed, 0, (size_t)panels * sizeof *r->missed);
   memset(r->length, 0, (size_t)panels * sizeof *r->length);
-  for (int64_t place = 0; place < panels * PANEL_ROWS; place++) {
-    const int is_item = r->steps[place] == r->steps[place];
-    if (is_item && !round_item(r, place / PANEL_ROWS, place % PANEL_ROWS)) return 1;
+  for (int64_t i = 0; i < panels * PANEL_ROWS; i++) {
+    const int is_item = r->steps[i] == r->steps[i];
+    if (is_item && !round_item(r, i / PANEL_ROWS, i % PANEL_ROWS)) return 1;
   }
   return 0;
 }
 
-/* Returns whether this processor looks at bytes faster than at floats. */
+/* Returns whether int8 products are faster than float products on this processor. */
 RECSYS_EXPORT int recsys_top_is_fast(void) { return IS_FAST; }
 
 /* ---- A job ---- */
@@ -135,25 +133,25 @@ typedef struct {
   const RoundedItems *items;
   const TopJob *job;
   int64_t tall, height; /* queries of a tile; n_queries rounded up to it */
-  int64_t room;         /* of what a query keeps */
-  int32_t slack;        /* of bounds, for what is rounded while they are made */
+  int64_t capacity;     /* of kept items of a query */
+  int32_t slack;        /* added to margins for rounding errors in their computation */
   Rough *queries;       /* [n_queries] */
   int32_t *packed;      /* [height / tall, groups, tall] */
-  int32_t *correction;  /* [height]: what the offset of the items adds, negative */
-  double *steps;        /* [height]: of the query, to one */
-  float *missed;        /* [height]: length of the query, in its steps, */
-  float *length;        /* [height]: and of what rounding took of it */
-  float *least;         /* [height]: that an item must reach, in the query's steps */
-  int32_t *lower, *row; /* [n_queries, room] */
-  float *upper;         /* [n_queries, room] */
+  int32_t *correction;  /* [height]: minus the contribution of the items' offset */
+  double *steps;        /* [height]: steps per unit of the query */
+  float *missed;        /* [height]: length of the query [its steps] */
+  float *length;        /* [height]: length of its rounding error [its steps] */
+  float *least;         /* [height]: score that an item must reach [the query's steps] */
+  int32_t *lower, *row; /* [n_queries, capacity] */
+  float *upper;         /* [n_queries, capacity] */
   int32_t *hidden;
-  uint64_t *keys, *sorted; /* [room] */
+  uint64_t *keys, *sorted; /* [capacity] */
   IntLanes sums[TALL * ACROSS];
   int32_t margin[TALL];
   uint64_t found[TALL];
 } Look;
 
-/* Rounds query `i`. Returns whether it can be. */
+/* Rounds query `i`. Returns 0 if it can't be rounded. */
 static int round_query(Look *s, int64_t i) {
   const int64_t dim = s->items->dim, groups = groups_of(dim);
   const float *x = s->job->query + i * dim;
@@ -187,8 +185,8 @@ static void give_up(Look *s, int64_t i) {
 static void take_query(Look *s, int64_t i, int32_t *hidden) {
   const TopJob *j = s->job;
   Rough *r = &s->queries[i];
-  *r = (Rough){.lower = s->lower + i * s->room, .upper = s->upper + i * s->room,
-               .row = s->row + i * s->room, .due = AT_LEAST, .hidden = hidden};
+  *r = (Rough){.lower = s->lower + i * s->capacity, .upper = s->upper + i * s->capacity,
+               .row = s->row + i * s->capacity, .due = AT_LEAST, .hidden = hidden};
   hide(r, j->seen + j->seen_offsets[i], j->seen_offsets[i + 1] - j->seen_offsets[i]);
   s->least[i] = -INFINITY;
   if (!round_query(s, i)) give_up(s, i);
@@ -202,7 +200,7 @@ static void take_all_queries(Look *s) {
     s->correction[i] = 0;
     s->steps[i] = 1;
     s->missed[i] = s->length[i] = 0;
-    s->least[i] = INFINITY; /* Nobody's. */
+    s->least[i] = INFINITY; /* For padding. */
     if (i >= j->n_queries) continue;
     take_query(s, i, hidden);
     hidden += s->queries[i].hidden_mask + 1;
@@ -211,7 +209,7 @@ static void take_all_queries(Look *s) {
 
 /* ---- Tiles ---- */
 
-/* Sets `margin` of `rows` queries: by how much a sum of products may miss an item's score. */
+/* Sets the `margin` of `rows` queries: the largest error of a sum of products. */
 RECSYS_INLINE void set_margins(Look *s, const int rows, int64_t start, float missed,
                                float length) {
   UNROLL for (int m = 0; m < rows; m++) {
@@ -220,8 +218,8 @@ RECSYS_INLINE void set_margins(Look *s, const int rows, int64_t start, float mis
   }
 }
 
-/* Returns a bit for each of the queries from `start` on for which a strip has an item that
-   may reach its least; `found` and `sums`, the margin added, get those of all. */
+/* Returns a bit for each query from `start` on for which the strip has an item that may reach
+   its `least`. Sets `found`, and `sums` with the margin added. */
 RECSYS_INLINE unsigned look_at(Look *s, const int rows, int64_t start, const uint8_t *bytes,
                                const float *steps) {
   const int64_t groups = groups_of(s->items->dim);
@@ -258,26 +256,25 @@ static __attribute__((noinline)) unsigned look_at_one(Look *s, int64_t start,
   return look_at(s, 1, start, bytes, steps);
 }
 
-/* Returns how many of the items so far surely reach what the `k` best of all do: as many
-   of these as should be among them, and some more. */
-static int64_t guessed(const Look *s, int64_t panel) {
+/* Returns the predicted number of top-k items among those seen so far, plus a safety margin. */
+static int64_t predicted(const Look *s, int64_t panel) {
   const double k = (double)s->job->k;
   const double share = (double)(panel + 1) / (double)panels_of(s->items->n_rows);
   const double most = k * share + DEVIATIONS * (sqrt(k * share) + 1) + 1;
   return most < k ? (int64_t)most : s->job->k;
 }
 
-/* Looks through what is kept of a query, after some panels. */
-static void look_through(Look *s, int64_t i, int64_t panel) {
+/* Prunes the kept items of a query. */
+static void prune(Look *s, int64_t i, int64_t panel) {
   Rough *r = &s->queries[i];
-  const float least = tighten(r, guessed(s, panel));
+  const float least = tighten(r, predicted(s, panel));
   if (least > s->least[i]) s->least[i] = least;
   r->due = r->n + (r->n / 2 > AT_LEAST ? r->n / 2 : AT_LEAST);
-  if (r->due > s->room - STRIP) r->due = s->room - STRIP;
-  if (r->n * 4 > s->room * 3) give_up(s, i);
+  if (r->due > s->capacity - STRIP) r->due = s->capacity - STRIP;
+  if (r->n * 4 > s->capacity * 3) give_up(s, i);
 }
 
-/* Keeps the items that were found in a strip, `column` of a panel. */
+/* Keeps the items that were found in the strip at `column` of a panel. */
 static __attribute__((noinline)) void keep_found(Look *s, int64_t i, int m, int64_t panel,
                                                  int64_t column) {
   Rough *r = &s->queries[i];
@@ -295,7 +292,7 @@ static __attribute__((noinline)) void keep_found(Look *s, int64_t i, int m, int6
     r->row[n++] = row;
   }
   r->n = n;
-  if (n >= r->due) look_through(s, i, panel);
+  if (n >= r->due) prune(s, i, panel);
 }
 
 static void look_at_panel(Look *s, int64_t panel) {
@@ -322,14 +319,14 @@ static void look_at_panel(Look *s, int64_t panel) {
 
 /* ---- Results, memory ---- */
 
-/* Gives a query up unless `k` items reach what all that are kept had to. */
-static void check_guess(Look *s, int64_t i) {
+/* Gives a query up unless `k` items reach the bound that was applied. */
+static void check_prediction(Look *s, int64_t i) {
   const Rough *r = &s->queries[i];
   if (s->least[i] == -INFINITY) return; /* Nothing was dropped. */
   if (count_not_below(r->lower, r->n, ordered(s->least[i])) < s->job->k) give_up(s, i);
 }
 
-/* Makes exact scores: of k items first, which the others have to reach then. */
+/* Computes exact scores, of k items first: the others must reach those. */
 static void score_kept(Look *s, int64_t i) {
   const RoundedItems *items = s->items;
   const int64_t dim = items->dim, k = s->job->k;
@@ -346,7 +343,7 @@ static void score_kept(Look *s, int64_t i) {
 static void write_best(Look *s, int64_t i) {
   const TopJob *j = s->job;
   Rough *r = &s->queries[i];
-  check_guess(s, i);
+  check_prediction(s, i);
   score_kept(s, i);
   const int64_t n_best = sort_best(r, j->k, s->keys, s->sorted);
   for (int64_t n = 0; n < j->k; n++) {
@@ -357,59 +354,48 @@ static void write_best(Look *s, int64_t i) {
   j->is_given_up[i] = (uint8_t)r->is_given_up;
 }
 
-typedef struct {
-  char *start;
-  size_t used;
-} Room;
-
-static void *part(Room *room, int64_t n, size_t bytes) {
-  void *at = room->start == NULL ? NULL : room->start + room->used;
-  room->used += ((size_t)n * bytes + 63) / 64 * 64;
-  return at;
-}
-
-static void lay_out_look(Look *s, Room *room) {
+static void lay_out_look(Look *s, Arena *arena) {
   const int64_t n = s->job->n_queries, groups = groups_of(s->items->dim);
   int64_t n_hidden = 0;
   for (int64_t i = 0; i < n; i++) {
-    n_hidden += hidden_room(s->job->seen_offsets[i + 1] - s->job->seen_offsets[i]);
+    n_hidden += hidden_slots(s->job->seen_offsets[i + 1] - s->job->seen_offsets[i]);
   }
-  s->queries = part(room, n, sizeof *s->queries);
-  s->packed = part(room, s->height * groups, sizeof *s->packed);
-  s->correction = part(room, s->height, sizeof *s->correction);
-  s->steps = part(room, s->height, sizeof *s->steps);
-  s->missed = part(room, s->height, sizeof *s->missed);
-  s->length = part(room, s->height, sizeof *s->length);
-  s->least = part(room, s->height, sizeof *s->least);
-  s->lower = part(room, n * s->room, sizeof *s->lower);
-  s->row = part(room, n * s->room, sizeof *s->row);
-  s->upper = part(room, n * s->room, sizeof *s->upper);
-  s->hidden = part(room, n_hidden, sizeof *s->hidden);
-  s->keys = part(room, s->room, sizeof *s->keys);
-  s->sorted = part(room, s->room, sizeof *s->sorted);
+  s->queries = take(arena, n, sizeof *s->queries);
+  s->packed = take(arena, s->height * groups, sizeof *s->packed);
+  s->correction = take(arena, s->height, sizeof *s->correction);
+  s->steps = take(arena, s->height, sizeof *s->steps);
+  s->missed = take(arena, s->height, sizeof *s->missed);
+  s->length = take(arena, s->height, sizeof *s->length);
+  s->least = take(arena, s->height, sizeof *s->least);
+  s->lower = take(arena, n * s->capacity, sizeof *s->lower);
+  s->row = take(arena, n * s->capacity, sizeof *s->row);
+  s->upper = take(arena, n * s->capacity, sizeof *s->upper);
+  s->hidden = take(arena, n_hidden, sizeof *s->hidden);
+  s->keys = take(arena, s->capacity, sizeof *s->keys);
+  s->sorted = take(arena, s->capacity, sizeof *s->sorted);
 }
 
 /* Finds the best items of a job's queries. Returns 0, or 1 if there is no memory. */
 RECSYS_EXPORT int recsys_top(const RoundedItems *items, const TopJob *job) {
   Look s = {.items = items, .job = job, .tall = job->n_queries < TALL / 2 ? 1 : TALL};
   s.height = (job->n_queries + s.tall - 1) / s.tall * s.tall;
-  s.room = ROOM * job->k + MORE_ROOM;
+  s.capacity = CAPACITY * job->k + MORE_CAPACITY;
   s.slack = (int32_t)(4 + (items->dim * LARGEST * LARGEST_OF_QUERY >> 21));
-  Room room = {0};
-  lay_out_look(&s, &room);
-  room.start = recsys_scratch_take(room.used);
-  if (room.start == NULL) return 1;
-  room.used = 0;
-  lay_out_look(&s, &room);
+  Arena arena = {0};
+  lay_out_look(&s, &arena);
+  arena.start = recsys_scratch_take(arena.used);
+  if (arena.start == NULL) return 1;
+  arena.used = 0;
+  lay_out_look(&s, &arena);
   take_all_queries(&s);
   for (int64_t panel = 0; panel < panels_of(items->n_rows); panel++) look_at_panel(&s, panel);
   for (int64_t i = 0; i < job->n_queries; i++) write_best(&s, i);
-  recsys_scratch_give(room.start);
+  recsys_scratch_give(arena.start);
   return 0;
 }
 
-/* Of five items the first is none, the second is hidden, and the last two are equal; scores
-   are those of rank.c, whatever a compiler made of either. */
+/* Five rows: the first is not an item, the second is hidden, the last two have equal scores.
+   Scores must equal those of rank.c, for any compiler. */
 RECSYS_SELF_CHECK(rank_top) {
   const float query[3] = {2.1f, 0.3f, 0.7f};
   const float table[15] = {9, 9, 9, 8, 8, 8, 1.1f, 0.1f, 0.3f, 3.3f, 1.7f, 0.9f, 3.3f, 1.7f, 0.9f};

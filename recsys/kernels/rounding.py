@@ -1,9 +1,9 @@
-"""Stochastic rounding: what keeps small steps alive in a bfloat16 table.
+"""Stochastic rounding, which keeps small steps in a bfloat16 table.
 
-A step shorter than half the distance between two bfloat16 numbers would be rounded
-away every time. Rounded up with the probability of its size it arrives on average
-(Gupta et al., ICML 2015). The random bits are a hash of the weight's address and the
-step, so they are the same on every mesh and after a restart.
+Rounding to the nearest would drop every step shorter than half the distance between two
+bfloat16 numbers. Rounding up with a probability in proportion to the step is right on average
+(Gupta et al., ICML 2015). The random bits are a hash of the weight's row, column and step, so
+they are the same on every mesh and after a restart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROW, _COLUMN = 0x9E3779B1, 0x85EBCA77
 
 
 def mixed(x: jax.Array) -> jax.Array:
-    """Returns the 32-bit finalizer of MurmurHash3 of `x` uint32."""
+    """Returns the 32-bit finalizer of MurmurHash3 of `x`, uint32."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
@@ -24,13 +24,13 @@ def mixed(x: jax.Array) -> jax.Array:
 def noise(
     rows: jax.Array, dim: int, seed: jax.Array, first_column: int | jax.Array = 0
 ) -> jax.Array:
-    """Returns 32 random bits for each weight `[rows, dim]` uint32, a function of its address.
+    """Returns 32 random bits for each weight `[rows, dim]` uint32, a hash of row and column.
 
     Args:
-        rows: Places `[rows]` int32.
-        dim: Width [floats].
-        seed: uint32.
-        first_column: Column that the width begins with.
+        rows: Physical rows `[rows]` int32.
+        dim: Number of columns.
+        seed: Seed, uint32.
+        first_column: First column.
     """
     columns = jnp.arange(dim, dtype=jnp.uint32) + jnp.asarray(first_column, jnp.uint32)
     by_column = mixed(columns * jnp.uint32(_COLUMN) ^ jnp.asarray(seed, jnp.uint32))
@@ -45,14 +45,14 @@ def round_stochastically(
     dtype: jnp.dtype,
     first_column: int | jax.Array = 0,
 ) -> jax.Array:
-    """Returns `x` `[rows, dim]` float32 as bfloat16, right on average.
+    """Rounds `x` `[rows, dim]` float32 to bfloat16, without bias.
 
     Args:
         x: Weights.
-        rows: Their places in the whole table `[rows]` int32.
-        seed: uint32, another one each step.
+        rows: Their physical rows in the whole table `[rows]` int32.
+        seed: Seed of the step, uint32.
         dtype: bfloat16.
-        first_column: Column of the whole table that the width begins with.
+        first_column: First column in the whole table.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     up = bits + (noise(rows, x.shape[-1], seed, first_column) >> 16)

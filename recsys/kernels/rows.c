@@ -1,4 +1,4 @@
-/* pool and weight_grad: what reads rows; see rows.py. */
+/* pool and weight_grad, which read rows; see rows.py. */
 
 #include <stdlib.h>
 
@@ -8,10 +8,10 @@
 #include "pages.h"
 
 enum {
-  ROWS_AHEAD = 16,           /* entries between asking for a row and reading it */
+  ROWS_AHEAD = 16,           /* entries between prefetching and reading a row */
   BAGS_PER_TASK = 32,
   ENTRIES_PER_TASK = 2048,
-  FLOATS_FOR_HELP = 1 << 15, /* read by less than this, one thread is faster */
+  FLOATS_FOR_HELP = 1 << 15, /* one thread is faster for less than this */
 };
 
 typedef struct {
@@ -27,8 +27,8 @@ RECSYS_INLINE const void *row_at(const Reading *r, int64_t row) {
   return (const char *)r->table + row * r->row_bytes;
 }
 
-/* Asks for the row that will be read ROWS_AHEAD entries after `i`. */
-RECSYS_INLINE void ask_ahead(const Reading *r, int64_t i) {
+/* Prefetches the row that is read ROWS_AHEAD entries after `i`. */
+RECSYS_INLINE void prefetch_ahead(const Reading *r, int64_t i) {
   i += ROWS_AHEAD;
   if (i < r->lookups.n && has_row(&r->lookups, i)) {
     prefetch(row_at(r, r->lookups.rows[i]), r->row_bytes, NEAR_TO_READ);
@@ -47,7 +47,7 @@ RECSYS_INLINE void pool_columns(const Reading *r, int64_t i, int64_t end, float 
                                 int n_lanes, int is_half) {
   Lanes sums[8] = {{0}};
   for (; i < end; i++) {
-    if (c == 0) ask_ahead(r, i);
+    if (c == 0) prefetch_ahead(r, i);
     if (!has_row(&r->lookups, i)) continue;
     const void *row = row_at(r, r->lookups.rows[i]);
     Lanes weight = weight_of(&r->lookups, i) - (Lanes){0};
@@ -58,12 +58,12 @@ RECSYS_INLINE void pool_columns(const Reading *r, int64_t i, int64_t end, float 
   for (int k = 0; k < n_lanes; k++) put_lanes(out, c + k * LANES, sums[k]);
 }
 
-/* The same for single columns c … dim, fewer than LANES. */
+/* The same for columns c … dim, fewer than LANES. */
 RECSYS_INLINE void pool_rest(const Reading *r, int64_t i, int64_t end, float *out, int64_t c,
                              int is_half) {
   for (int64_t k = c; k < r->dim; k++) out[k] = 0;
   for (; i < end; i++) {
-    if (c == 0) ask_ahead(r, i);
+    if (c == 0) prefetch_ahead(r, i);
     if (!has_row(&r->lookups, i)) continue;
     const void *row = row_at(r, r->lookups.rows[i]);
     float weight = weight_of(&r->lookups, i);
@@ -128,7 +128,7 @@ static int is_ordered(const Lookups *l) {
   return ordered;
 }
 
-/* Any order of bags: slow and right, by the same sums in the same order. */
+/* For bags in any order: slow, with the same sums in the same order. */
 static void pool_unordered(const Reading *r, int is_half) {
   const Lookups *l = &r->lookups;
   memset(r->out, 0, (size_t)(l->n_bags * r->dim) * sizeof(float));
@@ -182,7 +182,7 @@ RECSYS_INLINE void weight_grads(const Reading *r, int64_t task, int is_half) {
   int64_t i = task * ENTRIES_PER_TASK, end = i + ENTRIES_PER_TASK;
   if (end > l->n) end = l->n;
   for (; i < end; i++) {
-    ask_ahead(r, i);
+    prefetch_ahead(r, i);
     r->out[i] = 0;
     if (!has_row(l, i) || !has_bag(l, i)) continue;
     const float *grads = r->grads + bag_of(l, i) * r->dim;

@@ -2,27 +2,27 @@
    matrix. For query i with weight w_i, and all candidates j:
 
        logit_ij = query_i · candidate_j / temperature - log_q_j
-       loss_i   = log sum_j exp(logit_ij) - pull · logit_i,positive
+       loss_i   = log sum_j exp(logit_ij) - positive_scale · logit_i,positive
 
-   The positive of query i is candidate first + i. Its negatives are the first places of
-   all other items, but for those that it is known to like. The sum is over the positive
-   and the negatives or, decoupled, over the negatives alone: without one the loss is 0.
-   The gradients are those of sum_i w_i loss_i.
+   The positive of query i is candidate first + i. Its negatives are the first positions of all
+   other items, except its known positives. The sum is over the positive and the negatives or,
+   if decoupled, over the negatives; without negatives the loss is then 0. The gradients are of
+   sum_i w_i loss_i.
 
-   With a margin it is the other side of a contrastive loss, a mean over the negatives,
-   where log_q holds the weight v_j of each (and has no gradient):
+   With a margin it is the negative part of a contrastive loss, a mean over the negatives, and
+   log_q holds the weight v_j of each, without a gradient:
 
        loss_i = sum_j v_j max(0, query_i · candidate_j / temperature - margin) / sum_j v_j
 
-   Each item has one column (softmax_columns.h), that of its first place. A positive at a
-   later place stands apart: its logit is one inner product, and the column of its item is
-   left out of its row.
+   Each item has one column (softmax_columns.h), at its first position. A positive at a later
+   position is apart: its logit is one inner product, and its item's column is left out of its
+   row.
 
-   ROWS queries at a time: their logits go into a block that stays in the L2 cache, in
-   panels of COLS columns; the exponentials are taken in place; then each panel gives its
-   part of both gradients. Queries are dealt to lanes by their number alone, each
-   lane sums its own candidate gradients in the order of its queries, and the lanes are
-   added in order: no result depends on the number of threads. */
+   ROWS queries are computed at a time: their logits are a block that stays in the L2 cache, in
+   panels of COLS columns; the exponentials replace them; then each panel adds its part of both
+   gradients. Queries are assigned to lanes by their number, each lane sums its own candidate
+   gradients in the order of its queries, and lanes are added in order: results don't depend on
+   the number of threads. */
 
 #include <math.h>
 #include <pthread.h>
@@ -47,19 +47,19 @@ typedef struct {
   int64_t n_queries, n_candidates, n_known, dim, first;
   const float *query, *candidate, *log_q, *weight;
   const int32_t *known; /* [n_queries, n_known]: items, 0 for none */
-  float scale, pull;    /* scale: 1 / temperature */
+  float scale, positive_scale; /* scale: 1 / temperature */
   float margin;
   int is_decoupled, is_hinge; /* is_hinge: there is a margin */
-  float *loss, *d_query, *d_candidate, *d_log_q; /* NULL where not wanted */
+  float *loss, *d_query, *d_candidate, *d_log_q; /* NULL if not requested */
 
   Columns items;
-  int64_t width, capacity;  /* most columns: those of candidates that all differ */
+  int64_t width, capacity;  /* capacity: most columns, if all candidates differ */
   int64_t n_panels, n_lanes;
   float *panels;            /* [n_panels, width, COLS]: columns' candidates, transposed */
-  const float *rows;        /* [n_columns, width]: the same as they are */
-  float *copies;            /* memory for `rows`; NULL where they are the candidates */
+  const float *rows;        /* [n_columns, width]: columns' candidates, not transposed */
+  float *copies;            /* memory for `rows`; NULL if they are the candidates */
   float *bias;              /* [n_panels * COLS]: -log_q or -margin, then -infinity */
-  float *column_weight;     /* [n_panels * COLS]: of hinges, then 0 */
+  float *column_weight;     /* [n_panels * COLS]: weights of hinges, then 0 */
   float *lane_rows;         /* [n_lanes, capacity, width] */
   float *lane_log_q;        /* [n_lanes, capacity] */
   float *blocks;            /* [workers, block_floats] */
@@ -68,15 +68,15 @@ typedef struct {
   Lane lanes[MAX_LANES];
 } Sweep;
 
-/* What one thread works in. */
+/* Working memory of one thread. */
 typedef struct {
   float *logits;                /* [n_panels, ROWS, COLS] */
   float *query, *query_times_p; /* [ROWS, width]: query / temperature; times `share` too */
   float *d_query;               /* [ROWS, width] */
-  float *most, *sum;            /* [ROWS, LANES]; `most`: of hinges then sums of weights */
+  float *most, *sum;            /* [ROWS, LANES]; for hinges `most` becomes sums of weights */
   float positive[ROWS], top[ROWS], share[ROWS]; /* share: w / sum */
   int is_apart[ROWS];           /* the positive is no column */
-  float slope[ROWS];            /* of a positive that stands apart */
+  float slope[ROWS];            /* of a positive that is apart */
 } Block;
 
 static int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -90,11 +90,11 @@ static void fill_panel(Sweep *s, int64_t p) {
   float *panel = s->panels + p * s->width * COLS;
   const float *from[COLS];
   for (int64_t c = 0; c < COLS; c++) {
-    const int64_t place = c < n ? s->items.place[start + c] : 0;
-    from[c] = s->candidate + place * s->dim;
-    const float bias = s->is_hinge ? -s->margin : -s->log_q[place];
+    const int64_t first = c < n ? s->items.first[start + c] : 0;
+    from[c] = s->candidate + first * s->dim;
+    const float bias = s->is_hinge ? -s->margin : -s->log_q[first];
     s->bias[start + c] = c < n ? bias : -INFINITY;
-    if (s->is_hinge) s->column_weight[start + c] = c < n ? s->log_q[place] : 0;
+    if (s->is_hinge) s->column_weight[start + c] = c < n ? s->log_q[first] : 0;
   }
   for (int64_t d = 0; d < s->width; d++) {
     for (int64_t c = 0; c < COLS; c++) {
@@ -108,7 +108,7 @@ static void fill_panel(Sweep *s, int64_t p) {
   }
 }
 
-/* Candidates that are no columns have no gradient, but for that of their own query. */
+/* Candidates without a column have a gradient only from their own query. */
 static void clear_copies(Sweep *s, int64_t start, int64_t end) {
   for (int64_t j = start; j < end; j++) {
     if (is_column(&s->items, j)) continue;
@@ -125,7 +125,7 @@ static void prepare(void *context, int64_t task, int worker) {
   if (s->d_query != NULL) clear_copies(s, start * COLS, least(end * COLS, s->n_candidates));
 }
 
-/* ---- One block: the queries start … start + n, `height` is n rounded up to TILE ---- */
+/* ---- One block: queries start … start + n; `height` is n rounded up to TILE ---- */
 
 static void take_queries(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
   memset(b->query, 0, (size_t)(height * s->width) * sizeof(float));
@@ -183,7 +183,7 @@ static float top_of_row(const Sweep *s, const Block *b, int64_t i) {
   return largest_in(most);
 }
 
-/* Takes a column out of row i. Returns what its logit was. */
+/* Masks a column of row i. Returns its logit. */
 static float hide(const Block *b, int64_t i, int64_t column) {
   float *at = logit(b, i, column);
   const float hidden = *at;
@@ -191,8 +191,8 @@ static float hide(const Block *b, int64_t i, int64_t column) {
   return hidden;
 }
 
-/* Takes the columns of the items that a query is known to like out of row i. Returns the
-   largest of their logits. */
+/* Masks the columns of a query's known positives in row i. Returns the largest of their
+   logits. */
 static float hide_known(const Sweep *s, const Block *b, int64_t i, int64_t query, int64_t own) {
   float most = -INFINITY;
   for (int64_t k = query * s->n_known; k < (query + 1) * s->n_known; k++) {
@@ -203,7 +203,7 @@ static float hide_known(const Sweep *s, const Block *b, int64_t i, int64_t query
   return most;
 }
 
-/* Masks what is no negative in row i, finds its positive and its largest logit. */
+/* Masks row i except its negatives, and finds its positive and its largest logit. */
 static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t query) {
   const int64_t positive = s->first + query, own = s->items.column[positive];
   const int is_apart = !is_column(&s->items, positive);
@@ -223,7 +223,7 @@ static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t query) {
   b->top[i] = s->is_decoupled && top == -INFINITY ? 0 : top;
 }
 
-/* The same for hinges: without the positive, and with nothing to find. */
+/* The same for hinges, which don't need the positive or the largest logit. */
 static void mask_hinges(const Sweep *s, const Block *b, int64_t i, int64_t query) {
   const int64_t own = s->items.column[s->first + query];
   hide_known(s, b, i, query, own);
@@ -246,29 +246,29 @@ static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
   }
 }
 
-/* Writes the losses, and makes the exponentials ready for the gradients: those of the
-   logits are w_i (p_ij - pull [j is positive]), which is `share` times what the block holds. */
+/* Writes the losses, and prepares the exponentials for the gradients: the gradient of a logit is
+   w_i (p_ij - positive_scale [j is positive]), which is `share` times the block's value. */
 static void finish_losses(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
   for (int64_t i = 0; i < n; i++) {
     const int is_summed = b->is_apart[i] && !s->is_decoupled;
     const float apart = is_summed ? expf(b->positive[i] - b->top[i]) : 0;
     const float sum = sum_lanes(load(b->sum + i * LANES)) + apart;
-    const float pull = s->pull * sum;
-    if (s->is_decoupled && sum == 0) { /* There is no negative: all in the row is 0. */
+    const float positive_slope = s->positive_scale * sum;
+    if (s->is_decoupled && sum == 0) { /* Without negatives the whole row is 0. */
       s->loss[start + i] = b->share[i] = b->slope[i] = 0;
       continue;
     }
-    s->loss[start + i] = logf(sum) + (b->top[i] - s->pull * b->positive[i]);
+    s->loss[start + i] = logf(sum) + (b->top[i] - s->positive_scale * b->positive[i]);
     b->share[i] = s->weight[start + i] / sum;
-    b->slope[i] = apart - pull;
-    if (!b->is_apart[i]) *logit(b, i, s->items.column[s->first + start + i]) -= pull;
+    b->slope[i] = apart - positive_slope;
+    if (!b->is_apart[i]) *logit(b, i, s->items.column[s->first + start + i]) -= positive_slope;
   }
   for (int64_t i = n; i < height; i++) b->share[i] = 0;
 }
 
 /* ---- The same for hinges ---- */
 
-/* Sums weighted hinges and the weights of a row's negatives, and makes the logits slopes. */
+/* Sums weighted hinges and the weights of a row's negatives; replaces logits by slopes. */
 static void take_hinges(const Sweep *s, Block *b, int64_t n) {
   memset(b->most, 0, (size_t)(n * LANES) * sizeof *b->most);
   const Lanes zero = all(0), none = all(-INFINITY);
@@ -299,7 +299,7 @@ static void finish_hinges(const Sweep *s, Block *b, int64_t start, int64_t n, in
   for (int64_t i = n; i < height; i++) b->share[i] = 0;
 }
 
-/* What log_q of a panel gets, with the other sign. */
+/* Adds a panel's gradient of log_q, with the opposite sign. */
 static void add_shares(const Block *b, const float *panel, int64_t height, float *into, int fresh) {
   for (int64_t c = 0; c < COLS; c += LANES) {
     Lanes sum = fresh ? all(0) : load(into + c);
@@ -331,7 +331,7 @@ static void take_gradients(const Sweep *s, Block *b, int64_t height, int64_t lan
   }
 }
 
-/* What row i and its positive, which stands apart, give to each other's gradients. */
+/* Adds the gradients between row i and its positive, which is apart. */
 static void add_apart(const Sweep *s, const Block *b, int64_t i, int64_t positive) {
   const float *candidate = s->candidate + positive * s->dim;
   const float *query = b->query_times_p + i * s->width;
@@ -376,7 +376,7 @@ static void run_block(const Sweep *s, Block *b, int64_t lane, int64_t tile, int6
 
 /* ---- Lanes ---- */
 
-/* Returns a lane nobody works on, the one with most to do; -1 if there is none. */
+/* Returns the free lane with the most work left; -1 if there is none. */
 static int64_t take_lane(Sweep *s, int64_t done) {
   int64_t best = -1, most = 0;
   pthread_mutex_lock(&s->lock);
@@ -404,7 +404,7 @@ static Block block_of(const Sweep *s, int worker) {
   return b;
 }
 
-/* Works until no lane is left: a lane that another thread holds, it finishes itself. */
+/* Works until no lane is free; other threads finish the lanes that they hold. */
 static void sweep_lanes(void *context, int64_t task, int worker) {
   (void)task;
   Sweep *s = context;
@@ -423,7 +423,7 @@ static void add_lanes(void *context, int64_t task, int worker) {
   const int64_t start = task * PREPARE_PANELS * COLS;
   const int64_t end = least(start + PREPARE_PANELS * COLS, s->items.n_columns);
   for (int64_t c = start; c < end; c++) {
-    float *restrict to = s->d_candidate + s->items.place[c] * s->dim;
+    float *restrict to = s->d_candidate + s->items.first[c] * s->dim;
     for (int64_t lane = 0; lane < s->n_lanes; lane++) {
       const float *from = s->lane_rows + (lane * s->capacity + c) * s->width;
       if (lane == 0) memcpy(to, from, (size_t)s->dim * sizeof *to);
@@ -433,7 +433,7 @@ static void add_lanes(void *context, int64_t task, int worker) {
   for (int64_t c = start; c < end && s->d_log_q != NULL; c++) {
     float sum = 0;
     for (int64_t lane = 0; lane < s->n_lanes; lane++) sum += s->lane_log_q[lane * s->capacity + c];
-    s->d_log_q[s->items.place[c]] = -sum;
+    s->d_log_q[s->items.first[c]] = -sum;
   }
 }
 
@@ -449,7 +449,7 @@ static void deal_lanes(Sweep *s) {
   }
 }
 
-/* Scratch memory that is handed out from its start on; without memory, just counted. */
+/* Scratch memory, allocated from its start on; only counted while `start` is NULL. */
 typedef struct {
   char *start;
   size_t used;
@@ -461,12 +461,12 @@ static void *take(Arena *arena, int64_t n, size_t size) {
   return taken;
 }
 
-/* For as many columns as there may be: memory that is not used is not touched. */
+/* Sized for the largest number of columns; unused memory is not touched. */
 static void lay_out(Sweep *s, Arena *arena, int workers) {
   const int64_t lanes = s->d_query != NULL ? s->n_lanes : 0;
   const size_t number = sizeof(float);
   s->items.column = take(arena, s->n_candidates, sizeof(int32_t));
-  s->items.place = take(arena, s->n_candidates, sizeof(int32_t));
+  s->items.first = take(arena, s->n_candidates, sizeof(int32_t));
   s->items.slots = take(arena, s->items.n_slots, sizeof(int32_t));
   s->panels = take(arena, s->capacity * s->width, number);
   s->copies = take(arena, s->capacity * s->width, number);
@@ -478,8 +478,7 @@ static void lay_out(Sweep *s, Arena *arena, int workers) {
   s->blocks = take(arena, workers * s->block_floats, number);
 }
 
-/* Returns the number of lanes: enough for that many threads, unless their sums would take
-   more than LANES_BYTES. It depends on the shapes alone. */
+/* Returns the number of lanes, limited by LANES_BYTES of sums. It depends only on shapes. */
 static int64_t count_lanes(const Sweep *s) {
   const int64_t wanted = up(s->n_queries, LANE_QUERIES) / LANE_QUERIES;
   const int64_t fit = LANES_BYTES / (s->capacity * s->width * (int64_t)sizeof(float));
@@ -498,7 +497,7 @@ static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
   s->width = up(s->dim, DIM_STEP);
   s->capacity = up(s->n_candidates, COLS);
   s->n_lanes = count_lanes(s);
-  s->items.n_places = s->n_candidates;
+  s->items.n_positions = s->n_candidates;
   s->items.n_slots = count_slots(s->n_candidates);
   if (workers > s->n_lanes) workers = (int)s->n_lanes;
   deal_lanes(s);
@@ -521,7 +520,7 @@ static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
 
 enum { MAX_DIM = 1024, MAX_CANDIDATES = 1 << 28 };
 
-/* Returns what is wrong with the arrays of a call; NULL if nothing is. */
+/* Returns an error if the arrays of a call are invalid, else NULL. */
 static XLA_FFI_Error *expect(XLA_FFI_CallFrame *frame, int with_gradients) {
   const XLA_FFI_DataType number = XLA_FFI_DataType_F32, integer = XLA_FFI_DataType_S32;
   const int64_t b = recsys_dim(recsys_arg(frame, 0), 0), dim = recsys_dim(recsys_arg(frame, 0), 1);
@@ -535,7 +534,7 @@ static XLA_FFI_Error *expect(XLA_FFI_CallFrame *frame, int with_gradients) {
       {"known", recsys_arg(frame, 5), integer, 2, {b, RECSYS_ANY}},
       {"scale", recsys_arg(frame, 6), number, 1, {1}},
       {"first", recsys_arg(frame, 7), integer, 1, {1}},
-      {"pull", recsys_arg(frame, 8), number, 1, {1}},
+      {"positive_scale", recsys_arg(frame, 8), number, 1, {1}},
       {"loss", recsys_ret(frame, 0), number, 1, {b}}};
   XLA_FFI_Error *error = recsys_expect(frame, arrays, 10);
   if (error != NULL || !with_gradients) return error;
@@ -548,8 +547,8 @@ static XLA_FFI_Error *expect(XLA_FFI_CallFrame *frame, int with_gradients) {
 }
 
 /* Arguments: query [b, D], candidate [N, D], item_row [N] int32, log_q [N], weight [b],
-   known [b, P] int32, scale [1] (1 / temperature), first [1] int32, pull [1]. Results: loss
-   [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]: not wanted).
+   known [b, P] int32, scale [1] (1 / temperature), first [1] int32, positive_scale [1].
+   Results: loss [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]).
    Attributes: decoupled (0 or 1), hinge (0 or 1) and its margin. */
 RECSYS_HANDLER(candidate_loss) {
   const int with_gradients = frame->rets.size == 4;
@@ -568,7 +567,7 @@ RECSYS_HANDLER(candidate_loss) {
       .known = recsys_arg(frame, 5)->data,
       .n_known = recsys_dim(recsys_arg(frame, 5), 1),
       .scale = *(const float *)recsys_arg(frame, 6)->data,
-      .pull = *(const float *)recsys_arg(frame, 8)->data,
+      .positive_scale = *(const float *)recsys_arg(frame, 8)->data,
       .margin = (float)recsys_attr(frame, "margin", 0),
       .is_decoupled = recsys_attr(frame, "decoupled", 0) != 0,
       .is_hinge = recsys_attr(frame, "hinge", 0) != 0,
@@ -592,7 +591,7 @@ RECSYS_HANDLER(candidate_loss) {
   return NULL;
 }
 
-/* Two equal candidates cost log 2, and two of one item nothing. */
+/* The loss of two equal candidates is log 2, of two copies of one item 0. */
 RECSYS_SELF_CHECK(softmax) {
   const float ones[4] = {1, 1, 1, 1}, none[2] = {0, 0}, weight[2] = {1, 1};
   const int32_t items[2][2] = {{1, 2}, {7, 7}};
@@ -600,7 +599,7 @@ RECSYS_SELF_CHECK(softmax) {
   for (int i = 0; i < 2; i++) {
     float loss[2], d_query[4], d_candidate[4], d_log_q[2];
     Sweep s = {.n_queries = 2, .n_candidates = 2, .dim = 2, .query = ones, .candidate = ones,
-               .items.item_row = items[i], .log_q = none, .weight = weight, .scale = 1, .pull = 1,
+               .items.item_row = items[i], .log_q = none, .weight = weight, .scale = 1, .positive_scale = 1,
                .loss = loss, .d_query = d_query, .d_candidate = d_candidate, .d_log_q = d_log_q};
     if (!run(&s, NULL, 1) || !(fabsf(loss[0] - expected[i]) < 1e-6f) ||
         !(fabsf(d_query[0]) < 1e-6f)) {

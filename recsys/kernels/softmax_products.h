@@ -1,5 +1,5 @@
-/* Products of small matrices, with sums that stay in registers, and exponentials: what the
-   softmax spends its time on. */
+/* Products of small matrices, with sums that stay in registers, and exponentials: the hot loops
+   of the softmax. */
 
 #ifndef RECSYS_SOFTMAX_PRODUCTS_H_
 #define RECSYS_SOFTMAX_PRODUCTS_H_
@@ -13,7 +13,7 @@
 
 #include "lanes.h"
 
-/* ---- Vectors (see lanes.h), and as many sums as the processor has registers for ---- */
+/* ---- Vectors (see lanes.h), and the number of sums that fit the registers ---- */
 
 #if defined(__AVX512F__)
 enum { SUMS = 24, MAX_VECTORS = 4, LOGIT_VECTORS = 3 };
@@ -26,7 +26,7 @@ enum { SUMS = 12, MAX_VECTORS = 4, LOGIT_VECTORS = 3 };
 #endif
 
 /* TILE is a multiple of the height of every tile (SUMS / its vectors); ROWS and COLS are
-   multiples of TILE, COLS one of each tile's width. */
+   multiples of TILE, and COLS is a multiple of each tile's width. */
 enum { TILE = 24, ROWS = 96, COLS = 48, PANEL = ROWS * COLS, DIM_STEP = 16 };
 
 #if defined(__clang__)
@@ -41,7 +41,7 @@ RECSYS_INLINE void store(float *at, Lanes x) { put_lanes(at, 0, x); }
 /* x - 0 is x for every x: compilers make it one broadcast. */
 RECSYS_INLINE Lanes all(float x) { return x - (Lanes){0}; }
 
-/* The larger of each two numbers; a NaN in `y` stays, one in `x` is lost. */
+/* Elementwise maximum; keeps NaN in `y`, and ignores NaN in `x`. */
 RECSYS_INLINE Lanes larger(Lanes x, Lanes y) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_max_ps((__m512)x, (__m512)y);
@@ -61,8 +61,8 @@ static float largest_in(Lanes x) {
   return most;
 }
 
-/* exp(x) for x <= 0, within 2e-7 of it: 0 below -87.7, NaN for NaN. The polynomial is
-   Cephes' expf. */
+/* exp(x) for x <= 0, with an error up to 2e-7: 0 below -87.7, NaN for NaN. The polynomial is
+   from Cephes' expf. */
 RECSYS_INLINE Lanes exp_of(Lanes x) {
   const Lanes lowest = all(-88.0f), rounder = all(12582912.0f); /* 1.5 · 2^23 */
   x = larger(lowest, x);
@@ -75,7 +75,7 @@ RECSYS_INLINE Lanes exp_of(Lanes x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + (r + 1.0f);
-  /* n stands in the low bits of `shifted`; n = -127 gives the factor 0. */
+  /* The low bits of `shifted` are n; n = -127 gives the factor 0. */
   const WordLanes power = ((WordLanes)shifted << 23) + (127u << 23);
   return p * (Lanes)power;
 }
@@ -97,8 +97,8 @@ RECSYS_INLINE void multiply(const int rows, const int vectors, Lanes sums[SUMS],
   }
 }
 
-/* into [height, width] = into (0 if `fresh`) + factor · matrix [depth, width]; the height is
-   a multiple of TILE, the width one of DIM_STEP. */
+/* into [height, width] = into (0 if `fresh`) + factor · matrix [depth, width]; height is a
+   multiple of TILE, width of DIM_STEP. */
 typedef struct {
   float *into;
   int64_t height, width;

@@ -1,4 +1,4 @@
-/* update and sum_squares: what is done once for each distinct row; see rows.py. */
+/* update and sum_squares, which visit each unique row once; see rows.py. */
 
 #include <stdlib.h>
 
@@ -10,9 +10,9 @@
 #include "partition.h"
 
 enum {
-  ROWS_FAR = 16,             /* rows between asking for one and changing it */
+  ROWS_FAR = 16,             /* rows between prefetching and changing one */
   ROWS_NEAR = 4,
-  FLOATS_FOR_HELP = 1 << 14, /* with fewer than these gradients, one thread is faster */
+  FLOATS_FOR_HELP = 1 << 14, /* one thread is faster for fewer gradients */
 };
 
 /* The partition comes first: its phases get the same context. */
@@ -24,9 +24,9 @@ typedef struct {
   int64_t row_bytes;
   float *slots[2];
   int64_t slot_dim; /* 1 or dim */
-  Numbers numbers;
+  Scalars scalars;
   uint32_t row_offset;
-  uint32_t *columns; /* [dim]: what stochastic rounding knows of a column */
+  uint32_t *columns; /* [dim]: hash of each column for stochastic rounding */
   float *rows;       /* [workers][2][dim]: a gradient, and a row in float32 */
   int64_t stride;    /* between rows of `rows`, in floats */
   double *sums;      /* [buckets] */
@@ -79,7 +79,7 @@ static float *row_of_worker(const Update *u, int worker, int which) {
 
 /* ---- update ---- */
 
-RECSYS_INLINE void ask_for(const Update *u, const Bucket *b, int64_t i, int n_slots, Prefetch how) {
+RECSYS_INLINE void prefetch_group(const Update *u, const Bucket *b, int64_t i, int n_slots, Prefetch how) {
   if (i >= b->n_groups) return;
   const Group *group = &b->groups[i];
   prefetch(u->table + group->row * u->row_bytes, u->row_bytes, how);
@@ -96,12 +96,12 @@ static int n_slots_of(Optimizer optimizer) {
 
 RECSYS_INLINE void update_row(const Update *u, int64_t row, float *g, float *buffer,
                               Optimizer optimizer, int is_half) {
-  void *place = u->table + row * u->row_bytes;
-  float *w = is_half ? buffer : place;
-  for (int64_t i = 0; is_half && i < u->dim; i++) w[i] = element(place, 1, i);
+  void *at = u->table + row * u->row_bytes;
+  float *w = is_half ? buffer : at;
+  for (int64_t i = 0; is_half && i < u->dim; i++) w[i] = element(at, 1, i);
   float *slot_0 = u->slots[0] + row * u->slot_dim, *slot_1 = u->slots[1] + row * u->slot_dim;
-  take_step(optimizer, &u->numbers, w, slot_0, slot_1, g, u->dim);
-  if (is_half) round_row(place, w, u->columns, row_key(u->row_offset + (uint32_t)row), u->dim);
+  take_step(optimizer, &u->scalars, w, slot_0, slot_1, g, u->dim);
+  if (is_half) round_row(at, w, u->columns, row_key(u->row_offset + (uint32_t)row), u->dim);
 }
 
 RECSYS_INLINE void update_bucket(Update *u, int64_t bucket, int worker, Optimizer optimizer,
@@ -110,16 +110,16 @@ RECSYS_INLINE void update_bucket(Update *u, int64_t bucket, int worker, Optimize
   Bucket b = partition_bucket(&u->partition, bucket, worker);
   float *g = row_of_worker(u, worker, 0), *buffer = row_of_worker(u, worker, 1);
   int n_slots = n_slots_of(optimizer);
-  for (int64_t i = 0; i < ROWS_FAR; i++) ask_for(u, &b, i, n_slots, FAR);
+  for (int64_t i = 0; i < ROWS_FAR; i++) prefetch_group(u, &b, i, n_slots, FAR);
   for (int64_t i = 0; i < b.n_groups; i++) {
-    ask_for(u, &b, i + ROWS_FAR, n_slots, FAR);
-    ask_for(u, &b, i + ROWS_NEAR, n_slots, NEAR_TO_WRITE);
-    sum_group(u, &b, &b.groups[i], g, u->numbers.scale);
+    prefetch_group(u, &b, i + ROWS_FAR, n_slots, FAR);
+    prefetch_group(u, &b, i + ROWS_NEAR, n_slots, NEAR_TO_WRITE);
+    sum_group(u, &b, &b.groups[i], g, u->scalars.scale);
     update_row(u, b.groups[i].row, g, buffer, optimizer, is_half);
   }
 }
 
-/* One function for each optimizer and kind of table. */
+/* One function for each optimizer and dtype of the table. */
 #define UPDATE_BUCKET(name, optimizer)                                  \
   static void name##_floats(void *u, int64_t bucket, int worker) {      \
     update_bucket(u, bucket, worker, optimizer, 0);                     \
@@ -141,8 +141,8 @@ static void (*const UPDATES[N_OPTIMIZERS][2])(void *, int64_t, int) = {
     {update_ftrl_floats, update_ftrl_halves},
 };
 
-static Numbers numbers_of(const XLA_FFI_CallFrame *frame, const float *scalars) {
-  return (Numbers){
+static Scalars scalars_of(const XLA_FFI_CallFrame *frame, const float *scalars) {
+  return (Scalars){
       .rate = scalars[0],
       .scale = scalars[1],
       .step_size = scalars[2],
@@ -159,8 +159,8 @@ static Numbers numbers_of(const XLA_FFI_CallFrame *frame, const float *scalars) 
   };
 }
 
-/* Plans the partition, and takes memory for the rows of `n_workers` and `extra` bytes;
-   returns where the extra ones are, or NULL if there is no memory. */
+/* Plans the partition, and allocates the rows of `n_workers` and `extra` bytes. Returns the
+   extra bytes, or NULL if there is no memory. */
 static void *prepare(Update *u, Lookups lookups, int n_workers, size_t extra) {
   if (!partition_plan(&u->partition, lookups, n_workers)) return NULL;
   u->stride = (u->dim + LINE / 4 - 1) / (LINE / 4) * (LINE / 4);
@@ -180,7 +180,7 @@ static int workers_for(XLA_FFI_CallFrame *frame, const Lookups *l, int64_t dim) 
 
 static const char *NO_MEMORY = "recsys: there is no memory for the update of a table";
 
-/* Runs the phases of the partition, `bucket` for each bucket, and `last` if there is one. */
+/* Runs the phases of the partition, `bucket` for each bucket, and `last` if not NULL. */
 static int run(XLA_FFI_CallFrame *frame, Update *u, void (*bucket)(void *, int64_t, int),
                void (*last)(void *, int64_t, int)) {
   RecsysPhase phases[PARTITION_PHASES + 2];
@@ -191,14 +191,14 @@ static int run(XLA_FFI_CallFrame *frame, Update *u, void (*bucket)(void *, int64
   return !u->partition.out_of_memory;
 }
 
-/* Results share the memory of the arguments; if XLA ever gives them their own, copy. */
+/* Results normally share the memory of the arguments; else copies. */
 static void copy_if_apart(const XLA_FFI_Buffer *from, const XLA_FFI_Buffer *to, int64_t row_bytes) {
   if (from->data != to->data) {
     memcpy(to->data, from->data, (size_t)(recsys_dim(from, 0) * row_bytes));
   }
 }
 
-/* Returns what is wrong with the arrays of an update; NULL if nothing is. */
+/* Returns an error if the arrays of an update are invalid, else NULL. */
 static XLA_FFI_Error *expect_update(XLA_FFI_CallFrame *frame, Optimizer optimizer) {
   int n_slots = n_slots_of(optimizer), n = 0;
   const XLA_FFI_Buffer *table = recsys_arg(frame, 0), *grads = recsys_arg(frame, n_slots + 4);
@@ -238,7 +238,7 @@ RECSYS_HANDLER(update) {
       .table = recsys_ret(frame, 0)->data,
       .row_bytes = recsys_dim(table, 1) * (is_half ? 2 : 4),
       .slot_dim = n_slots > 0 ? recsys_dim(recsys_arg(frame, 1), 1) : 0,
-      .numbers = numbers_of(frame, recsys_arg(frame, n_slots + 5)->data),
+      .scalars = scalars_of(frame, recsys_arg(frame, n_slots + 5)->data),
       .row_offset = rounding[1],
   };
   copy_if_apart(table, recsys_ret(frame, 0), u.row_bytes);
@@ -320,7 +320,7 @@ RECSYS_SELF_CHECK(update) {
               .dim = 2,
               .table = (char *)table,
               .row_bytes = 8,
-              .numbers = {.rate = 0.5f, .scale = 2}};
+              .scalars = {.rate = 0.5f, .scale = 2}};
   Lookups lookups = {rows, bag, weight, 4, 3, 2, 1};
   int done = prepare(&u, lookups, 1, 0) != NULL && run(NULL, &u, update_sgd_floats, NULL);
   finish(&u);

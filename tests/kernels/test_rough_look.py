@@ -82,7 +82,7 @@ def by_floats(query, table, is_item, hidden, k):
 def by_bytes(query, table, is_item, hidden, k, allowed=None):
     out = TopResults.empty(len(query), k)
     rounded = RoundedItems(table, is_item)
-    rounded.best(slice(0, len(query)), query, hidden, rounded.allowing(allowed), out)
+    rounded.best(slice(0, len(query)), query, hidden, rounded.masked(allowed), out)
     return out
 
 
