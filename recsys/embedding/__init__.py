@@ -1,4 +1,4 @@
-"""The sharded embedding engine: tables over all devices, updated where a step touched them."""
+"""The sharded embedding engine: tables split over devices, with sparse updates of their rows."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
-"""Checks ids in 64 bits on the host, then casts them to int32.
+"""Checks 64-bit ids on the host, then casts them to int32.
 
-JAX silently truncates int64 to int32, so 2³² + 3 would read row 3. An id that does not
-fit becomes -1, which every vocabulary treats as an unknown id.
+JAX silently truncates int64 to int32, so 2³² + 3 would read row 3. Ids that don't fit become
+-1, which every vocabulary treats as unknown.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Ragged(NamedTuple):
     """Bags of any length, without padding.
 
     Attributes:
-        values: Ids of all bags, one bag after the other `[capacity]`; what follows
-            the last bag is not read. On a mesh of n devices each n-th of it holds the
-            bags of one device: see `recsys.embedding.ids.ragged`.
-        lengths: Ids in each bag `[batch]` int32.
-        weights: Weight of each id `[capacity]` float32, or None for 1.
+        values: Ids of all bags, one bag after the other `[capacity]`; the rest is padding. On
+            a mesh of n devices each n-th part holds the bags of one device: see
+            `recsys.embedding.ids.ragged`.
+        lengths: Number of ids in each bag `[batch]` int32.
+        weights: Weight of each id `[capacity]` float32; None for ones.
     """
 
     values: Any
@@ -36,30 +36,30 @@ class Ragged(NamedTuple):
 
 
 def as_int32(ids: Any, name: str = "ids") -> np.ndarray:
-    """Returns `ids` `[...]` as int32; those that don't fit become -1.
+    """Returns `ids` `[...]` as int32; ids that don't fit become -1.
 
     Args:
         ids: Integers of any width, on the host.
-        name: What they are, for the message.
+        name: Name of the ids, for the error.
 
     Raises:
-        UsageError: They are no integers.
+        UsageError: They aren't integers (R362).
     """
     original, ids = ids, np.asarray(ids)
-    if ids.size == 0 and ids.dtype == np.float64:  # numpy's type of []
+    if ids.size == 0 and ids.dtype == np.float64:  # numpy's dtype of []
         return ids.astype(np.int32)
     if ids.dtype == np.float64 and not hasattr(original, "dtype"):
-        # numpy's type of a list with whole numbers below and above 2⁶³.
+        # numpy's dtype of a list with integers below and above 2⁶³.
         ids = np.asarray(original, object)
     if ids.dtype == object:
-        # Whole numbers past 64 bits are held as objects.
+        # Integers past 64 bits are stored as objects.
         ids = np.array([_limited(x, name) for x in ids.ravel()], np.int64).reshape(ids.shape)
     if not np.issubdtype(ids.dtype, np.integer):
         raise _not_integers(name, ids.dtype)
     if ids.dtype.itemsize <= 4 and ids.dtype != np.uint32:
         return ids.astype(np.int32)
     fits = (ids >= _INT32.min) & (ids <= _INT32.max)
-    # As signed ones first: numpy knows no unsigned -1.
+    # Signed first: numpy has no unsigned -1.
     return np.where(fits, ids.astype(np.int64), UNKNOWN).astype(np.int32)
 
 
@@ -79,11 +79,14 @@ def _not_integers(name: str, received: Any) -> UsageError:
 
 
 def checked_ids(ids: Any, name: str) -> Any:
-    """Returns ids that are on the host as int32, and others as they are.
+    """Returns ids on the host as checked int32, and tensors unchanged.
 
     Args:
         ids: Ids of one feature: numbers on the host, a `Ragged`, or a tensor.
         name: Name of the feature.
+
+    Raises:
+        UsageError: They aren't integers (R362).
     """
     if isinstance(ids, Ragged):
         return ids._replace(
@@ -100,10 +103,10 @@ def checked_ids(ids: Any, name: str) -> Any:
 
 
 def checked_batch(batch: Any) -> Any:
-    """Returns a batch for JAX: 64-bit integers on the host become int32 as ids do.
+    """Casts 64-bit integers on the host to int32 as `as_int32`.
 
     Args:
-        batch: Nested structure of arrays, as `fit` and `predict` take it.
+        batch: Nested structure of arrays, as for `fit` and `predict`.
     """
 
     def check(leaf: Any) -> Any:
@@ -117,13 +120,13 @@ def ragged(bags: Any, capacity: int, n_parts: int = 1, weights: Any = None) -> R
     """Returns bags of any length as one `Ragged` of a fixed size.
 
     Args:
-        bags: Sequence of sequences of ids; its length divides by `n_parts`.
-        capacity: Ids that there is room for [ids]; a multiple of `n_parts`.
-        n_parts: Parts that the batch is split into, one after the other.
+        bags: Sequence of sequences of ids; its length is a multiple of `n_parts`.
+        capacity: Largest number of ids [ids]; a multiple of `n_parts`.
+        n_parts: Number of parts that the batch is split into, one after the other.
         weights: Weights in the structure of `bags`, or None.
 
     Raises:
-        RecsysError: A part's bags hold more ids than its share of the capacity.
+        RecsysError: A part's bags hold more ids than its share of the capacity (R363).
     """
     lengths = np.array([len(bag) for bag in bags], np.int32)
     room, n_bags = capacity // n_parts, len(lengths) // n_parts
@@ -152,14 +155,14 @@ def _chained(bags: Any, dtype: Any) -> np.ndarray:
 
 
 def checked_data(x: Any) -> Any:
-    """Returns `x` with its 64-bit integers checked, so that none is truncated silently.
+    """Returns `x` with checked 64-bit integers, so that none is truncated silently.
 
     Args:
         x: Arrays, nested or not; a generator; a `keras.utils.PyDataset`; or a
             `tf.data.Dataset`.
 
     Raises:
-        UsageError: Another kind of source.
+        UsageError: `x` is another kind of source (R364).
     """
     if isinstance(x, keras.utils.PyDataset):
         return _Checked(x)
@@ -179,7 +182,7 @@ def checked_data(x: Any) -> Any:
 
 
 class _Checked(keras.utils.PyDataset):
-    """A PyDataset whose batches are checked."""
+    """A PyDataset with checked batches."""
 
     def __init__(self, inner: keras.utils.PyDataset) -> None:
         super().__init__(
@@ -207,7 +210,7 @@ class _Checked(keras.utils.PyDataset):
 
 
 def _checked_dataset(dataset: Any) -> Any:
-    tf: Any = sys.modules["tensorflow"]  # The data set is the caller's own.
+    tf: Any = sys.modules["tensorflow"]  # The caller imported it.
 
     def check(leaf: Any) -> Any:
         if leaf.dtype not in (tf.int64, tf.uint64):

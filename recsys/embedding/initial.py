@@ -1,7 +1,7 @@
-"""Initial values of a table, a function of the row alone.
+"""Initial values of a table, as a function of the row.
 
-A row starts with the same values whatever the mesh, the padding, and the number of
-rows after it; and every device makes its own part without the whole table.
+A row has the same initial values on every mesh, with any padding and any number of rows after
+it. Each device computes its own part, without the whole table.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from recsys.errors import UsageError
 from recsys.kernels.rounding import noise
 
 Values = Callable[[jax.Array], jax.Array]
-"""Returns the numbers `[n, width]` float32 that places `[n]` int32 of a table begin with."""
+"""Maps physical rows `[n]` int32 to their initial values `[n, width]` float32."""
 
 _BLOCK_BYTES = 2**22
 _TRUNCATED_STD = 0.87962566103423978  # Standard deviation of a normal cut at ±2.
 
-
 Where = Callable[[], tuple[TableSharding, PartitionSpec]]
-"""Returns where a table lies, and how a variable of it is split."""
+"""Returns a table's sharding, and the partition of one of its variables."""
 
 
 class Filled(keras.initializers.Initializer):
-    """Makes a slot of a table where it lies, all of one value.
+    """Fills a slot of a table with one value, on its devices.
 
     Args:
         value: The value.
-        where: Where the table lies.
+        where: Returns the sharding.
     """
 
     def __init__(self, value: float, where: Where) -> None:
         self._value, self._where = value, where
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        """Returns the variable `shape`."""
+        """Returns the initial value `shape`."""
         if keras.backend.backend() != "jax":
             return keras.ops.full(shape, self._value, dtype)
         sharding, spec = self._where()
@@ -53,29 +52,28 @@ class Filled(keras.initializers.Initializer):
 
 
 class InPlace(keras.initializers.Initializer):
-    """Makes a variable of a table where it lies: each device its own part, some rows at a time.
+    """Initializes a variable of a table on its devices, each its own part, block by block.
 
-    Keras makes a variable of less than 250 MiB, over the number of devices, whole on one
-    device before it splits it.
+    Keras creates a variable below 250 MiB per device as a whole on one device, then splits it.
 
     Args:
-        values: What its places begin with.
-        where: Where the table lies.
+        values: Initial values of physical rows.
+        where: Returns the sharding.
     """
 
     def __init__(self, values: Values, where: Where) -> None:
         self._values, self._where = values, where
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        """Returns the variable `shape`."""
+        """Returns the initial value `shape`."""
         if keras.backend.backend() != "jax":
-            # Other backends only read: the values are about to be loaded.
+            # Other backends only read tables, whose values are loaded later.
             return keras.ops.zeros(shape, dtype)
         sharding, spec = self._where()
         if sharding.mesh is None:
             return jax.jit(functools.partial(self._part, shape, dtype, 0))()
         if sharding.split == "columns":
-            # Rows cut into parts are computed in another order, which shows in the last bits.
+            # Partial rows are computed in another order, which changes the last bits.
             whole = functools.partial(self._part, shape, dtype, 0)
             return jax.jit(whole, out_shardings=NamedSharding(sharding.mesh, spec))()
 
@@ -89,12 +87,12 @@ class InPlace(keras.initializers.Initializer):
         return jax.jit(on_each_device(own, sharding.mesh, (), spec))()
 
     def _part(self, shape: tuple[int, int], dtype: Any, first: int | jax.Array) -> jax.Array:
-        """Returns the places from `first` on, made block by block."""
+        """Returns the physical rows from `first` on, computed block by block."""
         rows, width = shape
         size = min(rows, max(1, _BLOCK_BYTES // (4 * width)))
 
         def write(i: jax.Array, out: jax.Array) -> jax.Array:
-            start = jnp.minimum(i * size, rows - size)  # Some rows may be made twice.
+            start = jnp.minimum(i * size, rows - size)  # The last blocks may overlap.
             block = self._values(first + start + jnp.arange(size, dtype=jnp.int32))
             return jax.lax.dynamic_update_slice_in_dim(out, block.astype(dtype), start, axis=0)
 
@@ -105,15 +103,14 @@ def initial_rows(initializer: Any, rows: jax.Array, dim: int, seed: int) -> jax.
     """Returns the initial values `[n, dim]` float32 of `rows` `[n]` int32.
 
     Args:
-        initializer: A Keras initializer of the families zeros, ones, constant, random
-            uniform, random normal, truncated normal, variance scaling (with the width
-            as fan), or its name.
-        rows: Rows.
+        initializer: A Keras initializer or its name: zeros, ones, constant, random uniform,
+            random normal, truncated normal or variance scaling (with the width as fan).
+        rows: Logical rows.
         dim: Width [floats].
-        seed: Used where the initializer has none of its own.
+        seed: Seed if the initializer has none.
 
     Raises:
-        UsageError: Another initializer.
+        UsageError: The initializer isn't supported (R352).
     """
     initializer = keras.initializers.get(initializer)
     config = initializer.get_config()
@@ -129,7 +126,7 @@ def initial_rows(initializer: Any, rows: jax.Array, dim: int, seed: int) -> jax.
 
 
 def _distribution(initializer: Any, kind: str, config: dict[str, Any], dim: int) -> Any:
-    """Returns the draw of a standard variable from a uniform one, its shift and its scale."""
+    """Returns the map from uniform to standard variables, its shift and its scale."""
     if kind == "RandomUniform":
         low, high = config["minval"], config["maxval"]
         return (lambda u: u), low, high - low
@@ -159,10 +156,10 @@ def _variance_scaling(initializer: Any, dim: int) -> Any:
 
 
 def _between_0_and_1(bits: jax.Array) -> jax.Array:
-    """Returns numbers strictly between 0 and 1 for all of `bits`, uint32.
+    """Maps `bits`, uint32, to numbers strictly between 0 and 1.
 
-    Of 23 bits: with one more, adding a half would round, once in 2²⁴ times up to 1,
-    where a normal variable is infinite.
+    Uses 23 bits: with 24, adding a half would round up to 1 once in 2²⁴ times, and the normal
+    variable would be infinite.
     """
     return ((bits >> 9).astype(jnp.float32) + 0.5) * (2.0**-23)
 

@@ -39,19 +39,22 @@ Nested = Any
 class ShardedEmbedding(keras.layers.Layer):
     """Looks up and combines the embeddings of features, as `keras_rs.layers.DistributedEmbedding`.
 
-    Tables are split over the devices as the active distribution's layout says
-    (`recsys.embedding.table_layout`), and trained by `SparseModel`: a step costs what
-    its batch costs, whatever the number of rows.
+    Tables are split over devices by the layout of the active distribution
+    (`recsys.embedding.table_layout`), and trained by `SparseModel`. The cost of a step grows
+    with the batch, not with the number of rows.
 
     Args:
-        feature_configs: Nested structure of `FeatureConfig`. Features share a table by
-            naming the same `TableConfig` object, or one of the same name.
-        table_stacking: Tables to store as one, as lists of names; `auto` stacks all that
-            are alike in width, optimizer and place; None stacks none. Stacked tables
-            share one exchange.
-        n_shards: Devices that tables may be split over; None takes those of the active
-            distribution.
+        feature_configs: Nested structure of `FeatureConfig`. Features share a table if they
+            have the same `TableConfig` object, or one of the same name.
+        table_stacking: Lists of names of tables to store as one; `auto` stacks all tables of
+            equal width, optimizer and placement; None stacks none. Stacked tables share one
+            exchange.
+        n_shards: Number of devices that tables may be split over; None for the devices of the
+            active distribution.
         seed: Seed of initial values and of stochastic rounding.
+
+    Raises:
+        UsageError: A config isn't supported (R347, R353, R355, R357, R358, R365).
 
     Example:
         ```python
@@ -99,7 +102,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.built = True
 
     def __call__(self, inputs: Nested, weights: Nested = None, **kwargs: Any) -> Any:
-        """Checks ids in the width that they come in, then calls the layer."""
+        """Checks 64-bit ids before they are cast, then calls the layer."""
         inputs = self._map(inputs, lambda _, feature, ids: checked_ids(ids, feature.name))
         if weights is None:
             return super().__call__(inputs, **kwargs)
@@ -109,17 +112,21 @@ class ShardedEmbedding(keras.layers.Layer):
         """Returns the embeddings `[batch, dim]` of each feature, in the structure of `inputs`.
 
         Args:
-            inputs: Ids in the structure of the feature configs; a dict may leave
-                features out. Each is `[batch]`, single ids; `[batch, length]`, bags; or a
-                `Ragged`.
-            weights: Weights of the ids in the same structure and shapes, or None; an
-                entry may be None. An id of weight 0 is not in its bag; weights of type bool
-                only say which ids are, and devices send less of them. On single ids
-                they matter for the combiner `sum` alone, as in keras-rs.
-            training: Whether this is part of a training step; `SparseModel`'s alone may be.
+            inputs: Ids in the structure of the feature configs; a dict may leave features out.
+                Each is `[batch]` for single ids, `[batch, length]` for bags, or a `Ragged`;
+                integers.
+            weights: Weights of the ids in the same structure and shapes, or None; an entry may
+                be None. Ids of weight 0 are not in their bags. Boolean weights are masks, which
+                take fewer bytes to exchange. As in keras-rs, weights of single ids are used
+                only by the combiner `sum`.
+            training: Whether this call is part of a training step, of a `SparseModel`.
+
+        Returns:
+            Embeddings in the layer's compute dtype.
 
         Raises:
-            UsageError: Another model trains, which would leave the tables as they are.
+            UsageError: Another model trains, which wouldn't update the tables (R306); or the
+                inputs have another structure or shape (R356, R359).
         """
         self._check_trainer(training)
         leaves = dict(self._leaves(inputs))
@@ -140,15 +147,15 @@ class ShardedEmbedding(keras.layers.Layer):
         if training or is_differentiated():
             raise UsageError(
                 "R306",
-                "Tables are trained by recsys.embedding.SparseModel alone; another model would"
-                " leave them as they are.",
+                "Tables are trained only by recsys.embedding.SparseModel; another model would not"
+                " update them.",
                 "Derive the model from SparseModel, or SparseModel(inputs, outputs); to train"
                 " the towers over fixed tables set trainable=False on the layer.",
                 self.name,
             )
 
     def compute_output_spec(self, inputs: Nested, weights: Nested = None, **_: Any) -> Nested:
-        """Returns the outputs' specs without tracing the exchange."""
+        """Returns the specs of the outputs without tracing the exchange."""
 
         def spec(path: str, feature: FeatureConfig, ids: Any) -> keras.KerasTensor:
             batch = (ids.lengths if isinstance(ids, Ragged) else ids).shape[0]
@@ -157,11 +164,11 @@ class ShardedEmbedding(keras.layers.Layer):
         return self._map(inputs, spec)
 
     def compute_output_shape(self, input_shapes: Nested) -> Nested:
-        """Returns the shape `(batch, dim)` of each feature's embeddings, for its ids' shape."""
+        """Returns the shape `(batch, dim)` of each feature's embeddings."""
         return self._map(input_shapes, lambda _, feature, shape: (shape[0], _dim(feature)))
 
     def get_embedding_tables(self) -> dict[str, Any]:
-        """Returns the weights of each table by its name `[rows, dim]`, gathered on the host."""
+        """Returns the weights `[rows, dim]` of each table by name, gathered on the host."""
         weights = {}
         for table in self.tables:
             values = logical_order(table, table.embeddings)
@@ -171,11 +178,11 @@ class ShardedEmbedding(keras.layers.Layer):
         return weights
 
     def home_of(self, name: str) -> Table:
-        """Returns the table that stores the rows of the table `name`."""
+        """Returns the table, or stack, that stores the table `name`."""
         return self._home[name]
 
     def grow(self, name: str, rows: int) -> None:
-        """Gives the table `name` more rows; see `EmbeddingTable.grow`."""
+        """Grows the table `name` to `rows` rows; see `EmbeddingTable.grow`."""
         self._home[name].grow(name, rows)
         self._resolved[name] = dataclasses.replace(self._resolved[name], rows=rows)
         for path, feature in self._paths.items():
@@ -185,7 +192,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.feature_configs = walked(self.feature_configs, lambda path, _: self._paths[path])
 
     def _map(self, inputs: Nested, function: Any) -> Nested:
-        """Maps `function(path, feature, leaf)` over the leaves that `inputs` has."""
+        """Maps `function(path, feature, leaf)` over the leaves of `inputs`."""
 
         def is_feature(path: str, node: Any) -> bool:
             if path in self._paths:
@@ -209,7 +216,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return leaves
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments; tables are named once, features refer to them."""
+        """Returns the constructor's arguments; features refer to tables by name."""
         tables = by_name([feature.table for feature in self._paths.values()])
         features = {
             path: {
@@ -222,8 +229,8 @@ class ShardedEmbedding(keras.layers.Layer):
         }
         return {
             **super().get_config(),
-            # Those of keras-rs become ours, of the same objects: a file of Keras says by their
-            # addresses which of them are one, so none may be made for the moment.
+            # Converts keras-rs' configs but keeps their objects: Keras' files identify shared
+            # objects by address, so there must be no temporary ones.
             "tables": {name: TableConfig(**vars(t)).get_config() for name, t in tables.items()},
             "features": features,
             "structure": walked(self.feature_configs, lambda path, _: path),
@@ -234,7 +241,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ShardedEmbedding:
-        """Makes the layer of a config."""
+        """Makes the layer from its config."""
         config = dict(config)
         tables = {n: TableConfig.from_config(c) for n, c in config.pop("tables").items()}
         features = {
@@ -248,7 +255,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
 
 def devices_of_distribution() -> int:
-    """Returns the devices that the active distribution splits a table over; 1 without one."""
+    """Returns the number of devices that the active distribution splits tables over."""
     distribution = keras.distribution.distribution()
     # Tables are split along the last axis, of one or two.
     return 1 if distribution is None else int(distribution.device_mesh.shape[-1])
@@ -268,7 +275,7 @@ def walked(
     is_leaf: Callable[[str, Any], bool] = _is_leaf,
     path: str = "",
 ) -> Nested:
-    """Returns a nested structure with `function(path, leaf)` in place of each leaf."""
+    """Maps `function(path, leaf)` over the leaves of a nested structure."""
     if is_leaf(path, node):
         return function(path, node)
     prefix = f"{path}." if path else ""
@@ -282,20 +289,20 @@ _KERAS = {cls.kind: optimizer for optimizer, cls in BY_KERAS.items()}
 
 
 def has_sparsecore() -> bool:
-    """Tells whether JAX's devices are TPUs whose SparseCores keras-rs drives."""
+    """Returns whether JAX's devices are TPUs with SparseCores that keras-rs supports."""
     return keras.backend.backend() == "jax" and jax.devices()[0].device_kind in _KINDS
 
 
 def embedding_layer(feature_configs: Any, **kwargs: Any) -> keras.layers.Layer:
-    """Returns the layer for these devices: keras-rs's on SparseCores, else ours.
+    """Returns the embedding layer for the devices: keras-rs' on SparseCores, else ours.
 
     Args:
         feature_configs: As for `ShardedEmbedding`.
         **kwargs: As for `ShardedEmbedding`.
 
     Raises:
-        UsageError: A table asks for SparseCores, and there are none; or for something
-            that they can't do.
+        UsageError: A table has the placement `sparsecore` on other devices (R353), or options
+            that SparseCores don't support (R366).
     """
     if has_sparsecore():
         kwargs = {name: kwargs[name] for name in ("name", "table_stacking") if name in kwargs}

@@ -1,9 +1,9 @@
-"""The layout: which axis of the mesh splits tables, dense weights and activations.
+"""The layout: which mesh axis splits tables, dense weights and activations.
 
-By default one mesh axis carries both the rows of the tables and the batch: every
-device holds 1/n of each table and works on 1/n of each batch; dense weights are
-replicated. Rules split dense weights and activations too. After a build the layout is
-checked against the devices: Keras ignores a rule that matches nothing.
+By default one mesh axis splits both the rows of the tables and the batch: each device holds 1/n
+of each table and computes 1/n of each batch; dense weights are replicated. Rules may split dense
+weights and activations too. After the model is built the layout is checked against the devices,
+because Keras ignores rules that match nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def device_mesh(
     """Returns devices as one axis `devices`, or as a grid of `data` × `model`.
 
     Args:
-        data: Parts of a batch; None for what `model` leaves.
-        model: Devices that share each copy of a table; None for what `data` leaves.
-        devices: How many are used; None for all.
+        data: Number of parts of a batch; None to derive it from `model`.
+        model: Number of devices that share each copy of a table; None to derive it from `data`.
+        devices: Number of devices to use; None for all.
 
     Raises:
-        UsageError: The grid has more or fewer devices than there are.
+        UsageError: `data` × `model` isn't the number of devices (R313).
     """
     names = keras.distribution.list_devices()[:devices]
     n = len(names)
@@ -64,14 +64,14 @@ def device_mesh(
 
 
 class Layout(keras.distribution.LayoutMap):
-    """A `LayoutMap` that explains what is wrong with a rule.
+    """A `LayoutMap` with explained errors for rules.
 
-    A rule is a regex of whole paths, of variables or, where it ends with `/output`, of what
-    layers return; the model's own name at the front may be left out.
+    A rule is a regex of whole paths, of variables or, if it ends with `/output`, of outputs of
+    layers. The leading name of the model may be left out.
 
     Attributes:
-        rules: The rules of dense weights and activations, each with its stored pattern.
-        node_devices: Devices of a node; None for those of a process.
+        rules: Rules of dense weights and activations, with their stored patterns.
+        node_devices: Devices of a node; None for the devices of a process.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Layout(keras.distribution.LayoutMap):
         self.rules: dict[str, str] = {}
 
     def add_rule(self, rule: str, axes: Sequence[str | None]) -> None:
-        """Adds the rule that splits the dimensions of what `rule` matches over `axes`.
+        """Adds a rule: splits the dimensions of matching arrays over `axes`.
 
         Raises:
-            UsageError: The rule is no regex, or names an axis that the mesh hasn't.
+            UsageError: The rule isn't a regex, or an axis isn't in the mesh (R314).
         """
         known = self.device_mesh.axis_names
         unknown = [axis for axis in axes if axis is not None and axis not in known]
@@ -112,21 +112,21 @@ class Layout(keras.distribution.LayoutMap):
         return [pattern for pattern in patterns if re.fullmatch(pattern, path)]
 
     def __getitem__(self, path: str) -> Any:
-        """Returns the layout of what has `path`; None if no rule, or more than one, matches it.
+        """Returns the layout of `path`; None unless exactly one rule matches.
 
-        `verify_placement` raises what is wrong. An error here would come in the middle of
-        a build, and leave Keras with variables that are half made.
+        `verify_placement` raises the errors. An error here would interrupt a build, and leave
+        Keras with incomplete variables.
         """
         patterns = self.matches(path)
         return super().__getitem__(patterns[0]) if len(patterns) == 1 else None
 
 
 class LayoutDistribution(keras.distribution.ModelParallel):
-    """Places variables by a layout; replicates those whose shape doesn't fit their rule.
+    """Places variables by a layout; replicates variables whose shape doesn't fit their rule.
 
     Attributes:
         layout: The layout.
-        node_devices: Devices of a node, if the layout says so.
+        node_devices: Devices of a node, if the layout sets them.
     """
 
     def __init__(self, layout: keras.distribution.LayoutMap) -> None:
@@ -160,26 +160,26 @@ def table_layout(
     rules: Rules | None = None,
     node_devices: int | None = None,
 ) -> Layout:
-    """Returns the layout of `tables`, and of what `rules` name.
+    """Returns the layout of `tables` and `rules`.
 
     Args:
         tables: The `TableConfig`s of a `ShardedEmbedding`.
-        table_stacking: As given to the layer.
-        mesh: What `device_mesh` returned; None for one axis over all devices, which batch
-            and tables share. Of two axes the first splits batches, the last tables.
-        rules: Paths of dense weights, or of layers with `/output` added, or regexes of them;
-            with the axis that splits each dimension, or None. What no rule names is
+        table_stacking: As for the layer.
+        mesh: A mesh from `device_mesh`; None for one axis over all devices, which batch and
+            tables share. With two axes the first splits batches, the last tables.
+        rules: Maps paths of dense weights, paths of layers followed by `/output`, or regexes of
+            them to the mesh axis that splits each dimension, or None. Arrays without a rule are
             replicated.
-        node_devices: Devices of a node, neighbours on the mesh, between which links are
-            faster than between nodes; None for those of a process. Exchanges of rows go by it.
+        node_devices: Devices of a node, neighbours on the mesh, with faster links than between
+            nodes; None for the devices of a process. Used to choose exchanges of rows.
 
     Returns:
-        A rule for each table that is split and none for what is replicated, with the
-        mesh; pass it to `activate` before the model is made.
+        The layout, with a rule for each table that is split. Pass it to `activate` before the
+        model is made.
 
     Raises:
-        UsageError: A rule is no regex, or names an axis that the mesh hasn't; or the nodes
-            don't divide the mesh.
+        UsageError: A rule isn't a regex, or an axis isn't in the mesh (R314); or the nodes don't
+            divide the mesh (R313).
     """
     mesh = mesh or device_mesh()
     n_devices = math.prod(mesh.shape)
@@ -201,25 +201,29 @@ def table_layout(
 def _table_rules(
     members: Sequence[TableSpec], axis: str
 ) -> dict[str, tuple[str | None, str | None]]:
-    """Returns the rule of a split table; anchored, since Keras asks for activations too."""
+    """Returns the rule of a split table, anchored: Keras looks up activations too."""
     spec = members[0]
     if spec.placement == "replicated":
         return {}
     slots = () if spec.optimizer is None else spec.optimizer.slot_list()
     is_row = spec.placement == "row"
-    # A slot of one number a row has no columns to split.
+    # Per-row slots have no columns to split.
     names = "|".join([WEIGHTS, *(slot.name for slot in slots if is_row or not slot.per_row)])
     table = re.escape("_".join(member.name for member in members))
     return {rf"(.*/)?{table}/({names})": (axis, None) if is_row else (None, axis)}
 
 
 def activate(layout: keras.distribution.LayoutMap) -> None:
-    """Makes Keras place variables by `layout`, and batches over its first axis."""
+    """Makes Keras place variables by `layout`, and split batches over its first axis.
+
+    Args:
+        layout: A layout from `table_layout`.
+    """
     keras.distribution.set_distribution(LayoutDistribution(layout))
 
 
 def place_variables(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
-    """Activates a layout; the variables that a model has already, such as seeds, go everywhere."""
+    """Activates a layout, and replicates the model's existing variables, such as seeds."""
     activate(layout)
     values = replicate([variable.value for variable in model.variables], layout.device_mesh)
     for variable, value in zip(model.variables, values, strict=True):
@@ -227,7 +231,7 @@ def place_variables(model: keras.Model, layout: keras.distribution.LayoutMap) ->
 
 
 def replicate(values: Iterable[Any], mesh: keras.distribution.DeviceMesh) -> list[jax.Array]:
-    """Returns arrays that every process has whole, `[…]` each, on all devices of a mesh."""
+    """Returns arrays that every process has, replicated on all devices of a mesh."""
     everywhere = NamedSharding(mesh.backend_mesh, PartitionSpec())
     arrays = [np.asarray(value) for value in values]
     return [jax.make_array_from_callback(x.shape, everywhere, x.__getitem__) for x in arrays]
@@ -242,29 +246,31 @@ def tables_of(model: keras.Model) -> list[Table]:
 def verify_placement(
     model: keras.Model, layout: keras.distribution.LayoutMap
 ) -> list[TablePlacement]:
-    """Checks that every table is placed as its config says, and every rule matches something.
+    """Checks that all tables are placed by their configs, and that all rules match.
 
     Args:
         model: A built model.
-        layout: What the model was built under.
+        layout: The layout that was active when the model was built.
 
     Returns:
         The placements, in the order of the layers.
 
     Raises:
-        RecsysError: A table matched no rule or several, a rule matched nothing, or the
-            devices hold other bytes than planned.
+        RecsysError: A table matches no rule or several (R301), or devices hold more or fewer
+            bytes than planned (R302).
+        UsageError: Another rule matches nothing (R315), doesn't fit (R314), or overlaps with
+            another rule (R316).
     """
     check_rules(model, layout)
     return [_check_bytes(table, layout) for table in tables_of(model)]
 
 
 def check_rules(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
-    """Checks that a built model follows each rule of a layout; its values are not read.
+    """Checks the rules of a layout against the variables of a built model, without values.
 
     Raises:
-        RecsysError: A table matched no rule or several.
-        UsageError: Another rule matched nothing, can't be followed, or isn't the only one.
+        RecsysError: As `verify_placement` (R301).
+        UsageError: As `verify_placement`.
     """
     tables = tables_of(model)
     own = {variable.path for table in tables for variable in table.variables}
@@ -284,7 +290,7 @@ def check_rules(model: keras.Model, layout: keras.distribution.LayoutMap) -> Non
 def _check_rules_of_layers(
     model: keras.Model, layout: keras.distribution.LayoutMap, tables: set[str]
 ) -> None:
-    """Checks that each rule of weights or activations matches, fits, and is the only one."""
+    """Checks that each rule of weights or activations matches, fits, and doesn't overlap."""
     if not isinstance(layout, Layout):
         return
     layers = model._flatten_layers()
@@ -311,7 +317,7 @@ def _check_rules_of_layers(
         if len(paths) > 1 and re.fullmatch(r"[\w/.-]*", rule):
             raise UsageError(
                 "R315",
-                f"Layout rule {rule!r} is a path, and must match one alone.",
+                f"Layout rule {rule!r} is a path, and must match only one.",
                 "Write the whole path, or a regex if all of them are meant.",
                 sorted(paths),
             )
@@ -341,7 +347,7 @@ def _unmatched(rule: str, paths: Iterable[str]) -> UsageError:
 
 
 def _with_shape(table: Table) -> list[tuple[Any, bool]]:
-    """Returns the table's variables, and whether each has one number a row."""
+    """Returns the table's variables, and whether each has one number per row."""
     slots = () if table.optimizer is None else table.optimizer.slot_list()
     per_row = [False, *(slot.per_row for slot in slots)]
     return list(zip(table.variables_by_row, per_row, strict=True))
@@ -374,7 +380,7 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
     held = [_bytes_per_device(variable.value) for variable in table.variables_by_row]
     slots = {device: sum(slot[device] for slot in held[1:]) for device in held[0]}
     is_other = table.sharding.split != _SPLITS[table.spec.placement]
-    # Another process proves what its own devices hold.
+    # Each process checks its own devices.
     n_own = len(layout.device_mesh.backend_mesh.local_devices)
     wrong = len(held[0]) != n_own or any((held[0][d], slots[d]) != plan for d in held[0])
     if wrong or is_other:
@@ -389,8 +395,8 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
 
 
 def _bytes_per_device(array: Any) -> dict[str, int]:
-    # Not by its shards: JAX refuses those of an array that was put, whole, on one device here and
-    # on others elsewhere.
+    # `addressable_shards` fails for an array that was put as a whole on one device of each
+    # process.
     sharding = array.sharding
     n_bytes = math.prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize
     return {str(device): n_bytes for device in sharding.addressable_devices}

@@ -70,7 +70,8 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
     # Stacked along axis 1, so that each device's part of the batch stays its own.
     rows = jnp.stack(columns, axis=1)
     names = tuple(feature.name for feature in features)
-    read = _read_table(table, Lookups(rows.reshape(-1)), rows.size, names, is_single=True)
+    lookups = Lookups(rows.reshape(-1))
+    read = _read_table(table, table.sharding, lookups, rows.size, names, is_single=True)
     read = read.reshape(*rows.shape, table.dim)
     return [
         read[:, i] if weight is None else read[:, i] * weight[:, None]
@@ -81,7 +82,7 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
 def _read_bags(feature: FeatureInput) -> jax.Array:
     """Returns the pooled embeddings `[batch, dim]` of ids `[batch, length]` or `Ragged`."""
     table, spec, ids, weights, name = feature
-    lengths, combiner = None, spec.combiner
+    sharding, combiner, lengths = table.sharding, spec.combiner, None
     if isinstance(ids, Ragged):
         weights = ids.weights if weights is None else weights
         ids, lengths = ids.values, ids.lengths
@@ -101,13 +102,14 @@ def _read_bags(feature: FeatureInput) -> jax.Array:
         factor = {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
         lookups = padded_lookups(rows)
     else:
-        lookups, bag_weight = _bags_by_device(table.sharding, rows, lengths, weights, combiner)
+        lookups, bag_weight = _bags_by_device(sharding, rows, lengths, weights, combiner)
     _count_unknown(table, spec, is_unknown, lookups)
     if combiner == "max":
-        rows = lookups.rows
-        each = _read_table(table, Lookups(rows), rows.shape[0], (name,), is_single=True)
-        return _maxima(table.sharding, lookups, n_bags, each)
-    return _read_table(table, lookups, n_bags, (name,), bag_weight=bag_weight) * factor
+        rows, n_ids = lookups.rows, lookups.rows.shape[0]
+        each = _read_table(table, sharding, Lookups(rows), n_ids, (name,), is_single=True)
+        return _maxima(sharding, lookups, n_bags, each)
+    pooled = _read_table(table, sharding, lookups, n_bags, (name,), bag_weight=bag_weight)
+    return pooled * factor
 
 
 def _rows_of_ids(table: Table, spec: TableSpec, ids: Any) -> tuple[jax.Array, jax.Array]:
@@ -209,6 +211,7 @@ def refuse(name: str, rows: int, n_unknown: Any) -> None:
 
 def _read_table(
     table: Table,
+    sharding: TableSharding,
     lookups: Lookups,
     n_bags: int,
     features: tuple[str, ...],
@@ -220,7 +223,7 @@ def _read_table(
         return jnp.zeros((n_bags, table.dim), jnp.float32)
     learns_weights = lookups.weight is not None and _has_tangent([lookups.weight])
     output, read, extra_rounds = exchange.read(
-        table.sharding,
+        sharding,
         jax.lax.stop_gradient(table.embeddings.value),
         lookups,
         n_bags,
@@ -366,7 +369,7 @@ def read_by_keras(table: Table, spec: TableSpec, ids: Any, weights: Any) -> Any:
     if isinstance(ids, Ragged):
         raise UsageError(
             "R361",
-            "Ragged bags are read on the JAX backend alone.",
+            "Ragged bags are read only on the JAX backend.",
             "Pad them, with weight 0 for padding.",
             type(ids).__name__,
         )

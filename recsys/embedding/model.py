@@ -1,7 +1,7 @@
-"""The model whose training step updates the touched rows of its tables, and no others.
+"""A Keras model whose training step updates only the touched rows of its tables.
 
-`SparseModel` is a `keras.Model` with another `train_step`; `compile`, `fit`,
-callbacks, schedules, loss scaling, metrics and saving are Keras' own.
+`SparseModel` is a `keras.Model` with its own `train_step`; `compile`, `fit`, callbacks,
+schedules, loss scaling, metrics and saving are those of Keras.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _LIMB = 2**30
 
 @keras.saving.register_keras_serializable(package="recsys")
 class ExactCount(keras.metrics.Metric):
-    """Sums int32 counts; a float32 sum would stop growing at 2²⁴.
+    """Sums int32 counts exactly; a float32 sum would stop growing at 2²⁴.
 
-    The result is float32, which shows counts past 2²⁴ rounded, but not stuck.
+    The result is float32, so counts past 2²⁴ are shown rounded.
     """
 
     def __init__(self, name: str = "count", **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ class ExactCount(keras.metrics.Metric):
         self.high: Any = None
 
     def build(self) -> None:
-        """Creates the variables, where the active distribution places them."""
+        """Creates the variables under the active distribution."""
         if self.low is None:
             self.low = self.add_variable((), "zeros", dtype="int32", name="low")
             self.high = self.add_variable((), "zeros", dtype="int32", name="high")
@@ -70,7 +70,7 @@ class ExactCount(keras.metrics.Metric):
 
 
 class _Tables:
-    """`model.tables`; a subclass may have an attribute of its own of that name."""
+    """`model.tables`; a subclass may set its own attribute of that name."""
 
     def __get__(self, model: Any, owner: type) -> Any:
         return self if model is None else tables_by_name(model)
@@ -82,27 +82,32 @@ _LOG = logging.getLogger(__name__)
 
 @keras.saving.register_keras_serializable(package="recsys")
 class SparseModel(keras.Model):
-    """A Keras model with `ShardedEmbedding` layers; on JAX its tables train row by row.
+    """A Keras model with `ShardedEmbedding` layers, whose tables get sparse updates on JAX.
 
-    The optimizer given to `compile` trains the dense weights; each table has its own.
-    `global_clipnorm` of the model's optimizer measures dense and sparse gradients
-    together, and `gradient_accumulation_steps` and loss scaling count the tables in.
-    Logs hold `unknown_ids`, the ids of the epoch that no vocabulary held, and
-    `exchange_overflows`, the rounds that exchanges took beyond the first.
+    The optimizer of `compile` trains the dense weights; each table has its own optimizer.
+    `global_clipnorm`, `gradient_accumulation_steps` and loss scaling of the model's optimizer
+    include the tables' gradients. Logs have `unknown_ids`, the number of out-of-vocabulary ids
+    in the epoch, and `exchange_overflows`, the rounds of exchanges beyond the first.
 
     Attributes:
-        step_proof: What the compiled training step holds, checked on the first batch;
-            None before it.
-        step_traffic: The collectives of each table in a training step, once that was traced.
-        tables: The tables by name, to read, assign and add rows: see `EmbeddingTable`.
-        tables_can_grow: Whether the model allows tables with more rows.
+        step_proof: Properties of the compiled training step, checked on the first batch; None
+            before it.
+        step_traffic: Collectives of each table in a training step, after it was traced.
+        tables: `EmbeddingTable`s by name, to read, assign and add rows.
+        tables_can_grow: Whether rows may be added to tables.
+
+    Example:
+        ```python
+        model = SparseModel(inputs, outputs)  # or a subclass with `call`
+        model.compile("adam", loss="mse")
+        model.fit(x, y)
+        ```
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SparseModel:
-        """Makes a functional model a `FunctionalSparseModel`.
+        """Makes a `FunctionalSparseModel` of inputs and outputs.
 
-        Keras would put `Functional` among the bases of this class for good, and every
-        other subclass would break.
+        Keras would add `Functional` to the bases of this class, which breaks other subclasses.
         """
         is_functional = len(args) + ("inputs" in kwargs) + ("outputs" in kwargs) == 2
         if cls is SparseModel and is_functional:
@@ -126,22 +131,22 @@ class SparseModel(keras.Model):
         self.step_proof: StepProof | None = None
         self.step_traffic: tuple[TableTraffic, ...] = ()
         self._first_rate: float | None = None
-        self._input: str | None = None  # What it was first called with, see `_described`.
+        self._input: str | None = None  # Spec of the first call's input, see `_described`.
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles the model as Keras does, with counts where the distribution places them."""
+        """Compiles the model; see `keras.Model.compile`."""
         super().compile(*args, **kwargs)
         self.unknown_ids.build()
         self.exchange_overflows.build()
         self._first_rate = learning_rate(self.optimizer)
 
     def get_compile_config(self) -> dict[str, Any] | None:
-        """Returns the arguments of `compile`, with the learning rate that training began with."""
+        """Returns the arguments of `compile`, and the initial learning rate."""
         config: dict[str, Any] | None = super().get_compile_config()
         return config and {**config, "first_rate": self._first_rate}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model that was loaded; Keras does so for its own `compile` alone."""
+        """Compiles a loaded model; Keras doesn't if a subclass overrides `compile`."""
         config = dict(config)
         first_rate = config.pop("first_rate", None)
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -150,19 +155,19 @@ class SparseModel(keras.Model):
             self.optimizer.build(self.trainable_variables)
 
     def forget_steps(self) -> None:
-        """Has the next training, evaluation and prediction compiled anew."""
+        """Makes the next training, evaluation and prediction compile again."""
         for name in ("train_function", "test_function", "predict_function", "step_proof"):
             setattr(self, name, None)
 
     # --- saving
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Returns the shapes of the inputs, and their dtypes: Keras builds with floats alone."""
+        """Returns shapes and dtypes of the inputs; Keras would build with floats."""
         config: dict[str, Any] | None = super().get_build_config()
         return config if self._input is None else {**(config or {}), "input": self._input}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Builds a model that was loaded, by a call with inputs as it had."""
+        """Builds a loaded model by a call with inputs of the saved shapes and dtypes."""
         text = (config or {}).pop("input", None)
         if text is None or type(self).build is not keras.Model.build:
             super().build_from_config(config)
@@ -170,7 +175,7 @@ class SparseModel(keras.Model):
             self(_inputs(text, lambda shape, dtype: keras.KerasTensor(shape, dtype)))
 
     def export(self, filepath: Any, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
-        """Exports what the model computes, without slots; see `keras.Model.export`."""
+        """Exports the model without optimizer state; see `keras.Model.export`."""
         if input_signature is None and self._input is not None:
             spec = _inputs(
                 self._input, lambda shape, dtype: keras.InputSpec(dtype, (None, *shape[1:]))
@@ -251,10 +256,10 @@ class SparseModel(keras.Model):
         return outputs, self._with_unknown(ntv, tape.refused)
 
     def _with_unknown(self, ntv: Arrays, unknown: list[tuple[Table, jax.Array]]) -> Arrays:
-        """Returns `ntv` with the unknown ids of tables that refuse them, for the host to see.
+        """Adds unknown ids of tables that refuse them to the tables' counters in `ntv`.
 
-        A variable of the table holds them: a callback from the devices would leave all
-        others waiting.
+        The host checks the counters after the step: a callback that raises on one device would
+        block the others.
         """
         ntv = list(ntv)
         for table, n_unknown in unknown:
@@ -266,7 +271,7 @@ class SparseModel(keras.Model):
         return next(i for i, other in enumerate(variables) if other is variable)
 
     def _refusing(self, function: Any) -> Any:
-        """Returns `function` of a state and batches, which stops where a table had unknown ids."""
+        """Wraps `function` to raise R360 if a table that refuses unknown ids had some."""
         strict = [table for table in self._tables() if table.spec.unknown == "error"]
         if not strict:
             return function
@@ -281,7 +286,7 @@ class SparseModel(keras.Model):
         return checked
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Adds the engine's own counts to the metrics."""
+        """Computes the metrics, with the counts of unknown ids and overflows."""
         counts = self._step_counts if self._tape is None else self._tape.counts
         if counts is not None:
             self.unknown_ids.update_state(counts.unknown)
@@ -291,7 +296,7 @@ class SparseModel(keras.Model):
     # --- proof
 
     def make_train_function(self, force: bool = False) -> None:
-        """Makes the jitted step, which proves itself on its first batch."""
+        """Makes the jitted training step, which is checked on its first batch."""
         if self.run_eagerly or not self.jit_compile:
             if accumulation_steps(self.optimizer):
                 raise UsageError(
@@ -317,7 +322,7 @@ class SparseModel(keras.Model):
             self.predict_function: Any = self._refusing(self.predict_function)
 
     def _proving(self) -> Callable[[Any, Any], Any]:
-        """Returns the jitted step, which checks its own compiled form when called first."""
+        """Returns the jitted step, which checks its compiled form on the first call."""
         step: Any = None
         layouts: Any = None
 
@@ -337,13 +342,13 @@ class SparseModel(keras.Model):
         return proven
 
     def prove(self, data: Any) -> Any:
-        """Compiles and checks the training step ahead of time, for shapes alone.
+        """Compiles and checks the training step ahead of time, from shapes.
 
         The model must have been built and compiled in an open
-        `keras.StatelessScope(initialize_variables=False)`, so that no variable has a value.
+        `keras.StatelessScope(initialize_variables=False)`, so that variables have no values.
 
         Args:
-            data: What `train_step` takes, of `jax.ShapeDtypeStruct`.
+            data: Batch for `train_step`, as `jax.ShapeDtypeStruct`s.
 
         Returns:
             The compiled step, `jax.stages.Compiled`.
@@ -355,17 +360,17 @@ class SparseModel(keras.Model):
         return self._proven_step(self._shapes(), data)[1]
 
     def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
-        """Returns the state that `train_step` takes, without values."""
+        """Returns the shapes of the state of `train_step`."""
         parts = self._state_variables()
         return tuple([_place(variable) for variable in part] for part in parts)
 
     def _proven_step(self, state: Any, data: Any) -> tuple[Any, Any]:
-        """Returns the jitted step, and its compiled form, which was checked."""
+        """Returns the jitted step and its checked compiled form."""
         distribution = keras.distribution.distribution()
         if isinstance(distribution, LayoutDistribution):
             check_rules(self, distribution.layout)
         step = _jitted(self.train_step, state)
-        # jit keeps what is compiled here, so nothing is compiled twice.
+        # jit caches this compilation.
         compiled = step.lower(state, data).compile()
         dense = {variable.path: variable.shape for variable in self.trainable_variables}
         self.step_proof = check_step(compiled, self._tables(), self._ids_in_step, dense)
@@ -379,7 +384,7 @@ class SparseModel(keras.Model):
         return step, compiled
 
     def _layouts(self) -> Any:
-        """Returns where each value of the state lies; None without a distribution."""
+        """Returns the sharding of each value of the state; None without a distribution."""
         if keras.distribution.distribution() is None:
             return None
         for variable in (v for part in self._state_variables() for v in part):
@@ -387,7 +392,7 @@ class SparseModel(keras.Model):
         return [[v._layout.backend_layout for v in part] for part in self._state_variables()]
 
     def _state_variables(self) -> tuple[list[Any], ...]:
-        """Returns the variables of the state that `train_step` takes."""
+        """Returns the variables of the state of `train_step`."""
         return (
             self.trainable_variables,
             self.non_trainable_variables,
@@ -396,7 +401,7 @@ class SparseModel(keras.Model):
         )
 
     def _with_buffers(self, state: Any, data: Any) -> Any:
-        """Returns the state with buffers to accumulate in, made for batches like `data`."""
+        """Returns the state with buffers for accumulation, sized for batches like `data`."""
         count = accumulation_steps(self.optimizer)
         if not count or self.gradient_buffers.parts:
             return state
@@ -421,10 +426,10 @@ class SparseModel(keras.Model):
     # --- summary
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints the layers, and what trains the tables; see `keras.Model.summary`.
+        """Prints the layers and tables; see `keras.Model.summary`.
 
-        Tables that learn count as trainable, though the model's optimizer never sees them.
-        Their slots, padding rows included, are among the parameters that are not.
+        Weights of trained tables count as trainable; their slots, padding included, as
+        non-trainable.
         """
         self._summarizes = True
         try:
@@ -438,13 +443,13 @@ class SparseModel(keras.Model):
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """What Keras trains; while the model is exported its tables, which no call changes."""
+        """Keras' trainable variables; during export also the tables' weights."""
         own: list[Any] = super().trainable_variables
         return [*own, *(t.embeddings for t in self._tables())] if self._exports else own
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """The others; while the model is exported without what belongs to tables."""
+        """Keras' non-trainable variables; during export without the tables' variables."""
         others: list[Any] = super().non_trainable_variables
         if not self._exports:
             return others
@@ -453,12 +458,12 @@ class SparseModel(keras.Model):
 
     @property
     def trainable_weights(self) -> list[Any]:
-        """What the model's optimizer trains; within `summary` the tables that learn too."""
+        """Keras' trainable weights; in `summary` also the weights of trained tables."""
         return [*super().trainable_weights, *self._summarized()]
 
     @property
     def non_trainable_weights(self) -> list[Any]:
-        """The other weights; within `summary` without the tables that learn."""
+        """Keras' non-trainable weights; in `summary` without the weights of trained tables."""
         learned = {id(weights) for weights in self._summarized()}
         return [w for w in super().non_trainable_weights if id(w) not in learned]
 
@@ -470,14 +475,14 @@ class SparseModel(keras.Model):
     # --- data
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; a functional one would cut 64-bit ids down to its inputs' type."""
+        """Calls the model with checked 64-bit ids; a functional model would truncate them."""
         args = tuple(checked_batch(argument) for argument in args)
         if not self.built and len(args) == 1 and not isinstance(self, Functional):
             self._input = _described(args[0])
         return super().__call__(*args, **kwargs)
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains; 64-bit ids are checked before JAX cuts them down. See `keras.Model.fit`."""
+        """Trains with checked 64-bit ids, which JAX would truncate; see `keras.Model.fit`."""
         validation = kwargs.get("validation_data")
         if isinstance(validation, tuple | list):
             head, *rest = validation
@@ -509,10 +514,10 @@ class SparseModel(keras.Model):
 
 @keras.saving.register_keras_serializable(package="recsys")
 class FunctionalSparseModel(SparseModel, Functional):
-    """What `SparseModel(inputs, outputs)` makes."""
+    """The class of `SparseModel(inputs, outputs)`."""
 
     def _convert_inputs_to_tensors(self, flat_inputs: list[Any]) -> list[Any]:
-        """Refuses inputs that Keras would silently cast to whole numbers and read as ids."""
+        """Refuses floats that Keras would silently cast to integers and read as ids."""
         for x, spec in zip(flat_inputs, self._inputs, strict=True):
             if x is not None and "int" in spec.dtype:
                 checked_ids(x, spec.name)
@@ -520,7 +525,7 @@ class FunctionalSparseModel(SparseModel, Functional):
 
 
 def _described(inputs: Any) -> str | None:
-    """Returns the structure, the dtypes and the shapes of inputs as JSON; None of a `Ragged`."""
+    """Returns structure, dtypes and shapes of inputs as JSON; None if one is a `Ragged`."""
 
     def described(node: Any) -> Any:
         if isinstance(node, dict):
@@ -531,12 +536,12 @@ def _described(inputs: Any) -> str | None:
 
     try:
         return json.dumps(described(inputs))
-    except AttributeError:  # No array.
+    except AttributeError:  # Not an array.
         return None
 
 
 def _inputs(described: str, make: Callable[[tuple[int | None, ...], str], Any]) -> Any:
-    """Returns `make(shape, dtype)` for each array that `_described` was given."""
+    """Returns `make(shape, dtype)` for each array in the structure of `_described`."""
 
     def made(text: str) -> Any:
         dtype, *shape = text.split()
@@ -546,7 +551,7 @@ def _inputs(described: str, make: Callable[[tuple[int | None, ...], str], Any]) 
 
 
 def _place(variable: Any) -> jax.ShapeDtypeStruct:
-    """Gives a variable without a value its layout, as Keras does with one; returns its shape."""
+    """Sets the layout of a variable without a value; returns its shape and sharding."""
     distribution = keras.distribution.distribution()
     sharding = None
     if distribution is not None:
@@ -556,42 +561,41 @@ def _place(variable: Any) -> jax.ShapeDtypeStruct:
 
 
 def _on_mesh(state: Any, layouts: Any) -> Any:
-    """Returns the state with the sharding of every value on the mesh of the distribution.
+    """Returns the state with every value sharded on the distribution's mesh.
 
-    On one device Keras leaves new values as they are, such as metrics that are reset. What a
-    step returns is said to lie on the mesh, which to JAX is another type: it would compile the
-    same step once more.
+    On one device Keras doesn't shard new values, such as reset metrics. A step returns sharded
+    values, which are another type for JAX, so it would compile the step again.
     """
     if layouts is None:
         return state
     return tuple(
         [
             value if isinstance(value.sharding, NamedSharding) else jax.device_put(value, layout)
-            for value, layout in zip(part, places, strict=True)
+            for value, layout in zip(part, shardings, strict=True)
         ]
-        for part, places in zip(state, layouts, strict=True)
+        for part, shardings in zip(state, layouts, strict=True)
     )
 
 
 def _jitted(step: Any, state: Any) -> Any:
-    """Returns `step` compiled to leave the state where it finds it."""
+    """Returns `step` jitted, with the state's shardings preserved and its arrays donated."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return jax.jit(step, donate_argnums=0)
-    places = jax.tree.map(lambda x: x.sharding, state)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
     n_devices = int(distribution.device_mesh.devices.size)
-    if {len(place.device_set) for place in jax.tree.leaves(places)} != {n_devices}:
+    if {len(sharding.device_set) for sharding in jax.tree.leaves(shardings)} != {n_devices}:
         raise UsageError(
             "R305",
             f"Every variable of the model and its optimizer must lie on all {n_devices} devices.",
             "Call recsys.embedding.activate before the model and its optimizer are made.",
-            sorted({len(place.device_set) for place in jax.tree.leaves(places)}),
+            sorted({len(sharding.device_set) for sharding in jax.tree.leaves(shardings)}),
         )
-    return jax.jit(step, donate_argnums=0, out_shardings=(None, places))
+    return jax.jit(step, donate_argnums=0, out_shardings=(None, shardings))
 
 
 def _short(arrays: Arrays, than: Arrays) -> Arrays:
-    """Returns the arrays that have no more numbers than all of `than`, the reads of a batch."""
+    """Returns the arrays that are no larger than all of `than`, the reads of a batch, together."""
     most = sum(array.size for array in than)
     return [array for array in arrays if array.size <= most]
 
@@ -616,11 +620,11 @@ def _traffic(tables: list[Table], reads: list[TableRead]) -> tuple[TableTraffic,
 
 
 def restore(variables: Any, state: Any) -> None:
-    """Puts the values of `state`, which a step was called with, back into its `variables`.
+    """Assigns the values of `state`, the arguments of a step, to its `variables`.
 
-    `fit` of Keras on JAX takes the values out of all variables, hands them to the step,
-    and puts back what the last good step returned. Where the first one fails while it is
-    traced or checked there is none, and the model would be left without values.
+    Keras' `fit` on JAX moves the values of all variables into the step's state, and assigns the
+    results of the last successful step. If the first step fails while it is traced or checked,
+    the variables would be left without values.
     """
     for part, values in zip(variables, state, strict=True):
         for variable, value in zip(part, values, strict=True):

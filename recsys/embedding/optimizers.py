@@ -1,9 +1,8 @@
-"""Optimizers of embedding rows: one step touches the rows of the batch and no other.
+"""Optimizers of embedding rows: a step updates only the rows of the batch.
 
-Each is a set of numbers and one pure function on gathered rows, which serves as the
-definition: the native kernels compute the same. Where all rows are touched they equal
-the Keras optimizer of the same name. What differs, differs because rows outside the
-batch are left alone: moments decay and weights shrink when a row is touched.
+Each has its hyperparameters and one pure function on gathered rows, which is the definition that
+the C kernels must equal. If a step touches all rows, it equals the Keras optimizer of the same
+name. Otherwise moments decay and weights shrink only when a row is touched.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ Mean = Callable[[Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Width:
-    """The width of a row, of which a device may hold a part.
+    """Width of a row, whose columns may be split over devices.
 
     Attributes:
-        dim: Whole width [floats].
-        axis: Mesh axis over which it is split; None if it is whole.
-        first_column: Column that the part begins with.
+        dim: Width of the whole row [floats].
+        axis: Mesh axis that splits the columns; None if they aren't split.
+        first_column: First column of this device.
     """
 
     dim: int
@@ -57,12 +56,12 @@ class Width:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """State that an optimizer keeps for every row.
+    """State of an optimizer for each row.
 
     Attributes:
         name: Name of the variable.
-        initial: Value at the start.
-        per_row: One number a row, else one a weight.
+        initial: Initial value.
+        per_row: Whether it has one number per row, rather than one per weight.
     """
 
     name: str
@@ -71,7 +70,7 @@ class Slot:
 
 
 class _Options:
-    """The typed config of a row optimizer, made of its fields."""
+    """Typed config of a row optimizer, generated from its fields."""
 
     def __get__(self, instance: object, owner: type[RowOptimizer]) -> type[RowOptimizerConfig]:
         options: type[RowOptimizerConfig] = _options(cast(Any, owner))
@@ -96,16 +95,21 @@ def _options(cls: Any) -> type[RowOptimizerConfig]:
 class RowOptimizer:
     """Base class of row optimizers; subclass it to add one.
 
-    `@recsys.register_row_optimizer("name")` on it lets a config and a `TableConfig` name it.
-    A subclass is a dataclass that defines `slots` and `apply`; its fields are its options in a
-    config: `table_optimizer: {type: name, beta: 0.9}`. JAX runs it everywhere; built-in ones
-    have C kernels of the same `kind`, which must equal `apply`.
+    A subclass is a dataclass that defines `slots` and `apply`. Register it with
+    `@recsys.register_row_optimizer("name")` to use its name in a config or a `TableConfig`. Its
+    fields are its options in a config: `table_optimizer: {type: name, beta: 0.9}`. It runs on
+    JAX; built-in optimizers also have C kernels of the same `kind`, which must equal `apply`.
 
     Args:
-        learning_rate: A number, or a Keras schedule of the table's own step count.
-        weight_decay: Share of a touched row that is taken off a step, times the
-            learning rate (decoupled: Loshchilov and Hutter, ICLR 2019).
-        clipnorm: Longest gradient of one row; a longer one is shortened to it.
+        learning_rate: A number, or a Keras schedule of the table's step count.
+        weight_decay: Decoupled weight decay of touched rows per step, times the learning rate
+            (Loshchilov and Hutter, ICLR 2019).
+        clipnorm: Largest norm of a row's gradient; 0 for no clipping.
+
+    Attributes:
+        kind: Name of the C kernel, if there is one.
+        slots: State for each row.
+        Config: Typed config, generated from the fields.
     """
 
     learning_rate: float | Schedule = dataclasses.field(default=0.001, kw_only=False)
@@ -117,20 +121,20 @@ class RowOptimizer:
     Config: ClassVar[Any] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives a subclass without a config of its own the one that its fields make."""
+        """Generates `Config` for subclasses that don't define it."""
         super().__init_subclass__(**kwargs)
         if "Config" not in vars(cls):
             cls.Config = _Options()
 
     def __post_init__(self) -> None:
-        """Checks the numbers, those of a schedule too.
+        """Checks all numbers, including those of a schedule.
 
         Raises:
-            UsageError: One is NaN or infinite.
+            UsageError: One is NaN or infinite (R367).
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.learning_rate):
-            # One of the user's own may have no config: it can't be saved either.
+            # A user's schedule may have no config; then it can't be saved either.
             with contextlib.suppress(NotImplementedError):
                 values["learning_rate"] = self.learning_rate.get_config()
         for path, number in keras.tree.flatten_with_path(values):
@@ -153,17 +157,17 @@ class RowOptimizer:
         return self.slots
 
     def rate(self, step: Array) -> Array:
-        """Returns the learning rate of `step`, int32, 0 for the first one."""
+        """Returns the learning rate of `step`, a scalar int32 that counts from 0."""
         schedule = self.learning_rate
         rate = schedule(step) if callable(schedule) else schedule
         return jnp.asarray(rate, jnp.float32)
 
     def step_size(self, rate: Array, step: Array) -> Array:
-        """Returns the rate with the bias correction of the step, if there is one."""
+        """Returns the learning rate with bias correction, if the optimizer has one."""
         return rate
 
     def attributes(self) -> dict[str, float]:
-        """Returns the numbers that don't change while training."""
+        """Returns the hyperparameters that don't change during training."""
         names = [field.name for field in dataclasses.fields(self)]
         return {name: float(getattr(self, name)) for name in names if name != "learning_rate"}
 
@@ -173,12 +177,12 @@ class RowOptimizer:
         """Returns the new rows and slots.
 
         Args:
-            row: Rows `[rows, dim]` float32, weight decay already taken off.
+            row: Rows `[rows, dim]` float32, after weight decay.
             slots: Their slots, `[rows, dim]` or `[rows, 1]` float32.
-            gradient: Their gradients, duplicates summed `[rows, dim]` float32.
+            gradient: Their gradients `[rows, dim]` float32, summed over duplicates.
             rate: Learning rate, a scalar.
-            step_size: What `step_size` returned, a scalar.
-            mean: Mean over the width of a row; other where a device holds part of it.
+            step_size: Result of `step_size`, a scalar.
+            mean: Mean over the columns of a row `[rows, 1]`, also if devices split them.
         """
         raise NotImplementedError
 
@@ -191,7 +195,7 @@ class RowOptimizer:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> RowOptimizer:
-        """Makes the optimizer of a config."""
+        """Makes the optimizer from its config."""
         rate = config.get("learning_rate")
         if isinstance(rate, dict):
             rate = keras.saving.deserialize_keras_object(rate)
@@ -332,7 +336,7 @@ BY_KERAS: dict[type[keras.optimizers.Optimizer], type[RowOptimizer]] = {
     keras.optimizers.Adam: LazyAdam,
     keras.optimizers.Ftrl: Ftrl,
 }
-# What Keras optimizers have and rows don't need: names, and settings of an average that is off.
+# Arguments of Keras optimizers without effect here: names, and options of a disabled average.
 _IGNORED = {"name", "ema_momentum", "ema_overwrite_frequency"}
 
 

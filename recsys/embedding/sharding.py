@@ -1,11 +1,10 @@
 """Sharding of a table on the mesh, and the interleaving of its rows.
 
-Frequent ids have small rows. Were row r stored at place r, the first device would
-serve most of the traffic. Were it stored on device r mod n, the file of 8 devices
-would not fit 4. So a table has `SLOTS` equal slots on every mesh, row r lies in slot
-(r · `STRIDE`) mod `SLOTS`, and a device holds a run of neighbouring slots: successive
-rows fall evenly on all devices, for every number of devices that divides `SLOTS`, and
-a table moves between meshes without moving a row in it.
+Frequent ids have small rows. If row r were physical row r, the first device would serve most of
+the traffic. If it were on device r mod n, a file of 8 devices would not fit 4. So a table has
+`SLOTS` equal slots on every mesh, row r is in slot (r · `STRIDE`) mod `SLOTS`, and a device
+holds a run of neighbouring slots. Successive rows are spread evenly over all devices, for every
+number of devices that divides `SLOTS`, and the physical order is the same on every mesh.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ Split = Literal["rows", "columns", "none"]
 
 @dataclasses.dataclass(frozen=True)
 class TableSharding:
-    """The place of one table, and of the batch that reads it.
+    """Sharding of one table, and of the batch that reads it.
 
     Attributes:
-        split: What of the table is split over devices.
+        split: Dimension of the table that is split over devices.
         mesh: The devices; None for one device without a distribution.
         batch_axis: Mesh axis of the batch.
-        table_axis: Mesh axis of the table, if it is split. The same as `batch_axis` on
-            a 1-D mesh; on a 2-D mesh the batch is repeated along it, and the table
-            along `batch_axis`.
-        node_devices: Devices of a node, which are neighbours on the mesh; links between
-            nodes are slower. None: all devices are of one node.
+        table_axis: Mesh axis of the table, if it is split. On a 1-D mesh it is `batch_axis`;
+            on a 2-D mesh the batch is replicated along `table_axis`, and the table along
+            `batch_axis`.
+        node_devices: Devices of a node, which are neighbours on the mesh; links between nodes
+            are slower. None if all devices are in one node.
     """
 
     split: Split = "none"
@@ -63,12 +62,12 @@ class TableSharding:
 
     @property
     def n_shards(self) -> int:
-        """Devices among which one copy of the table is split."""
+        """Number of devices that one copy of the table is split over."""
         return 1 if self.mesh is None or self.table_axis is None else self._size(self.table_axis)
 
     @property
     def n_batch_parts(self) -> int:
-        """Parts that the batch is split into."""
+        """Number of parts that the batch is split into."""
         return 1 if self.mesh is None or self.batch_axis is None else self._size(self.batch_axis)
 
     @property
@@ -83,13 +82,13 @@ class TableSharding:
 
     @property
     def node(self) -> Group:
-        """The devices of a node, among which batch and table are split."""
+        """The devices of a node, which batch and table are split over."""
         n = self.n_shards
         return Group(str(self.table_axis), n, self.devices_in_node(self.table_axis))
 
     @property
     def peers(self) -> Group:
-        """The devices of one place in each node."""
+        """The devices with the same index in each node."""
         n, in_node = self.n_shards, self.node.size
         return Group(str(self.table_axis), n, n // in_node, in_node)
 
@@ -100,7 +99,7 @@ class TableSharding:
         return self.shares_axis and 1 < in_node < self.n_shards and self.n_shards % in_node == 0
 
     def devices_in_node(self, axis: str | None) -> int:
-        """Returns how many neighbours along an axis of the mesh are in one node."""
+        """Returns the number of neighbours along a mesh axis in one node."""
         if self.mesh is None or axis is None:
             return 1
         names = self.mesh.axis_names
@@ -110,7 +109,7 @@ class TableSharding:
 
     @property
     def table_spec(self) -> PartitionSpec:
-        """How the table and its slots are split; a slot of one number a row by rows alone."""
+        """Partition of the table, and of its slots with `dim` columns."""
         axes = {
             "rows": (self.table_axis, None),
             "columns": (None, self.table_axis),
@@ -119,14 +118,14 @@ class TableSharding:
         return PartitionSpec(*axes[self.split])
 
     def slot_spec(self, per_row: bool) -> PartitionSpec:
-        """Returns how a slot is split."""
+        """Returns the partition of a slot."""
         if per_row and self.split == "columns":
             return PartitionSpec(None, None)
         return self.table_spec
 
     @property
     def batch_spec(self) -> PartitionSpec:
-        """How arrays with one entry a bag, or an id, are split."""
+        """Partition of arrays with an entry per bag or id."""
         return PartitionSpec(self.batch_axis)
 
     def _size(self, axis: str) -> int:
@@ -134,12 +133,12 @@ class TableSharding:
 
 
 def sharding_of(path: str) -> TableSharding:
-    """Returns how the variable of `path` is split by the active distribution."""
+    """Returns the sharding of the variable `path` by the active distribution."""
     distribution = keras.distribution.distribution()
     if distribution is None or keras.backend.backend() != "jax":
         return TableSharding()
     mesh = distribution.device_mesh.backend_mesh
-    # A LayoutMap answers for its rules; other distributions split no variable.
+    # Distributions without a LayoutMap don't split variables.
     layout = distribution.get_tensor_layout(path)
     axes = () if layout is None else tuple(layout.axes)
     batch_axis = distribution.batch_dim_name
@@ -152,66 +151,66 @@ def sharding_of(path: str) -> TableSharding:
 
 
 def devices_of_node(distribution: keras.distribution.Distribution) -> int:
-    """Returns the devices of a node: what the layout says, else those of this process."""
+    """Returns the number of devices of a node: of the layout, else of this process."""
     stated = getattr(distribution, "node_devices", None)
     return stated or len(distribution.device_mesh.backend_mesh.local_devices)
 
 
 SLOTS = 3840
-"""Slots of a table: 2^8 · 3 · 5, so 1 … 6, 8, 10, 12, 15, 16, … 256 devices divide it."""
+"""Slots of a table: 2^8 · 3 · 5, divisible by 1 … 6, 8, 10, 12, 15, 16, … 256 devices."""
 
 STRIDE = 2371
-"""Close to the golden section of `SLOTS`, which spreads runs most evenly; coprime to it."""
+"""Close to the golden section of `SLOTS`, which spreads runs most evenly, and coprime."""
 
 _STRIDE_INVERSE = pow(STRIDE, -1, SLOTS)
 
 
 def padded_rows(rows: int, n_shards: int) -> int:
-    """Returns the places of a table of `rows` rows that `n_shards` devices share equally."""
+    """Returns the physical rows of a table of `rows` rows, divisible by `n_shards` devices."""
     unit = math.lcm(SLOTS, n_shards)
     return -(-rows // unit) * unit
 
 
 def physical_rows(rows: Any, padded: int) -> Any:
-    """Returns the places of `rows` in a table of `padded` places.
+    """Returns the physical rows of logical `rows`.
 
     Args:
-        rows: Rows `[...]`, each in 0 … `padded` - 1; an int, or an integer array of
-            any library.
-        padded: What `padded_rows` returned.
+        rows: Logical rows `[...]` in 0 … `padded` - 1; an int, or an integer array of any
+            library.
+        padded: Physical rows of the table, from `padded_rows`.
     """
     # Every product stays below 2^31, so int32 is wide enough.
     return (rows % SLOTS) * STRIDE % SLOTS * (padded // SLOTS) + rows // SLOTS
 
 
 def logical_rows(physical: Any, padded: int) -> Any:
-    """Returns the rows that lie at `places`: the inverse of `places`."""
+    """Returns the logical rows of `physical` rows; the inverse of `physical_rows`."""
     depth = padded // SLOTS
     return physical % depth * SLOTS + physical // depth * _STRIDE_INVERSE % SLOTS
 
 
 _CHUNK_BYTES = 1 << 24
-"""Rows that a device is brought at a time."""
+"""Size of the chunk that `in_ranges` brings to each device [bytes]."""
 
 
 def range_of(rows: int, part: int, n_parts: int) -> tuple[int, int]:
-    """Returns the first row, and the one after the last, of one of several even ranges."""
+    """Returns the bounds of range `part` of `n_parts` even ranges of `rows` rows."""
     return rows * part // n_parts, rows * (part + 1) // n_parts
 
 
 def in_ranges(value: jax.Array, rows: int) -> Iterator[tuple[int, jax.Array]]:
-    """Yields the rows of a table by ranges, one of `range_of` a device along its axis.
+    """Yields a table's rows in logical order, in chunks of each device's range (`range_of`).
 
-    Every process of a run goes through it.
+    All processes must iterate.
 
     Args:
-        value: Weights or a slot `[places, width]` of an interleaved table, split by rows over
-            an axis of n devices.
-        rows: Logical rows.
+        value: Weights or a slot `[physical rows, width]` of an interleaved table, split by rows
+            over an axis of n devices.
+        rows: Number of logical rows.
 
     Yields:
-        How many rows of each range came before, and the next ones `[n · c, width]`, split
-        over the same axis. At the end of a range nothing is said of the rows past it.
+        The offset in each range, and the next rows of all ranges `[n · c, width]`, split over
+        the same axis. Entries past the end of a range are undefined.
     """
     sharding = cast(NamedSharding, value.sharding)
     n = devices_of(sharding)
@@ -225,7 +224,7 @@ def in_ranges(value: jax.Array, rows: int) -> Iterator[tuple[int, jax.Array]]:
 
 
 def devices_of(sharding: NamedSharding) -> int:
-    """Returns how many devices share the rows of a table."""
+    """Returns the number of devices that share the rows of a table."""
     return int(sharding.mesh.shape[sharding.spec[0]])
 
 
@@ -233,23 +232,23 @@ def devices_of(sharding: NamedSharding) -> int:
 def _bring(
     sharding: NamedSharding, rows: int, n_rows: int
 ) -> Callable[[jax.Array, np.int32], jax.Array]:
-    """Returns a function that brings each device the next `n_rows` of its range."""
+    """Returns a function that brings each device the next `n_rows` rows of its range."""
     axis, n = sharding.spec[0], devices_of(sharding)
-    # Of `SLOTS` rows that follow each other each device holds as many, or one more or less.
+    # Each device holds equally many of `SLOTS` successive rows, give or take one.
     capacity = (n_rows // SLOTS + 1) * (-(-SLOTS // n) + (SLOTS % n > 0))
     bounds = np.array([range_of(rows, part, n) for part in range(n)], np.int32)
 
     def own(value: jax.Array, before: jax.Array) -> jax.Array:
-        n_places, width = value.shape
+        n_physical, width = value.shape
         first, end = jnp.asarray(bounds)[jax.lax.axis_index(axis)]
         row = first + before + jnp.arange(n_rows, dtype=jnp.int32)
-        place = physical_rows(jnp.minimum(row, rows - 1), n * n_places)
-        owner = jnp.where(row < end, place // n_places, n)
-        order = jnp.argsort(owner)  # Stable; those past the end come last.
+        physical = physical_rows(jnp.minimum(row, rows - 1), n * n_physical)
+        owner = jnp.where(row < end, physical // n_physical, n)
+        order = jnp.argsort(owner)  # Stable; rows past the end come last.
         owner = owner[order]
         at = jnp.arange(n_rows) - jnp.searchsorted(owner, jnp.arange(n + 1))[owner]
         wanted = jnp.zeros((n, capacity), jnp.int32)
-        wanted = wanted.at[owner, at].set(place[order] % n_places, mode="drop")
+        wanted = wanted.at[owner, at].set(physical[order] % n_physical, mode="drop")
         requested = jax.lax.all_to_all(wanted, axis, 0, 0)
         received = jax.lax.all_to_all(value[requested], axis, 0, 0)
         ordered = received.at[owner, at].get(mode="clip")

@@ -1,11 +1,10 @@
 """Proves from the compiled step that its cost doesn't depend on the vocabulary size.
 
-XLA may do more than the program says: copy a table because a read comes after the write,
-make a gradient of its size, gather it from all devices. A model may too: sum over a
-table, or over a vector with a number for each row. All of that is in the compiled
-program: an instruction that makes, or reads, as many rows as the table has, or its
-shard. What only holds them may be there: weights and constants that rows are gathered
-from, and writes of rows in place.
+XLA may do more than the program says: copy a table because a read follows a write, create a
+gradient of its size, gather it from all devices. So may a model: sum over a table, or over a
+vector with an entry per row. All of that shows in the compiled program, as an instruction that
+creates or reads as many rows as the table or its shard has. Instructions that only hold them are
+allowed: weights and constants that rows are gathered from, and writes of rows in place.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-# What holds rows, or passes them on.
+# Instructions that hold arrays or pass them on.
 _HOLDS = frozenset(
     {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional"}
     | {"call", "opt-barrier", "optimization-barrier", "custom-call"}
 )
-# What writes rows of its first operand, where that lies if it is held. A write that can't
-# be in place shows as a copy before it.
+# Instructions that write rows of their first operand, in place if it is held. A write that
+# can't be in place shows as a copy before it.
 _WRITES_ROWS = frozenset({"scatter", "dynamic-update-slice"})
-# What reads all of its operands, also where its result is small and XLA fuses it.
+# Instructions that read all of their operands, even if the result is small and fused.
 _READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort", "topk"})
 _TOP_K = 'custom_call_target="TopK"'
 _ITEMSIZE = {
@@ -73,16 +72,16 @@ _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
 @dataclasses.dataclass(frozen=True)
 class StepProof:
-    """What the compiled training step holds, on one device.
+    """Properties of the compiled training step, on one device.
 
     Attributes:
-        tables: Tables that are larger than what a step reads of them, and checked.
-        state_bytes: Bytes that the step changes in place.
-        temporary_bytes: Bytes that it needs beside them.
-        collectives: Bytes of the results of each kind of collective; of the chunks of
-            an exchange, of which a step takes one size, the largest is counted.
-        dense_per_row: Dense weights with one number for each row of a table. Each step
-            computes all of their gradient, and so costs what their length costs.
+        tables: Tables that were checked: those larger than a step's reads of them.
+        state_bytes: Size of the arrays that the step changes in place [bytes].
+        temporary_bytes: Size of its temporary arrays [bytes].
+        collectives: Size of the results of each kind of collective [bytes]. A step uses one of
+            several chunk sizes of an exchange; the largest counts.
+        dense_per_row: Dense weights with an entry per row of a table. Each step computes their
+            whole gradient, so its cost grows with their length.
     """
 
     tables: tuple[str, ...]
@@ -103,7 +102,7 @@ class _Instruction:
 
     @functools.cached_property
     def sizes(self) -> list[list[int]]:
-        """Sizes of each array of the result, without those that are 1."""
+        """Sizes of each array of the result, without dimensions of size 1."""
         return [_sizes(dims) for _, dims in _ARRAY.findall(self.shape)]
 
     @property
@@ -112,20 +111,20 @@ class _Instruction:
 
     @property
     def read_whole(self) -> list[str]:
-        """The operands of which all is read."""
+        """Operands that are read as a whole."""
         if self.op == "scatter":
             return self.operands[1:]
         return self.operands if self.op in _READS_ALL or _TOP_K in self.rest else []
 
     @property
     def fusion(self) -> str | None:
-        """The computation that a fusion runs as one."""
+        """Computation of a fusion."""
         called = re.search(r"calls=%?([\w.\-]+)", self.rest) if self.op == "fusion" else None
         return called.group(1) if called else None
 
     @property
     def called(self) -> list[str]:
-        """The computations that this one runs."""
+        """Computations that the instruction calls."""
         lists = ("".join(groups) for groups in _CALLED.findall(self.rest))
         return [name for names in lists for name in re.findall(r"[\w.\-]+", names)]
 
@@ -136,7 +135,7 @@ class _Instruction:
         )
 
     def collective(self, node_devices: int | None) -> Collective:
-        """Returns what a device sends in this collective, over as few links as possible."""
+        """Returns the traffic of this collective, with the fewest bytes possible."""
         group = first_group(self.rest)
         n, nodes = len(group), {device // (node_devices or sys.maxsize) for device in group}
         others = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1}
@@ -145,11 +144,11 @@ class _Instruction:
 
 
 def first_group(attributes: str) -> list[int]:
-    """Returns the devices of the first group of a collective, which are like those of the others.
+    """Returns the devices of the first group of a collective; other groups are alike.
 
     Args:
-        attributes: What stands behind the operands in HLO: groups listed, as an iota of a
-            shape whose axes may be turned, or as axes of a mesh.
+        attributes: HLO text after the operands. It has the groups as a list, as an iota with an
+            optional transpose, or as axes of a mesh.
     """
     groups = _GROUPS.search(attributes)
     if groups is None:
@@ -188,7 +187,7 @@ class _Program:
         self._results = {name for fused in self._fused if fused for name in self._results_of(fused)}
 
     def first_whole(self, rows: _Rows) -> tuple[str, _Instruction] | None:
-        """Returns the first instruction that makes, moves or reads all of `rows`, and which."""
+        """Returns the first instruction that makes, moves or reads all of `rows`, with the verb."""
         for instruction in self.instructions:
             if rows.are_in(instruction) and self._makes(instruction):
                 return "moves" if instruction.op in COLLECTIVES else "makes", instruction
@@ -198,7 +197,7 @@ class _Program:
         return None
 
     def collectives(self, computation: str | None = None) -> Counter[str]:
-        """Returns the bytes of the results of each kind of collective; of branches, the most."""
+        """Returns the result bytes of each kind of collective; the maximum over branches."""
         n_bytes: Counter[str] = Counter()
         for instruction in self._by_computation[computation or self._entry]:
             op = instruction.op.removesuffix("-start")
@@ -212,7 +211,7 @@ class _Program:
     def sent(
         self, node_devices: int | None = None, computation: str | None = None
     ) -> SentCollectives:
-        """Returns the collectives, those of branches apart."""
+        """Returns the collectives, separately for branches of conditionals."""
         sent = SentCollectives([], [])
         for instruction in self._by_computation[computation or self._entry]:
             if instruction.op in COLLECTIVES:
@@ -227,17 +226,17 @@ class _Program:
         return sent
 
     def _makes(self, instruction: _Instruction) -> bool:
-        """Whether an instruction computes its result, rather than only passing it on."""
+        """Whether an instruction computes its result rather than passing it on."""
         if instruction.fusion:
             return not self._is_in_place(self._roots[instruction.fusion])
         if instruction.computation in self._fused:
-            # Of what is fused only what is asked for is computed: rows that are gathered.
+            # A fusion computes only the needed elements of its inner results: gathered rows.
             is_whole = instruction.op in _WRITES_ROWS or instruction.name in self._results
             return is_whole and not self._is_in_place(instruction)
         return not self._is_in_place(instruction)
 
     def _results_of(self, fused: str) -> Iterator[str]:
-        """Yields the names of a fusion's outputs, and of what they are reshaped from."""
+        """Yields the names of a fusion's outputs, also before reshapes."""
         names = [self._roots[fused].name]
         while names:
             instruction = self._by_name[names.pop()]
@@ -254,38 +253,38 @@ class _Program:
 
 
 class SentCollectives(NamedTuple):
-    """What a device sends in a compiled program; the body of a loop counts once.
+    """Collectives of a device in a compiled program; the body of a loop counts once.
 
     Attributes:
         always: Collectives outside of conditionals.
-        choices: Of each conditional the collectives of each branch: the capacities of an
-            exchange, ascending.
+        choices: Collectives of each branch of each conditional, for the ascending capacities of
+            an exchange.
     """
 
     always: list[Collective]
     choices: list[list[list[Collective]]]
 
     def expected(self, planned: Sequence[Collective]) -> list[Collective] | None:
-        """Returns what a step sends where each choice falls as planned.
+        """Returns the collectives of a step with the planned capacities.
 
         Args:
-            planned: The collectives of all tables, by which the capacities are chosen.
+            planned: Planned collectives of all tables.
 
         Returns:
-            The collectives; None if no branches of the choices are planned.
+            The collectives; None if no combination of branches matches the plan.
         """
         chosen = _chosen(self.choices, [c.sent_bytes for c in planned if c.op == "all-to-all"])
         return None if chosen is None else [*self.always, *chosen]
 
 
 _NEAR = 0.05
-"""Share by which a plan may be off a compiled collective."""
+"""Largest relative difference of a planned and a compiled collective."""
 
 
 def _chosen(
     choices: list[list[list[Collective]]], planned: Sequence[int]
 ) -> list[Collective] | None:
-    """Returns the planned branch of each choice; None if they don't fit the plan."""
+    """Returns the planned branch of each choice; None if none matches the plan."""
     if not choices:
         return []
     for branch in choices[0]:
@@ -303,11 +302,11 @@ def _chosen(
 
 
 def sent_collectives(compiled: Any, node_devices: int | None = None) -> SentCollectives:
-    """Returns what a device sends in a compiled training step.
+    """Returns the collectives of a device in a compiled training step.
 
     Args:
-        compiled: What `jax.jit(step).lower(...).compile()` returned.
-        node_devices: Devices of a node, neighbours on the mesh; None: all of them.
+        compiled: Result of `jax.jit(step).lower(...).compile()`.
+        node_devices: Devices of a node, neighbours on the mesh; None for all devices.
     """
     sent = _Program(compiled.as_text()).sent(node_devices)
     choices = [branches for branches in sent.choices if any(branches)]
@@ -316,13 +315,12 @@ def sent_collectives(compiled: Any, node_devices: int | None = None) -> SentColl
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Arrays with an entry for each row of a table.
+    """Matches arrays with an entry per row of a table.
 
     Attributes:
-        counts: Rows of the table, and of a device's part of it.
+        counts: Rows of the table, and of a device's shard.
         width: Width of the table [floats].
-        vectors: Lengths of vectors that are dense weights of the model, and no matter of
-            the tables.
+        vectors: Lengths of vectors that are dense weights of the model, which are allowed.
     """
 
     counts: frozenset[int]
@@ -330,7 +328,7 @@ class _Rows:
     vectors: frozenset[int]
 
     def are_in(self, instruction: _Instruction) -> bool:
-        """Whether a result has as many rows, of the table's width or of one number."""
+        """Whether a result has as many rows, of the table's width or of width 1."""
         return any(self._fit(sizes) for sizes in instruction.sizes)
 
     def _fit(self, sizes: list[int]) -> bool:
@@ -354,20 +352,19 @@ def check_step(
     """Checks a compiled training step.
 
     Args:
-        compiled: What `jax.jit(step).lower(...).compile()` returned.
+        compiled: Result of `jax.jit(step).lower(...).compile()`.
         tables: The model's tables.
-        most_ids: Ids of a whole batch, over all devices. A table with no more rows on a
-            device is smaller than its traffic, and can't be distinguished from it.
-        dense: Shapes of the weights that the model's optimizer trains, by path. One with
-            a single number for each row of a table may be there: it is no table, its
-            gradient is as long as it is, and the proof names it.
+        most_ids: Ids of a whole batch, over all devices. Tables with at most as many rows on a
+            device look like arrays of the batch, and aren't checked.
+        dense: Shapes of the weights that the model's optimizer trains, by path. Vectors with an
+            entry per row of a table are allowed, and named in the proof.
 
     Returns:
-        What the step holds.
+        The proof.
 
     Raises:
-        RecsysError: It copies, gathers, makes or reads something of a table's size,
-            doesn't change a table in place, or sums by what is wrong over gloo.
+        RecsysError: The step copies, gathers, makes or reads an array of a table's size (R303),
+            doesn't change a table in place (R304), or has a reduce-scatter over gloo (R397).
         UsageError: A table has a regularizer (R347).
     """
     program = _Program(compiled.as_text())
@@ -433,7 +430,7 @@ def _refused(
     weight = f"; here the weight {alike[0]!r} is not" if alike else ""
     return RecsysError(
         "R303",
-        f"The training step must touch the batch's rows of table {table.name!r} alone; it {verb}"
+        f"The training step must touch only the batch's rows of table {table.name!r}; it {verb}"
         " something of the size of the whole table.",
         "Let what has a row for each id be a table of a ShardedEmbedding, a bias one of"
         f" embedding_dim=1{weight}; gather rows of a constant before computing with them; leave"

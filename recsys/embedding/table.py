@@ -1,7 +1,7 @@
 """An embedding table as a Keras layer: its weights, slots and sharding.
 
-In memory the rows of a row-split table are interleaved (`recsys.embedding.sharding`); on disk,
-and everywhere else, row r is the r-th: the logical order.
+In memory the rows of a row-split table are in physical order, interleaved
+(`recsys.embedding.sharding`); on disk, and everywhere else, they are in logical order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ WEIGHTS = "embeddings"
 
 
 class Table(keras.layers.Layer):
-    """One table, or several of one width that are stored as one.
+    """One table, or a stack of tables of one width.
 
-    The variables are not trainable in the sense of Keras: the model's optimizer never
-    sees them, and `SparseModel` updates the rows that a step touched.
+    The variables are not trainable for Keras: the model's optimizer never sees them, and
+    `SparseModel` updates the rows that a step touched.
 
     Args:
-        members: The tables stored here, alike but for their names, rows and initial
-            values; their rows follow each other.
+        members: The tables stored here, one after the other. They may differ only in name,
+            rows and initial values.
         n_shards: Devices that a table may be split over; for padding.
         seed: Seed of the initial values and of stochastic rounding.
     """
@@ -57,7 +57,7 @@ class Table(keras.layers.Layer):
         self._resize(members)
 
     def _resize(self, members: Sequence[TableSpec]) -> None:
-        """Sets what depends on the rows of the members."""
+        """Sets the attributes that depend on the members' rows."""
         self.members = tuple(members)
         self.spec = members[0]
         self.rows = sum(member.rows for member in members)
@@ -76,7 +76,7 @@ class Table(keras.layers.Layer):
             )
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the weights `[places, dim]`, the slots, and the table's step count."""
+        """Creates the weights `[physical rows, dim]`, the slots and the step count."""
         start = InPlace(self._initial, functools.partial(self._where, self.dim))
         self.embeddings = self._weight(WEIGHTS, self.dim, start, self.spec.dtype)
         self.slots = []
@@ -90,20 +90,20 @@ class Table(keras.layers.Layer):
             self.unknown_ids = self._counter("unknown_ids")
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the weights, the slots and the step count, and where rows lie in them."""
+        """Saves the weights, the slots, the step count and the order of the rows."""
         for number, variable in enumerate([*self.variables_by_row, self.steps]):
             store[str(number)] = variable
         store["order"] = np.array(self._order())
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what was saved, also of a table with fewer rows; the other rows stay.
+        """Loads saved variables, also of a table with fewer rows; other rows keep their values.
 
         Raises:
-            UsageError: The file has rows that the table hasn't.
+            UsageError: The file has more rows than the table (R368).
         """
         order, names = self._order(), {*store.keys()}
         if not names and self._unfit is not None:
-            raise self._unfit  # Keras looks elsewhere in the file, and shows the last error.
+            raise self._unfit  # Keras tries other names in the file, and shows the last error.
         if "order" in names:
             order = np.asarray(store["order"]).tolist()
         for number, variable in enumerate(self.variables_by_row):
@@ -120,7 +120,7 @@ class Table(keras.layers.Layer):
     def _with_saved(
         self, variable: Any, saved: np.ndarray, interleaved: int, *rows: int
     ) -> np.ndarray:
-        """Returns the numbers of a variable with those of a file `[places, width]` in it."""
+        """Returns a variable's value with saved rows `[physical rows, width]` written into it."""
         own = [member.rows for member in self.members]
         if len(rows) != len(own) or any(n > m for n, m in zip(rows, own, strict=True)):
             self._unfit = UsageError(
@@ -133,15 +133,15 @@ class Table(keras.layers.Layer):
             raise self._unfit
         out, first = np.array(keras.ops.convert_to_numpy(variable)), 0
         for member, n in zip(self.members, rows, strict=True):
-            places = np.arange(first, first + n)
+            rows_saved = np.arange(first, first + n)
             if interleaved:
-                places = physical_rows(places, len(saved))
-            out[self.physical(self.offset(member.name) + np.arange(n))] = saved[places]
+                rows_saved = physical_rows(rows_saved, len(saved))
+            out[self.physical_of(member.name, np.arange(n))] = saved[rows_saved]
             first += n
         return out
 
     def grow(self, name: str, rows: int) -> None:
-        """Gives the member `name` more rows, which start as those of a new table do."""
+        """Grows the member `name` to `rows` rows; new rows have initial values."""
         kept: dict[str, Any] = {}
         self.save_own_variables(kept)
         self._resize(
@@ -154,20 +154,20 @@ class Table(keras.layers.Layer):
         self.load_own_variables(kept)
 
     def read_from(self, weights: Any, read: Callable[[], Any]) -> None:
-        """Makes lookups read `weights` `[rows, dim]`, in logical order; creates no variables.
+        """Makes lookups read `weights` `[rows, dim]`, in logical order, without own variables.
 
         For serving: the table then counts as built, and can't be trained.
 
         Args:
             weights: A variable of the backend.
-            read: Returns its numbers, as a tensor that is no copy.
+            read: Returns its value as a tensor, without a copy.
         """
         self.embeddings, self.slots, self._read = weights, [], read
         self.is_interleaved, self.n_physical = False, self.rows
         self.built = True
 
     def for_lookups(self) -> Any:
-        """Returns the weights `[places, dim]` to gather from."""
+        """Returns the weights `[physical rows, dim]` to gather from."""
         return self.embeddings if self._read is None else self._read()
 
     def _where(self, width: int) -> tuple[TableSharding, PartitionSpec]:
@@ -184,14 +184,14 @@ class Table(keras.layers.Layer):
             autocast=False,
         )
 
-    def _initial(self, places: jax.Array) -> jax.Array:
-        """Returns the initial weights `[n, dim]` float32 of places `[n]` int32."""
-        row = logical_rows(places, self.n_physical) if self.is_interleaved else places
-        values = jnp.zeros((len(places), self.dim), jnp.float32)
+    def _initial(self, physical: jax.Array) -> jax.Array:
+        """Returns the initial weights `[n, dim]` float32 of physical rows `[n]` int32."""
+        row = logical_rows(physical, self.n_physical) if self.is_interleaved else physical
+        values = jnp.zeros((len(physical), self.dim), jnp.float32)
         for member in self.members:
             start = self.offset(member.name)
             inside = (row >= start) & (row < start + member.rows)
-            # By name: tables of one layer must not start alike.
+            # Seeded by name: tables of one layer must start with different values.
             seed = zlib.crc32(f"{self.seed} {member.name}".encode())
             own = initial_rows(member.initializer, row - start, member.dim, seed)
             values = jnp.where(inside[:, None], own, values)
@@ -204,7 +204,7 @@ class Table(keras.layers.Layer):
 
     @property
     def variables_by_row(self) -> list[Any]:
-        """The variables with an entry for each row: the weights, then the slots."""
+        """Variables with an entry per row: the weights, then the slots."""
         return [self.embeddings, *self.slots]
 
     @property
@@ -214,12 +214,12 @@ class Table(keras.layers.Layer):
 
     @property
     def sharding(self) -> TableSharding:
-        """Where the table lies under the active distribution."""
+        """Sharding under the active distribution."""
         return sharding_of(self.embeddings.path)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Logical rows, without padding, and the width of a row."""
+        """Number of logical rows, and the width of a row."""
         return self.rows, self.dim
 
     def physical(self, rows: Any) -> Any:
@@ -238,17 +238,17 @@ class Table(keras.layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class TablePlacement:
-    """Where one table lies.
+    """Placement of one table on the devices.
 
     Attributes:
         table: Name of the table.
         placement: `row`, `column`, or `replicated`.
         rows: Logical rows, without padding.
-        padded_rows: Rows with those that make the shards equal.
+        padded_rows: Physical rows, with the padding that makes shards equal.
         dim: Width of a row [floats].
-        shards: Devices that hold a part each of one copy.
-        bytes_per_device: Bytes of the weights on each device.
-        slot_bytes_per_device: Bytes of the optimizer's slots on each device.
+        shards: Number of devices that one copy is split over.
+        bytes_per_device: Size of the weights on each device [bytes].
+        slot_bytes_per_device: Size of the optimizer's slots on each device [bytes].
     """
 
     table: str
@@ -262,13 +262,13 @@ class TablePlacement:
 
 
 def planned(table: Table, n_shards: int) -> TablePlacement:
-    """Returns the placement of `table`, built or not, when `n_shards` devices share a copy."""
+    """Returns the placement of `table`, built or not, split over `n_shards` devices."""
     spec = table.spec
     n_shards = 1 if spec.placement == "replicated" else n_shards
     slots = () if spec.optimizer is None else spec.optimizer.slot_list()
     per_row = sum(slot.per_row for slot in slots)
     full = (len(slots) - per_row) * table.n_physical * spec.dim * 4 // n_shards
-    # On a column-wise table every device keeps the slots of whole rows.
+    # Every device of a column-wise table has the per-row slots of all rows.
     rows_here = table.n_physical // (n_shards if spec.placement == "row" else 1)
     return TablePlacement(
         table=table.name,
@@ -286,8 +286,8 @@ class FeatureInput(NamedTuple):
     """One feature's lookup in its table.
 
     Attributes:
-        table: The table, or the stack that it is part of.
-        spec: What the table is.
+        table: The table, or the stack that contains it.
+        spec: Spec of the table.
         ids: Ids `[batch]`, `[batch, length]`, or a `Ragged`; int32.
         weights: Weights of the ids, or None.
         name: Name of the feature.
@@ -301,10 +301,10 @@ class FeatureInput(NamedTuple):
 
 
 def checked_columns(spec: TableSpec, n_shards: int) -> None:
-    """Checks that the width of a column-wise table divides.
+    """Checks that the width of a column-wise table is a multiple of `n_shards`.
 
     Raises:
-        UsageError: It doesn't.
+        UsageError: It isn't (R355).
     """
     if spec.placement == "column" and spec.dim % n_shards:
         raise UsageError(
@@ -320,14 +320,14 @@ _CHUNK_BYTES = 2**26
 
 
 def chunk_rows(variable: Any) -> int:
-    """Returns how many rows of a table's variable are read or written at a time."""
+    """Returns the number of rows of a variable that are read or written at a time."""
     return max(1, _CHUNK_BYTES // (4 * int(variable.shape[1])))
 
 
 def logical_chunks(table: Table, variable: Any) -> Iterator[Any]:
-    """Yields `variable` `[places, width]` in the order of rows, without padding, in chunks.
+    """Yields `variable` `[physical rows, width]` in logical order, without padding, in chunks.
 
-    They are float32, on the devices if several share the table, else on the host.
+    Chunks are float32, on the devices if several share the table, else on the host.
 
     Args:
         table: The table.
@@ -337,21 +337,21 @@ def logical_chunks(table: Table, variable: Any) -> Iterator[Any]:
     is_on_mesh = isinstance(getattr(value, "sharding", None), NamedSharding)
     whole: Any = value if is_on_mesh else keras.ops.convert_to_numpy(value)
     for start in range(0, table.rows, n):
-        places = table.physical(np.arange(start, min(start + n, table.rows)))
-        yield whole[places].astype(np.float32)
+        rows = table.physical(np.arange(start, min(start + n, table.rows)))
+        yield whole[rows].astype(np.float32)
 
 
 def logical_order(table: Table, variable: Any) -> np.ndarray:
-    """Returns `variable` in the order of rows `[rows, width]`, on the host."""
+    """Returns `variable` in logical order `[rows, width]`, on the host."""
     return np.concatenate(list(logical_chunks(table, variable)))
 
 
 def physical_order(table: Table, values: Any) -> np.ndarray:
-    """Returns rows `[rows, width]` where they lie `[places, width]`; zeros in the padding.
+    """Returns rows `[rows, width]` in physical order `[physical rows, width]`; padding is 0.
 
     Args:
         table: The table.
-        values: An array, or what is sliced like one.
+        values: An array, or an object that slices like one.
     """
     if not table.is_interleaved:
         return np.asarray(values)
@@ -363,7 +363,7 @@ def physical_order(table: Table, values: Any) -> np.ndarray:
 
 
 def summary_lines(tables: Iterable[Table]) -> Iterator[str]:
-    """Yields a line for each table: its rows and width, its bytes, and what trains it."""
+    """Yields a line per table: rows and width, size, optimizer and slots."""
     for table in tables:
         placement = planned(table, 1)
         what = f" {table.name}: {count(table.rows)} rows × {count(table.dim)}"

@@ -20,7 +20,7 @@ COMBINERS = ("sum", "mean", "sqrtn", "max")
 Placement = Literal["row", "column", "replicated"]
 PLACEMENTS = ("auto", "default_device", "sparsecore", "row", "column", "replicated")
 REPLICATE_BELOW_ROWS = 50_000
-"""Placement `auto` splits a table from this many rows on; a smaller one is everywhere."""
+"""Placement `auto` splits a table with at least this many rows, and replicates smaller ones."""
 
 
 @dataclasses.dataclass(order=True)
@@ -29,25 +29,26 @@ class TableConfig(keras_rs.layers.TableConfig):
 
     Args:
         name: Name of the table.
-        vocabulary_size: Rows; row 0 stands for unknown ids.
+        vocabulary_size: Number of rows; row 0 is for unknown ids.
         embedding_dim: Width of a row [floats].
         initializer: Initial values; see `recsys.embedding.initial`.
         optimizer: Optimizer of the rows; see `recsys.embedding.optimizers`. None for a
             table that is only read.
         combiner: `sum`, `mean`, `sqrtn`, or `max`.
-        placement: `row`, `column`: split over the devices; `replicated`: on each of
-            them; `auto`, `default_device`: by rows from 50,000 rows on, else
-            replicated; `sparsecore`: by keras-rs, on a TPU.
-        unknown: What an id outside the vocabulary does: `row0` reads row 0 and is
-            counted, `error` stops the run.
+        placement: `row` and `column` split the table over the devices; `replicated` keeps it
+            on each; `auto` and `default_device` split by rows from 50,000 rows on, else
+            replicate; `sparsecore` is keras-rs' placement on a TPU.
+        unknown: Handling of ids outside the vocabulary: `row0` reads row 0 and counts them,
+            `error` stops the run.
         dtype: `float32`, or `bfloat16` with stochastic rounding.
         exchange: How bags and gradients travel between devices: `auto`, `cheapest`,
             `gathered`, `rows`, `nodes` or `dense`; see `recsys.embedding.traffic`.
-        distinct_share: Expected distinct ids of a device's part of a batch over all of
-            its ids (0..1]. Only the choice of an exchange, and the plan, go by it.
-        exchange_dtype: What rows and gradients travel as: `float32`, `bfloat16` or `int8`.
-        between_nodes_dtype: The same from one node to another in the exchanges `rows` and
-            `nodes`; None: as `exchange_dtype`.
+        distinct_share: Expected share of distinct ids among a device's ids of a batch (0..1].
+            Used only to choose an exchange, and in the plan.
+        exchange_dtype: Dtype in which rows and gradients travel: `float32`, `bfloat16` or
+            `int8`.
+        between_nodes_dtype: The same between nodes, for the exchanges `rows` and `nodes`; None
+            for `exchange_dtype`.
     """
 
     unknown: str = "row0"
@@ -79,10 +80,10 @@ class TableSpec:
         placement: Requested placement.
         optimizer: Optimizer of its rows; None if it is only read.
         initializer: Initial values.
-        combiner: How a bag becomes one vector.
+        combiner: `sum`, `mean`, `sqrtn` or `max`.
         unknown: `row0` or `error`.
-        dtype: Of the weights.
-        exchange: How its rows travel.
+        dtype: Dtype of the weights.
+        exchange: How its rows travel between devices.
     """
 
     name: str
@@ -103,10 +104,10 @@ class TableSpec:
 
 
 def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
-    """Returns the checked form of a table's config.
+    """Returns the validated form of a table's config.
 
     Raises:
-        UsageError: A value is not supported.
+        UsageError: A value is not supported (R353).
     """
     _check(table, "combiner", table.combiner, COMBINERS)
     _check(table, "placement", table.placement, PLACEMENTS)
@@ -139,7 +140,7 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
 
 
 def refused_regularizer(table: str) -> UsageError:
-    """Returns the error of a table that has a regularizer."""
+    """Returns the error for a table with a regularizer (R347)."""
     return UsageError(
         "R347",
         f"Table {table!r} must have no regularizer: its gradient would have a number for every"
@@ -165,14 +166,13 @@ def _exchange_options(table: keras_rs.layers.TableConfig) -> ExchangeOptions:
 
 
 def check_shapes(feature: keras_rs.layers.FeatureConfig) -> None:
-    """Checks the shapes that a feature declares against what the layer takes and returns.
+    """Checks the declared shapes of a feature.
 
-    Ids are `[batch]` or bags `[batch, length]`, and each becomes one vector
-    `[batch, embedding_dim]`. As in keras-rs, neither the batch nor the length that is
-    declared binds a call: the last batch, and a bag, may be shorter.
+    Ids are `[batch]` or bags `[batch, length]`, and are pooled to `[batch, embedding_dim]`. As
+    in keras-rs, a call may have another batch size and bag length than declared.
 
     Raises:
-        UsageError: The input or the output shape doesn't match.
+        UsageError: The input or output shape doesn't match (R365).
     """
     dim = feature.table.embedding_dim
     allowed: dict[str, tuple[str, list[tuple[int | None, ...]]]] = {
@@ -193,7 +193,7 @@ def check_shapes(feature: keras_rs.layers.FeatureConfig) -> None:
 
 
 def _fits(declared: Sequence[Any], shape: tuple[int | None, ...]) -> bool:
-    """Whether sizes may be those of `shape`; None is any size, in both."""
+    """Whether `declared` matches `shape`; None in either matches any size."""
     if len(declared) != len(shape):
         return False
     pairs = zip(declared, shape, strict=True)
@@ -218,7 +218,7 @@ def _refused(table: Any, name: str, value: Any, expected: str) -> UsageError:
 
 
 def by_name(tables: list[Any]) -> dict[str, Any]:
-    """Returns the tables by name; two different ones of a name are refused."""
+    """Returns the tables by name. Raises R357 if different tables have the same name."""
     by_name: dict[str, Any] = {}
     for table in tables:
         known = by_name.setdefault(table.name, table)
@@ -235,7 +235,7 @@ def by_name(tables: list[Any]) -> dict[str, Any]:
 def stacks(
     specs: Sequence[TableSpec], stacking: str | Sequence[Sequence[str]] | None
 ) -> list[list[TableSpec]]:
-    """Returns the tables in groups that are stored as one."""
+    """Returns groups of tables; each group is stored as one table."""
     if stacking is None:
         return [[spec] for spec in specs]
     if stacking == "auto":

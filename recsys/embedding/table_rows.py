@@ -1,4 +1,4 @@
-"""The rows of tables outside of training steps: read, assigned, and added."""
+"""Reads, assigns and adds rows of tables outside of training steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from recsys.errors import UsageError
 
 
 class EmbeddingTable:
-    """A table of a built model, by the row numbers that the model's inputs have.
+    """One table of a built model, in logical rows, as `model.tables["items"]` returns it.
 
-    `model.tables["items"]` returns it. Pre-trained vectors belong here:
+    Example, for pre-trained vectors:
 
         model.tables["items"].assign_rows(rows, vectors)
 
     Args:
         model: The model.
-        layer: The layer of the table.
+        layer: Layer of the table.
         name: Name of the table.
     """
 
@@ -47,25 +47,26 @@ class EmbeddingTable:
         """Returns rows `[n, dim]` float32.
 
         Args:
-            rows: Row numbers `[n]`; None: all, in their order.
+            rows: Logical rows `[n]`; None for all, in order.
 
         Raises:
-            UsageError: A row isn't there (R318), or several processes share the table (R319).
+            UsageError: A row is out of range (R318), or several processes share the table
+                (R319).
         """
         at = self._checked(np.arange(self.rows) if rows is None else rows)
         value = self._table.embeddings.value
         return np.asarray(value[self._table.physical(at)]).astype(np.float32)
 
     def assign_rows(self, rows: Any, values: Any) -> None:
-        """Replaces rows; their optimizer state starts anew.
+        """Replaces rows and resets their optimizer state.
 
         Args:
-            rows: Row numbers `[n]`, each once.
-            values: Their values `[n, dim]`, finite.
+            rows: Unique logical rows `[n]`.
+            values: Their new values `[n, dim]`, finite.
 
         Raises:
-            UsageError: A row isn't there or is there twice, or the values don't fit (R318); or
-                several processes share the table (R319).
+            UsageError: A row is out of range or repeated, or the values have another shape or
+                aren't finite (R318); or several processes share the table (R319).
         """
         at, values = self._checked(rows), np.asarray(values)
         is_number = np.issubdtype(values.dtype, np.number) and values.dtype.kind != "c"
@@ -76,7 +77,9 @@ class EmbeddingTable:
             raise self._unfit("rows must each be there once", rows)
         table = self._table
         slots = () if table.optimizer is None else table.optimizer.slot_list()
-        size = 1 << max(len(at) - 1, 0).bit_length()  # For a few programs.
+        size = (
+            1 << max(len(at) - 1, 0).bit_length()
+        )  # Powers of 2, so that few programs are compiled.
         for number, variable in enumerate(table.variables_by_row):
             n, width = min(chunk_rows(variable), size), int(variable.shape[1])
             parts = [slice(start, start + n) for start in range(0, len(at), n)]
@@ -89,16 +92,16 @@ class EmbeddingTable:
             put_rows(table, variable, chunks, n)
 
     def grow(self, rows: int) -> None:
-        """Adds rows at the end; the others keep their values and optimizer state.
+        """Adds rows at the end; old rows keep their values and optimizer state.
 
-        New rows start as those of a new model do. The next step is compiled again.
+        New rows have the initial values of a new model. The next step is compiled again.
 
         Args:
-            rows: Number of rows, old and new.
+            rows: New number of rows.
 
         Raises:
-            UsageError: There would be fewer rows, gradients are being accumulated, the table is
-                one of a `RetrievalModel`, or several processes share it (R319).
+            UsageError: `rows` is below the old number, gradients are being accumulated, the
+                model is a `RetrievalModel`, or several processes share the table (R319).
         """
         self._check_one_process()
         if not self._model.tables_can_grow:
@@ -127,7 +130,7 @@ class EmbeddingTable:
         return table
 
     def _checked(self, rows: Any) -> np.ndarray:
-        """Returns rows as rows of the stored table `[n]` int64."""
+        """Returns checked rows of the stored table `[n]` int64."""
         self._check_one_process()
         at = np.asarray(rows)
         if at.size == 0:
@@ -172,49 +175,49 @@ def put_rows(
     chunks: Iterable[tuple[np.ndarray, np.ndarray]],
     size: int | None = None,
 ) -> None:
-    """Assigns values to rows of a table; other rows stay.
+    """Assigns values to rows of a table; other rows keep theirs.
 
-    Every process of a run calls it with the same chunks; each device takes its part of
-    them. The arrays that the variable holds are freed as it goes.
+    All processes must call it with the same chunks; each device writes its own rows. The
+    variable's old array is donated.
 
     Args:
         table: The table.
         variable: Its weights, or one of its slots.
-        chunks: Rows `[n]` and their values `[n, width]`; each row once.
-        size: Most rows in a chunk; None: `chunk_rows`.
+        chunks: Logical rows `[n]` and their values `[n, width]`; rows are unique.
+        size: Largest number of rows in a chunk; None for `chunk_rows`.
     """
     value = variable.value
     is_on_mesh = isinstance(value.sharding, NamedSharding)
     write = _write_on_mesh(value.sharding) if is_on_mesh else _write
     n, width = size or min(chunk_rows(variable), table.rows), int(variable.shape[1])
     for rows, values in chunks:
-        # A place behind the last one is none: all chunks are of one length, and compiled once.
-        places = np.full(n, value.shape[0], np.int32)
+        # Padded to one length, to compile once; rows past the end are dropped.
+        physical = np.full(n, value.shape[0], np.int32)
         padded = np.zeros((n, width), np.float32)
-        places[: len(rows)], padded[: len(rows)] = table.physical(rows.astype(np.int64)), values
-        value = write(value, places, padded)
+        physical[: len(rows)], padded[: len(rows)] = table.physical(rows.astype(np.int64)), values
+        value = write(value, physical, padded)
     variable.assign(value)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _write(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
-    return value.at[places].set(rows.astype(value.dtype), mode="drop")
+def _write(value: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    return value.at[rows].set(values.astype(value.dtype), mode="drop")
 
 
 @functools.lru_cache(maxsize=16)
 def _write_on_mesh(sharding: NamedSharding) -> Callable[..., jax.Array]:
     row_axis, column_axis = (*sharding.spec, None, None)[:2]
 
-    def own(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
-        n_places, width = value.shape
+    def own(value: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+        n_rows, width = value.shape
         if row_axis is not None:
-            places = places - jax.lax.axis_index(row_axis) * n_places
+            rows = rows - jax.lax.axis_index(row_axis) * n_rows
         if column_axis is not None:
             first = jax.lax.axis_index(column_axis) * width
-            rows = jax.lax.dynamic_slice_in_dim(rows, first, width, axis=1)
-        # What lies on another device comes before or behind; a negative place would wrap.
-        places = jnp.where((places >= 0) & (places < n_places), places, n_places)
-        return value.at[places].set(rows.astype(value.dtype), mode="drop")
+            values = jax.lax.dynamic_slice_in_dim(values, first, width, axis=1)
+        # Drops rows of other devices; a negative index would wrap around.
+        rows = jnp.where((rows >= 0) & (rows < n_rows), rows, n_rows)
+        return value.at[rows].set(values.astype(value.dtype), mode="drop")
 
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     specs = (sharding.spec, everywhere.spec, everywhere.spec)

@@ -1,24 +1,24 @@
-"""The bytes that a device sends to read and to update a table, and the choice of the least.
+"""The bytes that a device sends to read and update a table, and the choice of an exchange.
 
-A bag can be read in three ways from a table that is split by rows over the batch's axis:
+Bags can be read in three ways from a table that is split by rows over the batch's axis:
 
-- `gathered`: every device gets the ids of all, and adds up what it holds of every bag.
-  What a device sends grows with the number of devices.
-- `rows`: a device asks each owner once for each distinct row and adds up its bags itself.
-  What it sends is what its own batch needs, on any number of devices.
-- `nodes`: `gathered` among the devices of a node, `rows` between nodes. A device gets the ids
-  of its node, asks the devices of its own place in the other nodes for the rows that those
-  hold, and adds up what they and itself hold of the node's bags. So a row goes from one node
-  to another once, and not once for each device.
+- `gathered`: every device gets the ids of all devices, and pools its own rows of every bag. The
+  bytes that a device sends grow with the number of devices.
+- `rows`: a device requests each unique row once from its owner, and pools its own bags. It sends
+  what its own batch needs, on any number of devices.
+- `nodes`: `gathered` among the devices of a node, `rows` between nodes. A device gets the ids of
+  its node, requests rows from the devices with its own index in other nodes, and pools their
+  rows and its own for the node's bags. So a row travels between two nodes once, not once per
+  device.
 
-The gradients go the same way back. Where a table has fewer rows than a batch has ids, there
-is a further way for them, `dense`: one sum over the devices of all rows' gradients.
+Gradients travel the same way back. If a table has fewer rows than a batch has ids, there is
+another way for gradients, `dense`: one sum over the devices of all rows' gradients.
 
-Links between nodes are slower than those within, so a byte that leaves a node counts as
-several (`BETWEEN_NODES`).
+Links between nodes are slower than links within, so a byte that leaves a node counts as several
+(`BETWEEN_NODES`).
 
-Everything here is known when a step is traced: shapes, and an expected share of distinct ids.
-A plan lists the same collectives that the choices were made by.
+Everything here is known when a step is traced: shapes, and an expected share of distinct ids. A
+plan lists the same collectives that the choice was based on.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ from recsys.embedding.sharding import TableSharding
 Way = Literal["gathered", "rows", "nodes"]
 EXCHANGES = ("auto", "cheapest", "gathered", "rows", "nodes", "dense")
 FEW_DEVICES = 8
-"""Up to so many devices `auto` gathers: they are near each other, and it computes less."""
+"""Largest number of devices on which `auto` gathers: links are fast, and it computes less."""
 BETWEEN_NODES = 4
-"""Bytes within a node that cost as much as one between nodes. Of a GPU's links those within
-are 2 to 3 times as fast over PCIe, and 9 over NVLink (450 GB/s beside 400 Gb/s)."""
+"""Cost of a byte between nodes, relative to one within a node. A GPU's links within a node are
+2 to 3 times as fast over PCIe, and 9 times over NVLink (450 GB/s against 400 Gb/s)."""
 
 _INDEX = _FLOAT = 4  # Bytes.
 
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeOptions:
-    """How the rows of a table travel.
+    """How the rows of a table travel between devices.
 
     Attributes:
-        exchange: `auto`: `gathered` on few devices, else as `cheapest`, by bytes. The others
-            force one way, where a table can go it: `dense` for its gradients alone.
-        distinct_share: Expected distinct ids of a device over all of its ids (0..1]; 1 if
-            nothing is known.
-        payload: What rows and gradients travel as, `float32`, `bfloat16` or `int8`; sums
-            over devices that XLA takes are float32.
-        between_nodes: What they travel as from one node to another in the exchanges `rows` and
-            `nodes`; None: as `payload`.
-        rows: Rows of the table, without padding: no more ids are distinct.
+        exchange: `auto` is `gathered` on few devices, else `cheapest`, the fewest bytes. The
+            others force one way, if the table's sharding allows it; `dense` applies only to
+            gradients.
+        distinct_share: Expected share of distinct ids among a device's ids (0..1]; 1 if
+            unknown.
+        payload: Dtype in which rows and gradients travel, `float32`, `bfloat16` or `int8`; sums
+            by XLA collectives are float32.
+        between_nodes: Dtype between nodes for the exchanges `rows` and `nodes`; None for
+            `payload`.
+        rows: Logical rows of the table, the largest number of distinct ids.
     """
 
     exchange: str = "auto"
@@ -68,7 +69,7 @@ class ExchangeOptions:
 
     @property
     def payload_between(self) -> str:
-        """What rows and gradients travel as from one node to another in an exchange of rows."""
+        """Dtype in which rows and gradients travel between nodes in an exchange of rows."""
         return self.payload if self.between_nodes is None else self.between_nodes
 
 
@@ -104,7 +105,7 @@ class Collective(NamedTuple):
     Attributes:
         op: Its name in HLO.
         sent_bytes: Bytes that a device sends in it.
-        leaving_bytes: Those of them that leave its node, in the mean over its devices.
+        leaving_bytes: Bytes of them that leave the node, averaged over its devices.
     """
 
     op: str
@@ -116,29 +117,31 @@ Collectives = list[Collective]
 
 
 def total(collectives: Collectives) -> int:
-    """Returns the bytes that a device sends in all of them."""
+    """Returns the bytes that a device sends in all `collectives`."""
     return sum(collective.sent_bytes for collective in collectives)
 
 
 def leaving(collectives: Collectives) -> int:
-    """Returns the bytes that leave a node in all of them, for each of its devices."""
+    """Returns the bytes per device that leave a node in all `collectives`."""
     return sum(collective.leaving_bytes for collective in collectives)
 
 
 def cost(collectives: Collectives) -> int:
-    """Returns what all of them cost, in bytes within a node."""
+    """Returns the cost of all `collectives`, in bytes within a node."""
     return total(collectives) + (BETWEEN_NODES - 1) * leaving(collectives)
 
 
-def way_of(sharding: TableSharding, plan: ReadPlan, options: ExchangeOptions, places: int) -> Way:
-    """Returns how a device reads bags, and hands over their gradients; see `TableTraffic`."""
+def way_of(
+    sharding: TableSharding, plan: ReadPlan, options: ExchangeOptions, n_physical: int
+) -> Way:
+    """Returns how bags and their gradients travel; see the module's docstring."""
     if sharding.split != "rows" or not sharding.shares_axis:
         return "gathered"
     if plan.is_single:
         return "rows"
     if options.exchange in ("rows", "nodes"):
         return "nodes" if options.exchange == "nodes" and sharding.has_nodes else "rows"
-    if options.exchange in ("gathered", "dense") or _keeps_to_few(sharding, options):
+    if options.exchange in ("gathered", "dense") or _is_gathered_by_auto(sharding, options):
         return "gathered"
     ways: list[Way] = ["gathered", "rows"]
     if sharding.has_nodes:
@@ -146,12 +149,12 @@ def way_of(sharding: TableSharding, plan: ReadPlan, options: ExchangeOptions, pl
     costs = {}
     for way in ways:
         plan = plan._replace(way=way)
-        traffic = TableTraffic("", sharding, options, places, (plan,))
+        traffic = TableTraffic("", sharding, options, n_physical, (plan,))
         costs[way] = cost(traffic.to_read(plan)) + cost(traffic.sparse_update([plan]))
     return min(ways, key=costs.__getitem__)
 
 
-def _keeps_to_few(sharding: TableSharding, options: ExchangeOptions) -> bool:
+def _is_gathered_by_auto(sharding: TableSharding, options: ExchangeOptions) -> bool:
     return options.exchange == "auto" and sharding.n_batch_parts <= FEW_DEVICES
 
 
@@ -160,19 +163,19 @@ class TableTraffic:
     """The collectives by which a step reads and updates one table.
 
     Attributes:
-        table: Its name.
-        sharding: Where it lies.
+        table: Name of the table.
+        sharding: Its sharding.
         options: How its rows may travel.
-        places: Places of the whole table.
+        n_physical: Its physical rows.
         reads: All of its reads in a step.
-        counts: How often each row comes up in the data `[rows]`, to expect distinct ids by;
-            None to expect the share of the options.
+        counts: Occurrences of each row in the data `[rows]`, to estimate the number of distinct
+            ids; None to use `options.distinct_share`.
     """
 
     table: str
     sharding: TableSharding
     options: ExchangeOptions
-    places: int
+    n_physical: int
     reads: tuple[ReadPlan, ...]
     counts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
@@ -186,12 +189,12 @@ class TableTraffic:
         if exchange == "dense":
             return True
         ids = sharding.n_batch_parts * _ids(self.reads)
-        if _keeps_to_few(sharding, self.options) or self.places > ids:
+        if _is_gathered_by_auto(sharding, self.options) or self.n_physical > ids:
             return False
         return cost(self.dense_update()) < cost(self.sparse_update(self.reads))
 
     def to_read(self, plan: ReadPlan) -> Collectives:
-        """Returns what one plan sends, and the learning of its weights."""
+        """Returns the collectives of one read, and of the gradients of its weights."""
         sharding = self.sharding
         if sharding.is_local:
             return []
@@ -213,37 +216,33 @@ class TableTraffic:
         return [_all_gather(pooled // among.n, among), *back, *learned]
 
     def _learned_on_a_grid(self, plan: ReadPlan) -> Collectives:
-        """Returns the sums of weights' gradients over the devices that have the same batch."""
+        """Returns the sums of weights' gradients over the devices with the same batch."""
         mesh, n = self.sharding.mesh, self.sharding.n_batch_parts
         if not plan.learns_weights or mesh is None or mesh.size == n:
             return []
-        among = _Among(mesh.size // n, self.sharding.devices_in_node(mesh.axis_names[-1]))
-        # Once for the weights of ids and once for those that the caller has.
+        among = _Devices(mesh.size // n, self.sharding.devices_in_node(mesh.axis_names[-1]))
+        # Once for the weights of ids and once for the caller's.
         return [_all_reduce(plan.ids * _FLOAT, among)] * 2
 
-    def _pooled(self, plan: ReadPlan, among: _Among) -> Collectives:
-        """Returns what a plan sends if devices gather their ids and sum each other's bags."""
+    def _pooled(self, plan: ReadPlan, among: _Devices) -> Collectives:
+        """Returns the collectives of a read by which devices gather ids and sum partial bags."""
         n, is_by_rows = among.n, self.sharding.split == "rows"
         width = plan.dim if is_by_rows else plan.dim // n
         pooled = n * plan.bags * self._row_bytes(width)
         is_sum = is_by_rows and self.options.payload == "float32"
         out = _reduce_scatter(pooled, among) if is_sum else _all_to_all(pooled, among)
-        # The gradients of the bags, which weights need, are those that the update gathers.
+        # Weights need the gradients of the bags, which the update gathers anyway.
         learned = [_reduce_scatter(n * plan.ids * _FLOAT, among)]
         return [*_gathered_ids(plan, among), out, *(learned if plan.learns_weights else [])]
 
     def to_update(self) -> Collectives:
-        """Returns what the update of the table sends."""
+        """Returns the collectives of the table's update."""
         if self.sharding.is_local:
             return []
         return self.dense_update() if self.is_dense else self.sparse_update(self.reads)
 
     def expected(self, counts: np.ndarray | None = None) -> Collectives:
-        """Returns all that a step sends for the table.
-
-        Args:
-            counts: As in `by_feature`.
-        """
+        """Returns all collectives of a step for the table, with `counts` as in `by_feature`."""
         sized = dataclasses.replace(self, counts=counts)
         reads = [c for plan in self.reads for c in sized.to_read(plan)]
         if self.sharding.is_local or self.is_dense:
@@ -251,15 +250,15 @@ class TableTraffic:
         return [*reads, *sized.sparse_update(self.reads)]
 
     def dense_update(self) -> Collectives:
-        """Returns what an update by one sum of all rows' gradients sends."""
+        """Returns the collectives of an update by one sum of all rows' gradients."""
         sharding, among = self.sharding, self._batch_devices
         row = (self.reads[0].dim + 1) * _FLOAT
         if sharding.split == "rows" and sharding.shares_axis:
-            return [_reduce_scatter(self.places * row, among)]
-        return [_all_reduce(self.places // sharding.n_shards * row, among)]
+            return [_reduce_scatter(self.n_physical * row, among)]
+        return [_all_reduce(self.n_physical // sharding.n_shards * row, among)]
 
     def sparse_update(self, reads: Sequence[ReadPlan]) -> Collectives:
-        """Returns what an update by the gradients of some reads sends, row by row."""
+        """Returns the collectives of an update by rows, for some reads."""
         sharding = self.sharding
         is_split, sent = sharding.split == "columns", []
         for plan in reads:
@@ -268,7 +267,7 @@ class TableTraffic:
                 continue
             if plan.way == "nodes":
                 among = self._in_node
-            # Where a read gathered the ids already, XLA keeps them.
+            # XLA reuses ids that a read gathered.
             sent += [] if self._reads_gather_ids else _gathered_ids(plan, among)
             width = plan.dim // sharding.n_shards if is_split else plan.dim
             if is_split and sharding.shares_axis:
@@ -282,28 +281,28 @@ class TableTraffic:
         return self.sharding.split != "none" and self.sharding.shares_axis
 
     @property
-    def _table_devices(self) -> _Among:
+    def _table_devices(self) -> _Devices:
         sharding = self.sharding
-        return _Among(sharding.n_shards, sharding.devices_in_node(sharding.table_axis))
+        return _Devices(sharding.n_shards, sharding.devices_in_node(sharding.table_axis))
 
     @property
-    def _batch_devices(self) -> _Among:
+    def _batch_devices(self) -> _Devices:
         sharding = self.sharding
-        return _Among(sharding.n_batch_parts, sharding.devices_in_node(sharding.batch_axis))
+        return _Devices(sharding.n_batch_parts, sharding.devices_in_node(sharding.batch_axis))
 
     @property
-    def _in_node(self) -> _Among:
+    def _in_node(self) -> _Devices:
         n = self.sharding.node.size
-        return _Among(n, n)
+        return _Devices(n, n)
 
     def _row_exchange(self, reads: Sequence[ReadPlan], is_read: bool = False) -> Collectives:
-        """Returns one way of the exchanges, of rows or of their gradients, without more rounds."""
+        """Returns the collectives of one round of the exchanges, of rows or of gradients."""
         sent: Collectives = []
         n_exchanges = 0
-        # All that exchange, and those of them that are in one node.
-        among: dict[Way, tuple[_Among, _Among]] = {
+        # The devices that exchange, and those among them in one node.
+        among: dict[Way, tuple[_Devices, _Devices]] = {
             "rows": (self._table_devices, self._in_node),
-            "nodes": (_Among(self.sharding.peers.size, 1), _Among(1, 1)),
+            "nodes": (_Devices(self.sharding.peers.size, 1), _Devices(1, 1)),
         }
         exchanged = {way: [r for r in reads if r.way == way] for way in among}
         for way, of_way in exchanged.items():
@@ -312,7 +311,7 @@ class TableTraffic:
                 dim, between = of_way[0].dim, self.options.payload_between
                 own = self._row_bytes(dim)
                 row = own if near == every else self._row_bytes(dim, between)
-                # Rows come when they are asked for; gradients go with their places.
+                # Rows are sent after a request; gradients together with their row indices.
                 parts = [_INDEX, row] if is_read else [_INDEX + row]
                 sent += [_all_to_all(every.n * capacity * part, every) for part in parts]
                 if row != own and near.n > 1:
@@ -320,7 +319,7 @@ class TableTraffic:
                 n_exchanges += 1
         if not sent:
             return []
-        # How far all get, and how full the fullest chunk of each exchange is.
+        # Reached rows of each shard, and the fullest chunk of each exchange.
         agreed = self.sharding.n_shards + n_exchanges
         return [_all_reduce(agreed * _INDEX, self._table_devices), *sent]
 
@@ -328,42 +327,38 @@ class TableTraffic:
         return packed_width(width, payload or self.options.payload) * _FLOAT
 
     def distinct_ids(self, reads: Sequence[ReadPlan], devices: int = 1) -> float:
-        """Returns how many ids of some reads are expected to be distinct, on some devices."""
+        """Returns the expected number of distinct ids of some reads, on `devices` devices."""
         n_ids = _ids(reads)
         if self.counts is None or not self.counts.sum():
             share = self.options.distinct_share
-            # Heaps' law: of n ids n^β are distinct, by the share of one device's.
+            # Heaps' law: n^β of n ids are distinct; β follows from the share of one device.
             heaps = 1 + math.log(share) / math.log(n_ids) if n_ids > 1 else 1.0
             distinct = n_ids * share * devices ** max(0.0, heaps)
-            return min(distinct, self.options.rows, self.places)
-        # Ids drawn as often as in the data: a row is missed by all with e^-(its mean).
+            return min(distinct, self.options.rows, self.n_physical)
+        # Ids are drawn as often as in the data: no id hits a row with probability e^-mean.
         mean = devices * n_ids * self.counts / self.counts.sum()
         return float(-np.expm1(-mean).sum())
 
     def expected_capacity(self, reads: Sequence[ReadPlan]) -> int:
-        """Returns the capacity that an exchange takes if ids are as distinct as expected.
-
-        Args:
-            reads: ReadPlans of one way, which exchange together.
-        """
+        """Returns the expected capacity of the exchange of `reads`, which travel one way."""
         n_devices, n_ids = self.sharding.n_shards, _ids(reads)
-        # A device asks for its own rows, or for its part of what all of its node ask for.
+        # A device requests its own rows, or its part of the rows that its node needs.
         together = self.sharding.node.size if reads[0].way == "nodes" else 1
         n = n_devices // together
         even = self.distinct_ids(reads, together) / n_devices
-        # The fullest of all chunks: of so many draws one lies √(2 ln chunks) deviations above.
+        # The fullest of n chunks is about √(2 ln n) standard deviations above the mean.
         spread = math.sqrt(2 * math.log(n_devices * n) * even)
-        fullest = min(even + spread, together * n_ids, self.places / n_devices)
+        fullest = min(even + spread, together * n_ids, self.n_physical / n_devices)
         has_bags = not all(plan.is_single for plan in reads)
         sizes = capacities(n_ids, n, has_bags)
         return next((size for size in sizes if size >= fullest), sizes[-1])
 
     def by_feature(self, counts: np.ndarray | None = None) -> list[FeatureTraffic]:
-        """Returns what a device sends for each plan.
+        """Returns the traffic of a device for each read.
 
         Args:
-            counts: How often each row comes up in the data `[rows]`, if that is known. They
-                change what is expected to be sent, not how.
+            counts: Occurrences of each row in the data `[rows]`, or None. They change the
+                expected bytes, not the way of the exchange.
         """
         sized = dataclasses.replace(self, counts=counts)
         return [self._feature(plan, sized) for plan in self.reads]
@@ -392,18 +387,18 @@ class TableTraffic:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureTraffic:
-    """What a device sends for one feature in a training step.
+    """Traffic of a device for one feature in a training step.
 
     Attributes:
-        feature: Its name; of several that are read together, all names.
-        table: The table.
-        exchange: How it is read, and how its gradients go if it is another way.
-        ids: Ids of a device, padding too.
-        distinct_ids: How many of them are expected to be distinct.
+        feature: Name of the feature; all names if several are read together.
+        table: Name of the table.
+        exchange: How it is read, and how its gradients travel if that differs.
+        ids: Ids of a device, padding included.
+        distinct_ids: Expected number of distinct ids.
         read_bytes: Bytes that a device sends to read it.
-        update_bytes: Bytes that it sends for the table's update; where several features
-            share an exchange each has its part, by ids.
-        leaving_bytes: Bytes of both that leave its node, in the mean over its devices.
+        update_bytes: Bytes that a device sends for the table's update; features that share an
+            exchange have their part, by ids.
+        leaving_bytes: Bytes of both that leave the node, averaged over its devices.
     """
 
     feature: str
@@ -420,43 +415,43 @@ def _ids(reads: Sequence[ReadPlan]) -> int:
     return sum(plan.ids for plan in reads)
 
 
-class _Among(NamedTuple):
+class _Devices(NamedTuple):
     """The devices of a collective.
 
     Attributes:
-        n: How many they are.
-        in_node: How many of them are in one node.
+        n: Number of devices.
+        in_node: Number of them in one node.
     """
 
     n: int
     in_node: int
 
 
-def _gathered_ids(plan: ReadPlan, among: _Among) -> Collectives:
+def _gathered_ids(plan: ReadPlan, among: _Devices) -> Collectives:
     of_ids = [_all_gather(plan.ids * _INDEX, among)] * plan.n_id_arrays
     return of_ids + [_all_gather(plan.bags * _FLOAT, among)] * plan.n_bag_arrays
 
 
-# What a device sends of `n_bytes`: of its own part where all are gathered, else of all it has.
+# `n_bytes` is the size of a device's part for all-gather, else of its whole array.
 
 
-def _all_gather(n_bytes: int, among: _Among) -> Collective:
+def _all_gather(n_bytes: int, among: _Devices) -> Collective:
     return _in_ring("all-gather", n_bytes * (among.n - 1), among)
 
 
-def _reduce_scatter(n_bytes: int, among: _Among) -> Collective:
+def _reduce_scatter(n_bytes: int, among: _Devices) -> Collective:
     return _in_ring("reduce-scatter", n_bytes * (among.n - 1) // among.n, among)
 
 
-def _all_reduce(n_bytes: int, among: _Among) -> Collective:
+def _all_reduce(n_bytes: int, among: _Devices) -> Collective:
     return _in_ring("all-reduce", 2 * n_bytes * (among.n - 1) // among.n, among)
 
 
-def _in_ring(op: str, sent: int, among: _Among) -> Collective:
+def _in_ring(op: str, sent: int, among: _Devices) -> Collective:
     return Collective(op, sent, leaving_of(op, sent, *among))
 
 
-def _all_to_all(n_bytes: int, among: _Among) -> Collective:
+def _all_to_all(n_bytes: int, among: _Devices) -> Collective:
     sent = n_bytes * (among.n - 1) // among.n
     return Collective("all-to-all", sent, leaving_of("all-to-all", sent, *among))
 
@@ -464,14 +459,14 @@ def _all_to_all(n_bytes: int, among: _Among) -> Collective:
 def leaving_of(op: str, sent_bytes: int, n: int, in_node: int) -> int:
     """Returns how many of the bytes that a device sends in a collective leave its node.
 
-    An all-to-all goes to each of the others alike. The others go around a ring, where each
-    device sends to the next: one of a node to another node.
+    An all-to-all sends equally to each other device. Other collectives run around a ring, where
+    one device per node sends to another node.
 
     Args:
         op: Name of the collective in HLO.
         sent_bytes: Bytes that a device sends in it.
-        n: Devices that take part.
-        in_node: How many of them are in one node.
+        n: Number of devices.
+        in_node: Number of them in one node.
     """
     if in_node >= n:
         return 0
@@ -480,14 +475,14 @@ def leaving_of(op: str, sent_bytes: int, n: int, in_node: int) -> int:
     return sent_bytes // in_node
 
 
-# --- the chunks of a row exchange
+# --- chunks of a row exchange
 
 SINGLE_SHARES = (0.375, 0.5, 0.75, 1.0, 1.5)
 BAG_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.25)
-"""Capacities of a chunk, as shares of the ids of a device divided by the devices."""
+"""Capacities of a chunk, relative to a device's ids divided by the number of devices."""
 
 _MIN_CAPACITY = 8
-_MANY = 100.0  # From this even share on 1.5 times it is five standard deviations more.
+_MANY = 100.0  # From this mean on, 1.5 times the mean is five standard deviations above it.
 
 
 def capacities(n_ids: int, n_devices: int, has_bags: bool = False) -> tuple[int, ...]:
@@ -495,13 +490,13 @@ def capacities(n_ids: int, n_devices: int, has_bags: bool = False) -> tuple[int,
 
     Args:
         n_ids: Ids of a device.
-        n_devices: Devices that exchange.
-        has_bags: Whether ids are in bags, where more of them are alike.
+        n_devices: Number of devices that exchange.
+        has_bags: Whether ids are in bags, which have more duplicates.
     """
     shares = BAG_SHARES if has_bags else SINGLE_SHARES
     even = n_ids / n_devices
     wanted = [even * share for share in shares]
-    # Few ids fill a chunk by chance: past five standard deviations hardly ever.
+    # With few ids the fullest chunk varies: five standard deviations are hardly ever exceeded.
     wanted.append(even * shares[-1] if even > _MANY else even + 5 * even**0.5)
     rounded = {-(-int(np.ceil(n)) // 8) * 8 for n in wanted}
     # A chunk never holds more than all of a device's ids.

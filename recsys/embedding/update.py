@@ -219,7 +219,7 @@ class StepUpdate:
         variables: The model's non-trainable variables, which include the tables.
         buffers: Buffers of accumulated gradients of tables.
         first_rate: Initial learning rate of the optimizer. Tables with a constant learning rate
-            follow later changes of it, such as those of callbacks; None: they don't.
+            follow later changes of it, for example by callbacks; None if they don't.
 
     Attributes:
         arrays: Shapes that the buffers need, after `apply` was traced without buffers.
