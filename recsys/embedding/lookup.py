@@ -186,7 +186,7 @@ def _maxima(sharding: TableSharding, lookups: Lookups, n_bags: int, each: jax.Ar
 
 
 def _count_unknown(table: Table, spec: TableSpec, is_unknown: jax.Array, lookups: Lookups) -> None:
-    """Counts unknown ids on the tape; raises R360 if the table refuses them and there is none."""
+    """Counts unknown ids on the tape; without one, raises R360 if the table refuses them."""
     n_unknown = jnp.sum(is_unknown.reshape(-1) & lookups.is_entry, dtype=jnp.int32)
     tape = active()
     if tape is not None:

@@ -62,15 +62,15 @@ def sampled_softmax(
     hits) and its known positives are left out.
 
     For a set, `log_q` is the log of the inclusion probability: `1 - (1 - p)^B` for B draws
-    with probability p each, times the miss probability of a second sampler. Derivation: the
-    set S sampled around the positive y has probability Q(S | y) ∝ 1 / q_y among the y in S,
-    since every other member had to be drawn and y is always in S. So by Bayes
-    P(y | x, S) ∝ P(y | x) / q_y, and the corrected softmax is fitted by the scores
-    log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015; TensorFlow's note
-    "Candidate Sampling", where q is the expected count among unique samples). Yi et al.
-    (RecSys 2019, eq. 5) use log p, which is the same up to a constant if B p is small. The
-    correction is exact if items are drawn independently of each other, and approximate for
-    draws with replacement (docs/losses.md gives the error).
+    with probability p each, where the miss probability of a second sampler multiplies
+    `(1 - p)^B`. Derivation: the set S sampled around the positive y has probability
+    Q(S | y) ∝ 1 / q_y among the y in S, since every other member had to be drawn and y is
+    always in S. So by Bayes P(y | x, S) ∝ P(y | x) / q_y, and the corrected softmax is fitted
+    by the scores log P(y | x) (Bengio & Senécal, IEEE TNN 2008; Jean et al., ACL 2015;
+    TensorFlow's note "Candidate Sampling", where q is the expected count among unique
+    samples). Yi et al. (RecSys 2019, eq. 5) use log p, which is the same up to a constant if
+    B p is small. The correction is exact if items are drawn independently of each other, and
+    approximate for draws with replacement (docs/losses.md gives the error).
 
     With the positives and then the whole catalogue as candidates, and `log_q` 0, it is the full
     softmax.
