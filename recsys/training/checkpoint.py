@@ -3,8 +3,8 @@
 A folder of checkpoints holds `120/`, the checkpoint of step 120, and so on:
 
     120/contents.json   step, identity of the run, its state, and the form of each variable
-    120/manifest.json   size and CRC-32 of every other file, see `recsys.system.manifest`; of
-                        several processes each lists its own in `manifests/`, see
+    120/manifest.json   size and CRC-32 of every other file, see `recsys.system.manifest`; with
+                        several processes each writes its own in `manifests/`, see
                         `recsys.training.checkpoint_manifests`
     120/…               the arrays; Orbax writes them, every process the parts that it holds
 
@@ -12,9 +12,9 @@ A checkpoint is written as `120.writing`, and renamed once its manifest is writt
 deleted, it is renamed to `120.old`. So a folder with a plain number is always complete, even
 after a crash, and all others can be removed. A damaged checkpoint is renamed to `120.damaged`.
 
-Orbax's `CheckpointManager` with the same checksums takes as long (256 MiB: 371 ms per save,
-ours 367 ms; 4 MiB: 76 and 69; medians of 10 saves in one run), but it commits a checkpoint,
-and deletes the older one, before the checksums and the files are on the disk.
+Orbax's `CheckpointManager` with the same checksums is as fast (256 MiB: 371 ms per save, ours
+367 ms; 4 MiB: 76 and 69; medians of 10 saves in one run), but it commits a checkpoint, and
+deletes the older one, before the checksums and the files are synced to disk.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from recsys.system.commit import commit_folder
 from recsys.system.disk import free_there
 from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part
 
-# What Orbax, TensorStore and the system raise where a file can't be read or written.
+# Raised by Orbax, TensorStore and the system if a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)
 DAMAGED = "R331"
-"""Code of the error that no checkpoint is whole."""
+"""Error code if every checkpoint is damaged."""
 _FORMAT = "2"
 _CONTENTS = "contents.json"
-_SEALS = itertools.count()  # A barrier is passed once; all processes count alike.
+_SEALS = itertools.count()  # A barrier's key is used once; all processes count alike.
 _BARRIER_MS = 600_000  # As Orbax waits.
 _PARTIAL = re.compile(r"\d+\.(writing.*|old)")
 
 Form = list[Any]
 """Shape, name of the dtype, and logical rows of a variable, as JSON.
 
-The rows are those that mean something where the first axis holds the physical rows of an
-interleaved table (`recsys.embedding.sharding`), else None.
+The rows are the logical ones if the first axis holds the physical rows of an interleaved table
+(`recsys.embedding.sharding`), else None.
 """
 Variables = Mapping[str, keras.Variable]
 
@@ -71,8 +71,8 @@ class Restored:
     Attributes:
         step: Steps that were done.
         state: The run's state at that step, JSON.
-        damaged: What was wrong with each later checkpoint, one sentence for each; they
-            were set aside as `<step>.damaged`.
+        damaged: What was wrong with each later checkpoint, one sentence each; they were
+            renamed to `<step>.damaged`.
     """
 
     step: int
@@ -81,16 +81,16 @@ class Restored:
 
 
 class CheckpointStore:
-    """The newest checkpoints of a run, in a folder of their own.
+    """The newest checkpoints of a run, in their own folder.
 
     Every process of the run makes a store of the same shared folder, and calls the same
     methods in the same order.
 
     Args:
-        folder: Where the checkpoints lie; made if missing. No two stores may share it.
-        identity: What the checkpoints belong to: a fingerprint for each part (config,
-            vocabulary, ...). A checkpoint of another identity isn't restored.
-        keep: How many checkpoints stay, at least one.
+        folder: Folder of the checkpoints; made if missing. No two stores may share it.
+        identity: Fingerprints of what the checkpoints depend on (config, vocabulary, ...).
+            A checkpoint of another identity isn't restored.
+        keep: Number of checkpoints to keep, at least one.
         rows: Number of rows of each variable, by path, whose first axis holds the rows
             of an interleaved table; see `interleaved_rows`.
 
@@ -119,9 +119,9 @@ class CheckpointStore:
             self._sweep()
             self.folder.mkdir(parents=True, exist_ok=True)
         self._checkpointer = ocp.AsyncCheckpointer(
-            # Numbers of tables are noise: compression would take time and save nothing.
+            # Compression would take time and save nothing: the numbers of tables are noise.
             ocp.PyTreeCheckpointHandler(use_compression=False),
-            # In the background a folder that can't be made is waited for, for minutes.
+            # If it created them in the background, it would wait for minutes before it fails.
             async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
             # Stores that save the same step at once must not meet at one barrier.
             multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -131,7 +131,7 @@ class CheckpointStore:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending_step = 0
         self.pending: Future[None] | None = None
-        """The checkpoint that is on its way to the disk, if any."""
+        """The checkpoint that is being written, if any."""
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints, newest first."""
@@ -146,22 +146,22 @@ class CheckpointStore:
         state: Mapping[str, Any],
         after: Future[None] | None = None,
     ) -> None:
-        """Saves a checkpoint in the background, after the last one is done.
+        """Saves a checkpoint in the background, after the previous one is done.
 
         Returns when the arrays may be donated to the next step. On a CPU they aren't
-        copied: JAX leaves alone what is still being read, and that step writes
-        elsewhere. A checkpoint of this step that is there already stays.
+        copied: JAX doesn't reuse a buffer that is still being read. If a checkpoint of
+        this step exists, it is kept.
 
         Args:
             step: Steps done.
             variables: The arrays by the paths of their variables.
-            state: What the run needs to go on, JSON; alike on every process.
-            after: What must be done before this checkpoint counts, such as another one
-                that it names.
+            state: State of the run besides its arrays, JSON; the same on every process.
+            after: Must be done before this checkpoint is complete, such as another
+                checkpoint that it names.
 
         Raises:
-            RecsysError: This or the last checkpoint couldn't be written, or the one
-                that is there belongs to something else.
+            RecsysError: This or the previous checkpoint couldn't be written, or the
+                existing one has another identity.
         """
         self.wait()
         if agreed(lambda: self._holds(step)):
@@ -185,9 +185,9 @@ class CheckpointStore:
         )
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is whole on the disk.
+        """Waits until the last checkpoint is complete on the disk.
 
-        On a process that isn't the primary one its own part is.
+        On other processes than the primary, until the process's own part is.
 
         Raises:
             RecsysError: It couldn't be written.
@@ -201,12 +201,12 @@ class CheckpointStore:
             raise self._not_written(self._pending_step, error) from error
 
     def close(self) -> None:
-        """Waits, and ends what runs in the background; see `wait`."""
+        """Waits for the last checkpoint, and stops the background threads."""
         try:
             self.wait()
         finally:
             self._worker.shutdown()
-            with suppress(*_FAILURES):  # Orbax raises again what the save that failed has said.
+            with suppress(*_FAILURES):  # Orbax raises the error of the failed save again.
                 self._checkpointer.close()
 
     def _holds(self, step: int) -> bool:
@@ -222,9 +222,9 @@ class CheckpointStore:
     def _finish(
         self, writing: Path, step: int, contents: str, barrier: str, after: Future[None] | None
     ) -> None:
-        """Makes what Orbax writes a whole checkpoint, and deletes those that are too old.
+        """Completes the checkpoint that Orbax wrote, and deletes those that are too old.
 
-        Later ones go too: a run that saves `step` now was set back before them.
+        Later checkpoints are deleted too: the run was reset to a step before them.
         """
         self._checkpointer.wait_until_finished()
         n_processes = jax.process_count()
@@ -251,13 +251,13 @@ class CheckpointStore:
         return (self.folder / str(step)).rename(renamed)
 
     def _sweep(self) -> None:
-        """Deletes partial checkpoints of stopped writers; those that can't be deleted stay."""
+        """Deletes partial checkpoints, if they can be deleted."""
         for path in self.folder.glob("*"):
             if _PARTIAL.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _not_written(self, step: int, error: Exception) -> RecsysError:
-        """Clears away what was written, and returns the error to raise."""
+        """Deletes what was written, and returns the error to raise."""
         free = free_there(self.folder)
         if is_primary():
             self._sweep()
@@ -274,23 +274,23 @@ class CheckpointStore:
     # --- restoring
 
     def restore(self, variables: Variables, step: int | None = None) -> Restored | None:
-        """Gives `variables` the numbers of the newest whole checkpoint.
+        """Assigns the newest undamaged checkpoint to `variables`.
 
-        Nothing is assigned before all checks are passed: that the checkpoint belongs
-        to the run, holds these variables and no others, and every byte is as it was
-        written. The devices need not be those, or as many, that saved it. The arrays
-        that the variables hold are freed.
+        Nothing is assigned before all checks pass: the checkpoint belongs to the run,
+        holds exactly these variables, and all its files match their checksums. The
+        devices may differ from those that saved it. The arrays that the variables hold
+        are freed.
 
         Args:
             variables: The variables by their paths.
-            step: Step of the only checkpoint to accept; None: the newest whole one.
+            step: The only step to accept; None: the newest undamaged one.
 
         Returns:
             The step to resume from; None if there is no checkpoint.
 
         Raises:
-            RecsysError: The checkpoint belongs to something else or doesn't fit, or
-                none is whole.
+            RecsysError: The checkpoint belongs to another run, doesn't fit, or all are
+                damaged.
         """
         self.wait()
         wanted = self._forms(variables)
@@ -310,9 +310,9 @@ class CheckpointStore:
         return Restored(chosen["step"], chosen["state"], tuple(chosen["damaged"]))
 
     def _choose(self, wanted: Mapping[str, Form], only: int | None) -> dict[str, Any] | None:
-        """Returns the contents of the newest whole checkpoint, and the damage of later ones.
+        """Returns the contents of the newest undamaged checkpoint, and the damage of later ones.
 
-        The same in every process; each reads its share of the files.
+        The result is the same in every process; each reads its share of the files.
         """
         damaged: list[tuple[int, str]] = []
         while True:
@@ -335,15 +335,15 @@ class CheckpointStore:
     def _candidate(
         self, wanted: Mapping[str, Form], only: int | None, damaged: Sequence[tuple[int, str]]
     ) -> dict[str, Any] | None:
-        """Returns the newest checkpoint that may be whole: its contents, files and digest.
+        """Returns the newest checkpoint that may be undamaged: its contents, files and digest.
 
         Args:
-            wanted: What it must hold.
-            only: Its step; None: any.
-            damaged: Steps that aren't whole, and why; with others it is returned.
+            wanted: Variables that it must hold.
+            only: The only step to accept; None: any.
+            damaged: Steps that are damaged, and why; returned with those found here.
 
         Raises:
-            RecsysError: No checkpoint is whole.
+            RecsysError: All checkpoints are damaged.
         """
         worse = list(damaged)
         past = {step for step, _ in damaged}
@@ -369,10 +369,10 @@ class CheckpointStore:
         return None
 
     def _damage_in_share(self, candidate: Mapping[str, Any]) -> str | None:
-        """Returns what is wrong with a file that this process verifies; None: nothing.
+        """Returns what is wrong with a file that this process verifies; None if nothing is.
 
         Raises:
-            RecsysError: This process sees another folder than the primary one.
+            RecsysError: This process sees another folder than the primary.
         """
         folder = self.folder / str(candidate["contents"]["step"])
         if manifests.manifest_digest(folder / MANIFEST) != candidate["digest"]:
@@ -386,11 +386,11 @@ class CheckpointStore:
         return manifests.damage_in(folder, own)
 
     def _contents(self, step: int) -> dict[str, Any]:
-        """Returns what a checkpoint of this run holds beside its arrays.
+        """Returns the contents of a checkpoint of this run, without its arrays.
 
         Raises:
-            ManifestError: It isn't as it was written.
-            RecsysError: It is of another run.
+            ManifestError: It is damaged.
+            RecsysError: It belongs to another run.
         """
         folder = self.folder / str(step)
         files = manifests.read_manifest(folder / MANIFEST)["files"]
@@ -418,9 +418,9 @@ class CheckpointStore:
         }
 
     def _read(self, folder: Path, saved: Mapping[str, Form], variables: Variables) -> None:
-        """Gives `variables` the numbers of a checkpoint that fits them.
+        """Assigns the arrays of a checkpoint to `variables`, which it fits.
 
-        Each device reads its own part. What the variables hold is freed first, so the
+        Each device reads its own part. The arrays of the variables are freed first, so the
         devices never hold a table twice.
         """
         shardings = {path: variable.value.sharding for path, variable in variables.items()}
@@ -442,9 +442,10 @@ class CheckpointStore:
     def _repadded(
         self, folder: Path, path: str, saved: Form, variable: keras.Variable, sharding: Any
     ) -> jax.Array:
-        """Returns a table that was saved with another padding, as by 7 devices, by way of the host.
+        """Returns a table that was saved with another padding, read through the host.
 
-        Few numbers of devices differ in it. Each device is given its own part.
+        The padding depends on the number of devices, and is the same for most numbers. Each
+        device receives its own part.
         """
         (places, _), _, rows = saved
         on_host = {path: ocp.RestoreArgs(restore_type=np.ndarray)}
@@ -458,7 +459,7 @@ class CheckpointStore:
         return jax.make_array_from_callback(shape, sharding, part)
 
     def _arrays(self, folder: Path, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arrays that `arguments` name, read as they say."""
+        """Returns the arrays that `arguments` name, restored as they specify."""
         item = dict.fromkeys(arguments, 0)
         arrays: dict[str, Any] = self._checkpointer.restore(
             folder,
@@ -484,12 +485,12 @@ def interleaved_rows(tables: Iterable[Table]) -> dict[str, int]:
 
 
 def _check_fit(folder: Path, saved: Mapping[str, Form], wanted: Mapping[str, Form]) -> None:
-    """Checks that a checkpoint holds the variables of a model, and no others.
+    """Checks that a checkpoint holds exactly the variables of a model.
 
-    Interleaved tables fit, however padded, if they have the same rows.
+    Interleaved tables with the same logical rows fit, whatever their padding.
 
     Raises:
-        RecsysError: It doesn't; names the first that differs.
+        RecsysError: It doesn't; names the first variable that differs.
     """
 
     def essence(form: Form | None) -> Any:

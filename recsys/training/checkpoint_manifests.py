@@ -1,7 +1,7 @@
 """The manifests of a checkpoint: each process lists the files that it wrote.
 
-    manifest.json      size and CRC-32 of `contents.json` and of all in `manifests/`
-    manifests/0.json   the same of the files that process 0 wrote, and so on
+    manifest.json      size and CRC-32 of `contents.json` and of the files in `manifests/`
+    manifests/0.json   size and CRC-32 of the files that process 0 wrote, and so on
 
 A single process lists all files in `manifest.json`. When a checkpoint is restored, the processes
 of that run share the verification of all files, balanced by size.
@@ -18,18 +18,18 @@ from recsys.system.manifest import Files
 
 MANIFEST = "manifest.json"
 _PARTS = "manifests"
-# Orbax gives each process a folder of its own, and merges their directories in process 0.
+# Orbax gives each process its own folder, and merges their directories in process 0.
 _OWN_FOLDER = "ocdbt.process_{}"
 _OWNER = re.compile(r"ocdbt\.process_(\d+)/")
 
 
 def seal_part(folder: Path, process: int, n_processes: int) -> None:
-    """Writes the manifest of the files that a process wrote; they are on the disk on return.
+    """Writes the manifest of the files that a process wrote, and syncs them to disk.
 
     Args:
         folder: The checkpoint, whose arrays are written.
-        process: Which process this is.
-        n_processes: How many there are.
+        process: Index of this process.
+        n_processes: Number of processes.
 
     Raises:
         OSError: A file can't be read, or the disk is full.
@@ -41,14 +41,14 @@ def seal_part(folder: Path, process: int, n_processes: int) -> None:
         every = manifests.file_names(folder)
         names = {name for name in every if _owner(name, n_processes) == 0}
     files = manifests.checksums(folder, names, "crc32")
-    for name in names:  # The data of another host are in its memory alone.
+    for name in names:  # The data of another host are only in its memory.
         sync_file(folder / name)
     (folder / _PARTS).mkdir(exist_ok=True)
     manifests.write_manifest(folder / _PARTS / f"{process}.json", {}, files)
 
 
 def _owner(name: str, n_processes: int) -> int | None:
-    """Returns the process that wrote a file; None: it is a manifest."""
+    """Returns the process that wrote a file; None for a manifest."""
     if name.startswith(f"{_PARTS}/"):
         return None
     own = _OWNER.match(name)
@@ -57,12 +57,12 @@ def _owner(name: str, n_processes: int) -> int | None:
 
 
 def seal(folder: Path, names: set[str], n_processes: int) -> None:
-    """Writes the manifest of a checkpoint, whose other files are all there.
+    """Writes the manifest of a checkpoint whose other files are complete.
 
     Args:
         folder: The checkpoint.
         names: The files that no process has listed.
-        n_processes: How many wrote it; of one there are no parts.
+        n_processes: Number of processes that wrote it; a single one has no manifest of its own.
 
     Raises:
         OSError: A file is missing, or the disk is full.

@@ -34,15 +34,15 @@ _PROFILE_AFTER = 100
 
 
 class TrainingRun(keras.callbacks.Callback):
-    """The training loop of a compiled and restored model: what happens around each step.
+    """The training loop of a compiled and restored model, as a Keras callback.
 
     Args:
         model: The model, compiled.
         config: The training loop.
-        last: Where checkpoints go.
-        best: Where the model goes that validation found best.
+        last: Store of the newest checkpoints.
+        best: Store of the best model by validation.
         progress: The progress of the run.
-        work: What is done between two epochs.
+        work: Work between two epochs.
         profile: Folder for the trace of JAX's profiler.
         callbacks: Keras callbacks of the user.
     """
@@ -64,8 +64,8 @@ class TrainingRun(keras.callbacks.Callback):
         self._last, self._best, self._profile_folder = last, best, profile
         self._steps_per_epoch, self.total = work.source.steps_per_epoch, len(work.source)
         epochs = self.total // self._steps_per_epoch
-        # To Keras' `fit` a run is one epoch, so that it can be resumed at any step; the user's
-        # callbacks see the real ones. Where none has a hook for batches, no step is waited for.
+        # Keras' `fit` sees a run as one epoch, so that it can be resumed at any step; the
+        # user's callbacks see the real epochs. No step is waited for if none hooks batches.
         self._callbacks = keras.callbacks.CallbackList(
             list(callbacks), model=model, epochs=epochs, steps=self._steps_per_epoch, verbose=0
         )
@@ -78,16 +78,16 @@ class TrainingRun(keras.callbacks.Callback):
         self._traced_to = 0
         self._has_validated = False
         self._point_every = max(1, self.total // _CURVE_POINTS)
-        # Where accumulated gradients are spent.
+        # Checkpoints are saved only after updates: accumulated gradients aren't saved.
         accumulate = config.accumulate
         self._save_every = -(-config.checkpoint.every_steps // accumulate) * accumulate
 
     def run(self, batches: BatchIterator, log: TrainingLog) -> None:
-        """Trains to the end, or until validation finds nothing better or a callback stops it.
+        """Trains until the last step, early stopping, or a callback stops it.
 
         Args:
-            batches: The batches from the present step on.
-            log: Records what is seen.
+            batches: The batches from the current step on.
+            log: Records the metrics.
 
         Raises:
             RecsysError: The run was stopped (R375), or its numbers are not finite.
@@ -109,7 +109,7 @@ class TrainingRun(keras.callbacks.Callback):
             "platform": jax.devices()[0].platform,
         }
         self._work.begin(progress.step, self._batches)
-        meet()  # Each has compiled and restored by itself.
+        meet()  # Each process compiles and restores at its own speed.
         with self._stop.listening(), self._watch.watching():
             self.model.fit(
                 self._batches,
@@ -139,38 +139,34 @@ class TrainingRun(keras.callbacks.Callback):
             )
 
     def _is_over(self) -> bool:
-        """Returns whether there is no step left, or no reason for one."""
         progress, validation = self._progress, self._config.validation
         if progress.step >= self.total or progress.is_stopped:
             return True
         if validation is None or validation.patience is None or progress.best_step is None:
             return False
-        since = [look for look in progress.looks if look["step"] > progress.best_step]
+        since = [look for look in progress.validations if look["step"] > progress.best_step]
         return len(since) >= validation.patience
 
-    # --- what Keras calls
+    # --- Keras hooks
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Tells the user's callbacks."""
         self._callbacks.on_train_begin()
         self._callbacks.on_epoch_begin(self._progress.step // self._steps_per_epoch)
         self._log.skip_time(self._batches.waited_s)
         self._watch.begin()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Tells the user's callbacks."""
         if self._has_begin:
             self._watch.pause()
             self._callbacks.on_train_batch_begin(self._progress.step % self._steps_per_epoch)
             self._watch.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Records, validates, saves and stops where it is time to."""
         progress = self._progress
         progress.step += 1
         step = progress.step
         if batch == 0:
-            release_freed()  # What compiling the step took.
+            release_freed()  # Compiling the step took memory.
         if step == 1 and not math.isfinite(logs["loss"]):
             raise not_a_number(progress, self.model, float(logs["loss"]))
         self._profile(step)
@@ -181,13 +177,13 @@ class TrainingRun(keras.callbacks.Callback):
         self._is_interrupted = self._is_interrupted or self._stop.is_due(step)
         is_stop_requested = self._is_stop_requested()
         is_epoch_end, is_last = step % self._steps_per_epoch == 0, step == self.total
-        # Between two updates a checkpoint would lack the gradients that are added up.
+        # Between two updates a checkpoint would lack the accumulated gradients.
         is_update = step % self._config.accumulate == 0
         is_save = step % self._save_every == 0 or is_last
         is_save = is_save or (is_update and (is_stop_requested or self._is_save_due))
         if not (is_epoch_end or is_save or step % self._point_every == 0):
             return
-        # From here on the model's variables hold their values.
+        # From here on the model's variables hold the current values.
         self.model.jax_state_sync()
         self._log.record(self.model, logs, self._batches.waited_s)
         self.model.reset_metrics()
@@ -208,13 +204,12 @@ class TrainingRun(keras.callbacks.Callback):
             self._watch.begin()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Tells the user's callbacks."""
         if self._traced_to:
             jax.profiler.stop_trace()
         self._callbacks.on_train_end(self._epoch_logs)
 
     def _is_stop_requested(self) -> bool:
-        """Returns whether a signal or a callback asks to stop, at the next update."""
+        """Returns whether a signal or a callback asks to stop; acted on at the next update."""
         self._wants_stop = self._wants_stop or bool(self.model.stop_training)
         self.model.stop_training = False
         return self._is_interrupted or self._wants_stop
@@ -245,25 +240,26 @@ class TrainingRun(keras.callbacks.Callback):
         """Returns the validation's metrics; saves the model if its `metric` is the best so far."""
         progress = self._progress
         with averaged(self.model):
-            # Rounded otherwise, another process might think otherwise of what is best.
+            # Use process 0's metrics: they may differ in the last bit between processes, and
+            # all must agree on the best step.
             own = self._work.validate()
             metrics: dict[str, float] = agreed(lambda: own)
-            earlier = [look[metric] for look in progress.looks]
-            progress.looks.append({"step": progress.step, **metrics})
+            earlier = [look[metric] for look in progress.validations]
+            progress.validations.append({"step": progress.step, **metrics})
             if not earlier or metrics[metric] > max(earlier):
                 progress.best_step = progress.step
                 arrays = self._finite(weights_of(self.model))
                 self._best.save(progress.step, arrays, {})
                 self._wait_unless_background(self._best)
         if not self._has_validated:
-            # What compiling towers and ranking took. Later ones free little: of 640 MB 30 MB, for
-            # 0.2 s of CPU each.
+            # Compiling towers and ranking took memory. Later calls free little: 30 of 640 MB,
+            # for 0.2 s of CPU each.
             release_freed()
             self._has_validated = True
         return metrics
 
     def _save(self) -> None:
-        """Starts to save the run as it is; waits for an earlier save, not always for this one.
+        """Starts to save the run; waits for an earlier save, but not always for this one.
 
         Raises:
             RecsysError: A variable isn't finite, or an earlier save failed.
@@ -273,7 +269,7 @@ class TrainingRun(keras.callbacks.Callback):
             progress.machine["step"] = dataclasses.asdict(self.model.step_proof)
         progress.machine["input_bytes_per_epoch"] = self._work.source.bytes_per_epoch
         arrays = self._finite(saved_variables(self.model))
-        # What this checkpoint names as the best model must be there before it is.
+        # The best model that this checkpoint names must be saved before it.
         self._last.save(progress.step, arrays, dataclasses.asdict(progress), self._best.pending)
         self._wait_unless_background(self._last)
 
@@ -291,11 +287,11 @@ class TrainingRun(keras.callbacks.Callback):
         return arrays
 
     def _restore_best(self, step: int) -> None:
-        """Gives the model the weights that validation found best.
+        """Restores the best weights by validation.
 
         Raises:
-            RecsysError: They are missing or damaged, and the run's own checkpoint of that
-                step is gone.
+            RecsysError: They are missing or damaged, and the run has no checkpoint of that
+                step.
         """
         reason = "no checkpoint of that step"
         try:
@@ -317,21 +313,19 @@ class TrainingRun(keras.callbacks.Callback):
 
 
 class _Unblocked(keras.callbacks.CallbackList):
-    """Callbacks that get the logs as they are: Keras' own list waits for every step."""
+    """Callbacks that get the logs unconverted: Keras' own list waits for every step."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Calls each callback."""
         for callback in self.callbacks:
             callback.on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Calls each callback without waiting for the step's numbers."""
         for callback in self.callbacks:
             callback.on_train_batch_end(batch, logs)
 
 
 def _has_hook(callback: keras.callbacks.Callback, when: str) -> bool:
-    """Returns whether a callback does something when a batch begins or ends."""
+    """Returns whether a callback overrides a hook for the begin or end of batches."""
     return any(
         getattr(getattr(callback, name), "__func__", None)
         is not getattr(keras.callbacks.Callback, name)
@@ -343,6 +337,5 @@ class PrintEpochs(keras.callbacks.Callback):
     """Prints the metrics of each epoch as a line."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Prints a line."""
         text = metrics_text(logs or {})
         print(f"epoch {epoch + 1}/{self.params['epochs']}: {text}", flush=True)  # noqa: T201

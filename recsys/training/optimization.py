@@ -1,4 +1,4 @@
-"""The optimizers of a run: one for the towers, one for each table, one schedule for all."""
+"""The optimizers of a run: one for the towers, one for each table, with a common schedule."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from recsys.tasks.config import TrainConfig
 
 @keras.saving.register_keras_serializable(package="recsys")
 class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that grows from 0, and then falls along a line or half a cosine.
+    """A learning rate with a linear warmup from 0 and a constant, linear or cosine decay.
 
     Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5, without restarts.
 
     Args:
-        peak: Full rate.
-        updates: Updates of the run; later ones have the rate of the last.
+        peak: Rate after the warmup.
+        updates: Updates of the run; later ones keep the rate of the last.
         kind: `constant`, `linear` or `cosine`.
         warmup: Updates in which the rate grows to `peak`.
         end: Share of `peak` at the end [0..1].
-        accumulate: Steps that are counted as one update: Keras' optimizers ask for the
-            rate by steps, tables by updates.
-        start: Step that the way begins with. A run that starts from an earlier model
-            counts its steps on, as the bias correction of Adam must, and begins the
-            way anew.
+        accumulate: Steps per update: Keras' optimizers pass steps to the schedule, tables
+            pass updates.
+        start: Step at which the schedule begins. A warm start continues the step count, as
+            Adam's bias correction requires, but restarts the schedule.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup, self.end, self.accumulate, self.start = warmup, end, accumulate, start
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of `step`, `start` for the first one, a scalar float32."""
+        """Returns the learning rate at `step`, a scalar float32; the first step is `start`."""
         step = ops.floor(ops.cast(step - self.start, "float32") / self.accumulate)
         grown = ops.minimum(1.0, (step + 1.0) / max(1, self.warmup))
         span = max(1, self.updates - self.warmup)
@@ -69,12 +68,12 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 def table_optimizers(
     train: TrainConfig, updates: int, start: int = 0
 ) -> tuple[RowOptimizer, RowOptimizer]:
-    """Returns the optimizer of the tables' rows, and that of the users' own rows.
+    """Returns the optimizers of the tables' rows and of the users' own rows.
 
     Args:
         train: The training loop.
         updates: Updates of the run, for the schedule.
-        start: Updates before the run, of the model that it starts from.
+        start: Updates before the run, of the model that a warm start continues.
     """
     rates = (train.table_learning_rate, train.user_learning_rate or train.table_learning_rate)
     items, users = (_of_rows(train, rate, updates, start) for rate in rates)
@@ -92,12 +91,12 @@ def _of_rows(train: TrainConfig, peak: float, updates: int, start: int) -> RowOp
 
 
 def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.optimizers.Optimizer:
-    """Returns the optimizer of the towers, which clips and accumulates for the tables too.
+    """Returns the optimizer of the towers, which also clips and accumulates for the tables.
 
     Args:
         train: The training loop.
         updates: Updates of the run, for the schedule.
-        start: Updates before the run, of the model that it starts from.
+        start: Updates before the run, of the model that a warm start continues.
     """
     more: dict[str, Any] = {}
     if train.accumulate > 1:
@@ -107,7 +106,7 @@ def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.o
     if train.tower_optimizer == "adamw":
         more["weight_decay"] = train.tower_weight_decay
     settings = {
-        "name": "towers",  # Part of the paths in a checkpoint.
+        "name": "towers",  # Part of the variables' paths in a checkpoint.
         "learning_rate": _rate(train.tower_learning_rate, train, updates, start, train.accumulate),
         "global_clipnorm": train.clip_norm,
         **more,
@@ -124,9 +123,9 @@ def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.o
 
 
 def exclude_vectors(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
-    """Has `optimizer`, before it is built, decay the matrices of `model` alone.
+    """Restricts the weight decay of `optimizer`, before it is built, to the matrices of `model`.
 
-    Decay regularises matrices, but not biases, norms, positions or a temperature.
+    Biases, norms, positions and the temperature aren't decayed.
     """
     vectors = [v for v in model.trainable_variables if len(v.shape) < 2 or v.name == "place"]
     optimizer.exclude_from_weight_decay(var_list=vectors)
@@ -146,7 +145,7 @@ def _rate(
 
 @contextmanager
 def averaged(model: keras.Model) -> Iterator[None]:
-    """Replaces the dense weights by their moving averages inside the context, if there are any.
+    """Replaces the dense weights by their moving averages inside the context, if kept.
 
     Args:
         model: A compiled model whose variables hold their values.
@@ -166,7 +165,7 @@ def averaged(model: keras.Model) -> Iterator[None]:
 
 
 def finalize(model: keras.Model) -> None:
-    """Replaces the dense weights by their moving averages permanently, if there are any."""
+    """Replaces the dense weights by their moving averages permanently, if kept."""
     if getattr(model.optimizer, "use_ema", False):
         model.optimizer.finalize_variable_values(model.trainable_variables)
 
@@ -179,10 +178,10 @@ def check_updates(train: TrainConfig, n_steps: int) -> list[str]:
         n_steps: Steps of the run.
 
     Returns:
-        Sentences on what is remarkable, and no error.
+        Sentences on unusual settings that are no errors.
 
     Raises:
-        RecsysError: It has fewer steps than one update takes.
+        RecsysError: The run has fewer steps than one update takes.
     """
     if train.accumulate > n_steps:
         raise RecsysError(

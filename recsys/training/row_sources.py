@@ -51,11 +51,11 @@ class RowSources:
     """The source of each row of a table.
 
     Attributes:
-        source: Row of the earlier table that each row continues `[rows]` int32; -1: none.
-        is_new: Rows of an id or a token that had no earlier row `[rows]` bool.
-        counts: Of ids or tokens, those `kept`; `new`, in rows that were free; `reset`: new
-            in a row that was another's; `dropped`: in the earlier table alone; `moved`: kept,
-            in another row than before.
+        source: Earlier row that each row continues `[rows]` int32; -1: none.
+        is_new: Whether a row has an id or token without an earlier row `[rows]` bool.
+        counts: Numbers of ids or tokens: `kept`; `new`, in a free row; `reset`, new in the
+            row of another one; `dropped`, only in the earlier table; `moved`, kept in
+            another row than before.
     """
 
     source: np.ndarray
@@ -64,13 +64,13 @@ class RowSources:
 
     @classmethod
     def of(cls, source: np.ndarray, before: np.ndarray, now: np.ndarray, shared: int) -> RowSources:
-        """Counts what `source` does.
+        """Returns the sources with their counts.
 
         Args:
-            source: Row of the earlier table of each row `[rows]`; -1: none.
-            before: Rows of the earlier table that an id or token had `[rows before]` bool.
-            now: Rows that an id or token has `[rows]` bool.
-            shared: Number of shared rows, the first ones, which stay as they are.
+            source: Earlier row of each row `[rows]`; -1: none.
+            before: Whether a row of the earlier table had an id or token `[rows before]` bool.
+            now: Whether a row has an id or token `[rows]` bool.
+            shared: Number of leading shared rows, which always continue.
         """
         own = source[shared:]
         is_new = now & (source < 0)
@@ -93,7 +93,7 @@ def sources_of_ids(old: Vocabulary, new: Vocabulary) -> RowSources:
 
     Args:
         old: The earlier vocabulary.
-        new: Today's.
+        new: The current one.
     """
     n = min(len(old.own_ids), len(new.own_ids))
     place = np.full(len(new.own_ids), NOWHERE, np.int64)
@@ -115,13 +115,13 @@ def sources_of_ids(old: Vocabulary, new: Vocabulary) -> RowSources:
 
 
 def _bools(mask: pa.Array) -> np.ndarray:
-    """Returns an Arrow mask `[n]`, false where it is null."""
+    """Returns an Arrow mask `[n]`, with nulls as false."""
     bools: np.ndarray = pc.fill_null(mask, False).to_numpy(zero_copy_only=False).copy()
     return bools
 
 
 def kind_of(feature: FeatureBags) -> str:
-    """Returns what the tokens of a feature are: `hashed`, `known`, `buckets`, `buckets, months`."""
+    """Returns the kind of a feature's tokens: `hashed`, `known`, `buckets` or `buckets, months`."""
     if feature.tokens is None:
         return "hashed"
     second = feature.tokens[1] if feature.rows > 1 else ""
@@ -138,9 +138,9 @@ def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> Ro
     """Returns the sources of the rows of a feature's table.
 
     Args:
-        old: The feature then.
-        new: The feature now, of the same `kind_of`.
-        ids: Row that each item or user had then `[rows now]`; -1: none.
+        old: The earlier feature.
+        new: The current feature, with the same `kind_of`.
+        ids: Earlier row of each item or user `[rows now]`; -1: none.
     """
     source = np.full(new.rows, NOWHERE, np.int64)
     source[0] = 0
@@ -164,7 +164,7 @@ def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> Ro
 def _bucket_moves(
     old: FeatureBags, new: FeatureBags, ids: np.ndarray, n_old: int, n_new: int
 ) -> np.ndarray:
-    """Returns how many were in each bucket then and in each now `[now, then]` int64."""
+    """Returns the number of ids by current and earlier bucket `[now, then]` int64."""
 
     def bucket(bags: np.ndarray, n_buckets: int) -> np.ndarray:
         return np.where(bags <= n_buckets, bags, 0).max(axis=1, initial=0).astype(np.int64)
@@ -178,10 +178,9 @@ def _bucket_moves(
 
 
 def _main_buckets(counts: np.ndarray) -> np.ndarray:
-    """Returns the row `[now]` of the bucket that most were in `[now, then]`; -1: none was.
+    """Returns the earlier bucket row that most ids of each bucket had `[now]`; -1: none.
 
-    Of several with as many it is the one that lies nearest on the way from the first
-    bucket to the last.
+    Ties go to the bucket nearest in relative position between the first and the last.
     """
     places = [(np.arange(n) + 0.5) / n for n in counts.shape]
     distance = np.abs(places[0][:, None] - places[1][None, :])
@@ -192,7 +191,7 @@ def _main_buckets(counts: np.ndarray) -> np.ndarray:
 # --- new rows
 
 SUPPORT = 10.0
-"""Survivors with a token from which on it counts by more than half."""
+"""Number of survivors with a token at which its shrinkage is one half."""
 _CHUNK_NUMBERS = 1 << 22
 
 
@@ -201,9 +200,9 @@ class NewRows:
 
     Args:
         vectors: The earlier table `[rows before, dim]` float32.
-        survivors: Rows of today that were trained before `[n]`; at least one.
+        survivors: Current rows that were trained before `[n]`; at least one.
         source: Their rows in the earlier table `[n]`.
-        features: The features of all rows of today; none: the mean is what they start from.
+        features: The features of all current rows; if empty, new rows start from the mean.
         rows: The new rows `[m]`.
 
     Attributes:
@@ -249,7 +248,7 @@ class NewRows:
         return vectors.astype(np.float32)
 
     def _has(self, rows: np.ndarray) -> sparse.csr_matrix:
-        """Returns which of the new rows' tokens rows `[n]` have `[n, tokens]`."""
+        """Returns which of the new rows' tokens the rows `[n]` have `[n, tokens]`."""
         return _tokens(self._features, rows)[:, self._columns]
 
 
@@ -258,13 +257,13 @@ def _parts(rows: np.ndarray, size: int) -> Iterator[slice]:
 
 
 def _tokens(features: Sequence[FeatureBags], rows: np.ndarray) -> sparse.csr_matrix:
-    """Returns which tokens rows `[n]` have, as 1 in a matrix `[n, tokens of all features]`."""
+    """Returns the tokens of the rows `[n]` as 1 in a matrix `[n, tokens of all features]`."""
     parts = [sparse.csr_matrix((len(rows), 0), dtype=np.float64)]
     for feature in features:
         bags = np.asarray(feature.bags[rows])
         row = np.repeat(np.arange(len(rows)), bags.shape[1])
         shape = (len(rows), feature.rows)
         has = sparse.csr_matrix((np.ones(bags.size), (row, bags.ravel())), shape=shape)
-        has.data[:] = 1.0  # A token that a bag holds twice is one.
-        parts.append(has[:, 1:])  # The first one is padding.
+        has.data[:] = 1.0  # A bag may hold a token twice.
+        parts.append(has[:, 1:])  # Row 0 is padding.
     return sparse.hstack(parts, format="csr")

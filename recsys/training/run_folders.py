@@ -1,12 +1,12 @@
-"""The folders of a training run, named by the fingerprint of what it computes.
+"""The folders of a training run, named by the fingerprint of its config, data and code.
 
     <checkpoints>/<fingerprint>/last/       the newest checkpoints
     <checkpoints>/<fingerprint>/best/       the model that validation found best
     <checkpoints>/<fingerprint>/negatives/  the hard negatives of the newest epochs
-    <checkpoints>/<fingerprint>/identity.json  what the fingerprint is of
+    <checkpoints>/<fingerprint>/identity.json  the parts of the fingerprint
     <tensorboard>/<fingerprint>/
 
-They survive a killed run, and the same run finds them again, whatever its output folder.
+They survive a killed run. The same run finds them again, whatever its output folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEPT_OTHERS = 2
 _TAKE_OVER_S = 10.0
 _IDENTITY = "identity.json"
 _DATA_PARTS = ("vocabulary", "catalogue", "user_features")
-# Devices compute the same, however they are arranged.
+# The result doesn't depend on the arrangement of the devices.
 _CHANGES_NOTHING = ("mesh", "layout")
 
 
@@ -43,9 +43,9 @@ class RunFolders:
     """The folders of one run.
 
     Attributes:
-        identity: Fingerprints of what the run computes with.
-        checkpoints: Its checkpoints.
-        tensorboard: Its logs for TensorBoard; None: there are none.
+        identity: Fingerprints of the config, the data, the code and the earlier model.
+        checkpoints: Folder of its checkpoints.
+        tensorboard: Folder of its logs for TensorBoard; None: no logs.
     """
 
     identity: dict[str, str]
@@ -64,7 +64,7 @@ class RunFolders:
         """Returns the folders of a run.
 
         Two runs with the same identity compute the same, so one may continue the other's
-        checkpoint. How often checkpoints are written, for example, is no part of it.
+        checkpoint. The interval between checkpoints, for example, is not part of it.
 
         Args:
             root: Folder of the checkpoints of all runs.
@@ -76,12 +76,12 @@ class RunFolders:
         Raises:
             RecsysError: A file of the data can't be read.
         """
-        # It imports JAX, which a parent doesn't need.
+        # It imports JAX, which the parent process doesn't need.
         from recsys.distributed.host_collectives import agreed
 
         config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING}, context=BY_CONTENT)
         del config["train"]["checkpoint"], config["train"]["profile_steps"]
-        if base is None:  # Of no consequence to a training that begins anew.
+        if base is None:  # It has no effect on a cold start.
             del config["warm_start"]
         identity = {
             "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
@@ -119,17 +119,17 @@ class RunFolders:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other trainings from writing the same checkpoints while it is open.
+        """Locks the checkpoints against other trainings inside the context.
 
         Raises:
-            RecsysError: Another training does (R380).
+            RecsysError: Another training holds the lock (R380).
         """
         with _locked(self.checkpoints):
             commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
             yield
 
     def note_what_changed(self) -> None:
-        """Notes why a run begins from scratch although another has written checkpoints."""
+        """Reports why a run begins from scratch although another run has checkpoints."""
         for path in self._others():
             with suppress(OSError, ValueError):
                 other = json.loads((path / _IDENTITY).read_text())
@@ -142,23 +142,23 @@ class RunFolders:
                 return
 
     def remove_others(self) -> list[Path]:
-        """Removes and returns the checkpoints of other runs but the two written last.
+        """Removes the checkpoints of other runs except the two newest, and returns them.
 
-        A checkpoint is as large as tables and slots together, and each night's data make
-        another run. Those that are left are still there for a run that was killed.
+        A checkpoint is as large as tables and slots together, and each day's data make
+        another run. The newest ones are kept for a run that was killed.
         """
         removed = []
         for path in self._others()[_KEPT_OTHERS:]:
             with suppress(RecsysError, OSError):
                 with run_lock(path):
-                    pass  # Nobody writes it.
+                    pass  # No process writes it.
                 remove(path)
                 removed.append(path)
                 note(f"Removed the checkpoints of an older run: {path}")
         return removed
 
     def _others(self) -> list[Path]:
-        """Returns the folders of other runs, the one that was written last first."""
+        """Returns the folders of other runs, the most recently written first."""
         others = [
             path
             for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
@@ -169,7 +169,7 @@ class RunFolders:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a folder; waits for a holder elsewhere that may be dead."""
+    """Holds the lock of a folder; waits if the holder may be a dead process on another host."""
     deadline = time.monotonic() + SILENT_S + _TAKE_OVER_S
     with ExitStack() as stack:
         while True:
@@ -192,7 +192,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _written(folder: Path) -> float:
-    """Returns when the newest checkpoint of a run was written [seconds since 1970]."""
+    """Returns the modification time of a run's newest checkpoint [seconds since 1970]."""
     times = [0.0]
     with suppress(FileNotFoundError):  # Another run may be removing it.
         for path in (folder, *folder.glob("last/*")):
@@ -201,9 +201,9 @@ def _written(folder: Path) -> float:
 
 
 def _data_fingerprint(data: Path) -> str:
-    """Returns one text for one content of a data folder.
+    """Returns a fingerprint of the content of a data folder.
 
-    The store's manifest names the sha256 of each of its files.
+    The store's manifest holds the sha256 of each of its files.
     """
     files = [data / "store" / MANIFEST]
     for part in _DATA_PARTS:

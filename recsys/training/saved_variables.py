@@ -1,4 +1,4 @@
-"""The variables of a compiled model by path: all that a run saves, and parts of it."""
+"""The saved variables of a compiled model by path, and subsets of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recsys.embedding.layout import tables_of
 def saved_variables(model: SparseModel) -> dict[str, keras.Variable]:
     """Returns all variables of a compiled model and its optimizer by their paths.
 
-    Weights, tables with their slots and step counts, the seeds of dropout, and the
-    optimizer's own. Buffers of accumulated gradients aren't among them: a run is saved
-    where they are spent.
+    These are weights, tables with their slots and step counts, the seeds of dropout, and the
+    optimizer's own. Buffers of accumulated gradients are left out: a run is saved only after
+    an update.
     """
     left_out = {id(v) for v in model.gradient_buffers.variables}
     left_out |= {id(v) for metric in model.metrics for v in metric.variables}
@@ -31,7 +31,7 @@ def saved_variables(model: SparseModel) -> dict[str, keras.Variable]:
 
 
 def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns the variables that a compiled model computes with, by path, without slots."""
+    """Returns the weights of a compiled model by path, without slots."""
     tables = tables_of(model)
     left_out = {id(v) for table in tables for v in table.variables if v is not table.embeddings}
     left_out |= {id(v) for v in model.optimizer.variables}
@@ -39,10 +39,10 @@ def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
 
 
 def moments_of(model: SparseModel) -> dict[str, keras.Variable]:
-    """Returns the moments of the towers' optimizer, by path.
+    """Returns the moments of the towers' optimizer by path.
 
-    Without its step count, learning rate, moving averages of the weights and accumulated
-    gradients.
+    Its step count, learning rate, moving averages of the weights and accumulated gradients
+    are left out.
     """
     optimizer = model.optimizer
     others = [optimizer._iterations, optimizer._learning_rate]
@@ -59,12 +59,11 @@ def seeds_of(model: SparseModel) -> dict[str, keras.Variable]:
 
 
 def arrays_of(variables: Mapping[str, keras.Variable]) -> dict[str, jax.Array]:
-    """Returns the arrays that variables hold, by the same names."""
     return {path: variable.value for path, variable in variables.items()}
 
 
 @jax.jit
 def all_finite(arrays: list[jax.Array]) -> jax.Array:
-    """Returns whether no array holds a NaN or an infinity; reads all of them."""
+    """Returns whether all numbers of all arrays are finite."""
     numbers = [a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in numbers]))

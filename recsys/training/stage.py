@@ -47,25 +47,25 @@ def train(
     checkpoints: Path | None = None,
     base: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains a model and writes its folder, in each process of several.
+    """Trains a model and writes its folder; called in each process of a run.
 
     Args:
         stage: The model and the training loop.
         data: Data folder of the InteractionEncoder.
         out: Model folder to write.
-        checkpoints: Folder of the checkpoints of all runs, each in a folder of its own;
+        checkpoints: Folder of the checkpoints of all runs, each in its own folder;
             `checkpoints` beside `out` by default.
-        base: Model folder that it goes on from, unless that has seen what is evaluated,
-            is damaged or kept no state (see `recsys.training.warm_start`); None: it begins
-            anew.
+        base: Model folder to start from, unless the model was trained on events that are
+            now held out, is damaged or has no training state (see
+            `recsys.training.warm_start`); None: a cold start.
 
     Returns:
-        What `training.json` holds.
+        The content of `training.json`.
 
     Raises:
         RecsysError: The data are damaged or too few, a table isn't placed as
-            planned, the loss is no number, or the run was stopped.
-        UsageError: The config asks for another model than `base` is, and
+            planned, the loss is NaN or infinite, or the run was stopped.
+        UsageError: The config describes another model than `base`, and
             `warm_start.changed` is `refuse`.
     """
     dataset = Data(data)
@@ -76,7 +76,7 @@ def train(
     try:
         result = _fit(stage, dataset, checkpoints, base)
     except UsageError as error:
-        # The code makes other variables than it did, which no config shows.
+        # The code creates other variables than before, which the config doesn't show.
         if base is None or error.code != CHANGED or warm_start_of(stage).changed == "refuse":
             raise
         cold = cold_start(base, error.rule)
@@ -91,14 +91,14 @@ def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) ->
 
 
 def write_model(out: str | Path, result: TrainingResult, data: Data) -> dict[str, Any]:
-    """Writes the model folder of a training, and returns what its `training.json` holds.
+    """Writes the model folder of a training, and returns the content of its `training.json`.
 
-    Several processes write it together: each calls it.
+    Every process calls it.
 
     Args:
         out: The folder.
-        result: What `Trainer.fit` returned.
-        data: The data that it was trained on.
+        result: The result of `Trainer.fit`.
+        data: The training data.
     """
     out, model, inputs = Path(out), result.model, result.inputs
     drop_state(out)
@@ -112,7 +112,7 @@ def write_model(out: str | Path, result: TrainingResult, data: Data) -> dict[str
 
 
 def _state(result: TrainingResult, store: InteractionStore) -> TrainingState:
-    """Returns how far a training is that has ended."""
+    """Returns the state of a finished training."""
     until = trained_until(result.events) if store.split.order == "time" else 0
     before = TrainingState(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
     if result.base is not None:
@@ -129,7 +129,7 @@ def _state(result: TrainingResult, store: InteractionStore) -> TrainingState:
 def run(
     stage: TrainStage, data: Path, out: Path, checkpoints: Path | None, base: Path | None
 ) -> dict[str, Any]:
-    """Joins the other processes of the run, if there are any, and trains; see `train`."""
+    """Joins the other processes of the run, if any, and trains; see `train`."""
     check_backend()
     checkpoints = checkpoints or RunFolders.root_beside(out)
     read = {"the data folder": data, "the base model": base}

@@ -38,18 +38,18 @@ def transfer_state(
     """Initialises a newly built and compiled model with the state of `base`.
 
     Surviving rows and their slots are copied exactly, as are the towers and the moments of
-    their optimizer. New rows start as `warm_start.new_rows` says, with the slots of a first
-    training. The step count continues.
+    their optimizer. New rows start as `warm_start.new_rows` says, with fresh slots. The step
+    count continues.
 
     Args:
         base: The earlier model.
-        model: The model, as in a first training; on any mesh.
-        inputs: What is known of users and items now.
-        stage: The model and the training loop now.
+        model: The freshly initialised model, on any mesh.
+        inputs: The current features and histories of users and items.
+        stage: The current model and training loop.
 
     Returns:
-        Of each table, by its name: `rows`, the counts of `RowSources`, and `neighbours`
-        (new or reset, made of their features' neighbours).
+        For each table by name: `rows`, the counts of `RowSources`, and `neighbours` (new or
+        reset rows that start from rows with similar features).
 
     Raises:
         UsageError: The model has other variables than `base`.
@@ -71,7 +71,7 @@ def transfer_state(
         new = _new_rows(table, own, base, before, inputs, warm_start_of(stage).new_rows)
         for variable in table.variables_by_row:
             values = base.array(variable.path)
-            if values is None:  # The same optimizer has the same slots; weights were checked.
+            if values is None:  # The optimizer's slots differ; weights were checked.
                 slot = f"slot {variable.path}: none → {tuple(variable.shape)}"
                 raise refused(base.folder, [slot])
             made = new if variable is table.embeddings else None
@@ -84,7 +84,7 @@ def transfer_state(
 
 
 def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
-    """Checks that the code creates the same variables as before, which no config shows."""
+    """Checks that the code creates the same variables as before, which the config doesn't show."""
     changes = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
     adapted = {variable.path for variable in model.adapted}
@@ -102,7 +102,7 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
 
 
 def _rows_of(model: RetrievalModel, path: str) -> tuple[str, int] | None:
-    """Returns whose rows a weight of a layer has, and along which axis; None: it has none."""
+    """Returns the side and the axis of a weight with a row for each id; None if it has none."""
     return model.weights_by_row.get(path.partition("/")[2])
 
 
@@ -112,7 +112,7 @@ def _without(axis: int | None, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ids_of(table: Table) -> str:
-    """Returns whose ids the rows of a table are: a side's, or the tokens of a feature."""
+    """Returns whose ids the rows of a table have: a side, or a feature's tokens."""
     return "items" if table.name == "item_bias" else str(table.name)
 
 
@@ -124,10 +124,10 @@ def _new_rows(
     now: ModelInputs,
     kind: str,
 ) -> NewRows | None:
-    """Returns what the new rows of a table start from; None: what a first training has.
+    """Returns the initial values of a table's new rows; None: the random initial values stay.
 
-    Nothing is made of padding, nor of rows that many ids share, nor of rows of ids that had
-    no training positives, which may hold what they began with.
+    Padding, shared rows, and rows of ids without training positives are never a source, since
+    they may hold their initial values.
     """
     name = _ids_of(table)
     rows = np.flatnonzero(sources.is_new)
@@ -150,7 +150,7 @@ def _new_rows(
 def _chunks(
     sources: RowSources, values: np.ndarray | SavedRows, new: NewRows | None, n: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields rows that get a value `[c]`, and their values `[c, width]` float32."""
+    """Yields rows to assign `[c]` and their values `[c, width]` float32."""
     for start in range(0, len(sources.source), n):
         source = sources.source[start : start + n]
         is_kept = source >= 0
@@ -166,9 +166,9 @@ def _chunks(
 def _transfer_dense(
     base: EarlierModel, model: RetrievalModel, sources: dict[str, RowSources]
 ) -> None:
-    """Gives the towers their weights, and their optimizer its moments."""
+    """Copies the weights of the towers, and the moments of their optimizer."""
     adapted = {id(variable) for variable in model.adapted}
-    by_row: dict[str, tuple[str, int]] = {}  # Of moments too, whose names begin so.
+    by_row: dict[str, tuple[str, int]] = {}  # Moments are named after their weights.
     for variable, table in kept_weights(model):
         if table is None and id(variable) not in adapted:
             rows = _rows_of(model, variable.path)
@@ -185,8 +185,8 @@ def _transfer_dense(
     accumulate = optimizer.gradient_accumulation_steps or 1
     optimizer._iterations.assign(base.state.updates * accumulate)
     if optimizer.use_ema:
-        # The weights of the folder are the averages already. Read again: an array of two
-        # variables would be donated to the step twice.
+        # The saved weights are the averages. They are copied: an array that two variables
+        # share would be donated to the step twice.
         averages = optimizer._model_variables_moving_average
         for average, variable in zip(averages, model.trainable_variables, strict=True):
             average.assign(np.array(variable.value))
@@ -195,7 +195,7 @@ def _transfer_dense(
 def _carried(
     kept: Any, variable: Any, sources: dict[str, RowSources], rows: tuple[str, int] | None
 ) -> np.ndarray:
-    """Returns the earlier numbers of a variable, by row if it has rows: see `_rows_of`."""
+    """Returns the earlier values of a variable, mapped to current rows if it has rows."""
     if rows is None:
         return np.array(kept)
     side, axis = rows

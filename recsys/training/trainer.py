@@ -44,32 +44,31 @@ from recsys.training.warm_start import batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
 _built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDictionary()
-"""The run's folder of each model that a trainer built."""
+"""The run folder of each model that a trainer built."""
 
 
 class Trainer:
-    """Trains a retrieval model: the loop, checkpoints, validation, hard negatives, callbacks.
+    """Trains a retrieval model, with checkpoints, validation, hard negatives and callbacks.
 
     The same call with the same folder resumes a killed run, which ends with the same bits as an
     uninterrupted one. A finished run is not trained again: its model is restored.
 
     Args:
         config: The training loop, `train` of a config.
-        checkpoints: Folder of the checkpoints of all runs. Each has a folder of its own in
+        checkpoints: Folder of the checkpoints of all runs. Each run has its own folder in
             it, named by the fingerprint of config, data, code and model.
         callbacks: Keras callbacks. They see the epochs of the run: `on_epoch_begin`,
             `on_epoch_end` with the mean `loss` and the validation's metrics as `val_…`,
             `on_train_batch_end`, and may set `model.stop_training`. A callback with hooks for
-            batches makes the loop wait for every step. What a callback remembers is not
-            saved: a resumed run begins with the callbacks as they are.
+            batches makes the loop wait for every step. The state of callbacks is not saved
+            in checkpoints.
         base: Folder of an earlier model to start from (a warm start).
-        warm_start: How a warm start works; None: the defaults.
+        warm_start: Settings of the warm start; None: the defaults.
         repeats: Whether validation ranks the items that a user has seen.
-        mesh: How the devices are arranged; None: one axis.
+        mesh: Arrangement of the devices; None: one axis.
         layout: Layout rules for dense weights and activations, by path.
-        tensorboard: Folder of the logs for TensorBoard, in a folder of the run's own; None:
-            there are none.
-        verbose: 0: silent, 1: a progress bar, 2: a line an epoch; `auto`: 1 in a terminal
+        tensorboard: Folder of the TensorBoard logs of all runs; None: no logs.
+        verbose: 0: silent, 1: a progress bar, 2: a line per epoch; `auto`: 1 in a terminal
             or a notebook, else 2.
 
     Example:
@@ -111,34 +110,34 @@ class Trainer:
 
     @classmethod
     def of_stage(cls, stage: TrainStage, checkpoints: Path, **options: Any) -> Self:
-        """Returns the trainer that a stage's config describes; its model is given to `fit`."""
+        """Returns the trainer for a stage's config; pass the stage's model to `fit`."""
         trainer = cls(stage.train, checkpoints, **options)
         trainer.stage = stage
         return trainer
 
     def fit(self, model: RetrievalModel, data: Data) -> TrainingResult:
-        """Trains a model, or goes on where an earlier call with the same folder stopped.
+        """Trains a model, or resumes where an earlier call with the same folder stopped.
 
         Args:
-            model: A model for these data that isn't built yet: its tables are placed on the
-                devices, and get their optimizers, here. After an earlier `fit` of the same
-                run it may be built.
+            model: A model for these data that isn't built yet: `fit` puts its tables on the
+                devices and sets their optimizers. It may be built only by an earlier `fit`
+                of the same run.
             data: The data.
 
         Raises:
             RecsysError: The data are too few, a table isn't placed as planned, the loss is
-                NaN, no checkpoint is whole, or the run was asked to stop (R375).
+                NaN, all checkpoints are damaged, or the run was stopped (R375).
             UsageError: The model doesn't fit the data, is built or not registered (R382), or
-                is another one than `base` (R390).
+                differs from `base` (R390).
         """
         check_backend()
         result = _Fit(self, model, data).run()
-        # Past Keras, which looks for layers in what a model is given; `recsys.export` reads it.
+        # Bypasses Keras, which tracks layers in attributes; `recsys.export` reads it.
         object.__setattr__(model, "training_result", result)
         return result
 
     def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
-        """Returns the configs of the run; the model gets what they, and the data, say of it."""
+        """Returns the configs of the run; passes the settings that the model needs to it."""
         registered = model_class(model.spec.config)
         if f"{registered.__module__}:{registered.__qualname__}" != (
             f"{type(model).__module__}:{type(model).__qualname__}"
@@ -169,8 +168,6 @@ def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
 
 
 class _Fit:
-    """One call of `Trainer.fit`."""
-
     def __init__(self, trainer: Trainer, model: RetrievalModel, data: Data) -> None:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
@@ -208,7 +205,6 @@ class _Fit:
                 note_on_primary(sentence)
 
     def run(self) -> TrainingResult:
-        """Builds, restores and trains the model."""
         folders, base = self._folders, self._base
         with ExitStack() as stack:
             if is_primary():
@@ -218,7 +214,7 @@ class _Fit:
             keep = self._stage.train.checkpoint.keep
             last = CheckpointStore(folders.last, folders.identity, keep, rows)
             stack.callback(last.close)
-            # Two: an older checkpoint may name the one before as the best.
+            # Two: an older checkpoint may name the previous one as the best.
             best = CheckpointStore(folders.best, folders.identity, 2, rows)
             stack.callback(best.close)
             progress = self._restored(last) or self._begun()
@@ -274,7 +270,7 @@ class _Fit:
             run.run(batches, log)
 
     def _build(self) -> list[TablePlacement]:
-        """Makes and compiles the model, its tables where they were planned to be."""
+        """Builds and compiles the model, and checks the placement of its tables."""
         model, train, base = self._model, self._stage.train, self._base
         updates = len(self._source) // train.accumulate
         start = 0 if base is None else base.state.updates
@@ -287,7 +283,7 @@ class _Fit:
         layout = table_layout(tables, None, self._mesh, rules, train.node_devices)
         if model.built:
             activate(layout)
-            # Of an earlier call for the same run?
+            # It may be built by an earlier call for the same run.
             checkpoints, last = self._folders.checkpoints, self._folders.last
             if _built_in.get(model) != checkpoints or not any(last.glob("*")):
                 raise _unsuitable(
@@ -308,7 +304,7 @@ class _Fit:
         return placements
 
     def _restored(self, last: CheckpointStore) -> Progress | None:
-        """Returns the state of the last checkpoint, the model restored; None without one."""
+        """Restores the model from the last checkpoint and returns its progress, or None."""
         restored = last.restore(saved_variables(self._model))
         if restored is None:
             return None
@@ -323,7 +319,7 @@ class _Fit:
         return progress
 
     def _begun(self) -> Progress:
-        """Returns the beginning of a run, with the state of the earlier model, if there is one."""
+        """Returns the progress of a new run, with the state of the earlier model, if any."""
         progress, base = Progress(), self._base
         if base is not None:
             tables = transfer_state(base, self._model, self._side.inputs, self._stage)
@@ -348,7 +344,7 @@ class _Fit:
 
 
 def _verbosity() -> Verbose:
-    """Returns 1 where a bar can be drawn, in a terminal or a notebook; else 2."""
+    """Returns 1 if a bar can be drawn, in a terminal or a notebook; else 2."""
     return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
 
 

@@ -26,19 +26,19 @@ from recsys.system.events import emit, note
 from recsys.training.training_result import Progress
 
 _LEAST_S, _LEAST_STEPS = 3.0, 10
-"""Time and steps from which on the time left is shown."""
+"""Time and steps after which the time left is shown."""
 
 
 class TrainingLog:
-    """Turns the logs of the steps since the last point into the next point of the loss curve.
+    """Records a point of the loss curve from the logs of the steps since the last one.
 
     Args:
-        progress: Where the curve is kept.
+        progress: Progress of the run, which holds the curve.
         total: Steps of the whole run.
         batch_size: Examples of a step.
         unknown_share: Share of the ids of the training positives that no vocabulary has a
             row for [0..1].
-        scalars: Writes them for TensorBoard; None: nothing does.
+        scalars: Writer for TensorBoard; None: no logs.
         is_bar_shown: Whether a progress bar is printed.
     """
 
@@ -56,7 +56,7 @@ class TrainingLog:
         self._scalars = scalars
         self._step, self._time = progress.step, time.perf_counter()
         self._waited_s = 0.0
-        # The mean speed, without the first steps, which wait for a compiler.
+        # For the mean speed, without the first steps, which wait for a compiler.
         self._is_compiled, self._timed_steps, self._timed_s = False, 0, 0.0
         self._bar: Any = None
         if is_bar_shown and is_primary():
@@ -68,7 +68,7 @@ class TrainingLog:
         Args:
             model: The model; its variables hold their values.
             logs: Means and counts over these steps.
-            waited_s: Seconds waited for input since the run was started.
+            waited_s: Total time waited for input since the start of the run [s].
 
         Raises:
             RecsysError: The loss is NaN or infinite.
@@ -77,7 +77,7 @@ class TrainingLog:
         steps = progress.step - self._step
         if not steps:
             return
-        # Waits for the last step, so that the time is that of all.
+        # Waits for the last step, so that the time covers all steps.
         values = {name: float(value) for name, value in logs.items()}
         now = time.perf_counter()
         loss = values.pop("loss")
@@ -88,7 +88,7 @@ class TrainingLog:
         progress.waited_s += waited
         counted = {metric.name for metric in model.metrics if isinstance(metric, ExactCount)}
         means = {name: value for name, value in values.items() if name not in counted}
-        # A metric of the model's own may have no value yet, which JSON has no number for.
+        # A metric may be NaN before its first value; JSON has no NaN.
         own = {name: round(x, 6) if np.isfinite(x) else None for name, x in means.items()}
         progress.curve.append({"step": progress.step, "loss": round(loss, 6), **own})
         counts = {name: value for name, value in values.items() if name in counted}
@@ -103,11 +103,10 @@ class TrainingLog:
         self._step, self._time, self._waited_s = progress.step, time.perf_counter(), waited_s
 
     def skip_time(self, waited_s: float) -> None:
-        """Leaves out the time since the last point, which was spent beside the steps."""
+        """Excludes the time since the last point, which was not spent in steps."""
         self._time, self._waited_s = time.perf_counter(), waited_s
 
     def record_validation(self, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of the validation."""
         if self._scalars is not None:
             named = {f"validation/{name}": value for name, value in metrics.items()}
             self._scalars.write(self._progress.step, named)
@@ -115,7 +114,7 @@ class TrainingLog:
     def _write(
         self, model: keras.Model, values: Mapping[str, float], speed: float, wait_share: float
     ) -> None:
-        # In every process: what is computed of arrays of all is computed by all.
+        # In every process: norms of distributed arrays are computed by all processes.
         named = {f"train/{name}": value for name, value in values.items()}
         named["train/examples_per_s"] = speed
         named["train/input_wait_share"] = wait_share
@@ -143,7 +142,7 @@ class TrainingLog:
 def not_a_number(progress: Progress, model: keras.Model, received: Any) -> RecsysError:
     """Returns the error of a run whose loss or weights are not finite.
 
-    Learning rates are blamed if the loss had grown before, or if only code of ours computes it.
+    Learning rates are suggested if the loss had grown before, or if no plugin computes it.
     """
     parts = [model, *(getattr(model, name, None) for name in ("training_loss", "encoder"))]
     types = [type(part) for part in parts if part is not None]
@@ -168,20 +167,20 @@ def not_a_number(progress: Progress, model: keras.Model, received: Any) -> Recsy
 
 @jax.jit
 def _norms(arrays: list[jax.Array]) -> jax.Array:
-    """Returns the norm of each array `[arrays]`, all at once: a call costs more than they do."""
+    """Returns the norm of each array `[arrays]`, in one call: a call costs more than a norm."""
     return jnp.array([jnp.sqrt(jnp.sum(jnp.square(array))) for array in arrays])
 
 
 class TensorBoardWriter:
     """Writes numbers by step into a folder that TensorBoard reads.
 
-    Each call writes synchronously, because tensorboardX's own thread ends silently when the disk
+    Each call writes synchronously, because tensorboardX's own thread ends silently if the disk
     is full, and the training would then wait for it forever. If writing fails, the run continues
     without these files.
 
     Args:
         folder: The folder; made if missing.
-        first_step: Steps after this one, which an earlier attempt wrote, are forgotten.
+        first_step: Step after which the events of an earlier attempt are discarded.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -196,12 +195,11 @@ class TensorBoardWriter:
             self._put(step=first_step + 1, session_log=start)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes values, by names such as `train/loss`, as of `step`."""
+        """Writes values by names such as `train/loss`."""
         named = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._put(step=step, summary=Summary(value=named))
 
     def close(self) -> None:
-        """Closes the file."""
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(OSError):
@@ -226,7 +224,7 @@ def memory() -> dict[str, float]:
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     values = {"memory/peak_rss_mib": peak_kib / 2**10}
     for device in jax.local_devices():
-        # CPUs have no statistics.
+        # CPUs have no memory statistics.
         if statistics := device.memory_stats():
             values[f"memory/device_{device.id}_mib"] = statistics["bytes_in_use"] / 2**20
     return values

@@ -30,19 +30,19 @@ class Progress:
     Attributes:
         step: Steps done.
         seconds: Time spent in training, over all attempts.
-        waited_s: Of it, the time that the loop waited for its input.
+        waited_s: Part of this time spent waiting for input.
         curve: The mean loss of every few steps, `{"step", "loss", …}`, with auxiliary losses
             and the model's own metrics by name.
-        looks: The validations, `{"step", metric: value, …}` each.
+        validations: Results of the validations, each `{"step", metric: value, …}`.
         best_step: Step of the best validation; None before the first.
         resumed_at: Steps that the run was resumed from.
-        machine: Devices, processes, platform, what the compiled step holds, and the bytes of
+        machine: Devices, processes, platform, contents of the compiled step, and the bytes of
             store and features that the first process reads in an epoch.
-        warm_start: What was taken over from an earlier model; None for a cold start.
-        epochs: Metrics of each epoch that ended, `{"epoch", "step", "loss", …}` with
-            those of the validation as `val_…`.
-        epoch_sums: Sums over the steps of the present epoch, with their number as `steps`.
-        epoch_counts: Counts over them.
+        warm_start: Rows taken over from an earlier model; None for a cold start.
+        epochs: Metrics of each finished epoch, `{"epoch", "step", "loss", …}`, and of its
+            validation as `val_…`.
+        epoch_sums: Sums of the metrics over the steps of the current epoch, and `steps`.
+        epoch_counts: Counts over these steps.
         is_stopped: Whether a callback stopped the run before its last step.
     """
 
@@ -50,7 +50,7 @@ class Progress:
     seconds: float = 0.0
     waited_s: float = 0.0
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    looks: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    validations: list[dict[str, float]] = dataclasses.field(default_factory=list)
     best_step: int | None = None
     resumed_at: list[int] = dataclasses.field(default_factory=list)
     machine: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -61,7 +61,7 @@ class Progress:
     is_stopped: bool = False
 
     def add_steps(self, n: int, means: Mapping[str, float], counts: Mapping[str, float]) -> None:
-        """Adds the mean metrics of `n` steps, and their counts, to those of the present epoch."""
+        """Adds the mean metrics of `n` steps, and their counts, to the current epoch."""
         for name, value in {"steps": 1.0, **means}.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + n * value
         for name, value in counts.items():
@@ -84,7 +84,7 @@ class Progress:
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Returns metrics as one line, without the numbers of epoch and step."""
+    """Returns metrics as one line, without epoch and step."""
     shown = {name: value for name, value in metrics.items() if name not in ("epoch", "step")}
     return " · ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
@@ -158,7 +158,7 @@ class TrainingResult:
             "unknown_id_share": round(self.unknown_id_share, 6),
             "resumed_at": progress.resumed_at,
             "best_step": progress.best_step,
-            "validation": progress.looks,
+            "validation": progress.validations,
             "warm_start": progress.warm_start,
             "cold": self.cold,
             "checkpoints": str(folders.checkpoints),
@@ -177,7 +177,7 @@ class TrainingResult:
         if progress.epochs:
             lines["last epoch"] = metrics_text(progress.epochs[-1])
         if progress.best_step is not None:
-            best = next(m for m in progress.looks if m["step"] == progress.best_step)
+            best = next(m for m in progress.validations if m["step"] == progress.best_step)
             lines["best"] = f"step {progress.best_step:,}: {metrics_text(best)}"
         if progress.resumed_at:
             lines["resumed at"] = ", ".join(f"step {step:,}" for step in progress.resumed_at)

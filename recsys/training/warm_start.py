@@ -1,10 +1,10 @@
 """Warm starts: the saved training state, whether it can be used, and the training settings.
 
-`training_state/` of a model folder holds the slots of the tables, the moments of the
-towers' optimizer and the random state of dropout, as `weights/` holds the weights (see
-`recsys.models.saved_arrays`); `state.json` names them and says how far the training was, and
-`manifest.json` has the size and the CRC-32 of all that a later training reads, see
-`recsys.system.manifest`.
+`training_state/` of a model folder holds the slots of the tables, the moments of the towers'
+optimizer and the random state of dropout, in the format of `weights/` (see
+`recsys.models.saved_arrays`). `state.json` lists them and holds the progress of the training.
+`manifest.json` holds the size and the CRC-32 of all files that a later training reads (see
+`recsys.system.manifest`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from recsys.training.saved_variables import moments_of, seeds_of
 
 FOLDER = "training_state"
 CHANGED = "R390"
-"""Code of the error that the model is another one than the earlier one."""
+"""Error code if the config describes another model than the earlier one."""
 _STATE, _MANIFEST = f"{FOLDER}/state.json", f"{FOLDER}/manifest.json"
 _READ = ("model.json", "weights", "vocabulary", "catalogue", "user_features", FOLDER)
 _SEEDS = 2**31
@@ -57,12 +57,12 @@ class TrainingState:
     """The progress of a training.
 
     Attributes:
-        cut: The moment that its data were split at [seconds since 1970, UTC].
-        trained_until: All events that it was trained on are older, those of the models
-            that it continued too [seconds since 1970, UTC].
-        updates: Updates of the weights, those of these models too.
-        steps: Steps, those of these models too.
-        warm_starts: How many such models there are.
+        cut: Time at which its data were split [seconds since 1970, UTC].
+        trained_until: Upper bound of the times of all events that it, or the models that it
+            continued, was trained on [seconds since 1970, UTC].
+        updates: Updates of the weights, including those of the models that it continued.
+        steps: Steps, including those of the models that it continued.
+        warm_starts: Number of models that it continued.
     """
 
     cut: int
@@ -73,7 +73,7 @@ class TrainingState:
 
 
 class UnusableModelError(Exception):
-    """No training can continue a model; the text says why, as a part of a sentence."""
+    """A model can't be continued; the text is the reason, as a part of a sentence."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,13 +82,12 @@ class EarlierModel:
 
     Attributes:
         folder: The folder.
-        spec: What the model is.
-        stage: The config that it was trained with.
-        state: How far its training was.
-        fingerprint: sha256 of all that is read of it, in hex.
-        weights: Where each variable lies that the model computes with, by path: a file, or
-            the folder of its parts.
-        kept: The same of each slot, moment and random state.
+        spec: Spec of the model.
+        stage: Config of its training.
+        state: Progress of its training.
+        fingerprint: sha256 of all files that are read of it, in hex.
+        weights: File of each weight, or the folder of its parts, by the variable's path.
+        kept: File or folder of each slot, moment and random state.
     """
 
     folder: Path
@@ -101,10 +100,10 @@ class EarlierModel:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Opens a model folder, whose files `damage_in_share` verifies.
+        """Opens a model folder. Doesn't verify its files; see `damage_in_share`.
 
         Args:
-            folder: What `recsys.stages.train` wrote.
+            folder: Model folder that `recsys.stages.train` wrote.
 
         Raises:
             UnusableModelError: The folder holds no model, is damaged, or has no training state.
@@ -122,7 +121,7 @@ class EarlierModel:
             summary, kept = read_summary(folder), read_json(folder / _STATE)
             return cls(
                 folder=folder,
-                # First, since it loads the plugins that may have registered the model.
+                # First, since it loads plugins that may register the model.
                 stage=read_in_folder(TrainStage, summary["stage"], folder),
                 spec=read_in_folder(ModelSpec, summary["spec"], folder),
                 state=TrainingState(**kept["state"]),
@@ -136,9 +135,9 @@ class EarlierModel:
             raise UnusableModelError(f"it can't be read: {error}") from None
 
     def array(self, path: str) -> np.ndarray | SavedRows | None:
-        """Returns the numbers of a variable, memory-mapped; a table's in the order of its rows.
+        """Returns a variable's values, memory-mapped, or None if it doesn't exist.
 
-        None where the model has no such variable.
+        Those of a table are in the order of its rows.
         """
         file = self.weights.get(path) or self.kept.get(path)
         return None if file is None else open_variable(file)
@@ -158,23 +157,23 @@ def _files_by_path(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
 
 
 def drop_state(folder: Path) -> None:
-    """Removes the state of another training from a model folder, before it is rewritten."""
+    """Removes the state of an earlier training from a model folder before it is rewritten."""
     agreed(lambda: shutil.rmtree(folder / FOLDER, ignore_errors=True))
 
 
 def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> None:
-    """Writes `training_state/` into a model folder that is there; its manifest comes last.
+    """Writes `training_state/` into an existing model folder; its manifest comes last.
 
-    Several processes write it together: each calls it.
+    Every process calls it.
 
     If validation chose the weights of an earlier step, the slots and moments are still those of
     the last step, because the best model is kept without them. They only affect step sizes,
     and those of the last step give smaller steps.
 
     Args:
-        folder: The model folder, as `save_model` left it.
+        folder: The model folder that `save_model` wrote.
         model: The model, compiled, after its training.
-        state: How far the training was.
+        state: Progress of the training.
 
     Raises:
         OSError: The disk is full.
@@ -189,9 +188,9 @@ def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> Non
 
 
 def _seal_state(folder: Path, content: dict[str, Any]) -> None:
-    """Writes `state.json`, and the manifest of all that a later training reads.
+    """Writes `state.json`, and the manifest of all files that a later training reads.
 
-    The files of variables aren't read again for it: whoever wrote them has their checksums.
+    The files of variables aren't read again: their writers provide the checksums.
     """
     (folder / _STATE).write_text(json.dumps(content) + "\n")
     summaries = {"weights": read_summary(folder), FOLDER: content}
@@ -212,12 +211,12 @@ def updates_of(model: RetrievalModel) -> int:
 
 
 def trained_until(events: KeptEvents) -> int:
-    """Returns the second after the newest event that training sees [seconds since 1970]."""
+    """Returns the time after the newest training event [seconds since 1970]."""
     parts = [(part.shard.timestamp, part.held) for part in events.shards if len(part)]
     return 1 + max(int(np.delete(timestamp, held).max()) for timestamp, held in parts)
 
 
-# --- whether a training starts from an earlier model
+# --- the choice of the model to start from
 
 
 def choose(
@@ -231,14 +230,14 @@ def choose(
     is not used, and neither is a damaged model or one without training state.
 
     Args:
-        folder: The model folder that was given; None: none was.
+        folder: Model folder to start from; None for a cold start.
         stage: The model and the training loop.
         store: The events.
         side: Training side of the model's task.
 
     Raises:
-        UsageError: There is no such folder; or the model is another one than the config
-            asks for, and `warm_start.changed` is `refuse`.
+        UsageError: The folder doesn't exist, or the config describes another model and
+            `warm_start.changed` is `refuse`.
     """
     if folder is None:
         return None, None
@@ -251,17 +250,17 @@ def choose(
 
 
 def cold_start(folder: Path, reason: str) -> str:
-    """Reports and returns the reason for a cold start although a model was given."""
+    """Reports and returns the reason for a cold start although a model folder was given."""
     sentence = f"Trains from the beginning, not from the model in {folder}: {reason.rstrip('.')}."
     note_on_primary(sentence)
     return sentence
 
 
 def damage_in_share(folder: Path) -> str | None:
-    """Returns what is wrong with a file of a model that this process verifies; None: nothing.
+    """Returns what is wrong with a file of a model that this process verifies; None if nothing is.
 
-    Several processes divide the files. What is no model, or has no manifest that can be read,
-    is the opener's concern.
+    The processes divide the files among them. A folder that is no model, or whose manifest
+    can't be read, is reported by `EarlierModel.open`.
     """
     try:
         files = manifests.read_manifest(folder / _MANIFEST)["files"]
@@ -328,11 +327,11 @@ def refused(folder: Path, changes: list[str]) -> UsageError:
 def _differences(
     base: EarlierModel, before: ModelInputs, stage: TrainStage, side: TrainingSide
 ) -> list[str]:
-    """Returns what keeps a training from starting from `base`, each as `what: then → now`.
+    """Returns the differences that rule out a warm start, each as `what: then → now`.
 
     Args:
         base: The earlier model.
-        before: What it knew of users and items.
+        before: Its features and histories of users and items.
         stage: The model and the training loop.
         side: Training side of the model's task.
     """
@@ -357,7 +356,7 @@ def _differences(
 
 
 def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the traits of features that must stay: what, then and now."""
+    """Yields the traits of features that must not change: name, then, now."""
     for side in ("items", "users"):
         then, today = before.features(side), now.features(side)
         names = [", ".join(f.name for f in features) or "none" for features in (then, today)]
@@ -370,7 +369,7 @@ def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str
                 yield f"hash rows of {new.name}", old.rows - 1, new.rows - 1
 
 
-# --- how a training that starts from one differs
+# --- how a warm start differs from a first training
 
 
 def warm_start_of(stage: TrainStage) -> WarmStartConfig:
@@ -393,10 +392,10 @@ def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
 
 
 def batch_settings(train: TrainConfig, base: EarlierModel | None) -> TrainConfig:
-    """Returns the settings that batches are made with.
+    """Returns the settings for making batches.
 
     Each warm start uses another seed for shuffling and sampling: with the same negatives every
-    night, some items would never be drawn.
+    day, some items would never be drawn.
     """
     if base is None:
         return train

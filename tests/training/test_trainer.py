@@ -138,7 +138,7 @@ def test_a_callback_sees_the_epochs_of_the_run_with_their_metrics(trained):
     assert [batch for batch, _ in log.steps] == list(range(per_epoch)) * EPOCHS
     assert log.ends == [log.epochs[-1][1]]
     for epoch, logs in log.epochs:
-        look = result.progress.looks[epoch]
+        look = result.progress.validations[epoch]
         assert logs["val_recall@20"] == look["recall@20"]
         # The loss of a batch is the mean since the last point of the curve; there is one a step.
         steps = [loss for _, loss in log.steps[epoch * per_epoch : (epoch + 1) * per_epoch]]
