@@ -33,8 +33,8 @@ from recsys.system.disk import free_there
 from recsys.system.files import DAMAGE, read_result
 from recsys.system.process import release_freed
 from recsys.tasks.config import TrainStage
-from recsys.tasks.retrieval.serving.side import RetrievalServing
 from recsys.tasks.serving_side import Answers, ServingSide, Sources, tell
+from recsys.tasks.task import serving_side
 
 __all__ = ["Sources", "export"]
 
@@ -96,7 +96,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         evaluation = read_result(evaluated / "evaluation.json") if evaluated else None
         trained = _trained_stage(sources.model)
         trained_with = trained.model_dump(mode="json", context=IN_FOLDER)
-        side: ServingSide = RetrievalServing(stage, sources)
+        side: ServingSide = serving_side(trained.model)(stage, sources)
         _save_module(folder, stage.name, side)
         fields = {
             **side.write_files(folder),

@@ -6,11 +6,11 @@ TensorFlow, the server neither. So a task has three sides, each imported only wh
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, ClassVar
 
 from recsys import registry
 from recsys.strict import Strict
+from recsys.tasks.serving_side import ServingSide
 
 
 class Task(Strict):
@@ -21,7 +21,7 @@ class Task(Strict):
     Attributes:
         training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.
         judging: `module:Class` of the judging side.
-        serving: `module:Class` of the serving side.
+        serving: `module:Class` of a `recsys.tasks.serving_side.ServingSide`.
     """
 
     training: ClassVar[str]
@@ -41,19 +41,15 @@ def task_of(config: Any) -> type[Task]:
 
 def training_side(config: Any) -> Any:
     """Returns the class of the training side of a model's task."""
-    return _load(task_of(config).training)
+    return registry.load(task_of(config).training)
 
 
 def judging_side(config: Any) -> Any:
     """Returns the class of the judging side of a model's task."""
-    return _load(task_of(config).judging)
+    return registry.load(task_of(config).judging)
 
 
-def serving_side(config: Any) -> Any:
+def serving_side(config: Any) -> type[ServingSide]:
     """Returns the class of the serving side of a model's task."""
-    return _load(task_of(config).serving)
-
-
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    side: type[ServingSide] = registry.load(task_of(config).serving)
+    return side
