@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, read_summary
 from recsys.strict import Repeats
 from recsys.system import manifest as manifests
@@ -80,6 +80,21 @@ def answers_of(manifest: Mapping[str, Any]) -> str:
     """Returns what a bundle answers, `lists` or `scores`; one of an earlier version, lists."""
     answers: str = manifest.get("answers", "lists")
     return answers
+
+
+def check_answers(bundle: Path, answers: str, needed: str) -> None:
+    """Raises the error of `wrong_answers` if a bundle doesn't answer what is needed."""
+    if answers != needed:
+        raise wrong_answers(bundle, answers, needed)
+
+
+def wrong_answers(bundle: Path, answers: str, needed: str) -> UsageError:
+    """Returns the error for a bundle of scores where lists are needed, or the reverse."""
+    cure = {
+        "lists": "Use score or rank of recsys.load_bundle, or the signature 'score'.",
+        "scores": "Use recommend of recsys.load_bundle, or recsys recommend.",
+    }[needed]
+    return UsageError("R545", f"The bundle {str(bundle)!r} must answer {needed}.", cure, answers)
 
 
 def manifest_digest(bundle: Path) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from recsys.bundles.bundle import MANIFEST, answers_of, read_manifest
+from recsys.bundles.bundle import MANIFEST, answers_of, read_manifest, wrong_answers
 from recsys.bundles.publishing import latest
 from recsys.data.history_facts import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
@@ -25,7 +25,7 @@ from recsys.formats import counted, html_table
 from recsys.savedmodel.signatures import QUERY_TIME, SCORE
 from recsys.serving.retriever import Retriever, check_k, normal_id
 from recsys.serving.scorer import Scorer
-from recsys.serving.served_model import ServedModel, wrong_answers
+from recsys.serving.served_model import ServedModel
 
 _SHOWN_USERS = 3
 _COLUMNS = ("score", "id", "title")

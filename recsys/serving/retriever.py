@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import answers_of, verify
+from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.data.history_facts import OF_EVENTS
 from recsys.data.sources.values import plain_id
 from recsys.errors import UsageError
@@ -39,7 +39,7 @@ from recsys.savedmodel.signatures import (
     check_fact_texts,
 )
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
-from recsys.serving.served_model import ServedModel, check_answers
+from recsys.serving.served_model import ServedModel
 from recsys.tasks.retrieval.manifest import direction_width
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"

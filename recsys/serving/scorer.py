@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundles.bundle import answers_of, verify
+from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.errors import UsageError
 from recsys.savedmodel.loading import SavedModelGraph
 from recsys.savedmodel.signatures import DTYPES, SCORE, Arrays
 from recsys.serving.retriever import as_texts, check_k
-from recsys.serving.served_model import ServedModel, check_answers
+from recsys.serving.served_model import ServedModel
 
 USER, ITEM = "user_id", "item_id"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from recsys.bundles.publishing import is_version
-from recsys.errors import UsageError
 from recsys.savedmodel.loading import SavedModelGraph
 from recsys.savedmodel.signatures import Arrays, Signature
 
@@ -54,18 +53,3 @@ class ServedModel:
 
     def check_inputs(self, inputs: Arrays) -> None:
         """Raises a UsageError for values that no answer can fit."""
-
-
-def check_answers(bundle: Path, answers: str, needed: str) -> None:
-    """Raises the error of `wrong_answers` if a bundle doesn't answer what is needed."""
-    if answers != needed:
-        raise wrong_answers(bundle, answers, needed)
-
-
-def wrong_answers(bundle: Path, answers: str, needed: str) -> UsageError:
-    """Returns the error for a bundle of scores where lists are needed, or the reverse."""
-    cure = {
-        "lists": "Use score or rank of recsys.load_bundle, or the signature 'score'.",
-        "scores": "Use recommend of recsys.load_bundle, or recsys recommend.",
-    }[needed]
-    return UsageError("R545", f"The bundle {str(bundle)!r} must answer {needed}.", cure, answers)

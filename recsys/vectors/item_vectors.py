@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.bundle import MANIFEST, manifest_digest, verify
+from recsys.bundles.bundle import MANIFEST, answers_of, check_answers, manifest_digest, verify
 from recsys.bundles.publishing import is_version, latest, versions
 from recsys.data.catalogue import Catalogue
 from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
@@ -52,7 +52,7 @@ class ItemVectors:
         """Opens a model folder, a bundle, a folder of versions, or the root of a run.
 
         Raises:
-            UsageError: The folder is none of them (R590).
+            UsageError: The folder is none of them (R590), or a bundle of scores (R545).
             RecsysError: It is damaged (R501, R502, R591), or nothing was pushed (R510).
         """
         path = _resolved(folder)
@@ -131,6 +131,7 @@ def _resolved(folder: Path) -> Path:
 
 def _open_bundle(bundle: Path) -> ItemVectors:
     manifest = verify(bundle)
+    check_answers(bundle, answers_of(manifest), "lists")
     version = int(bundle.name) if is_version(bundle.name) else None
     origin = {"kind": "bundle", "digest": manifest_digest(bundle), "version": version}
 

@@ -23,6 +23,7 @@ from recsys.savedmodel.id_table import IdTable
 from recsys.serving.retriever import Retriever
 from recsys.serving.server.open_inference import messages
 from recsys.serving.server.service import load_version
+from recsys.vectors.item_vectors import ItemVectors
 
 USERS, ITEMS = {"u1": 1.0, "u2": -1.0}, {"i1": 1.0, "i2": 3.0, "i3": 2.0}
 """The score of a pair is the product of both numbers, plus the price and the count."""
@@ -196,6 +197,8 @@ def test_what_needs_lists_refuses_a_bundle_of_scores(bundle, loaded, root, tmp_p
         Retriever.open(bundle)
     with pytest.raises(RecsysError, match="R545"):
         knows(bundle, ["u1"])
+    with pytest.raises(UsageError, match="R545"):
+        ItemVectors.open(bundle)
     users = tmp_path / "users.txt"
     users.write_text("u1\n")
     for words in (

@@ -11,8 +11,8 @@ import pydantic
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
+from recsys.bundles.bundle import check_answers
 from recsys.serving.retriever import Retriever, normal_id
-from recsys.serving.served_model import check_answers
 from recsys.serving.server.errors import INVALID, NOT_FOUND, HttpError, wrong
 from recsys.serving.server.pool import Pool
 from recsys.serving.server.predictor import Predictor
