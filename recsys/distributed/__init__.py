@@ -1,1 +1,1 @@
-"""Several processes of a run: where they start, how they meet, agree and end."""
+"""The processes of a run: how they start, meet, agree and end."""

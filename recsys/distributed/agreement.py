@@ -1,7 +1,7 @@
 """Checks before the first step of several processes, so that they neither hang nor differ.
 
-All must run the same with the same code, see the same output folders, and have an address that
-the others can reach. Each error names the process, and all end with it.
+All must run the same config with the same code, share the output folders, and have an address
+that the others can reach. Each error names the process at fault, and every process ends with it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from recsys.system.disk import storage_error
 from recsys.system.events import note
 
 SEEN_WITHIN_S = 30.0
-"""How long a file of one process may take until another one sees it [s]: caches of NFS."""
+"""Timeout for a file of one process to appear on the others [s]; NFS caches folders."""
 _MANIFEST_BYTES = 1 << 20
 _MACHINE = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One of the processes, as the others know it.
+    """A process as the others see it.
 
     Attributes:
-        process: Its index.
+        process: Index of the process.
         name: Name of its machine.
         machine: Id of its machine's network.
-        address: Address of its machine on the way to process 0.
+        address: Address of its machine on the route to process 0.
         token: Random text.
-        facts: What it would train or measure; see `facts_of`.
+        facts: Digests of its config, code and data; see `facts_of`.
     """
 
     process: int
@@ -58,16 +58,16 @@ class Member:
 
 
 def agree(place: Place, facts: Mapping[str, Any], folders: Sequence[Path]) -> str:
-    """Makes sure that all processes agree; returns the address at which others find this one.
+    """Checks that all processes agree; returns the address at which others reach this one.
 
     Args:
-        place: The place of this process.
-        facts: What all must have in common, by name, JSON-serializable.
+        place: Place of this process among the others.
+        facts: Values that must be equal on all processes, by name, JSON-serializable.
         folders: Folders that all must share; created if missing.
 
     Raises:
         UsageError: The processes differ (R387), see other folders (R386), or have an address
-            that others cannot reach (R385); the same on all of them.
+            that others cannot reach (R385). All processes raise the same error.
     """
     boot, network = _MACHINE[0].read_text().strip(), _MACHINE[1].readlink()
     own = Member(
@@ -91,15 +91,15 @@ def agree(place: Place, facts: Mapping[str, Any], folders: Sequence[Path]) -> st
     return address
 
 
-# --- the same run
+# --- config, code and data
 
 
 def facts_of(stage: Strict, folders: Mapping[str, Path | None]) -> dict[str, Any]:
-    """Returns what all processes must agree on, by name, JSON-serializable.
+    """Returns the values that must be equal on all processes, by name, JSON-serializable.
 
     Args:
         stage: The stage's part of the config.
-        folders: Folders that it reads, by name; None: none of that name.
+        folders: Folders that the stage reads, by name; None for one that isn't given.
     """
     read = {name: _digest_of(path) for name, path in folders.items() if path is not None}
     source = version_text(source_version())
@@ -116,9 +116,9 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _digest_of(folder: Path) -> str:
-    """Returns one text for names and sizes of a folder's files and for its short JSON files.
+    """Returns a digest of the names and sizes of a folder's files and of its short JSON files.
 
-    Among these are manifests with the digests of large files, which are not read here.
+    These include manifests, which hold the digests of large files; the files aren't read.
     """
     digest = hashlib.sha256()
     try:
@@ -133,10 +133,10 @@ def _digest_of(folder: Path) -> str:
 
 
 def check_same(members: Sequence[Member]) -> None:
-    """Checks that all would train, or evaluate, the same.
+    """Checks that all processes would train or evaluate the same.
 
     Raises:
-        UsageError: One of them would not (R387).
+        UsageError: A process differs from the first (R387).
     """
     first = members[0]
     for member in members[1:]:
@@ -154,11 +154,11 @@ def check_same(members: Sequence[Member]) -> None:
             )
 
 
-# --- the folders that are written
+# --- the output folders
 
 
 def _check_folders(own: Member, members: Sequence[Member], folders: Sequence[Path]) -> None:
-    """Checks that all processes see the same folders: each writes a file, and looks for all."""
+    """Checks that all processes share the folders: each writes a file and waits for the others."""
     marks = [f".recsys-{members[0].token}-{member.process}" for member in members]
     files = [folder / marks[own.process] for folder in folders]
     try:
@@ -190,7 +190,7 @@ def _write(files: Sequence[Path]) -> None:
 
 
 def _unseen(marks: Sequence[str], folders: Sequence[Path]) -> list[int]:
-    """Returns the processes whose files do not appear in the folders in time."""
+    """Returns the processes whose files do not appear in the folders before the timeout."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     while True:
         seen = set.intersection(*({path.name for path in folder.iterdir()} for folder in folders))
@@ -204,7 +204,7 @@ def _unseen(marks: Sequence[str], folders: Sequence[Path]) -> list[int]:
 
 
 def own_address(host: str, port: int) -> str:
-    """Returns the address of this machine on the way to another one."""
+    """Returns the address of this machine on the route to a host."""
     with suppress(OSError):
         family, kind, protocol, _, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
             0
@@ -216,9 +216,10 @@ def own_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether a name or an address means this machine, wherever it is used.
+    """Returns whether a host name or address always refers to the local machine.
 
-    Another name may mean a loopback address here and none elsewhere, as a machine's own does.
+    Names other than `localhost` don't count: a machine's own name may resolve to a loopback
+    address on this machine only.
     """
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -226,7 +227,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _address(own: Member, members: Sequence[Member]) -> str:
-    """Returns the address at which the other processes find this one.
+    """Returns the address at which the other processes reach this one.
 
     Raises:
         UsageError: A process on another machine than process 0 has a loopback address (R385).

@@ -1,4 +1,4 @@
-"""Child processes that run together: each has an end, and none is left running."""
+"""Child processes that run together; none is left running."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from recsys.system.signals import StopSignals, signals_to
 
 _POLL_S = 0.1
 _GONE_S = 60.0
-"""How long a process that is killed may take to free its memory [s]."""
+"""Timeout for a killed process to end and free its memory [s]."""
 
 
 class Children:
-    """Processes on this machine, as a context manager that leaves none running.
+    """Runs processes on this machine, as a context manager that leaves none running.
 
     Inside the context, a signal to stop is passed on to them; a second one kills them.
 
     Args:
-        commands: The command of each.
-        environments: Variables of each, on top of those of this process.
-        scratch: Folder for what they print.
-        by_stdin: Whether the end of its stdin asks a command to stop, which ssh passes on,
-            rather than SIGTERM.
-        relay: Reads the stderr of each until it ends; None: they share that of this process.
+        commands: Commands, one for each process.
+        environments: Variables of each process in addition to this one's.
+        scratch: Folder for the files with their output.
+        by_stdin: Whether a process is stopped by closing its stdin, which ssh passes on,
+            rather than by SIGTERM.
+        relay: Reads the stderr of each process until it ends; None: stderr is inherited.
 
     Attributes:
-        stop: The signals to stop that came.
+        stop: The received signals to stop.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Children:
                 stdout=file,
                 stderr=subprocess.PIPE if self._relay else None,
                 bufsize=0,
-                process_group=0,  # Ctrl-C comes to them through `_forward`.
+                process_group=0,  # `_forward` passes Ctrl-C on.
             )
         self._children.append(child)
         if child.stdin is not None:
-            with suppress(OSError):  # Without a first byte a stage doesn't listen to its stdin.
+            with suppress(OSError):  # A stage listens to its stdin only after a first byte.
                 child.stdin.write(b"\n")
         if self._relay is not None:
             relay = threading.Thread(target=self._relay, args=[child.stderr], daemon=True)
@@ -90,20 +90,20 @@ class Children:
 
     @property
     def codes(self) -> list[int | None]:
-        """Exit codes; None for what runs."""
+        """Exit codes; None for a process that is running."""
         return [child.poll() for child in self._children]
 
     def wait(self, grace_s: float, each: Callable[[], object] = lambda: None) -> list[int]:
-        """Waits until all have ended.
+        """Waits until all processes have ended.
 
         Args:
-            grace_s: How long the others may go on once one has failed, which gives them the time
-                for a reason; after twice as long they are killed [s].
-            each: Is called all the while.
+            grace_s: Time that the others have to end after one has failed [s], so that they
+                can report a reason; after twice as long they are killed.
+            each: Called repeatedly while waiting.
 
         Returns:
-            Those that failed by themselves, the cause first: one that was killed, rather than
-            one that gave up because of it.
+            Indices of the processes that failed without being stopped, the likeliest cause
+            first: a process that was killed comes before one that failed because of it.
         """
         failed: list[int] = []
         failed_at, is_asked = 0.0, False
@@ -140,7 +140,7 @@ class Children:
             self._ask()
 
     def _ask(self) -> None:
-        """Asks all to save and stop."""
+        """Asks all processes to save and stop."""
         for child in self._children:
             if child.stdin is not None:
                 with suppress(OSError):
@@ -156,7 +156,7 @@ class Children:
     def _end(self) -> None:
         self._kill()
         for child in self._children:
-            # One that hangs in the kernel ends after that.
+            # A process that hangs in the kernel may end later.
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_GONE_S)
             for pipe in (child.stdin, child.stderr):

@@ -1,17 +1,17 @@
-"""Collectives among groups of devices, which may move numbers in fewer bytes than they have.
+"""Collectives in groups of devices, optionally with a compressed payload.
 
-In `bfloat16` a number takes two bytes instead of four, rounded to the nearest. In `int8` it
-takes one, and each row a scale of four: its largest number is 127 of them. There numbers are
-rounded up with the probability of what they are short of: rounded to the nearest, a gradient's
-numbers below 1/254 of its largest would never arrive, now they do on average. The random bits
-are a hash of the number itself and its column, so they are the same on every run.
+`bfloat16` takes two bytes per number instead of four, rounded to the nearest. `int8` takes one,
+plus a float32 scale per row that maps its largest magnitude to 127. It is rounded
+stochastically: with rounding to the nearest, numbers of a gradient below 1/254 of its largest
+would always become 0; now they are right on average. The random bits are a hash of the number
+and its column, so they are the same in every run.
 
-They travel as integers of 32 bits, two or four of them in one: XLA would widen bfloat16 on a
-CPU, and NCCL has no integers of 16 bits. Nothing is summed in few bits: what is to be summed
-over devices is moved, and summed in float32.
+Payloads are packed into 32-bit integers: XLA would widen bfloat16 on a CPU, and NCCL has no
+16-bit integers. Sums are never computed in the payload's type: the summands are moved, and
+summed in float32.
 
-The functions run inside a `shard_map` and are differentiable: a gradient goes back by the
-reverse collective, in the same payload.
+The functions run inside a `shard_map` and are differentiable: a gradient takes the reverse
+collective with the same payload.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _COLUMN = 0x9E3779B1
 def on_each_device(
     function: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Returns `function`, called on every device of a mesh with the device's part of each array.
+    """Returns `function` mapped over the devices of a mesh, each with its part of the arguments.
 
     Args:
-        function: What a device computes of its parts; it may exchange with others.
+        function: Function of a device's parts; it may use collectives.
         mesh: The devices.
-        in_specs: How the arguments are split, as of `jax.shard_map`.
-        out_specs: How what it returns is put together.
+        in_specs: Partition of the arguments, as for `jax.shard_map`.
+        out_specs: Partition of the results.
     """
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
@@ -49,16 +49,16 @@ def on_each_device(
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The devices that exchange with each other, seen from one of them.
+    """A group of devices that exchange with each other, seen from one of them.
 
-    An axis of the mesh is cut into groups of one size, and each keeps to itself. Those of
-    stride 1 are neighbours, such as the devices of a node; of n devices in nodes of d, groups
-    of stride d have the devices of one place in every node.
+    An axis of the mesh is divided into groups of equal size. Groups of stride 1 consist of
+    neighbours, such as the devices of a node. With nodes of d devices, a group of stride d has
+    the device at the same position in every node.
 
     Attributes:
         axis: Name of the axis.
-        n_devices: Devices along it.
-        size: Devices of a group.
+        n_devices: Number of devices along the axis.
+        size: Number of devices in a group.
         stride: Distance along the axis between the devices of a group.
     """
 
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def index_groups(self) -> list[list[int]] | None:
-        """Places along the axis of each group's devices; None if it is all of them."""
+        """Indices along the axis of each group's devices; None if there is one group."""
         if self.size == self.n_devices:
             return None
         block = self.size * self.stride
@@ -77,12 +77,12 @@ class Group:
         return [list(range(first, first + block, self.stride)) for first in firsts]
 
     def place(self) -> jax.Array:
-        """Returns the place of this device in its group, a scalar int32."""
+        """Returns the index of this device in its group, a scalar int32."""
         place = jax.lax.axis_index(self.axis)
         return place if self.size == self.n_devices else place // self.stride % self.size
 
     def members(self) -> jax.Array:
-        """Returns the places along the axis of the devices of this one's group `[size]` int32."""
+        """Returns the indices along the axis of the devices of this one's group `[size]` int32."""
         numbers = jnp.arange(self.size, dtype=jnp.int32)
         if self.size == self.n_devices:
             return numbers
@@ -91,21 +91,21 @@ class Group:
 
 
 def over_gloo() -> bool:
-    """Returns whether collectives go over gloo, whose reduce-scatter loses numbers.
+    """Returns whether collectives run over gloo, whose reduce-scatter loses numbers.
 
-    The end of what the first device gets may be wrong: others write their sums over what
-    they still send (jax-ml/jax#40830). So no step may hold a reduce-scatter there.
+    The end of the first device's result may be wrong: others write their sums into buffers
+    that are still being sent (jax-ml/jax#40830). So no step may use reduce-scatter there.
     """
     return jax.default_backend() == "cpu" and jax.distributed.is_initialized()
 
 
 def packed_width(width: int, payload: str) -> int:
-    """Returns the numbers of four bytes that a row of `width` floats travels as."""
+    """Returns the number of 32-bit words for a row of `width` floats."""
     return {"float32": width, "bfloat16": -(-width // 2), "int8": -(-width // 4) + 1}[payload]
 
 
 def _packed(x: jax.Array, payload: str) -> jax.Array:
-    """Returns `x` `[..., width]` float32 as it travels, `[..., packed_width]`."""
+    """Returns `x` `[..., width]` float32 packed for transport, `[..., packed_width]`."""
     if payload == "float32":
         return x
     if payload == "int8":
@@ -140,12 +140,12 @@ def _as_bytes(x: jax.Array) -> jax.Array:
 
 
 def to_bits(x: jax.Array, payload: str) -> jax.Array:
-    """Returns `x` `[..., width]` float32 as it travels, `[..., packed_width]` uint32."""
+    """Returns `x` `[..., width]` float32 packed for transport, `[..., packed_width]` uint32."""
     return jax.lax.bitcast_convert_type(_packed(x, payload), jnp.uint32)
 
 
 def from_bits(bits: jax.Array, width: int, payload: str) -> jax.Array:
-    """Returns what `to_bits` made the bits of `[..., width]` float32."""
+    """Returns the `[..., width]` float32 that `to_bits` packed."""
     is_whole = payload == "float32"
     packed = jax.lax.bitcast_convert_type(bits, jnp.float32) if is_whole else bits
     return _unpacked(packed, width, payload)
@@ -162,13 +162,13 @@ def _gather(x: jax.Array, group: Group) -> jax.Array:
 
 
 def all_to_all(x: jax.Array, group: Group, split: int = 0, joined: int = 0) -> jax.Array:
-    """Returns the parts that all devices have for this one, of any type, laid end to end.
+    """Returns the parts that all devices have for this one, of any dtype, concatenated.
 
     Args:
         x: A part for each device along the dimension `split`.
         group: The devices.
-        split: Dimension that is cut.
-        joined: Dimension along which the parts are laid.
+        split: Dimension that is split.
+        joined: Dimension along which the parts are concatenated.
     """
     if group.size == 1:
         return x
@@ -182,14 +182,14 @@ def swap_chunks(x: jax.Array, group: Group, payload: str = "float32") -> jax.Arr
     Args:
         x: A chunk for each device `[size, n, ..., width]` float32.
         group: The devices.
-        payload: What numbers travel as.
+        payload: Dtype in transport.
     """
     return _unpacked(all_to_all(_packed(x, payload), group), x.shape[-1], payload)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def rows_to_columns(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
-    """Returns whole rows `[n / size, width * size]` of columns `[n, width]`."""
+    """Converts columns `[n, width]` into whole rows `[n / size, width * size]`."""
     if payload == "float32":
         return all_to_all(x, group, 0, 1)
     parts = swap_chunks(x.reshape(group.size, -1, x.shape[1]), group, payload)
@@ -198,7 +198,7 @@ def rows_to_columns(x: jax.Array, group: Group, payload: str = "float32") -> jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def columns_to_rows(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
-    """Returns columns `[n * size, width / size]` of whole rows `[n, width]`."""
+    """Converts whole rows `[n, width]` into columns `[n * size, width / size]`."""
     if payload == "float32":
         return all_to_all(x, group, 1, 0)
     parts = jnp.moveaxis(x.reshape(x.shape[0], group.size, -1), 1, 0)
@@ -209,7 +209,7 @@ def columns_to_rows(x: jax.Array, group: Group, payload: str = "float32") -> jax
 def reduce_scatter(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
     """Returns this device's part `[n / size, ...]` of the sum of all `x` `[n, ...]`.
 
-    Over gloo it is an all-to-all and an addition in the order of the devices.
+    With gloo or a compressed payload it is an all-to-all, and a sum in the order of the devices.
     """
     if payload == "float32" and not over_gloo():
         groups = group.index_groups
@@ -220,7 +220,7 @@ def reduce_scatter(x: jax.Array, group: Group, payload: str = "float32") -> jax.
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
-    """Returns the `x` `[n, ...]` of all devices, one after the other."""
+    """Returns the `x` `[n, ...]` of all devices, concatenated."""
     return _unpacked(_gather(_packed(x, payload), group), x.shape[-1], payload)
 
 

@@ -27,10 +27,10 @@ class MeshConfig(Strict):
 
 
 def parse_mesh(text: str) -> MeshConfig:
-    """Returns the mesh that a command-line option describes, such as `data=4,model=2`.
+    """Returns the mesh of a command-line option such as `data=4,model=2`.
 
     Raises:
-        UsageError: The text does not describe a mesh (R313).
+        UsageError: The text is not a valid mesh (R313).
     """
     try:
         axes = (part.partition("=") for part in text.split(","))

@@ -1,8 +1,8 @@
-"""JAX's coordination service, and the other parts of JAX that have no public name.
+"""JAX's coordination service, and other parts of JAX that are not public.
 
-The service runs in process 0. It has a key-value store and a barrier, which wait for as long as
-they are told; collectives on devices give up after 30 s with gloo, and need equal programs. Its
-heartbeats notice lost processes. The tests fail if a new version of JAX renames what is used.
+The service runs in process 0. It has a key-value store and a barrier with a timeout of our
+choice; collectives on devices give up after 30 s with gloo, and need equal programs. Its
+heartbeats detect lost processes. The tests fail if a new version of JAX renames these parts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from recsys.errors import UsageError
 
 
 def n_processes() -> int:
-    """Returns the number of processes that have joined; needs no devices, unlike JAX's own."""
+    """Returns the number of processes that have joined; unlike JAX's, it needs no devices."""
     return int(distributed.global_state.num_processes)
 
 
 def process_index() -> int:
-    """Returns which one this is."""
+    """Returns the index of this process; unlike JAX's, it needs no devices."""
     return int(distributed.global_state.process_id)
 
 
@@ -34,10 +34,10 @@ def client() -> Any:
 
 
 def detected(place: Place) -> Place:
-    """Returns a place with what Slurm, Open MPI or Kubernetes say of it.
+    """Returns a place completed with what Slurm, Open MPI or Kubernetes provide.
 
     Raises:
-        UsageError: There is no such scheduler (R376).
+        UsageError: No such scheduler is found (R376).
     """
     reason = "no Slurm, Open MPI or Kubernetes"
     try:
@@ -62,9 +62,9 @@ def detected(place: Place) -> Place:
 
 
 def publish(address: str) -> None:
-    """Makes gloo, which connects JAX's CPUs, publish an address of this process.
+    """Sets the address that gloo, which connects JAX's CPUs, publishes for this process.
 
-    By default it publishes what the machine's own name resolves to, often 127.0.1.1, which
+    By default it publishes the address of the machine's own name, often 127.0.1.1, which
     other machines cannot reach.
     """
     from jax._src import xla_bridge

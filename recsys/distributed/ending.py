@@ -1,4 +1,4 @@
-"""How a process among several ends: with one sentence, at the latest when a limit is over."""
+"""How one of several processes ends: with an error message, and within a time limit."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from recsys.system.process import answer, as_told, log_traceback
 from recsys.system.signals import StopSignals, signals_to
 
 HEARTBEAT_S = 20
-"""How long a process may give no sign of life [s]. JAX notices a second or two later."""
+"""Heartbeat timeout [s]. JAX notices a second or two later."""
 STEP_S = 1200.0
-"""How long the devices of all processes may compute together [s]; the first time they compile."""
+"""Timeout for a computation of all processes [s]; the first one includes compilation."""
 _ASK_S = 15.0
 _LISTEN_S = 1.0
 _TOLD_S = 10.0
 _ENDED, _WAITED = "recsys/ended/", "recsys/waited/"
 _is_over = threading.Event()
 _listeners: list[threading.Thread] = []
-"""The thread that hears of errors of other processes, from `listen` on."""
+"""The thread that waits for errors of other processes, after `listen`."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def calling_after(limit_s: float, end: Callable[[], NoReturn]) -> Iterator[None]
     """Calls `end` in a thread if its block, which waits in C++, takes too long.
 
     Args:
-        limit_s: How long the block may take [s].
+        limit_s: Time limit of the block [s].
         end: Ends this process.
     """
     timer = threading.Timer(limit_s, end)
@@ -56,12 +56,12 @@ def calling_after(limit_s: float, end: Callable[[], NoReturn]) -> Iterator[None]
 def ending_after(limit_s: float | None = None) -> Iterator[None]:
     """Ends this process with R389 if its block, which waits for the others, takes too long.
 
-    Such a wait happens in C++, which no exception can interrupt, and lasts with gloo and NCCL
-    for as long as all are connected. JAX's service finds a process alive whose main thread
-    stands still, as on a disk that doesn't answer.
+    Such a wait happens in C++, which no exception can interrupt. With gloo and NCCL it lasts as
+    long as all are connected. JAX's heartbeats continue even if the main thread of a process
+    hangs, for example on a disk that doesn't respond.
 
     Args:
-        limit_s: How long the block may take [s]; None: `STEP_S`.
+        limit_s: Time limit of the block [s]; None: `STEP_S`.
     """
     if n_processes() == 1:
         yield
@@ -72,12 +72,12 @@ def ending_after(limit_s: float | None = None) -> Iterator[None]:
 
 
 class StepWatch:
-    """Ends one of several processes with R389 where a step takes too long; see `ending_after`.
+    """Ends one of several processes with R389 if a step takes too long; see `ending_after`.
 
-    A step is started and not waited for, so that no block holds all of it.
+    Steps are asynchronous, so no block of code spans a whole step.
 
     Args:
-        limit_s: How long a step may take [s]; None: `STEP_S`.
+        limit_s: Time limit of a step [s]; None: `STEP_S`.
         is_reading: Returns whether this process waits for its own batch, not for the others.
     """
 
@@ -86,20 +86,20 @@ class StepWatch:
     ) -> None:
         self._limit_s = STEP_S if limit_s is None else limit_s
         self._is_reading = is_reading
-        self._since = math.inf  # Not yet, or not now.
+        self._since = math.inf  # Paused.
         self._is_over = threading.Event()
 
     def begin(self) -> None:
-        """Measures from now on: a step begins."""
+        """Starts the clock: a step begins."""
         self._since = time.monotonic()
 
     def pause(self) -> None:
-        """Measures nothing until the next step begins."""
+        """Stops the clock until the next step begins."""
         self._since = math.inf
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches while it is open, if there are several processes."""
+        """Watches inside the context, if there are several processes."""
         if n_processes() == 1:
             yield
             return
@@ -118,14 +118,14 @@ class StepWatch:
 
 
 def _give_up(limit_s: float, is_waiting: bool = True) -> NoReturn:
-    """Ends this process, which waited for too long, and names those that didn't wait.
+    """Ends this process, which waited for too long, and names the ones that didn't wait.
 
     Args:
-        limit_s: How long it waited [s].
+        limit_s: Time that it waited [s].
         is_waiting: Whether it waited for other processes.
     """
     with calling_after(2 * _ASK_S, lambda: _exit(_too_late(limit_s, []))):
-        # The service may not answer either, or has gone.
+        # The service may be gone, or not respond.
         busy: list[int] = []
         with suppress(jax.errors.JaxRuntimeError):
             busy = _not_waiting(is_waiting)
@@ -139,7 +139,7 @@ def _not_waiting(is_waiting: bool) -> list[int]:
         return []
     if is_waiting:
         service.key_value_set(f"{_WAITED}{process_index()}", "")
-    time.sleep(_ASK_S)  # The others give up at about the same time.
+    time.sleep(_ASK_S)  # The others time out at about the same time.
     waited = {int(key.rpartition("/")[2]) for key, _ in service.key_value_dir_get(_WAITED)}
     return sorted(set(range(n_processes())) - waited)
 
@@ -157,18 +157,18 @@ def _too_late(limit_s: float, busy: list[int]) -> RecsysError:
 
 
 def end_process(error: BaseException) -> NoReturn:
-    """Ends this process with an error message, which the others end with, too."""
+    """Ends this process with an error, which is sent to the others; they end with it, too."""
     if _listeners and any(map(_is_of_jax, _causes(error))):
-        # Another process may be the cause. Then that one, or JAX, ends this one with it.
+        # Another process may be the cause. Then it, or JAX, ends this process in the meantime.
         time.sleep(HEARTBEAT_S + _TOLD_S)
-    # What else JAX or a broken connection raises is no reason: all start again.
+    # Other errors of JAX or of a broken connection aren't sent: all processes restart.
     if isinstance(error, OSError) or _is_of_plugin(error):
         error = as_told(error)
     _exit(error)
 
 
 def _is_of_jax(error: BaseException) -> bool:
-    """Returns whether a computation failed; gloo's errors come as ValueError, too."""
+    """Returns whether a computation failed; gloo raises ValueError, too."""
     return isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
 
 
@@ -179,13 +179,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_of_plugin(error: BaseException) -> TypeGuard[Exception]:
-    """Returns whether a plugin raised an error by itself, the same in every process."""
+    """Returns whether a plugin raised the error; then every process raises it."""
     is_jax = isinstance(error, jax.errors.JaxRuntimeError)
     return isinstance(error, Exception) and not is_jax and plugin_place(error) is not None
 
 
 def _tell(error: str) -> None:
-    """Tells the others an error; waits in process 0, with which the service ends, for theirs."""
+    """Sends an error to the others; process 0, which runs the service, waits for their errors."""
     service, deadline = client(), time.monotonic() + _TOLD_S
     with suppress(jax.errors.JaxRuntimeError):
         service.key_value_set(f"{_ENDED}{process_index()}", error)
@@ -196,7 +196,7 @@ def _tell(error: str) -> None:
 
 
 def listen() -> None:
-    """Ends this process from now on when another one, which it has met, tells an error."""
+    """Starts a thread that ends this process when another one reports an error."""
     _listeners.append(threading.Thread(target=_listen, daemon=True))
     _listeners[0].start()
 
@@ -211,8 +211,8 @@ def _listen() -> None:
 
 
 def _exit(error: BaseException) -> NoReturn:
-    """Ends this process at once; tells the others why."""
-    with suppress(OSError):  # They may be files on a full disk.
+    """Ends this process at once, and sends the reason to the others."""
+    with suppress(OSError):  # stdout and stderr may be files on a full disk.
         if isinstance(error, RecsysError):
             answer({"error": error.to_json()})
         sys.stdout.flush()
@@ -220,13 +220,13 @@ def _exit(error: BaseException) -> NoReturn:
     if isinstance(error, RecsysError) and _listeners:
         teller = threading.Thread(target=_tell, args=[json.dumps(error.to_json())], daemon=True)
         teller.start()
-        teller.join(_TOLD_S + 1.0)  # The service may not answer.
+        teller.join(_TOLD_S + 1.0)  # The service may not respond.
     os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
 
 
 @contextmanager
 def failing_at_once() -> Iterator[None]:
-    """Ends one of several processes with an error message as soon as it, or another one, fails.
+    """Ends one of several processes with an error message as soon as any of them fails.
 
     Otherwise JAX would make it wait at its exit for the others, which wait for it.
     """
@@ -244,7 +244,7 @@ def failing_at_once() -> Iterator[None]:
 
 
 class StopRequest:
-    """Whether the run was stopped by SIGTERM or SIGINT.
+    """Handles SIGTERM and SIGINT as a request to stop the run.
 
     A second signal ends the run without saving.
     """
@@ -256,7 +256,7 @@ class StopRequest:
     def is_due(self, step: int) -> bool:
         """Returns whether to stop after `step`; the same in every process."""
         if n_processes() > 1:
-            # JAX's own service hears the signal in any process, and names a step to all.
+            # JAX's service detects the signal in any process, and agrees on a step with all.
             return bool(multihost_utils.reached_preemption_sync_point(step))
         return self._signals.is_set
 

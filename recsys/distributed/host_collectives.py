@@ -1,4 +1,4 @@
-"""What processes exchange on the host: values, errors and arrays, the same for all afterwards."""
+"""Collectives on the host: exchange values, errors and arrays between the processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _meetings = itertools.count()
 
 
 def is_primary() -> bool:
-    """Returns whether this process acts for all of them."""
+    """Returns whether this is process 0, which acts for all of them."""
     return process_index() == 0
 
 
@@ -30,20 +30,20 @@ def meet(limit_s: float = _AGREE_S) -> None:
     """Waits for the other processes.
 
     Args:
-        limit_s: After how long this process ends, with a sentence [s].
+        limit_s: Timeout, after which this process ends with an error message [s].
     """
     exchange(None, limit_s)
 
 
 def exchange(value: Any, limit_s: float = _AGREE_S) -> list[Any]:
-    """Returns the JSON values that the processes give, in their order.
+    """Returns the JSON values of all processes, in their order.
 
-    They pass JAX's coordination service: collectives on devices would need a program, and gloo
-    gives up after 30 s.
+    They are exchanged through JAX's coordination service: collectives on devices would need a
+    program, and gloo gives up after 30 s.
 
     Args:
         value: Value of this process.
-        limit_s: After how long this process ends, with a sentence [s].
+        limit_s: Timeout, after which this process ends with an error message [s].
     """
     if n_processes() == 1:
         return [value]
@@ -52,17 +52,17 @@ def exchange(value: Any, limit_s: float = _AGREE_S) -> list[Any]:
     with ending_after(limit_s):
         service.wait_at_barrier(f"recsys {number}", int(2000 * limit_s))
     values = dict(service.key_value_dir_get(f"recsys/{number}/"))
-    if is_primary() and number:  # All have read those before.
+    if is_primary() and number:  # All processes have read the previous values.
         service.key_value_delete(f"recsys/{number - 1}/")
     return [json.loads(values[f"recsys/{number}/{index}"]) for index in range(n_processes())]
 
 
 def agreed(decide: Callable[[], Any], limit_s: float = _AGREE_S) -> Any:
-    """Returns, on every process, the JSON that the primary one gets from `decide`, or its error.
+    """Returns the primary's result of `decide`, or raises its error, on every process.
 
     Args:
-        decide: Called on the primary process alone.
-        limit_s: How long the others wait for it [s].
+        decide: Function to call on the primary only; returns JSON.
+        limit_s: Timeout of the others [s].
     """
     if n_processes() == 1:
         return decide()
@@ -70,10 +70,13 @@ def agreed(decide: Callable[[], Any], limit_s: float = _AGREE_S) -> Any:
 
 
 def jointly(do: Callable[[], Any]) -> list[Any]:
-    """Returns, on every process, what `do` returns on each of them, JSON, in their order.
+    """Returns the results of `do` on all processes, in their order, on every process.
+
+    Args:
+        do: Function to call; returns JSON.
 
     Raises:
-        RecsysError: That of the first process that has one, on every process.
+        RecsysError: The error of the first process that has one, on every process.
     """
     if n_processes() == 1:
         return [do()]
@@ -81,10 +84,11 @@ def jointly(do: Callable[[], Any]) -> list[Any]:
 
 
 def in_shares(check: Callable[[int, int], None]) -> None:
-    """Runs `check` on every process; all raise the error of the first one that does.
+    """Runs `check` on every process; all raise the error of the first one that fails.
 
     Args:
-        check: Takes the index of a process, and how many there are: which share is its.
+        check: Function of the process' index and the number of processes, which checks the
+            share of that process.
     """
     jointly(lambda: check(process_index(), n_processes()))
 
@@ -100,17 +104,17 @@ def _answer(decide: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _value(answer: dict[str, Any]) -> Any:
-    """Returns or raises what `_answer` returned in some process."""
+    """Returns the value, or raises the error, that `_answer` returned in some process."""
     if "error" in answer:
         raise RecsysError.from_json(answer["error"])
     return answer["value"]
 
 
 def of_first(make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Returns, on every process, the array that `make` returns on the first one alone.
+    """Calls `make` on the first process only, and returns its array on every process.
 
     Raises:
-        RecsysError: As `agreed`.
+        RecsysError: The first process raised it.
     """
     own: list[np.ndarray] = []
 
@@ -133,12 +137,15 @@ def of_first(make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
-    """Returns, on every process, the arrays `[processes, …]` that `make` returns on each.
+    """Returns the arrays of all processes `[processes, …]`, on every process.
 
-    They are of one shape and type, and pass the devices, in pieces.
+    They must have the same shape and dtype. They are exchanged through the devices, in pieces.
+
+    Args:
+        make: Returns the array of a process.
 
     Raises:
-        RecsysError: As `jointly`.
+        RecsysError: The first error that a process raised.
     """
     own: list[np.ndarray] = []
     jointly(lambda: own.append(make()))

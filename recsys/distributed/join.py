@@ -1,4 +1,4 @@
-"""Joins the processes of a run by `jax.distributed`, and makes sure that they agree."""
+"""Joins the processes of a run through `jax.distributed`, and checks that they agree."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _TRY_S = 2.0
 
 
 def join(facts: Callable[[], Mapping[str, Any]] = dict, folders: Sequence[Path] = ()) -> bool:
-    """Joins the processes of the run, if a parent gave this one a place among them.
+    """Joins the other processes of the run, if a parent gave this one a place among them.
 
     Args:
-        facts: Returns what all must have in common, by name, JSON-serializable.
+        facts: Returns values that must be equal on all processes, by name, JSON-serializable.
         folders: Folders that all must share; created if missing.
 
     Returns:
-        Whether this process is one of several, or the only one of a run that may have several.
+        Whether a parent gave this process a place, even if it is the only one.
 
     Raises:
-        RecsysError: The processes do not meet in time, or differ.
+        RecsysError: The processes do not connect before the timeout, or differ.
     """
     place = Place.of_environment()
     if place is None:
@@ -50,7 +50,7 @@ def join(facts: Callable[[], Mapping[str, Any]] = dict, folders: Sequence[Path] 
             place.process,
             [int(device) for device in place.devices.split(",")] if place.devices else None,
             cluster_detection_method="deactivate",
-            # Longer than `wait_s`: this one aborts the process.
+            # Longer than `wait_s`, since this timeout aborts the process.
             initialization_timeout=math.ceil(place.wait_s) + 60,
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=_LEAVE_S,
@@ -67,10 +67,10 @@ def join(facts: Callable[[], Mapping[str, Any]] = dict, folders: Sequence[Path] 
 
 
 def _wait_for_port(port: int, wait_s: float) -> None:
-    """Waits until the coordination service can listen, which crashes where it can't.
+    """Waits until the port of the coordination service is free; otherwise the service crashes.
 
     Raises:
-        UsageError: Another program listens there (R383).
+        UsageError: Another program keeps the port (R383).
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -89,7 +89,7 @@ def _wait_for_port(port: int, wait_s: float) -> None:
 
 
 def _not_met(place: Place) -> RecsysError:
-    """Returns the error of processes that did not meet in time."""
+    """Returns the error for processes that did not connect before the timeout."""
     who = f"process {place.process} ({socket.gethostname()!r})"
     try:
         if place.process:

@@ -1,8 +1,8 @@
 """`launcher` of a config: where the pipeline's stages that compute on devices run.
 
 In one process, in several of this machine, or on several hosts by a command for each. A launcher
-says where a stage runs, and not what it makes: so it is no parameter of a component, by which TFX
-would rerun the step, but reaches the component through the environment.
+doesn't change the result of a stage. So it is no parameter of a component, which would make TFX
+rerun the step, but reaches the component through the environment.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from recsys.system.process import (
 
 LAUNCHER = "RECSYS_LAUNCHER"
 _GRACE_S = 45.0
-"""How long the other hosts may take to end by themselves once one has failed [s]."""
+"""Time that the other hosts have to end after one has failed [s]."""
 _LOST = "R388"
 _PLACES = ("{host}", "{command}", "{line}")
 _HOST = r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$"
 
 
 class Launcher(Strict):
-    """How the processes of a stage are started, and where."""
+    """Starts the processes of a stage."""
 
     def check(self) -> None:
-        """Makes sure, before a run's first step, that it can start something.
+        """Checks, before a run's first step, that the launcher can start a stage.
 
         Raises:
             UsageError: It can't.
@@ -60,21 +60,21 @@ class Launcher(Strict):
         """Runs a stage and returns its result.
 
         Args:
-            module: The stage: a module whose `__main__` calls `stage_main`, and which takes
-                the options `--processes` and `--coordinator` of `recsys train`.
+            module: Module of the stage. Its `__main__` calls `stage_main`, and it takes the
+                options `--processes` and `--coordinator` of `recsys train`.
             config: The stage's part of the config, as JSON.
-            arguments: More of its command line.
-            folder: What the launcher writes for its processes goes here.
+            arguments: Further command-line arguments.
+            folder: Folder for files that the launcher writes for its processes.
 
         Raises:
             RecsysError: The stage failed.
-            StoppedError: This process was stopped meanwhile, and signals are raised.
+            StoppedError: A signal stopped this process, and signals are raised.
         """
         raise NotImplementedError
 
 
 def write_config(module: str, config: str, folder: Path) -> Path:
-    """Writes a stage's part of the config where its processes read it; returns the file."""
+    """Writes a stage's part of the config for its processes; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{module}.json"
     commit_text(config, file)
@@ -82,7 +82,7 @@ def write_config(module: str, config: str, folder: Path) -> Path:
 
 
 def started_again(restarts: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns what `run` returns; calls it again, some times at most, after a host was lost."""
+    """Returns the result of `run`; retries up to `restarts` times after a host was lost."""
     while True:
         try:
             return run()
@@ -95,7 +95,7 @@ def started_again(restarts: int, run: Callable[[], dict[str, Any]]) -> dict[str,
 
 @register("launcher", "local")
 class LocalLauncher(Launcher):
-    """Processes of this machine."""
+    """Starts processes on this machine."""
 
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes of a stage on this machine, each with its share of the GPUs. One takes all."""

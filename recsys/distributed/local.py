@@ -1,9 +1,9 @@
 """The parent of processes that train or evaluate together; it needs neither JAX nor Keras.
 
-`--processes N` starts all of them on this machine. A process cannot continue when a peer dies:
-if one dies, the parent ends all of them and starts them again from the last checkpoint.
+`--processes N` starts all of them on this machine. A process cannot continue if a peer dies: the
+parent ends all of them and starts them again from the last checkpoint.
 
-`--coordinator` starts one, which JAX aborts when a peer is lost. Its parent says so in a sentence.
+`--coordinator` starts one, which JAX aborts if a peer is lost. Its parent then reports the loss.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def run_in_processes(
     names: Sequence[str],
     checkpoints: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Runs a stage in the processes that its options ask for; None: this one is to run it.
+    """Runs a stage in child processes; returns None if this process must run it itself.
 
     Args:
         module: The stage.
         options: Its command line, with `place.add_process_options`.
         names: Its other options, which each process gets.
-        checkpoints: As in `launch`.
+        checkpoints: Folder of the checkpoints of all runs; see `launch`.
     """
     if Place.of_environment() is not None:
         return None
@@ -65,17 +65,17 @@ def launch(
 
     Args:
         module: The stage, such as `recsys.stages.train`.
-        arguments: Its command line, for each of them.
-        n_processes: How many.
-        checkpoints: Folder of the checkpoints of all runs: when a process dies, all start again
-            from the last one. None: the stage saves none, and ends.
+        arguments: Command-line arguments of each process.
+        n_processes: Number of processes.
+        checkpoints: Folder of the checkpoints of all runs: if a process dies, all start again
+            from the last one. None: the stage has no checkpoints, and isn't restarted.
 
     Returns:
-        The result of the first process; with `restarts`, where there are checkpoints.
+        The result of the first process, and `restarts` if there are checkpoints.
 
     Raises:
-        RecsysError: A process refused to go on, or died (R610); with checkpoints, they died
-            several times without a new one between.
+        RecsysError: A process failed with an error, or died (R610); with checkpoints, they died
+            several times without a new checkpoint.
     """
     failed = without_progress = 0
     saved = saved_in(checkpoints)
@@ -107,7 +107,7 @@ def saved_in(checkpoints: Path | None) -> set[Path]:
 
 
 def _is_silent(code: int, printed: str, signals: Sequence[int]) -> bool:
-    """Returns whether a process failed without a reason, and nobody stopped it."""
+    """Returns whether a process failed without an error message or a signal to stop."""
     return code != 0 and not signals and "error" not in (last_json_line(printed) or {})
 
 
@@ -115,7 +115,7 @@ def _attempt(module: str, arguments: Sequence[str], n_processes: int) -> tuple[i
     """Runs the processes once; leaves none of them running.
 
     Returns:
-        Exit code and output of the one that failed first, or of process 0; signals to stop.
+        Exit code and output of the first that failed, or of process 0; received signals to stop.
     """
     coordinator = f"127.0.0.1:{free_port()}"
     places = [
@@ -133,18 +133,15 @@ def _attempt(module: str, arguments: Sequence[str], n_processes: int) -> tuple[i
 
 
 def run_placed(module: str, arguments: Sequence[str], place: Place) -> dict[str, Any]:
-    """Runs one of several processes, and says in one sentence how it ended.
+    """Runs one of several processes, and returns its result.
 
     Args:
         module: The stage, such as `recsys.stages.train`.
-        arguments: Its command line.
-        place: Which one of the processes this is.
-
-    Returns:
-        Its result.
+        arguments: Its command-line arguments.
+        place: Place of the process among the others.
 
     Raises:
-        RecsysError: Its error; or it, or one of the others, was lost (R388).
+        RecsysError: The error of the process; or it, or a peer, was lost (R388).
     """
     abort = _Abort()
     with tempfile.TemporaryDirectory(prefix="recsys-process-") as scratch:
@@ -161,14 +158,14 @@ def run_placed(module: str, arguments: Sequence[str], place: Place) -> dict[str,
 
 
 class _Abort:
-    """What JAX writes when it aborts a process; its log goes on to stderr without that."""
+    """Holds back the message with which JAX aborts a process from the log on stderr."""
 
     def __init__(self) -> None:
         self._text = b""
 
     def relay(self, log: IO[bytes]) -> None:
-        """Passes on the log of a process to its end."""
-        with suppress(ValueError):  # It is closed where a grandchild keeps it open.
+        """Passes on the log of a process until it ends."""
+        with suppress(ValueError):  # The pipe is closed while a grandchild holds it open.
             for line in log:
                 if self._text or _ABORT in line:
                     self._text += line
@@ -176,11 +173,11 @@ class _Abort:
                     os.write(2, line)
 
     def error(self, code: int, own: str, members: Sequence[str]) -> RecsysError:
-        """Returns the error of a process that ended without one.
+        """Returns the error of a process that ended without an error message.
 
         Args:
-            code: Its exit code.
-            own: Its name.
+            code: Exit code of the process.
+            own: Name of the process.
             members: Names of all processes, as far as they are known.
         """
         text = self._text.decode(errors="replace")
@@ -196,7 +193,7 @@ class _Abort:
         silent = _SILENT.search(text)
         if silent is not None:
             lost, how = [int(index) for index in silent[1].split()], "no heartbeat"
-        elif text:  # The service runs there.
+        elif text:  # The service runs in process 0.
             lost, how = [0], status
         else:
             ending = signal.Signals(-code).name if code < 0 else "no reason given"
@@ -216,9 +213,9 @@ def _lost(who: str, how: str) -> RecsysError:
 
 
 def devices_of(index: int, n_processes: int) -> str:
-    """Returns the GPUs of this machine that one of its processes takes, as `0` or `0,1`.
+    """Returns the GPUs of this machine for one of its processes, such as `0` or `0,1`.
 
-    Each gets an equal share; with fewer GPUs than processes, the GPU with its own number.
+    Each process gets an equal share; with fewer GPUs than processes, the GPU of its own index.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

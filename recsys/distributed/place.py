@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as the command line or the environment says."""
+"""The place of this process among several, from the command line or the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from recsys.errors import UsageError
 
 WAIT_S = 300.0
-"""How long processes wait for each other by default [s]."""
+"""Default timeout for the other processes [s]."""
 _VARIABLE = "RECSYS_PLACE"
 _OPTIONS = (
     ("coordinator", str, "RECSYS_COORDINATOR", "HOST:PORT of the first process, or auto"),
@@ -22,15 +22,15 @@ _OPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One of several processes.
+    """The place of a process among several.
 
     Attributes:
-        coordinator: `HOST:PORT` of process 0, or `auto`: the scheduler knows it and the rest.
+        coordinator: `HOST:PORT` of process 0, or `auto`: the scheduler provides it and the rest.
         n_processes: Number of processes.
-        process: Index of this one.
-        devices: Its GPUs, as `0,1`; empty: all.
-        wait_s: Timeout for the other processes to come [s].
-        members: File for the names of this process and of all, for its parent; empty: none.
+        process: Index of this process.
+        devices: Its GPUs, such as `0,1`; empty: all.
+        wait_s: Timeout for the other processes [s].
+        members: File for the names of all processes, which the parent reads; empty: none.
         is_local: Whether one parent on this machine started all of them.
     """
 
@@ -47,7 +47,7 @@ class Place:
         """Host and port of process 0.
 
         Raises:
-            UsageError: The coordinator is something else (R376).
+            UsageError: The coordinator has another form (R376).
         """
         host, _, port = self.coordinator.rpartition(":")
         if not host.strip("[]") or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -56,18 +56,18 @@ class Place:
         return host.strip("[]"), int(port)
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables of a process that takes this place."""
+        """Returns the environment variables that give a process this place."""
         return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
     @classmethod
     def of_environment(cls) -> Self | None:
-        """Returns the place that a parent gave this process; None if it gave none."""
+        """Returns the place that a parent gave this process, or None."""
         text = os.environ.get(_VARIABLE)
         return cls(**json.loads(text)) if text else None
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that make a process one of several; the environment may set them too."""
+    """Adds the options for running in several processes; the environment can set them too."""
     parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
     for name, kind, variable, text in _OPTIONS:
         parser.add_argument(f"--{name}", type=kind, default=os.environ.get(variable), help=text)
@@ -75,7 +75,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def place_of(options: argparse.Namespace) -> Place | None:
-    """Returns the place that options name; None without `--coordinator`.
+    """Returns the place that the options describe; None without `--coordinator`.
 
     Raises:
         UsageError: They are incomplete or wrong (R376).

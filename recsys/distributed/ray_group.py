@@ -1,8 +1,8 @@
 """The driver of a stage on Ray: `python -m recsys.distributed.ray_group LAUNCHER EVENTS STAGE …`.
 
-It places an actor for each host (`ray_host.py`), has them start the stage's processes, and asks
-each one again and again how its process does. A host that is lost or silent, or whose process
-failed, ends the group. `ray_launcher.py` starts it, again after a loss.
+It places an actor on each host (`ray_host.py`), lets them start the stage's processes, and polls
+them. If a host is lost or doesn't answer, or its process fails, the group ends. `ray_launcher.py`
+starts the driver, and restarts it after a loss.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from recsys.system.signals import StopSignals, signals_to
 
 _POLL_S = 0.1
 _WORDS_S = 3.0
-"""How long the other hosts may take to give a reason after one has failed [s]."""
+"""Time that the other hosts have to report a reason after one has failed [s]."""
 _SAVE_S = 120.0
-"""The same after a stop, when they save [s]."""
+"""Time that they have after a stop, since they save a checkpoint [s]."""
 _FEWER_S = 10.0
-"""How long fewer hosts are waited for, once those that are missing were waited for [s]."""
+"""Timeout for a smaller group of hosts, after the one for the full group [s]."""
 _END_S = 8.0
 _STARTS = 3
-"""Times that a Ray of this machine is started: on a busy one it gives up on its own agents."""
+"""Attempts to start a local Ray, whose agents may time out on a busy machine."""
 _STORE_BYTES = 80 << 20
 _UNEVEN = "R321"
 _ABORTED = ("R388", "R389")
-"""Errors by which a process tells that another one was lost."""
+"""Errors with which a process reports that another one was lost."""
 
 
 def main() -> dict[str, Any]:
-    """Runs the stage of the command line, or none, and returns the result of the first host."""
-    os.setpgid(0, 0)  # Ctrl-C comes to the run, which passes it on, and not to Ray's processes.
+    """Runs the stage of the command line, if any, and returns the result of the first host."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the run, which passes it on, but not Ray's processes.
     launcher = RayLauncher.model_validate_json(sys.argv[1])
     try:
         if not sys.argv[2:]:
@@ -66,7 +66,7 @@ def main() -> dict[str, Any]:
                         return _Group(launcher, actors, module).run(words, Path(progress))
                     except RecsysError as error:
                         most = len(actors) - 1
-                        # The batch divides among all hosts, but not among so many.
+                        # The batch can't be divided among the remaining hosts.
                         is_uneven = error.code == _UNEVEN and len(actors) < launcher.hosts
                         if not is_uneven or most < launcher.fewest:
                             raise
@@ -77,7 +77,7 @@ def main() -> dict[str, Any]:
 
 
 def _connect(launcher: RayLauncher) -> None:
-    """Connects to the cluster, or starts one of this machine whose only node is lost."""
+    """Connects to the cluster, or starts a local one (again, if its only node is lost)."""
     is_local = launcher.address == "local"
     if ray.is_initialized():
         if not is_local or any(node["Alive"] for node in ray.nodes()):
@@ -86,14 +86,14 @@ def _connect(launcher: RayLauncher) -> None:
     how: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if is_local:
         own = {name: launcher.hosts * value for name, value in launcher.resources.items()}
-        own.pop("GPU", None)  # As many as there are.
+        own.pop("GPU", None)  # Ray detects them.
         how |= {"num_cpus": own.pop("CPU", 1.0), "resources": own}
         how |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
     for left in range(_STARTS - 1 if is_local else 0, -1, -1):
         try:
             ray.init(launcher.address, **how)
             return
-        except Exception as error:  # noqa: BLE001 it raises `Exception` itself
+        except Exception as error:  # noqa: BLE001 Ray raises `Exception` itself
             ray.shutdown()
             if not left:
                 raise _unreachable(launcher, str(error)) from None
@@ -114,7 +114,7 @@ def _unreachable(launcher: RayLauncher, reason: str) -> UsageError:
 
 @contextmanager
 def _placed(launcher: RayLauncher, most: int) -> Iterator[list[Any]]:
-    """Yields an actor for each host: for `most`, or as many as the cluster has room for."""
+    """Yields an actor for each of `most` hosts, or of as many as the cluster has room for."""
     bundle = launcher.resources
     for n in range(most, launcher.fewest - 1, -1):
         room = [node for node in ray.nodes() if node["Alive"] and _fits(bundle, node["Resources"])]
@@ -152,12 +152,12 @@ def _fits(bundle: dict[str, float], node: dict[str, float]) -> bool:
 
 
 class _Member:
-    """A host of the group, as the driver knows it.
+    """A host of the group.
 
     Attributes:
-        code: Exit code of its process; None while that runs.
-        lost: Why it is lost; empty if it isn't.
-        ended: When it ended or was lost [s].
+        code: Exit code of its process; None while it runs.
+        lost: Reason for its loss; empty if it isn't lost.
+        ended: Time of its end or loss [s].
     """
 
     def __init__(self, index: int, actor: Any, address: str) -> None:
@@ -171,14 +171,14 @@ class _Member:
         return f"host {self.index} ({self.address})"
 
     def ask(self) -> None:
-        """Asks how its process does."""
+        """Polls the host."""
         self.answer = self.actor.look.remote(self._offset)
 
     def hear(self) -> None:
-        """Takes its answer, which is there."""
+        """Reads the host's answer, which has arrived."""
         try:
             self.code, log, self._offset, self.printed = ray.get(self.answer)
-        except ActorUnavailableError:  # It may answer again.
+        except ActorUnavailableError:  # It may recover.
             self.ask()
             return
         except RayError as error:
@@ -192,8 +192,8 @@ class _Member:
             self.ended = time.monotonic()
 
     def wait(self, seconds: float, limit_s: float) -> None:
-        """Counts time in which it did not answer [s]."""
-        self._silent_s += min(seconds, 1.0)  # More: this process stood still itself.
+        """Adds `seconds` without an answer; the host is lost after `limit_s`."""
+        self._silent_s += min(seconds, 1.0)  # A longer time means that this process hung.
         if self._silent_s > limit_s:
             self._lose(f"no answer for {limit_s:.0f} s: its node or its link is down")
 
@@ -206,23 +206,23 @@ class _Member:
         return self.code is None and not self.lost
 
     def error(self) -> RecsysError | None:
-        """Returns the error of its process; None if that ended well, or without a reason."""
+        """Returns the error that its process reported, or None."""
         said = (last_json_line(self.printed) or {}).get("error")
         return None if said is None else RecsysError.from_json(said)
 
     @property
     def is_cause(self) -> bool:
-        """Whether it is lost or was killed, which no other host can be the cause of."""
+        """Whether it was lost or killed, which no other host can have caused."""
         return bool(self.lost) or ((self.code or 0) < 0 and self.code != -signal.SIGABRT)
 
     def rank(self) -> tuple[int, float]:
-        """Returns a key: a failure that explains others comes before these."""
+        """Returns a sort key: likelier causes of the failure come first."""
         error = self.error()
         is_own = error is not None and error.code not in _ABORTED
         return (0 if self.is_cause else 1 if is_own else 2), self.ended
 
     def failure(self) -> RecsysError:
-        """Returns the error by which it ends the group."""
+        """Returns the error with which the group ends because of this host."""
         return self.error() or RecsysError(
             "R388",
             f"All hosts of a run must stay alive and connected until its end; {self} was lost.",
@@ -232,7 +232,7 @@ class _Member:
 
 
 class _Group:
-    """The hosts of a stage, of which none goes on without the others.
+    """The hosts of a stage; none continues without the others.
 
     Args:
         launcher: The config.
@@ -249,7 +249,7 @@ class _Group:
         """Runs the stage to its end.
 
         Args:
-            words: Its command line.
+            words: Command line of the stage.
             progress: File for the events of the stage, which the first host writes.
         """
         with signals_to(self._heed):
@@ -290,7 +290,7 @@ class _Group:
             self._members.append(_Member(index, actors[index], address))
 
     def _watch(self, progress: Path) -> None:
-        """Waits until all processes have ended; if one fails the others must follow."""
+        """Waits until all processes have ended; if one fails, stops the others."""
         relay, is_told, now = events.relay(progress), False, time.monotonic()
         while running := [member for member in self._members if member.is_running]:
             answers = {member.answer: member for member in running}
@@ -313,11 +313,11 @@ class _Group:
         relay()
 
     def _failed(self) -> list[_Member]:
-        """Returns the hosts that failed, the likeliest cause first."""
+        """Returns the failed hosts, the likeliest cause first."""
         return sorted((m for m in self._members if m.lost or m.code), key=_Member.rank)
 
     def _end(self) -> None:
-        """Kills what still runs, and waits for its end except on hosts that are lost."""
+        """Kills the running processes, and waits for their end except on lost hosts."""
         lost = [member.actor for member in self._members if member.lost]
         with suppress(RayError):
             kills = {actor: actor.stop.remote(signal.SIGKILL) for actor in self._actors}

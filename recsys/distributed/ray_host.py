@@ -1,4 +1,4 @@
-"""The actor of one host on Ray, which runs the stage's process: no JAX lives in a Ray worker."""
+"""The Ray actor of a host. It runs the stage in a child process, so no JAX in a Ray worker."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _LOG_BYTES = 1 << 20
 class Host:
     """Runs a stage's process.
 
-    The process ends with this one, which Ray ends with the raylet and with the driver.
+    The process ends with this actor, which Ray ends with the raylet and with the driver.
     """
 
     def __init__(self) -> None:
-        # They have no name, so that nothing is left of a host that is killed.
+        # Files without a name, so that nothing is left if the host is killed.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process: subprocess.Popen[bytes]
 
     def address(self) -> tuple[str, int]:
-        """Returns the address of this node, and a port that is free there."""
+        """Returns the address of this node, and a free port."""
         return ray.util.get_node_ip_address(), free_port()
 
     def start(
@@ -43,11 +43,11 @@ class Host:
 
         Args:
             module: The stage.
-            words: Its command line.
-            environment: Variables on top of those of this node.
-            folder: Its working folder, if this node has it.
+            words: Command line of the stage.
+            environment: Variables in addition to this node's.
+            folder: Working folder, used if this node has it.
         """
-        # Ray's number of threads is for what computes in its workers.
+        # Ray sets the number of threads for its workers.
         node = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._process = subprocess.Popen(
             child_command(module, words),
@@ -60,14 +60,14 @@ class Host:
         )
 
     def look(self, offset: int) -> tuple[int | None, str, int, str]:
-        """Waits a little for the process to end.
+        """Waits briefly for the end of the process, and returns its state.
 
         Args:
-            offset: How far its log was read [bytes].
+            offset: Position up to which its log was read [bytes].
 
         Returns:
-            Its exit code, None while it runs; the lines of its log from `offset` on, and how far
-            these reach; and what it printed, once it has ended.
+            Its exit code, None while it runs; the lines of its log from `offset` on, and the
+            position after them; and its stdout, once it has ended.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_LOOK_S)
@@ -80,7 +80,7 @@ class Host:
         return code, log.decode(errors="replace"), end, printed.decode(errors="replace")
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Sends a signal to the process; waits for the end of one that is killed."""
+        """Sends a signal to the process; waits for its end after SIGKILL."""
         self._process.send_signal(signum)
         if signum == signal.SIGKILL:
             with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
 """`launcher: {kind: ray}`: Ray places, watches and restarts the processes of a stage.
 
-The stage's driver is a process of its own (`ray_group.py`), and so Ray's threads and signal
-handlers stay out of the run.
+The stage's driver is a separate process (`ray_group.py`), which keeps Ray's threads and signal
+handlers out of the run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NOTICED_SOON = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
-"""Environment of Ray's head by which the cluster gives up a lost node after some 3 s."""
+"""Environment of Ray's head that makes it give up a lost node after about 3 s."""
 PATIENT = {
     "RAY_agent_register_timeout_ms": "100000",
     "RAY_worker_register_timeout_seconds": "100",
     "RAY_raylet_start_wait_time_s": "100",
 }
-"""Environment of a node of Ray on a machine that is busy when it starts."""
+"""Environment of a Ray node that starts on a busy machine."""
 _DRIVER = "recsys.distributed.ray_group"
 
 
@@ -73,10 +73,10 @@ class RayLauncher(Launcher):
         return self.min_hosts or self.hosts
 
     def check(self) -> None:
-        """Makes sure that Ray is installed, and that the cluster answers.
+        """Checks that Ray is installed, and that the cluster answers.
 
         Raises:
-            UsageError: It isn't, or doesn't.
+            UsageError: Ray isn't installed, or the cluster doesn't answer.
         """
         if find_spec("ray") is None:
             rule = "`launcher: {kind: ray}` requires the extra `ray`."
@@ -92,7 +92,7 @@ class RayLauncher(Launcher):
         return self._drive([str(progress), module, "--config", str(file), *arguments])
 
     def _drive(self, words: Sequence[str]) -> dict[str, Any]:
-        """Runs the driver: of a stage, or without `words` of nothing, to try the cluster."""
+        """Runs the driver of a stage; without `words`, only tries to place the hosts."""
         own = {"RAY_USAGE_STATS_ENABLED": "0"}
         # The path of a socket has at most 107 bytes, which a run's own TMPDIR may exceed.
         with tempfile.TemporaryDirectory(
@@ -106,7 +106,7 @@ class RayLauncher(Launcher):
 
 
 def _local_ray(folder: str) -> dict[str, str]:
-    """Returns the environment of a Ray that only this machine reaches, and only by its token.
+    """Returns the environment of a Ray that only this machine can reach, with a token.
 
     Args:
         folder: Folder for its sockets and logs.
