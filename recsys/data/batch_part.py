@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class BatchPart:
-    """The rows of each array of a batch that a process' devices hold, and their random numbers.
+    """The rows of a batch that a process' devices hold, and their share of random numbers.
 
-    A batch is the same for any number of processes, so the random numbers of all are drawn.
+    A batch must not depend on the number of processes, so each draws the random numbers of all.
 
     Attributes:
-        shards: Which of the parts that devices split an array into, ascending.
-        n_shards: How many there are; they are equal.
+        shards: Indices of the held shards, ascending.
+        n_shards: Number of equal shards that the devices split an array into.
     """
 
     shards: tuple[int, ...]
@@ -27,24 +27,24 @@ class BatchPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of a batch."""
+        """Whether the part is the whole batch."""
         return len(self.shards) == self.n_shards
 
     def size(self, n: int) -> int:
-        """Returns how many of `n` rows belong to the part."""
+        """Returns the number of the part's rows in an array of `n` rows."""
         return n // self.n_shards * len(self.shards)
 
     def rows(self, n: int) -> np.ndarray:
-        """Returns which of `n` rows belong to the part `[size(n)]` int64, ascending."""
+        """Returns the indices of the part's rows in `n` rows `[size(n)]` int64, ascending."""
         of_shard = np.arange(n // self.n_shards)
         return (np.array(self.shards)[:, None] * len(of_shard) + of_shard).ravel()
 
     def uniform(self, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-        """Returns the part's numbers of what a whole batch draws, and moves past all of them.
+        """Draws the random numbers of a whole batch, and returns those of the part.
 
         Args:
             shape: Shape of the part `(rows, …)`.
-            random: Source of randomness of the batch.
+            random: Random generator of the batch.
 
         Returns:
             Numbers in [0, 1) `[rows, …]` float32.
@@ -59,7 +59,7 @@ WHOLE = BatchPart((0,), 1)
 
 
 def held_part(sharding: Sharding, n_shards: int) -> BatchPart:
-    """Returns which of `n_shards` equal parts of an array this process' devices hold."""
+    """Returns the part that this process' devices hold of an array with `n_shards` equal shards."""
     held = sharding.addressable_devices_indices_map((n_shards,)).values()
     starts = {index[0].indices(n_shards)[0] for index in held if index is not None}
     return BatchPart(tuple(sorted(starts)), n_shards)

@@ -1,11 +1,11 @@
 """Titles and features of items and users by row; features are padded bags.
 
-Layout of a catalogue, and of the folder of the users' features, which has no titles:
+Layout of the folder of a catalogue, or of the users' features, which have no titles:
 
     features.json       features: name, rows, width, in the order of the config
-    titles.parquet      id and title of each item row from 1 on; no id, no item
+    titles.parquet      id and title of each item row from 1 on; an empty id is no item
     <feature>.npy       token rows `[rows, width]` int32, 0 is padding
-    <feature>.tokens.parquet    what they stand for, see `recsys.data.catalogue`
+    <feature>.tokens.parquet    names of the token rows, see `FeatureBags.tokens`
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _BATCH = 65_536
 
 
 class Texts(Sequence[str]):
-    """A column of a Parquet file: one array of Arrow, read when the first text is needed.
+    """A column of a Parquet file, read into an Arrow array when the first text is needed.
 
-    As a list of Python a text would take 64 bytes more.
+    A Python list would take 64 more bytes per text.
 
     Args:
         path: The file.
         column: Name of the column.
-        n: Texts that there are.
-        first: Row of the first text in the file; those before are empty.
-        cure: What to do about a file that is damaged.
+        n: Number of texts.
+        first: Row of the first text in the file; the rows before it are empty.
+        cure: Advice for a damaged file.
     """
 
     def __init__(self, path: Path, column: str, n: int, *, first: int = 0, cure: str) -> None:
@@ -66,7 +66,7 @@ class Texts(Sequence[str]):
             yield from self[start : start + _BATCH]
 
     def batches(self) -> Iterator[pa.Array]:
-        """Yields all texts, some at a time, of which it holds none.
+        """Yields all texts in batches, without keeping them.
 
         Raises:
             RecsysError: The file is damaged, or has another number of texts (R230).
@@ -93,7 +93,7 @@ class Texts(Sequence[str]):
 
 
 def are_filled(texts: Sequence[str]) -> np.ndarray:
-    """Returns which of `texts` `[n]` bool aren't empty."""
+    """Returns which of `texts` aren't empty `[n]` bool."""
     batches = texts.batches() if isinstance(texts, Texts) else [pa.array(texts, pa.large_string())]
     filled = [pc.not_equal(batch, "").to_numpy(zero_copy_only=False) for batch in batches]
     return np.concatenate(filled).astype(bool)
@@ -107,9 +107,8 @@ class FeatureBags:
         name: Name of the feature.
         rows: Rows of its table, row 0 (padding) included.
         bags: Token rows of each item row or user row `[rows, width]` int32.
-        tokens: Name of each token row `[rows]`, empty for row 0; None where there are
-            none, as where tokens are hashed. Those of a folder are read when one is
-            asked for.
+        tokens: Name of each token row `[rows]`, empty for row 0; None if token rows have no
+            names, such as hashed ones. A folder's names are read on first access.
     """
 
     name: str
@@ -124,14 +123,14 @@ def bags_of(features: Iterable[FeatureBags], rows: np.ndarray) -> dict[str, np.n
 
 
 def of_history(feature: str) -> str:
-    """Returns the name of a model's input: a feature of the items of histories."""
+    """Returns the name of the model input for an item feature of histories."""
     return f"history.{feature}"
 
 
 def bags_of_histories(
     features: Iterable[FeatureBags], history: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns the token rows of histories' items `[…, width]`, by the model's input.
+    """Returns the token rows of histories' items `[…, width]`, by model input.
 
     Args:
         features: Features of the items.
@@ -145,9 +144,9 @@ class Catalogue:
     """Ids, titles and features of the items, by item row.
 
     Attributes:
-        ids: Id of each item row `[item rows]`; empty for row 0, and for every other
-            row that is no item of its own, or one that has left the data.
-        titles: Title of each item row `[item rows]`; the id where there is none.
+        ids: Id of each item row `[item rows]`; empty for row 0, shared and free rows, and
+            items that have left the data.
+        titles: Title of each item row `[item rows]`; the id if it has no title.
         features: The features, in the order of the config.
     """
 
@@ -162,7 +161,7 @@ class Catalogue:
 
     @functools.cached_property
     def is_item(self) -> np.ndarray:
-        """Which item rows are items `[item rows]` bool: those that can be recommended."""
+        """Whether each item row is an item that can be recommended `[item rows]` bool."""
         return are_filled(self.ids)
 
     @classmethod
@@ -170,7 +169,7 @@ class Catalogue:
         """Opens the catalogue in `folder`; bags are memory-mapped, ids and titles read when used.
 
         Raises:
-            RecsysError: The folder holds no catalogue, or a damaged one.
+            RecsysError: The catalogue is missing or damaged.
         """
         try:
             n_rows = pq.read_metadata(folder / TITLES).num_rows + 1
@@ -194,27 +193,27 @@ def _write_token_names(folder: Path, feature: str, names: Sequence[str]) -> None
 
 
 def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
-    """Reads the users' features in `folder`, memory-mapped; none where there is no folder.
+    """Opens the users' features in `folder`, memory-mapped; none if the folder doesn't exist.
 
     Args:
-        folder: What `write_features` wrote.
+        folder: Folder that `write_features` wrote.
         n_rows: User rows, row 0 included.
 
     Raises:
-        RecsysError: The folder is damaged, or is of other users.
+        RecsysError: The folder is damaged, or has another number of rows.
     """
     return open_features(folder, n_rows) if folder.exists() else ()
 
 
 def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
-    """Reads the features in `folder`, memory-mapped.
+    """Opens the features in `folder`, memory-mapped.
 
     Args:
-        folder: What `write_features` wrote.
-        n_rows: Rows of each, row 0 included.
+        folder: Folder that `write_features` wrote.
+        n_rows: Rows of each feature, row 0 included.
 
     Raises:
-        RecsysError: The folder is damaged, or is of others (R230).
+        RecsysError: The folder is damaged, or has another number of rows (R230).
     """
     try:
         described = read_json(folder / SUMMARY)["features"]
@@ -255,15 +254,14 @@ TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
 
 
 def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) -> None:
-    """Writes the id and the title of each item row from 1 on; its id where it has no title.
+    """Writes the id and the title of each item row from 1 on; the title defaults to the id.
 
-    An item that has left the data has no id there, and so is no candidate of anything that
-    reads the catalogue.
+    An item that has left the data gets an empty id, so it is never a candidate.
 
     Args:
         folder: Folder of the catalogue; made if missing.
         items: Vocabulary of the items.
-        titles: Columns `item_id` and `title`, in any order; null is no title.
+        titles: Columns `item_id` and `title`, in any order; the title may be null.
     """
     names = np.array(items.names_of_rows(), object)
     ids = np.where(items.is_current(), names, "").tolist()
@@ -283,20 +281,20 @@ def write_features(
     batches: Iterable[TokenRows],
     names: Mapping[str, Sequence[str] | None] | None = None,
 ) -> None:
-    """Writes the features of a vocabulary's rows; a row that has none is padding.
+    """Writes the features of a vocabulary's rows; a row without tokens is padding.
 
-    No more than a batch is held in memory.
+    Only one batch is held in memory.
 
     Args:
         folder: Folder of the catalogue, or of the users' features; made if missing.
-        vocabulary: Whose ids those of the batches are.
+        vocabulary: Vocabulary of the ids in the batches.
         tables: Rows and width of each feature.
         batches: The token rows, each id at most once.
-        names: Name of each row of the tables; None where they have none.
+        names: Names of each table's rows, by feature; None for rows without names.
 
     Raises:
-        RecsysError: A token row lies outside of its table, or a table hasn't as many
-            names as rows.
+        RecsysError: A token row is outside its table, or the number of names differs from
+            the number of rows.
         OSError: The disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -323,10 +321,10 @@ def write_features(
 
 
 def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
-    """Returns a new column of zeros, whose bytes on the disk are taken."""
+    """Returns a new memory-mapped column of zeros, with its disk space allocated."""
     column = np.lib.format.open_memmap(path, "w+", np.int32, shape)
     with path.open("r+b") as file:
-        # A disk that is full is an error here; in a memory map it ends the process.
+        # A full disk is an error here; in a memory map it would kill the process.
         os.posix_fallocate(file.fileno(), 0, max(1, path.stat().st_size))
     return column
 

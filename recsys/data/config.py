@@ -16,11 +16,11 @@ from recsys.strict import Share, Strict
 Split = Literal["time", "last_out", "random", "given"]
 """How positives are split into training and held-out ones."""
 Order = Literal["time", "file", "none"]
-"""What defines the order of events: timestamps, positions in the files, or nothing."""
+"""What the order of events is based on: timestamps, positions in the files, or nothing."""
 _SPAN = re.compile(r"\{(SPAN|VERSION|YYYY|MM|DD)(:\d+)?\}")
 
 
-# Names of the model's other tables and inputs.
+# Names of the model's other tables and inputs, which features can't have.
 RESERVED_FEATURE_NAMES = frozenset(
     ("users", "items", "item_bias", "item_neighbours", "user_row", "history", "history_rows",
      "history_item", "history_place", "history_age", "history_weight", "history_kind",
@@ -67,7 +67,7 @@ class FormatChoice(registry.Choice):
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Returns the JSON schema: that of any choice, with `auto` among its examples."""
+        """Returns the JSON schema, like that of any choice, with `auto` among the examples."""
         by_name, *options = super().__get_pydantic_json_schema__(schema, handler)["anyOf"]
         return {"anyOf": [{**by_name, "examples": ["auto", *by_name["examples"]]}, *options]}
 
@@ -258,7 +258,7 @@ class InteractionsConfig(EventSource):
 
     @property
     def ordered_by(self) -> Order:
-        """What defines the order of events: `time`, `file` or `none`."""
+        """Basis of the order of events: `time`, `file` or `none`."""
         return "time" if self.columns.timestamp is not None else self.order or "none"
 
 

@@ -1,4 +1,4 @@
-"""A data folder, opened: what training, evaluation and export read.
+"""An open data folder, for training, evaluation and export.
 
     vocabulary/      rows of users and items          `recsys.data.vocabulary`
     store/           events to train on and held out  `recsys.data.store`
@@ -6,7 +6,7 @@
     user_features/   features of users, if there are any
     graphs/          transform graphs of the features, for export
     inputs.json      checksums of all but store and graphs  `recsys.data.input_files`
-    ingest.json      what was read and rejected
+    ingest.json      statistics of the ingest
 
 The pipeline's InteractionEncoder and `recsys.data.ingest.ingest` write the same folder, the first
 without `graphs/` and `ingest.json`.
@@ -34,7 +34,7 @@ from recsys.formats import counted, html_facts, moment
 from recsys.system.files import DAMAGE, read_json
 
 FACTS = "ingest.json"
-"""What was read and rejected, in a folder that `ingest` wrote."""
+"""Statistics of the ingest, in a folder that `ingest` wrote."""
 
 GRAPHS = "graphs"
 """Folder of the transform graphs of `items` and `users`, in a folder that `ingest` wrote."""
@@ -44,13 +44,13 @@ Split = Literal["train", "eval"]
 
 @dataclasses.dataclass(frozen=True)
 class FeatureTable:
-    """The embedding table that one feature needs.
+    """The embedding table of one feature.
 
     Attributes:
         name: Name of the feature, and of the model's input.
-        side: Whose feature it is.
+        side: Side that has the feature.
         rows: Rows of the table, row 0 (padding) included.
-        width: Token rows of one item or user, padded with 0.
+        width: Number of token rows per item or user, padded with 0.
     """
 
     name: str
@@ -62,7 +62,7 @@ class FeatureTable:
 def feature_tables(
     items: Iterable[FeatureBags], users: Iterable[FeatureBags]
 ) -> tuple[FeatureTable, ...]:
-    """Returns the tables of features of the items, then of those of the users."""
+    """Returns the tables of the items' features, then those of the users' features."""
     sides: dict[Literal["item", "user"], Iterable[FeatureBags]] = {"item": items, "user": users}
     return tuple(
         FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))
@@ -73,14 +73,14 @@ def feature_tables(
 
 @dataclasses.dataclass(frozen=True)
 class DataSpec:
-    """The sizes that a model for some data is built from.
+    """The sizes and properties of the data from which a model is built.
 
     Attributes:
         user_rows: Rows of the users' table, shared and free rows included.
         item_rows: Rows of the items' table.
-        features: Features of the items, then those of the users.
+        features: Features of the items, then of the users.
         has_weight: Whether events have weights.
-        split: How the held-out events were chosen, and what orders events.
+        split: How the held-out events were chosen, and the order of events.
     """
 
     user_rows: int
@@ -95,10 +95,10 @@ class Data:
 
     Args:
         folder: The folder.
-        verify: Whether every byte is compared with its checksum.
+        verify: Whether to verify the checksums of all files.
 
     Raises:
-        RecsysError: The folder holds no data, or damaged data.
+        RecsysError: The folder holds no data, or they are damaged.
     """
 
     def __init__(self, folder: str | Path, verify: bool = False) -> None:
@@ -110,11 +110,11 @@ class Data:
         """The events."""
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Compares every byte with its checksum, unless this was done before.
+        """Verifies the checksums of all files, unless this was done before.
 
         Args:
-            share: Which share of the files is read; together they are all files.
-            shares: How many shares there are.
+            share: Index of the share of the files to verify.
+            shares: Number of shares that the files are divided into.
 
         Raises:
             RecsysError: A file is damaged (R221), or there is no store (R220).
@@ -161,12 +161,12 @@ class Data:
 
     @property
     def titles(self) -> Sequence[str]:
-        """Title of each item row; its id where it has no title, empty where it is no item."""
+        """Title of each item row; the id if it has no title, empty if it is no item."""
         return self.catalogue.titles
 
     @functools.cached_property
     def spec(self) -> DataSpec:
-        """The sizes that a model is built from."""
+        """Sizes and properties from which a model is built."""
         return DataSpec(
             user_rows=self.users.n_rows,
             item_rows=self.items.n_rows,
@@ -177,7 +177,7 @@ class Data:
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """What `ingest` read, rejected and split; empty for a folder of the pipeline.
+        """Statistics of the ingest: rows read, rejected and split; empty for a pipeline's folder.
 
         Raises:
             RecsysError: The file is damaged.
@@ -194,7 +194,7 @@ class Data:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Users, items and events, and the rows read, good, rejected and duplicate."""
+        """Numbers of users, items, events, and of rows read, good, rejected and duplicate."""
         read = self.facts.get("interactions", {})
         names = ("read", "good", "rejected", "duplicates")
         return {
@@ -212,10 +212,10 @@ class Data:
             split: `train` or `eval`.
 
         Returns:
-            Columns `user_id`, `item_id` (null for items without a row of their own),
-            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC; of events
-            without times, what orders them], and `weight` and
-            `kind` (null for an unknown one) where the data have them.
+            Columns `user_id`, `item_id` (null for items without their own row),
+            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC; for events
+            without times, the number that orders them], and `weight` and
+            `kind` (null if unknown) if the data have them.
         """
         log = getattr(self.store, split)
         users = getattr(self.store, f"{split}_users")
@@ -236,9 +236,9 @@ class Data:
         return pa.table(columns)
 
     def frame(self, split: Split) -> Any:
-        """Returns the events of a split as a pandas frame; needs pandas.
+        """Returns the events of a split as a pandas DataFrame; requires pandas.
 
-        `time` has the timestamps as moments, where events are ordered by time.
+        If events are ordered by time, the column `time` has the timestamps as datetimes.
         """
         frame = self.events(split).to_pandas()
         if self.store.split.order == "time":
@@ -270,7 +270,7 @@ class Data:
         return "\n".join(["Data", *(f"  {name}: {text}" for name, text in self._lines().items())])
 
     def _repr_html_(self) -> str:
-        """Returns the same as a table, for notebooks."""
+        """Returns an HTML table, for notebooks."""
         return html_facts(self._lines())
 
 
@@ -279,9 +279,9 @@ def open_data(folder: str | Path, verify: bool = False) -> Data:
 
     Args:
         folder: The folder.
-        verify: Whether every byte is compared with its checksum.
+        verify: Whether to verify the checksums of all files.
 
     Raises:
-        RecsysError: The folder holds no data, or damaged data.
+        RecsysError: The folder holds no data, or they are damaged.
     """
     return Data(folder, verify)

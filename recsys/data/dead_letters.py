@@ -1,6 +1,6 @@
-"""Dead letters: the rejected rows, each with its reason and its position; and all counts.
+"""Dead letters: the rejected rows, each with its reason and position, and counts of rows.
 
-A *tally* is a nested map of numbers that workers make and that add up in any order.
+A *tally* is a nested map of numbers that workers create and that can be added in any order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from recsys.errors import RecsysError
 
 KEPT_CHARACTERS = 65_536
-"""Characters of a row that are kept, from its start."""
+"""Maximum length of the stored text of a row [characters]."""
 
 SCHEMA = pa.schema(
     [
@@ -29,13 +29,13 @@ SCHEMA = pa.schema(
 )
 
 NOT_TEXT = "not UTF-8 text"
-"""Reason of a row whose bytes can't be decoded."""
+"""Reason for a row whose bytes can't be decoded."""
 
 _EXAMPLES_A_REASON = 2
 _EXAMPLE_CHARACTERS = 1000
 
 Tally = dict[Any, Any]
-"""Numbers, maps of such, and lists of example letters."""
+"""Numbers, nested maps of them, and lists of example letters."""
 
 
 def dead_letters(
@@ -44,12 +44,12 @@ def dead_letters(
     """Returns dead letters in the columns of `SCHEMA`.
 
     Args:
-        reasons: Reason of each row `[n]`.
+        reasons: Reason for each row `[n]`.
         file: The file of the rows.
-        lines: Line of each row, or its number where there are no lines `[n]`, from 1 on.
+        lines: Line of each row, or its number in a file without lines `[n]`, from 1 on.
         rows: Raw text of each row `[n]`.
     """
-    # No character of UTF-8 takes more than four bytes.
+    # A UTF-8 character has at most four bytes.
     shown = [
         row[: 4 * KEPT_CHARACTERS].decode("utf-8", "replace")[:KEPT_CHARACTERS] for row in rows
     ]
@@ -59,13 +59,13 @@ def dead_letters(
 
 
 def count_reasons(letters: pa.RecordBatch | pa.Table) -> dict[str, int]:
-    """Returns how many of `letters` give each reason."""
+    """Returns the number of `letters` by reason."""
     counted = pc.value_counts(letters.column("reason"))
     return {entry["values"]: entry["counts"] for entry in counted.to_pylist()}
 
 
 def letters_tally(letters: pa.RecordBatch) -> Tally:
-    """Returns how many dead letters there are, by reason, with the first of each."""
+    """Returns the number of dead letters by reason, with the first examples of each."""
     by_reason = count_reasons(letters)
     table = pa.Table.from_batches([letters])
     table = table.sort_by([("file", "ascending"), ("line", "ascending")])
@@ -80,7 +80,7 @@ def letters_tally(letters: pa.RecordBatch) -> Tally:
 
 
 def add_up(tallies: Iterable[Tally]) -> Tally:
-    """Returns the sum: numbers are added, of examples the first by file and line stay."""
+    """Returns the sum of tallies; of the examples, the first by file and line are kept."""
     total: Tally = {}
     for tally in tallies:
         for key, value in tally.items():
@@ -104,7 +104,7 @@ def summarize(tallies: Iterable[Tally]) -> Tally:
 
 
 def write_summary(tallies: Iterable[Tally], letters: Path, files: Sequence[str]) -> Tally:
-    """Adds up what all workers counted, writes it as `summary.json` and returns it."""
+    """Adds up the workers' tallies, writes the sum as `summary.json` and returns it."""
     summary = {**summarize(tallies), "files": list(dict.fromkeys(files))}
     (letters / "dead_letters").mkdir(parents=True, exist_ok=True)
     (letters / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -112,12 +112,12 @@ def write_summary(tallies: Iterable[Tally], letters: Path, files: Sequence[str])
 
 
 def refuse_empty(summary: Tally, what: str, cure: str = "") -> None:
-    """Raises an error if no row could be used.
+    """Raises an error if no row was usable.
 
     Args:
-        summary: What was counted.
-        what: The part of the config that names the source.
-        cure: How to fix it, where that is known.
+        summary: Summary of the dead letters.
+        what: Key of the source in the config.
+        cure: Advice, if known.
 
     Raises:
         RecsysError: There is no good row.
@@ -136,7 +136,7 @@ def refuse_empty(summary: Tally, what: str, cure: str = "") -> None:
 
 
 def _encoding_cure(what: str, summary: Tally) -> str:
-    """Returns how to read files of another encoding, where most rejected rows are no UTF-8."""
+    """Returns advice on the encoding if most rejected rows aren't UTF-8."""
     by_reason = summary["by_reason"]
     if not by_reason or max(by_reason, key=by_reason.get) != NOT_TEXT:
         return ""
@@ -148,18 +148,18 @@ def _encoding_cure(what: str, summary: Tally) -> str:
 
 
 def check_rejected(what: str, folder: Path, max_rejected_share: float) -> list[str]:
-    """Checks that few enough of the rows were rejected.
+    """Checks the share of rejected rows.
 
     Args:
         what: `interactions`, `items` or `users`.
-        folder: Dead letters, with their `summary.json`.
+        folder: Folder of the dead letters, with their `summary.json`.
         max_rejected_share: Highest share that may be rejected [0..1].
 
     Returns:
-        Sentences on what is remarkable of the other rows, and no error.
+        Sentences on remarkable facts that are no errors.
 
     Raises:
-        RecsysError: The share is higher.
+        RecsysError: The share is too high.
     """
     summary = json.loads((folder / "summary.json").read_text())
     share = summary["rejected"] / max(summary["read"], 1)

@@ -1,14 +1,14 @@
-"""Raw columns of items and of users to typed ones; a row that breaks a rule is rejected.
+"""Converts raw columns of items and users to typed ones; invalid rows are rejected.
 
-The examples hold the id, the title of items, and a column for each feature, or for
-several that read one raw column in one way:
+The examples hold the id, the title of items, and a column for each feature; features that read
+the same raw column in the same way share it:
 
-    category, words   string, NFC, without blanks around it
+    category, words   string, NFC, without surrounding whitespace
     categories        list<string>
     number            float32
     date              int64 [seconds since 1970, UTC]
 
-A value that is missing is null, or an empty list.
+A missing value is null, or an empty list.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ _ARROW: dict[Value, pa.DataType] = {
 }
 _TITLE = "title"
 LATEST = pa.field("_latest", pa.float64())
-"""Which of several rows with one id is used: the one with the highest value."""
-# Names of the signatures' own inputs.
+"""Priority of a row among the rows of its id: the row with the highest value is used."""
+# Names of the signatures' other inputs.
 _TAKEN = ("user_id", "item_id", "history", "exclude_seen", POSITION.name, LATEST.name)
 
 _YEARS = (1000, 3000)
 EARLIEST_DATE, _LATEST = 100_000_000, 32_503_680_000
-"""1973-03-03 and the year 3000 [seconds since 1970, UTC]: whole numbers between are times."""
+"""1973-03-03 and the year 3000 [seconds since 1970, UTC]: integers in between are times."""
 
 LEAST_JOIN = 0.01
-"""Least share of events whose item, or user, the files of items or users must have [0..1]."""
+"""Lowest share of events whose item or user is in the files of items or users [0..1]."""
 
 _Key = tuple[str, Value, str]
-"""Raw column, how it is read, and the separator of a list or the format of a date."""
+"""Raw column, type of the value, and separator of a list or format of a date."""
 
 
 def id_column(config: EntityConfig) -> str:
-    """Returns the name of the id in the examples."""
+    """Returns the name of the id column in the examples."""
     return "item_id" if isinstance(config, ItemsConfig) else "user_id"
 
 
 def raw_columns(config: EntityConfig) -> list[str]:
-    """Returns the columns of the raw files that a run reads."""
+    """Returns the columns that a run reads from the raw files."""
     features = [feature.column for feature in config.features]
     title = [column for column in (_raw_title(config),) if column is not None]
     latest = [] if config.latest is None else [config.latest]
@@ -89,10 +89,10 @@ def raw_columns(config: EntityConfig) -> list[str]:
 
 
 def example_columns(config: EntityConfig) -> dict[str, str]:
-    """Returns the column of the examples that each feature, by name, is made of.
+    """Returns the column of the examples for each feature, by feature name.
 
-    It has the name of the raw column; of two that read one raw column in different
-    ways the later one has a name that says how.
+    It has the name of the raw column; if several columns are made from one raw column, the
+    later ones have a suffix for the type.
     """
     names = _names(config)
     return {feature.name: names[_key(feature)] for feature in config.features}
@@ -104,13 +104,13 @@ def date_columns(config: EntityConfig) -> tuple[str, ...]:
 
 
 def example_schema(config: EntityConfig) -> pa.Schema:
-    """Returns the columns of the examples."""
+    """Returns the schema of the examples."""
     fields = [(name, _ARROW[type_]) for (_, type_, _), name in _names(config).items()]
     return pa.schema([(id_column(config), pa.string()), *fields])
 
 
 def feature_settings(config: EntityConfig) -> dict[str, Any]:
-    """Returns what `transform.preprocessing_fn` takes as `custom_config`.
+    """Returns the `custom_config` of `transform.preprocessing_fn`.
 
     A process that reads it imports the modules of the features, which plugins may define.
     """
@@ -129,20 +129,20 @@ def feature_settings(config: EntityConfig) -> dict[str, Any]:
 def parse_entities(
     batch: RawBatch, config: EntityConfig, file_index: int = 0
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Types the columns of a batch.
+    """Converts the columns of a batch to their types.
 
     Args:
         batch: Rows with the columns `raw_columns(config)`.
-        config: Which column holds what.
-        file_index: Place of the batch's file among the files of the run.
+        config: Columns and types.
+        file_index: Index of the batch's file among the files of the run.
 
     Returns:
         The good rows in the columns of `example_schema`, `LATEST` if the config has its column,
-        and `POSITION`; and the dead letters, those of the batch included: rows without an id, with
-        an id that is too long, or with a value that doesn't parse as the type of its feature.
+        and `POSITION`; and the dead letters, including those of the batch: rows without an id,
+        with an id that is too long, or with a value that can't be parsed.
 
     Raises:
-        RecsysError: A column holds lists where its feature takes one value.
+        RecsysError: A column holds lists but its feature takes one value.
     """
     ids = to_ids(batch.columns.column(_raw_id(config)))
     no_id, bad_id = (NO_ITEM, BAD_ITEM) if isinstance(config, ItemsConfig) else (NO_USER, BAD_USER)
@@ -173,15 +173,15 @@ def parse_entities(
 
 
 def keep_latest(rows: pa.Table, key: str) -> tuple[pa.Table, int, int]:
-    """Keeps the first row of each id, or the latest one where the rows have `LATEST`.
+    """Keeps one row of each id: the first, or the one with the highest `LATEST`, if present.
 
     Args:
         rows: Typed rows, as `parse_entities` returns them.
         key: Column of the id.
 
     Returns:
-        The rows kept, in the columns of `example_schema`; how many were dropped; and how many
-        differ from every other row of their id before them.
+        The rows kept, in the columns of `example_schema`; the number of dropped rows; and the
+        number of rows that differ from all earlier rows of their id.
     """
     prefer = rows[LATEST.name] if LATEST.name in rows.column_names else None
     kept, n_dropped = keep_first(rows, (key,), prefer)
@@ -194,7 +194,7 @@ def keep_latest(rows: pa.Table, key: str) -> tuple[pa.Table, int, int]:
 
 
 def row_hashes(rows: pa.RecordBatch) -> np.ndarray:
-    """Returns a hash `[n]` uint64 of the columns of examples of typed rows."""
+    """Returns a hash of each row's example columns `[n]` uint64."""
     hashes = np.zeros(rows.num_rows, np.uint64)
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if name in (LATEST.name, POSITION.name):
@@ -220,7 +220,7 @@ def _key(feature: Feature) -> _Key:
 
 
 def _names(config: EntityConfig) -> dict[_Key, str]:
-    """Returns the name in the examples of each column that is read."""
+    """Returns the example column for each column read."""
     title = _raw_title(config)
     names: dict[_Key, str] = {} if title is None else {(title, "text", ""): _TITLE}
     for feature in config.features:
@@ -240,7 +240,7 @@ def _proposals(raw: str, type_: Value) -> Iterator[str]:
 
 
 def _of_one_value(column: pa.Array, raw: str, file: str) -> pa.Array:
-    """Returns a column without lists and dictionaries; a list may hold one value."""
+    """Returns a column without lists and dictionaries; each list must hold one value."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary.take(column.indices)
     if not pa.types.is_nested(column.type):
@@ -257,7 +257,7 @@ def _of_one_value(column: pa.Array, raw: str, file: str) -> pa.Array:
 
 
 def _typed(column: pa.Array, type_: Value, detail: str, decimal: str) -> pa.Array:
-    """Returns single values `[n]` as a type, null where one can't be read so."""
+    """Converts single values `[n]` to a type; null if one can't be parsed."""
     if type_ == "number":
         return to_numbers(column, decimal)
     if type_ == "date":
@@ -267,12 +267,12 @@ def _typed(column: pa.Array, type_: Value, detail: str, decimal: str) -> pa.Arra
 
 
 def to_dates(column: pa.Array) -> pa.Array:
-    """Returns int64 seconds since 1970, UTC, of a column of dates; null where there is none.
+    """Returns dates as int64 seconds since 1970, UTC; null for values that aren't dates.
 
-    A date is a value of an Arrow type for time, ISO 8601 text, or a whole number: a
-    year from 1000 to 3000, which is its first day, or the seconds since 1970, UTC,
-    from 100,000,000 (1973) to the year 3000. Other numbers, as 19991231 or
-    milliseconds, could mean more than one thing: they are none.
+    A date is a value of an Arrow type for time, ISO 8601 text, or an integer: a year from
+    1000 to 3000, meaning its first day, or the seconds since 1970, UTC, from 100,000,000
+    (1973) to the year 3000. Other numbers, such as 19991231 or milliseconds, are ambiguous
+    and not accepted.
     """
     if pa.types.is_temporal(column.type):
         return to_times(column, "seconds")
@@ -287,7 +287,7 @@ def to_dates(column: pa.Array) -> pa.Array:
 
 
 def _whole(column: pa.Array) -> pa.Array:
-    """Returns numbers as int64, null where one isn't whole."""
+    """Returns numbers as int64; null for fractions."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.int64(), safe=False)
     values = column.cast(pa.float64())
@@ -307,7 +307,7 @@ def _dates_of_numbers(numbers: pa.Array) -> pa.Array:
 
 
 def _is_there(column: pa.Array) -> pa.Array:
-    """Returns which rows `[n]` bool have a value: null, NaN and blank text are missing."""
+    """Returns which rows `[n]` bool have a value; null, NaN and blank text are missing."""
     is_there = pc.is_valid(column)
     if pa.types.is_floating(column.type):
         return pc.and_(is_there, pc.invert(pc.fill_null(pc.is_nan(column), True)))

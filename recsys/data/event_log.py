@@ -22,11 +22,11 @@ from recsys.data.history_facts import (
 
 
 class ShardedColumn:
-    """Arrays laid end to end without a copy; reads like one array of one dimension.
+    """Concatenated arrays without a copy; reads like a one-dimensional array.
 
     Args:
         shards: The arrays, all of one dtype.
-        dtype: Their dtype, for a column without a shard.
+        dtype: Their dtype, for a column without shards.
     """
 
     def __init__(self, shards: Sequence[np.ndarray], dtype: Any = None) -> None:
@@ -34,14 +34,14 @@ class ShardedColumn:
         self.dtype = np.dtype(dtype or self.shards[0].dtype)
         lengths = [len(shard) for shard in self.shards]
         self.starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
-        """First entry of each shard, and the end `[shards + 1]` int64."""
+        """Index of the first entry of each shard, and the end `[shards + 1]` int64."""
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     @functools.cached_property
     def shape(self) -> tuple[int]:
-        """Entries of the column, as NumPy says it."""
+        """Shape of the column, as in NumPy."""
         return (len(self),)
 
     def __iter__(self) -> Iterator[Any]:
@@ -49,7 +49,7 @@ class ShardedColumn:
             yield from shard
 
     def __getitem__(self, key: Any) -> Any:
-        """Returns an entry, a slice, or the entries at an array of places `[...]`."""
+        """Returns an entry, a slice, or the entries at an array of indices `[...]`."""
         if isinstance(key, slice):
             return self._slice(key)
         places = np.asarray(key)
@@ -88,14 +88,14 @@ class ShardedColumn:
         return out
 
     def counts(self, n_rows: int = 0) -> np.ndarray:
-        """Returns how often each row `[n_rows]` comes up, int64; up to the highest at least."""
+        """Returns the frequency of each row `[max(n_rows, highest + 1)]` int64."""
         highest = (int(shard.max()) + 1 for shard in self.shards if len(shard))
         n_rows = max(n_rows, *highest, 0)
         counted = (np.bincount(shard, minlength=n_rows) for shard in self.shards)
         return sum(counted, start=np.zeros(n_rows, np.int64))
 
     def gather_sorted(self, places: np.ndarray) -> np.ndarray:
-        """Returns the entries `[n]` at ascending `places` `[n]`."""
+        """Returns the entries `[n]` at ascending indices `[n]`."""
         out = np.empty(len(places), self.dtype)
         for number, part in split_sorted(places, self.starts):
             out[part] = self.shards[number][places[part] - self.starts[number]]
@@ -103,11 +103,11 @@ class ShardedColumn:
 
 
 def split_sorted(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Yields the number of each shard that ascending `places` meet, and which of them.
+    """Yields the shards that contain ascending indices, each with its slice of the indices.
 
     Args:
-        places: Entries of all shards laid end to end `[n]`.
-        starts: First entry of each shard, and the end `[shards + 1]`.
+        places: Ascending indices into the concatenated shards `[n]`.
+        starts: Index of the first entry of each shard, and the end `[shards + 1]`.
     """
     borders = np.searchsorted(places, starts).tolist()
     for number, (first, end) in enumerate(itertools.pairwise(borders)):
@@ -124,9 +124,9 @@ COLUMNS = {
     "valid": np.bool_,
     "kind": np.uint8,
 }
-"""Columns of a log with a value for each event."""
+"""Columns of a log with a value per event."""
 OPTIONAL = ("weight", "valid", "kind")
-"""Those that are there only where the data have them."""
+"""Columns that exist only if the data have them."""
 
 Column = np.ndarray | ShardedColumn
 
@@ -139,12 +139,12 @@ class EventShard:
         user_row: Row of the user of each event `[n]` int32.
         item_row: Row of the item of each event `[n]` int32.
         timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
-        tied: Events of the same user and the same second directly before each
-            event `[n]` int32; they are no history of it.
-        offsets: First event of each user, and the end `[users + 1]` int64.
+        tied: Number of events of the same user and second directly before each event `[n]`
+            int32; they are not part of its history.
+        offsets: Index of each user's first event, and the end `[users + 1]` int64.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
-        valid: Which events the data name for validation `[n]` bool; None: they name none.
-        kind: Row of the kind of each event `[n]` uint8, 0: unknown; None: the data have no kinds.
+        valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
+        kind: Row of each event's kind `[n]` uint8, 0: unknown; None: the data have no kinds.
     """
 
     user_row: np.ndarray
@@ -160,13 +160,13 @@ class EventShard:
         return len(self.item_row)
 
     def histories(self, events: np.ndarray, length: int) -> np.ndarray:
-        """Returns what each event's user did before it, as `EventLog.histories` does."""
+        """Returns the items of each event's user before it; see `EventLog.histories`."""
         user = np.searchsorted(self.offsets, events, side="right") - 1
         return newest_first(self.item_row, self.offsets[user], events - self.tied[events], length)
 
 
 class EventLog:
-    """Shards of events, laid end to end, as one log.
+    """Concatenated shards of events.
 
     Args:
         shards: The shards. No user is in two of them.
@@ -178,8 +178,8 @@ class EventLog:
         timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
         tied: Events of the same user and second directly before each event `[n]` int32.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
-        valid: Which events the data name for validation `[n]` bool; None: they name none.
-        kind: Row of the kind of each event `[n]` uint8, 0: unknown; None: the data have no kinds.
+        valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
+        kind: Row of each event's kind `[n]` uint8, 0: unknown; None: the data have no kinds.
     """
 
     def __init__(self, shards: tuple[EventShard, ...]) -> None:
@@ -193,21 +193,21 @@ class EventLog:
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """First event of each user, and the end `[users + 1]` int64; held in memory."""
+        """Index of each user's first event, and the end `[users + 1]` int64; held in memory."""
         starts = self.item_row.starts
         parts = [s.offsets[:-1] + start for s, start in zip(self.shards, starts, strict=False)]
         return np.concatenate([*parts, starts[-1:]])
 
     def user_index(self, events: np.ndarray) -> np.ndarray:
-        """Returns which user of the log `[b]` int64 each of `events` `[b]` belongs to."""
+        """Returns the index in the log of each event's user `[b]` int64."""
         return np.searchsorted(self.offsets, events, side="right") - 1
 
     def histories(self, events: np.ndarray, length: int) -> np.ndarray:
-        """Returns what each event's user did before it.
+        """Returns the items of each event's user before it.
 
         Args:
             events: Indices of events `[b]` int64.
-            length: Items of a history at the most.
+            length: Maximum length of a history.
 
         Returns:
             Item rows `[b, length]` int32, the newest first, padded with 0.
@@ -221,12 +221,12 @@ class EventLog:
         return out
 
     def facts(self, names: Iterable[str], key: Any, now: Any) -> dict[str, np.ndarray]:
-        """Returns facts of events by name, each int32 and of the shape of the events.
+        """Returns facts of events by name, int32, in the shape of the events.
 
         Args:
-            names: Which facts, of `recsys.data.history_facts`.
+            names: Names of facts from `recsys.data.history_facts`.
             key: The events: a slice, or indices of any shape.
-            now: Time of the query, from which ages count back [s]; it is broadcast.
+            now: Query time, to which ages are relative [s]; broadcast to the events.
         """
         facts = {}
         for name in names:
@@ -246,9 +246,9 @@ class EventLog:
         """Returns facts of the events that `histories` returns, `[b, length]` int32 by name.
 
         Args:
-            names: Which facts.
-            events: Indices of events `[b]` int64; the time of each is that of its query.
-            length: Items of a history at the most; padded with `UNKNOWN`.
+            names: Names of the facts.
+            events: Indices of events `[b]` int64; the time of each is its query time.
+            length: Maximum length of a history; padded with `UNKNOWN`.
         """
         first = self.offsets[self.user_index(events)]
         places = (events - self.tied[events])[:, None] - 1 - np.arange(length)
@@ -271,9 +271,9 @@ def newest_first(
 
     Args:
         item_row: A column of item rows `[n]`.
-        start: First event of each slice `[b]`.
+        start: Start of each slice `[b]`.
         end: End of each slice `[b]`, exclusive.
-        length: Items of a slice at the most.
+        length: Maximum number of items per slice.
 
     Returns:
         Item rows `[b, length]` int32, padded with 0.
@@ -282,7 +282,7 @@ def newest_first(
         return np.zeros((len(end), length), np.int32)
     if len(item_row) < length:
         item_row = np.concatenate([item_row, np.zeros(length, np.int32)])
-    # Every window of the column, without a copy; a row of it is read in one go.
+    # Views every window of the column, without a copy, so a row is read in one go.
     windows = np.lib.stride_tricks.sliding_window_view(item_row, length)
     first = end - length
     rows = windows[np.maximum(first, 0)][:, ::-1].astype(np.int32, order="C")

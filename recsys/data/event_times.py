@@ -1,10 +1,9 @@
 """The times of events, or the order that replaces missing timestamps.
 
-Histories, hold-outs and newest events are all made by the times of events. For rows in
-the order of their files, the place among the rows of their user is the time. Rows
-without any order have a random number each, which is a function of user and item: what
-is "newest" is then a random choice, the same each time, and places of a history say
-nothing.
+Histories, hold-outs and newest events are all based on the times of events. For rows in file
+order, the position among the rows of the same user serves as the time. Rows without any order
+get a random number each, a function of user and item: which events are "newest" is then a
+random but reproducible choice, and the order of a history means nothing.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from recsys.errors import RecsysError
 TIME = pa.field("timestamp", pa.int64())
 """Time of an event [seconds since 1970, UTC]."""
 PLACE = pa.field("place", pa.int64())
-"""Place of a row among its user's, counted back: 0 the last in the files, -1 the one before."""
+"""Position of a row among its user's, counted from the end: 0 is the last, -1 the one before."""
 
 COLUMN: dict[Order, pa.Field | None] = {"time": TIME, "file": PLACE, "none": None}
-"""Column of the examples that orders them."""
+"""Column of the examples that defines their order."""
 
 _FILE_BITS, _EVENT_BITS = 46, 20
-"""A file among all, and an event in the list of a line."""
+"""Bits for the index of a file, and for the index of an event in its row's list."""
 _MOST_FILES = 1 << (63 - _FILE_BITS)
 _SHORT = np.uint64(33)
 """Leaves 31 bits, so that user and time are sorted as one number."""
 
 
 def places(file_index: int, line: np.ndarray, element: np.ndarray | None = None) -> pa.Array:
-    """Returns the place among the rows of all files `[n]` int64 of rows of one file.
+    """Returns the positions among the rows of all files `[n]` int64 of rows of one file.
 
     Args:
-        file_index: Place of the file among all.
+        file_index: Index of the file.
         line: Line of each row `[n]`, from 1 on.
-        element: Place of each event in the list of its row `[n]`; `None`: a row is an event.
+        element: Index of each event in its row's list `[n]`; `None`: a row is an event.
 
     Raises:
-        RecsysError: The file is one of too many for their places to be told apart.
+        RecsysError: There are too many files for distinct positions.
     """
     if file_index >= _MOST_FILES:
         raise RecsysError(
@@ -54,10 +53,10 @@ def places(file_index: int, line: np.ndarray, element: np.ndarray | None = None)
 
 
 def places_of_users(table: pa.Table) -> pa.Table:
-    """Returns rows with their `PLACE` in the place of that among the rows of all files.
+    """Replaces the positions among all files by the positions among the user's rows (`PLACE`).
 
-    Files may hold one user after the other: what stands far below isn't newer than what
-    another user did, and only the places of one user can be compared.
+    Only positions of the same user can be compared: files may hold one user after the other,
+    so a later row isn't newer than another user's.
 
     Args:
         table: All rows of their users, with `user_id` and `place`.
@@ -73,12 +72,12 @@ def places_of_users(table: pa.Table) -> pa.Table:
 
 
 def codes_of(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns a number `[n]` for each value `[n]`, from 0 on, equal where the values are."""
+    """Returns a code `[n]` for each value `[n]`, from 0 on; equal values have equal codes."""
     return column.combine_chunks().dictionary_encode().indices.to_numpy()
 
 
 def event_times(examples: pa.Table) -> pa.Array:
-    """Returns the times `[n]` int64 of examples, or what takes their place."""
+    """Returns the times `[n]` int64 of examples, or the numbers that replace them."""
     for field in (TIME, PLACE):
         if field.name in examples.column_names:
             return examples[field.name].combine_chunks()
@@ -87,14 +86,14 @@ def event_times(examples: pa.Table) -> pa.Array:
 
 
 def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np.ndarray:
-    """Returns a random number `[n]` uint64 for each pair of ids, the same each time.
+    """Returns a reproducible random number `[n]` uint64 for each pair of ids.
 
     `mix` is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 
     Args:
         users: Ids `[n]`, text.
         items: Ids `[n]`, text.
-        salt: Numbers of another salt are independent of these.
+        salt: Different salts give independent numbers.
     """
     mixed = np.full(len(users), salt, np.uint64)
     for ids in (users, items):
@@ -103,7 +102,7 @@ def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np
 
 
 def mix(numbers: np.ndarray) -> np.ndarray:
-    """Returns a random number `[n]` uint64 for each of `numbers` `[n]` uint64: one to one."""
+    """Returns a hash `[n]` uint64 of each of `numbers` `[n]` uint64; a bijection."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

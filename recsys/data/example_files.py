@@ -1,9 +1,9 @@
-"""Examples on disk: Parquet whose columns are lists.
+"""Examples on disk: Parquet files whose columns are lists.
 
-TensorFlow Data Validation and Transform take columns of lists of bytes or numbers
-only, where a missing value is an empty list; the rest of the project works on plain
-columns. These functions turn one into the other. Columns that are lists by themselves
-are marked, so that a list of one value is not read as that value.
+TensorFlow Data Validation and Transform only accept columns of lists of bytes or numbers, in
+which a missing value is an empty list. The rest of the project uses plain columns. These
+functions convert between the two. Columns that hold lists originally are marked, so that a list
+of one value is not read as a plain value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write_examples(table: pa.Table, sink: BinaryIO) -> None:
     """Writes a table as examples.
 
     Args:
-        table: Columns of text, of numbers, or of lists of them; null is a missing value.
+        table: Columns of text, of numbers, or of lists of them; null means missing.
         sink: A binary file.
     """
     pq.write_table(_as_lists(table), sink, row_group_size=_ROWS_OF_A_GROUP)
@@ -63,12 +63,12 @@ def _as_lists(table: pa.Table) -> pa.Table:
 
 
 def _listed(values: pa.Array) -> pa.Array:
-    """Returns lists as large lists; an empty one where there is none."""
+    """Converts lists to large lists; null becomes an empty list."""
     return _lists(list_lengths(values), pc.list_flatten(values))
 
 
 def _of_one(values: pa.Array) -> pa.Array:
-    """Returns a list of each value; an empty one where there is none."""
+    """Puts each value into a list of its own; null becomes an empty list."""
     if values.null_count == 0:
         return _lists(np.ones(len(values), np.int64), values)
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
@@ -98,7 +98,7 @@ def _texts(lists: pa.Array) -> pa.Array:
 
 
 def _values(lists: pa.Array) -> pa.Array:
-    """Returns the one value of each list; null for an empty one."""
+    """Returns the single value of each list; null for an empty list."""
     is_whole = len(lists.flatten()) == len(lists)
     values = lists.flatten() if is_whole else last_values(lists, list_lengths(lists) == 0)
     return values.cast(pa.string()) if pa.types.is_large_binary(values.type) else values

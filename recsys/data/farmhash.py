@@ -1,9 +1,8 @@
 """FarmHash's Fingerprint64 of many texts at once.
 
-The hash is fixed for good and the same everywhere: TensorFlow computes it in
-`tf.strings.to_hash_bucket_fast`, BigQuery in `FARM_FINGERPRINT`. The formulas are those
-of `farmhashna::Hash64` (Geoff Pike, Google, 2014), with a vector of texts in the place
-of one text. Arithmetic is modulo 2^64.
+The hash never changes, and is the same on every platform: `tf.strings.to_hash_bucket_fast` and
+BigQuery's `FARM_FINGERPRINT` compute it, too. The formulas are those of `farmhashna::Hash64`
+(Geoff Pike, Google, 2014), applied to a vector of texts. Arithmetic is modulo 2^64.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def fingerprints(texts: pa.Array) -> np.ndarray:
         texts: `string` or `large_string`; null counts as the empty text.
     """
     hashes = np.empty(len(texts), np.uint64)
-    # In parts that the processor's cache holds.
+    # In chunks that fit into the processor's cache.
     for first in range(0, len(texts), _AT_ONCE):
         part = texts.slice(first, _AT_ONCE)
         hashes[first : first + len(part)] = _Texts.of(part).hashes()
@@ -37,7 +36,7 @@ def fingerprints(texts: pa.Array) -> np.ndarray:
 
 
 def text_bounds(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the texts lie: offsets `[n + 1]` int64 and the bytes of the buffer."""
+    """Returns the offsets of the texts `[n + 1]` int64, and the bytes of their buffer."""
     is_large = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
     kind = np.dtype(np.int64 if is_large else np.int32)
     _, bounds, content = texts.buffers()
@@ -49,15 +48,15 @@ def text_bounds(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Texts:
-    """Texts whose bytes lie in one buffer.
+    """Texts in one buffer.
 
     Args:
-        content: The bytes, padded so that eight can be read from any of them.
-        start: First byte of each text `[n]` int64.
-        length: Bytes of each text `[n]` int64.
+        content: The bytes, padded so that eight can be read from any position.
+        start: Position of each text's first byte `[n]` int64.
+        length: Length of each text [bytes] `[n]` int64.
 
     Attributes:
-        size: Bytes of each text `[n]` int64.
+        size: Length of each text [bytes] `[n]` int64.
         length: The same `[n]` uint64.
     """
 
@@ -98,15 +97,15 @@ class _Texts:
         return len(self._start)
 
     def only(self, which: np.ndarray) -> _Texts:
-        """Returns the texts that `which` `[n]` names."""
+        """Returns the texts selected by `which` `[n]`."""
         return _Texts(self._content, self._start[which], self.size[which])
 
     def word(self, at: np.ndarray | int) -> np.ndarray:
-        """Returns the eight bytes from a place in each text, little-endian."""
+        """Returns the eight bytes at a position in each text, little-endian."""
         return self._words[self._start + at]
 
     def half(self, at: np.ndarray | int) -> np.ndarray:
-        """Returns the four bytes from a place in each text, little-endian."""
+        """Returns the four bytes at a position in each text, little-endian."""
         return self.word(at) & np.uint64(0xFFFFFFFF)
 
 
@@ -119,7 +118,7 @@ def _shift_mix(value: np.ndarray) -> np.ndarray:
 
 
 def _mix(u: np.ndarray, v: np.ndarray, mul: np.ndarray) -> np.ndarray:
-    """`HashLen16` of FarmHash."""
+    """FarmHash's `HashLen16`."""
     a = _shift_mix((u ^ v) * mul)
     return _shift_mix((v ^ a) * mul) * mul
 
@@ -191,7 +190,7 @@ def _hash_longer(texts: _Texts) -> np.ndarray:
 def _block(
     texts: _Texts, at: np.ndarray | int, state: list[np.ndarray], last: np.ndarray | None
 ) -> list[np.ndarray]:
-    """Mixes the 64 bytes from `at` on into the state; `last` is the last block's factor."""
+    """Mixes the 64 bytes from `at` on into the state; `last` is the factor of the last block."""
     x, y, z, v0, v1, w0, w1 = state
     mul = _K1 if last is None else last
     factor = np.uint64(1 if last is None else 9)
@@ -206,7 +205,7 @@ def _block(
 
 
 def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> _Pair:
-    """`WeakHashLen32WithSeeds` of FarmHash."""
+    """FarmHash's `WeakHashLen32WithSeeds`."""
     w, x, y, z = (texts.word(at + 8 * place) for place in range(4))
     a = a + w
     b = _rotate(b + a + z, 21)
@@ -216,8 +215,5 @@ def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> 
 
 
 def hash_buckets(ids: pa.Array, n_buckets: int) -> np.ndarray:
-    """Returns the bucket `[n]` int64 of each id `[n]`.
-
-    It is what `tf.strings.to_hash_bucket_fast` gives.
-    """
+    """Returns the bucket `[n]` int64 of each id `[n]`, as `tf.strings.to_hash_bucket_fast` does."""
     return (fingerprints(ids) % np.uint64(n_buckets)).astype(np.int64)

@@ -1,7 +1,7 @@
-"""The types of features: how a raw column becomes the token rows of an embedding table.
+"""The types of features: how raw columns become token rows of embedding tables.
 
-A feature type is one registered class. `kind: name` in the config chooses it, and its
-fields are its options:
+A feature type is a registered class. `kind: name` in the config selects it, and its fields are
+its options:
 
     @recsys.register_feature("initial")
     class InitialFeature(Feature):
@@ -15,12 +15,12 @@ fields are its options:
             first = tf.strings.substr(values.flat_values, 0, 1)
             return values.with_flat_values(1 + tf.strings.to_hash_bucket_fast(first, self.letters))
 
-A value goes through three steps. The ingest reads it as the type `value` (a row whose value
-is none is a dead letter). `tokens` makes its token rows in a TensorFlow graph, in which
-analyzers of TensorFlow Transform may look at all of the data; the pipeline's Transform and
-`recsys.stages.ingest` run the same graph, and the exported model has it inside, so
-that raw values are read alike in training and in serving. The model gets a table of
-`table_rows` rows, of which an item or a user has up to `width`.
+A value goes through three steps. The ingest parses it as the type `value`; if that fails, the row
+is a dead letter. `tokens` converts it to token rows in a TensorFlow graph, which may use the
+full-pass analyzers of TensorFlow Transform. The pipeline's Transform and `recsys.stages.ingest`
+run the same graph, and the exported model contains it, so raw values are treated the same in
+training and in serving. The model gets a table with `table_rows` rows; an item or a user has at
+most `width` of them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Value = Literal["text", "list", "number", "date"]
-"""What the ingest reads a raw value as: text without blanks around it, a list of texts, a
-finite float32, or a time [seconds since 1970, UTC] int64."""
+"""Type of a parsed value: text without surrounding whitespace, a list of texts, a finite float32,
+or a time int64 [seconds since 1970, UTC]."""
 
 BETWEEN_WORDS = r"(?:[a-z]+://|www\.)\S+|[^\pL\pM\pN_]+"
-"""What stands between the words of a lower-cased text (RE2): web addresses are none."""
+"""Pattern (RE2) of the text between two words in lower-case text; URLs are not words."""
 
 
 class Feature(Strict, abc.ABC):
@@ -57,19 +57,16 @@ class Feature(Strict, abc.ABC):
     """Column of the raw file that the tokens come from."""
 
     value: ClassVar[Value] = "text"
-    """What the ingest reads a raw value as."""
+    """Type that the ingest parses raw values as."""
 
     @property
     def kind(self) -> str:
-        """Name of the type of feature in a config."""
+        """Registered name of the feature type."""
         return registry.name_of("feature", self)
 
     @property
     def detail(self) -> str:
-        """How the ingest reads a raw value, beside `value`.
-
-        The separator of a list in text, or the format of text of a date; empty: none.
-        """
+        """Option for parsing raw values: a list's separator or a date's format; empty: none."""
         return ""
 
     @property
@@ -79,51 +76,50 @@ class Feature(Strict, abc.ABC):
 
     @property
     def width(self) -> int:
-        """Most tokens of one item or user."""
+        """Maximum number of tokens per item or user."""
         return 1
 
     @abc.abstractmethod
     def table_rows(self, n_known: int = 0) -> int:
-        """Returns the rows of the feature's table, row 0 (padding) included.
+        """Returns the number of rows of the feature's table, row 0 (padding) included.
 
         Args:
-            n_known: Tokens of the vocabulary, for a feature that `has_vocabulary`.
+            n_known: Number of tokens in the vocabulary, for a feature with `has_vocabulary`.
         """
 
     @abc.abstractmethod
     def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
-        """Returns the token rows of values, from 1 on, as a TensorFlow graph makes them.
+        """Returns the token rows of values, from 1 on; called inside a TensorFlow graph.
 
         Args:
-            values: Values `[batch, any]` of the type `value`; none where one is missing,
-                or the empty text, NaN, or the lowest int64.
+            values: Values `[batch, any]` of the type `value`. A missing one is absent, or the
+                empty text, NaN, or the lowest int64.
 
         Returns:
             Token rows `[batch, any]` int64; those beyond `width` are cut off.
         """
 
     def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
-        """Returns the name of each token row `[rows]`, empty for row 0; None: they have none.
+        """Returns the name of each token row `[rows]`, empty for row 0; None: they have no names.
 
-        Items can be filtered by tokens that have names, and a warm start carries rows on
-        by them.
+        Items can be filtered by token names, and a warm start uses them to match rows.
 
         Args:
-            known: Tokens of the vocabulary in their order, for one that `has_vocabulary`.
+            known: Tokens of the vocabulary in order, for a feature with `has_vocabulary`.
         """
         del known
         return None
 
     def split(self, column: pa.Array) -> pa.Array:
-        """Returns the tokens of a typed column, one after the other, as text.
+        """Returns the tokens of a typed column, flattened, as text.
 
-        `recsys plan` counts them, for a feature that `has_vocabulary`.
+        `recsys plan` counts them, for a feature with `has_vocabulary`.
         """
         return column.filter(pc.fill_null(pc.not_equal(column, ""), False))
 
 
 class TokenFeature(Feature):
-    """A feature whose tokens are texts: those of a vocabulary, or hashed ones."""
+    """A feature with text tokens, which are looked up in a vocabulary or hashed."""
 
     min_count: PositiveInt = 1
     """A token is known from this number of occurrences on."""
@@ -136,15 +132,15 @@ class TokenFeature(Feature):
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether each known token has a row."""
+        """Whether each known token has its own row."""
         return self.hash_buckets is None
 
     def table_rows(self, n_known: int = 0) -> int:
-        """Returns the rows of the table: one a known token, or `hash_buckets`, and row 0."""
+        """Returns the number of rows: row 0, and one per known token or `hash_buckets`."""
         return 1 + (n_known if self.hash_buckets is None else self.hash_buckets)
 
     def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
-        """Returns the rows of the tokens; unknown ones are left out."""
+        """Returns the rows of the tokens; unknown tokens are left out."""
         from recsys.data.ingest import feature_graph
 
         texts = self.texts(values)
@@ -153,7 +149,7 @@ class TokenFeature(Feature):
         return feature_graph.vocabulary_rows(texts, self.name, self.min_count)
 
     def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
-        """Returns the tokens; hashed ones have no name, since a row stands for many."""
+        """Returns the tokens; None if they are hashed, since a row stands for many."""
         return ["", *known] if self.has_vocabulary else None
 
 
@@ -169,14 +165,14 @@ class CategoryFeature(TokenFeature):
 
 
 class BagFeature(TokenFeature):
-    """Several tokens of a value, the first ones."""
+    """The first few tokens of a value."""
 
     max_tokens: PositiveInt = 8
     """Tokens kept of one item or user; the first ones."""
 
     @property
     def width(self) -> int:
-        """Most tokens of one item or user."""
+        """Maximum number of tokens per item or user."""
         return self.max_tokens
 
 
@@ -221,25 +217,25 @@ class WordsFeature(BagFeature):
 
 
 class BucketFeature(Feature):
-    """Buckets of equally many values of the data."""
+    """Quantile buckets of the values."""
 
     buckets: Annotated[int, Field(ge=2)] = 10
     """Buckets of a number or of a date."""
 
     def table_rows(self, n_known: int = 0) -> int:
-        """Returns the rows of the buckets, and row 0."""
+        """Returns the number of rows: row 0 and the buckets."""
         del n_known
         return 1 + self.buckets
 
     def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
-        """Returns `bucket 1 of 10` …; a warm start knows buckets by such names."""
+        """Returns `bucket 1 of 10` …; a warm start matches buckets by these names."""
         del known
         return ["", *(f"bucket {n} of {self.buckets}" for n in range(1, self.buckets + 1))]
 
 
 @registry.register_feature("number")
 class NumberFeature(BucketFeature):
-    """A bucket of equally many values."""
+    """The quantile bucket of a number."""
 
     value: ClassVar[Value] = "number"
 
@@ -254,7 +250,7 @@ class NumberFeature(BucketFeature):
 
 @registry.register_feature("date")
 class DateFeature(BucketFeature):
-    """A bucket of equally many days, and the month."""
+    """The quantile bucket of the day, and the month."""
 
     value: ClassVar[Value] = "date"
     format: str | None = None
@@ -262,20 +258,20 @@ class DateFeature(BucketFeature):
 
     @property
     def detail(self) -> str:
-        """The format; empty: ISO 8601."""
+        """The format; empty for ISO 8601."""
         return self.format or ""
 
     @property
     def width(self) -> int:
-        """The bucket and the month."""
+        """Two tokens: the bucket and the month."""
         return 2
 
     def table_rows(self, n_known: int = 0) -> int:
-        """Returns the rows of the buckets, the months, and row 0."""
+        """Returns the number of rows: row 0, the buckets and the months."""
         return super().table_rows(n_known) + 12
 
     def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
-        """Returns the bucket of the day, and the row of the month behind the buckets."""
+        """Returns the row of the day's bucket, and the row of the month after the buckets."""
         from recsys.data.ingest import feature_graph
 
         days = feature_graph.days(values)[:, :1]
@@ -286,5 +282,5 @@ class DateFeature(BucketFeature):
         )
 
     def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
-        """Returns the names of the buckets, and of the months."""
+        """Returns the names of the buckets and of the months."""
         return [*(super().token_names(known) or ()), *calendar.month_name[1:]]

@@ -1,9 +1,9 @@
-"""The file of `data.forget`: salted hashes of the users whom every ingest leaves out.
+"""The file of `data.forget`: salted hashes of the users that every ingest leaves out.
 
     recsys forget 1 <salt>      a random salt, in hexadecimal
-    <hash>                      keyed BLAKE2b of a user id in UTF-8, one a line, sorted
+    <hash>                      keyed BLAKE2b of a user id in UTF-8, one per line, sorted
 
-The file names nobody, but whoever has it can test whether an id is in it.
+The file contains no ids, but anyone who has it can test whether an id is in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recsys.system.commit import commit_text
 from recsys.system.files import open_regular
 
 LeaveOut = Callable[[RawBatch], tuple[RawBatch, int]]
-"""Returns a batch without the rows to leave out, and how many they are."""
+"""Returns a batch without the rows to leave out, and their number."""
 
 _HEADER = re.compile("recsys forget 1 ([0-9a-f]{32})")
 _HASH = re.compile("[0-9a-f]{32}")
@@ -36,7 +36,7 @@ _WORDS = (re.compile(r"""[^\s,;|"'{}\[\]():=<>]+"""), re.compile(r"[^,;|\t]+"))
 
 @dataclasses.dataclass(frozen=True)
 class Forgotten:
-    """Users to leave out, by their hashes.
+    """Hashes of the users to leave out.
 
     Attributes:
         salt: Salt of the hashes, in hexadecimal.
@@ -48,12 +48,12 @@ class Forgotten:
 
     @classmethod
     def new(cls) -> Self:
-        """Returns an empty list with a salt of its own."""
+        """Returns an empty list with a new salt."""
         return cls(secrets.token_hex(16), frozenset())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             RecsysError: The file is missing or damaged (R931).
@@ -76,7 +76,7 @@ class Forgotten:
         )
 
     def save(self, path: Path) -> None:
-        """Writes the list in one step; it is on the disk on return."""
+        """Writes the list atomically, synced to disk."""
         path.parent.mkdir(parents=True, exist_ok=True)
         commit_text("\n".join([f"recsys forget 1 {self.salt}", *sorted(self.hashes)]) + "\n", path)
 
@@ -95,16 +95,16 @@ class Forgotten:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def contains(self, ids: pa.Array) -> np.ndarray:
-        """Returns which of `ids` `[n]` are in the list `[n]` bool."""
+        """Returns which of `ids` `[n]` are in the list, `[n]` bool."""
         coded = ids.dictionary_encode()
         known = [self.hash_of(id_) in self.hashes for id_ in coded.dictionary.to_pylist()]
         codes = pc.fill_null(coded.indices, len(known)).to_numpy(zero_copy_only=False)
         return np.array([*known, False])[codes]
 
     def leave_out(self, column: str, batch: RawBatch) -> tuple[RawBatch, int]:
-        """Returns a batch without the rows of these users, and how many they are.
+        """Returns a batch without the rows of these users, and their number.
 
-        Rows that are damaged have no user: they are left out if a word of theirs is in the list.
+        Damaged rows have no user id: they are left out if any word in them is in the list.
 
         Args:
             column: Raw column of the user id.
@@ -120,17 +120,17 @@ class Forgotten:
         return kept, int(is_left_out.sum() + is_named.sum())
 
     def is_named_in(self, text: str) -> bool:
-        """Returns whether a word of a text is in the list."""
+        """Returns whether any word of a text is in the list."""
         return any(self.hash_of(word) in self.hashes for word in words_of(text))
 
 
 def words_of(row: str) -> set[str]:
-    """Returns the cells and the words of a raw row: what may be an id."""
+    """Returns the cells and words of a raw row, any of which may be an id."""
     return {word.strip(" \"'\n") for pattern in _WORDS for word in pattern.findall(row)}
 
 
 def _only(batch: RawBatch, keep: np.ndarray) -> RawBatch:
-    """Returns a batch with some of its whole rows, those that `keep` `[n]` says."""
+    """Returns a batch with the good rows that `keep` `[n]` selects."""
     at, raw_rows = np.flatnonzero(keep), batch.raw_rows
     return dataclasses.replace(
         batch,
@@ -142,5 +142,5 @@ def _only(batch: RawBatch, keep: np.ndarray) -> RawBatch:
 
 
 def digest_of(path: str | None) -> list[str]:
-    """Returns what the file of `data.forget` adds to a cache key; nothing without one."""
+    """Returns the part of a cache key for the file of `data.forget`; empty without one."""
     return [] if path is None else [Forgotten.load(path).digest()]

@@ -1,12 +1,11 @@
-"""What models may read of a question and its history beside items: times, weights and kinds.
+"""Facts of a query and its history that models can read besides items: times, weights, kinds.
 
-Each is a whole number an event, `UNKNOWN` where nobody knows it. An age counts back from a
-moment of the history's own, so that no date reaches a model: from the question, or in a packed
-row of training from the newest event of the same user. Models read differences of ages alone.
-A weight is read as its bucket on a scale of logarithms, a kind of event (`click`, `purchase`) as
-its place among the kinds of the data (`recsys.data.vocabulary.load_kinds`). The moment of a
-question itself is a fact too, for models that know how old items are then
-(`recsys.models.times`).
+Each fact is an integer per event, or `UNKNOWN`. Ages are relative, so that no date reaches a
+model: to the query time or, in a packed row of training, to the newest event of the same user.
+Models only use differences of ages. A weight is read as its bucket on a logarithmic scale, and a
+kind of event (`click`, `purchase`) as its index in the kinds of the data
+(`recsys.data.vocabulary.load_kinds`). The query time is a fact, too, for models that use the age
+of items (`recsys.models.times`).
 """
 
 from __future__ import annotations
@@ -16,50 +15,49 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from recsys.data.config import AGES as AGES  # Ages of events [s].
-from recsys.data.config import ASKED_AT as ASKED_AT  # Moment of the question [min].
-from recsys.data.config import KINDS as KINDS  # Their kinds.
-from recsys.data.config import WEIGHTS as WEIGHTS  # Buckets of their weights.
+from recsys.data.config import ASKED_AT as ASKED_AT  # Query time [min].
+from recsys.data.config import KINDS as KINDS  # Kinds of events.
+from recsys.data.config import WEIGHTS as WEIGHTS  # Buckets of events' weights.
 
 OF_EVENTS = (AGES, WEIGHTS, KINDS)
-"""Facts of the events of a history, each also an input of a bundle that reads it."""
+"""Facts of the events of a history; each is also an input of a bundle whose model reads it."""
 FACTS = (*OF_EVENTS, ASKED_AT)
 ASKED = "asked_age"
-"""Of packed training, ages of the events to predict `[rows, examples of a row]` int32 [s]."""
+"""In packed training, ages of the events to predict `[rows, examples per row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"
-"""Of a batch, the items of its histories once each, and which of them is where; see
+"""The unique items of a batch's histories, and the index of each history entry in them; see
 `recsys.tasks.retrieval.training.batches.each_once`."""
 Facts = Mapping[str, np.ndarray]
-"""What is told of the items of histories `[n, history]`, and of questions `[n]`, by the names
-of inputs."""
+"""Facts of histories' items `[n, history]` and of queries `[n]`, by name of the input."""
 UNKNOWN = -1
-"""Of padding, and of an event of which nobody knows it."""
+"""Value for padding and for events without this fact."""
 OLDEST = 1 << 30
-"""What is older, than 34 years, counts as so old [s]."""
+"""Ages are clipped to this value, about 34 years [s]."""
 
 _OF_AN_OCTAVE, _LOWEST, _N_OCTAVES = 4, -8, 16
 LEAST_WEIGHTS = 2.0 ** (
     _LOWEST + np.arange(_OF_AN_OCTAVE * _N_OCTAVES + 1, dtype=np.float64) / _OF_AN_OCTAVE
 )
-"""Least weight of each bucket but the first `[buckets - 1]`: four to a doubling, 1/256 … 256.
-The first is of smaller ones, the last of all that are larger."""
+"""Lower bound of each bucket but the first `[buckets - 1]`: 1/256 … 256, four buckets per octave.
+The first bucket holds all smaller weights, the last all larger ones."""
 LEAST_WEIGHTS = LEAST_WEIGHTS.astype(np.float32)
 N_WEIGHTS = len(LEAST_WEIGHTS) + 1
 MOST_KINDS = 255
-"""Kinds of events at most: the store has a byte an event, in which 0 means unknown."""
+"""Maximum number of kinds of events: the store has a byte per event, and 0 means unknown."""
 
 
 def ages(now: np.ndarray | int, times: np.ndarray) -> np.ndarray:
-    """Returns how long before `now` events at `times` were [s] int32, 0 … `OLDEST`.
+    """Returns the ages of events at `now` [s] int32, 0 … `OLDEST`.
 
     Args:
-        now: Moments from which ages count back [seconds since 1970, UTC].
-        times: When the events happened [seconds since 1970, UTC]; what is later has the age 0.
+        now: Times to which ages are relative [seconds since 1970, UTC].
+        times: Times of the events [seconds since 1970, UTC]; later ones have the age 0.
     """
     return np.clip(now - times, 0, OLDEST).astype(np.int32)
 
 
 def minutes(times: np.ndarray | int) -> np.ndarray:
-    """Returns times [seconds since 1970, UTC] as whole minutes since then int32, 0 at least.
+    """Converts times [seconds since 1970, UTC] to whole minutes since 1970, int32, at least 0.
 
     Keras and JAX have no int64, and seconds leave int32 in 2038.
     """
@@ -72,17 +70,17 @@ def weight_buckets(weights: np.ndarray) -> np.ndarray:
 
 
 def kind_numbers(rows: np.ndarray) -> np.ndarray:
-    """Returns the numbers of kinds `[…]` int32 by their rows; that of row 0 is `UNKNOWN`."""
+    """Returns the indices of kinds `[…]` int32 from their rows; `UNKNOWN` for row 0."""
     return rows.astype(np.int32) + UNKNOWN
 
 
 def all_of(names: Iterable[str], facts: Facts | None, history: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the facts called so of histories, `UNKNOWN` those that nobody told.
+    """Returns the named facts of histories, with `UNKNOWN` for facts that aren't given.
 
     Args:
-        names: Which are wanted.
-        facts: What is told; None: nothing.
-        history: Item rows `[n, history]`, 0 for none.
+        names: Names of the facts to return.
+        facts: Given facts by name; None: none.
+        history: Item rows `[n, history]`, 0 is padding.
     """
     unknown = np.full(history.shape, UNKNOWN, np.int32)
     nothing = {name: unknown[:, 0] if name == ASKED_AT else unknown for name in names}

@@ -1,12 +1,12 @@
-"""Which training positives validation holds back: drawn as the test part was.
+"""The choice of training positives that validation holds back, drawn like the test part.
 
 If validation is drawn differently from the test part, early stopping and tuning optimise a
-different task. The draws here see only training positives.
+different task. The draws only read training positives.
 
-newest_share   those after a moment, as a split by time
-last_events    the last of each user, as `last_out`
-random_share   a share of each user's, evenly or tilted to popular items
-given_part     those that the data name
+newest_share   events after a point in time, like a split by time
+last_events    the last events of each user, like `last_out`
+random_share   a share of each user's events, uniform or by popularity
+given_part     events that the data mark
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from recsys.errors import RecsysError, UsageError
 from recsys.ragged import ranges
 
 Draw = Literal["newest", "last", "random", "popular", "given"]
-"""How events were chosen, as `train.validation.like` has it."""
+"""How events are chosen, as in `train.validation.like`."""
 AT_ONCE: tuple[Draw, ...] = ("random", "popular", "given")
-"""Draws whose events aren't newer than the kept ones: one query a user, for all of them."""
+"""Draws whose events aren't newer than the kept ones: one query per user covers all of them."""
 
 _SEED = (0, 2)
 _SALT = np.uint64(2)
@@ -35,15 +35,15 @@ _MOST = 0.75
 
 
 def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Draw:
-    """Returns how validation draws: as the config says, or as the test part was drawn.
+    """Returns how validation draws: as the config says, or like the test part.
 
     Args:
         events: The training positives.
-        config: How they are to be drawn.
-        split: How the positives were split, and what orders them.
+        config: Config of the validation.
+        split: How the positives were split, and their order.
 
     Raises:
-        UsageError: The draw needs what the data don't have.
+        UsageError: The draw needs something that the data don't have.
     """
     if config.like is None:
         draws: dict[str, Draw] = {"last_out": "last", "random": "random"}
@@ -69,12 +69,12 @@ def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Dra
 
 
 def is_asked_at_once(events: EventLog, config: ValidationConfig | None, split: SplitRule) -> bool:
-    """Returns whether the events held back aren't newer than the events that queries know.
+    """Returns whether the held-back events aren't newer than the events in the queries' histories.
 
     Args:
         events: The training positives.
         config: How validation draws; None: without validation, the split decides.
-        split: How the positives were split, and what orders them.
+        split: How the positives were split, and their order.
 
     Raises:
         UsageError: See `draw_of`.
@@ -84,32 +84,32 @@ def is_asked_at_once(events: EventLog, config: ValidationConfig | None, split: S
 
 
 def _come_last(events: EventLog, held: np.ndarray) -> bool:
-    """Returns whether events [places] are the newest of most users who have others too."""
+    """Returns whether the events at indices `held` are the newest of most users with others."""
     lengths, user = np.diff(events.offsets), events.user_index(held)
     n_held = np.bincount(user, minlength=len(lengths))
     place = np.bincount(user, held - events.offsets[user], len(lengths))
     has_both = (n_held > 0) & (n_held < lengths)
     n, n_held, place = lengths[has_both], n_held[has_both], place[has_both]
-    # Of a random draw the mean place is above that of the others for half of the users.
+    # In a random draw, the mean position is above that of the others for half of the users.
     is_last = place / n_held > (n * (n - 1) / 2 - place) / (n - n_held)
     return is_last.mean() > _MOST if len(is_last) else True
 
 
 def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndarray:
-    """Returns the places of the events that validation holds back.
+    """Returns the indices of the events that validation holds back.
 
-    The same in every process and every run: a function of the events and the config.
+    They are a function of the events and the config, the same in every process and every run.
 
     Args:
         events: The training positives.
-        config: How many, and how they are drawn.
+        config: Number of events, and how they are drawn.
         draw: The draw, as `draw_of` returned it.
 
     Returns:
-        Places in the log `[h]` int64, ascending; not all.
+        Indices in the log `[h]` int64, ascending; never all.
 
     Raises:
-        RecsysError: There are fewer than two events, or the data name all for validation.
+        RecsysError: There are fewer than two events, or the data mark all for validation.
     """
     if len(events) < 2:
         raise RecsysError(
@@ -134,16 +134,16 @@ def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndar
 
 
 def newest_share(events: EventLog, share: float) -> np.ndarray:
-    """Returns the places of the newest share (0..1) of two or more events: some, and not all."""
+    """Returns the indices of the newest `share` (0..1) of events: at least one, but never all."""
     n = len(events)
     return newest_events(events, min(max(round(share * n), 1), n - 1))
 
 
 def newest_events(events: EventLog, most: int) -> np.ndarray:
-    """Returns the places of the newest events `[n]` int64, ascending, `most` or all.
+    """Returns the indices of the newest `most` events `[n]` int64, ascending.
 
-    Of events in the second that the border falls into, as many as are needed are chosen
-    at random, the same ones each time: data without an order are divided at random.
+    Ties within the second of the border are broken at random, but reproducibly: data without
+    an order are divided at random.
     """
     if len(events) <= most:
         return np.arange(len(events))
@@ -159,7 +159,7 @@ def newest_events(events: EventLog, most: int) -> np.ndarray:
 
 
 def _newest_times(events: EventLog, most: int) -> np.ndarray:
-    """Returns the `most` newest times, in any order; no more than those and a shard are held."""
+    """Returns the `most` newest times, in any order; holds no more than those and a shard."""
     newest = np.zeros(0, np.int64)
     for shard in events.shards:
         newest = np.concatenate([newest, shard.timestamp])
@@ -169,7 +169,7 @@ def _newest_times(events: EventLog, most: int) -> np.ndarray:
 
 
 def _some(ties: list[np.ndarray], n: int) -> list[np.ndarray]:
-    """Returns `n` of the places `ties`, which are those of each shard."""
+    """Returns `n` of the indices `ties`, which are grouped by shard."""
     ends = np.cumsum([0, *(len(part) for part in ties)])
     chosen = np.sort(Permutation(int(ends[-1]), _SEED)[np.arange(n)])
     borders = np.searchsorted(chosen, ends)
@@ -180,27 +180,28 @@ def _some(ties: list[np.ndarray], n: int) -> list[np.ndarray]:
 
 
 def last_events(events: EventLog, n: int = 1) -> np.ndarray:
-    """Returns the places of each user's last `n` events `[h]` int64; the first is always kept."""
+    """Returns the indices of each user's last `n` events `[h]` int64; the first is always kept."""
     offsets = events.offsets
     n_held = np.clip(np.diff(offsets) - 1, 0, n)
     return ranges(offsets[1:] - n_held, n_held)
 
 
 def random_share(events: EventLog, share: float, power: float = 0.0) -> np.ndarray:
-    """Returns the places of a random share of each user's events.
+    """Returns the indices of a random share of each user's events.
 
     An event of a user with n events is held back with probability `share · n · w / Σ w`,
-    at most 1, where w = c^`power` for an item with c events and Σ is over the user's: at
-    power 0 all alike, above it rather the popular ones. Whether it is depends on a hash of
-    user and item, so that events of one item go together. Each user keeps one or more.
+    at most 1. Its weight is w = c^`power` for an item with c events, and Σ is over the user's
+    events. So power 0 is uniform, and a positive power prefers popular items. The draw is a
+    hash of user and item, so events with the same item go together. Each user keeps at least
+    one event.
 
     Args:
         events: The training positives.
-        share: Share of a user's events that is held back, in the mean (0..1).
-        power: Power of popularity; items that share a row count as one.
+        share: Mean share of a user's events that is held back (0..1).
+        power: Exponent of popularity; items that share a row count as one.
 
     Returns:
-        Places in the log `[h]` int64, ascending.
+        Indices in the log `[h]` int64, ascending.
     """
     weights = np.maximum(events.item_row.counts(), 1.0) ** power if power else None
     parts = [np.zeros(0, np.int64)]
@@ -215,13 +216,13 @@ def random_share(events: EventLog, share: float, power: float = 0.0) -> np.ndarr
 def _drawn_of_users(
     shard: EventShard, first_user: int, share: float, weights: np.ndarray | None
 ) -> np.ndarray:
-    """Returns which events of a shard `[n]` bool are drawn.
+    """Returns which events of a shard are drawn `[n]` bool.
 
     Args:
         shard: The events.
-        first_user: Place of its first user in the log.
+        first_user: Index of its first user in the log.
         share: Share of a user's events.
-        weights: Weight of each item row `[item rows]`; None: all alike.
+        weights: Weight of each item row `[item rows]`; None: uniform.
     """
     lengths = np.diff(shard.offsets)
     user = np.repeat(np.arange(len(lengths)), lengths)
@@ -232,7 +233,7 @@ def _drawn_of_users(
         totals = np.bincount(user, weight, len(lengths))
         draw /= weight * (lengths / np.maximum(totals, 1e-300))[user]
     is_held = draw < share
-    # Of a user who would have none left, what was the nearest to being kept is.
+    # A user who would have no event left keeps the one with the highest draw.
     is_whole = (np.bincount(user[is_held], minlength=len(lengths)) == lengths)[user]
     highest = np.zeros(len(lengths))
     np.maximum.at(highest, user[is_whole], draw[is_whole])
@@ -241,18 +242,19 @@ def _drawn_of_users(
 
 
 def popularity_power(events: EventLog, held: np.ndarray) -> float:
-    """Returns the power of popularity that a part of the training positives was drawn with.
+    """Returns the exponent of popularity with which a part of the training positives was drawn.
 
-    The power at which a draw of `random_share` has, in the mean, the same sum of log counts
-    as the part. That sum grows with the power, so it is found by bisection. The part must be
-    one that may be looked at: what the data name for validation, never the test part.
+    This is the exponent at which a draw of `random_share` has, on average, the same sum of log
+    counts as the part. The sum grows with the exponent, so it is found by bisection. The part
+    must be one that may be inspected: events that the data mark for validation, never the test
+    part.
 
     Args:
         events: The training positives.
-        held: Places of the part `[h]`, ascending.
+        held: Indices of the part `[h]`, ascending.
 
     Returns:
-        The power, between -8 and 8; about 0 for a part that was drawn evenly.
+        The exponent, between -8 and 8; about 0 for a part that was drawn uniformly.
     """
     log_count = np.log(np.maximum(events.item_row.counts(), 1))
     x, offsets = log_count[np.asarray(events.item_row)], events.offsets
@@ -272,14 +274,14 @@ def popularity_power(events: EventLog, held: np.ndarray) -> float:
     return round((low + high) / 2, 6)
 
 
-# --- what the data name
+# --- marked by the data
 
 
 def given_part(events: EventLog) -> np.ndarray:
-    """Returns the places of the events that the data name for validation `[h]` int64.
+    """Returns the indices of the events that the data mark for validation `[h]` int64.
 
     Raises:
-        RecsysError: They name all.
+        RecsysError: They mark all events.
     """
     held = np.flatnonzero(np.zeros(0) if events.valid is None else np.asarray(events.valid))
     if len(held) == len(events):

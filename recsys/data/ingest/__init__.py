@@ -1,9 +1,9 @@
-"""From raw files to the data folder, by Apache Beam; the only Beam code of `recsys`.
+"""From raw files to the data folder with Apache Beam; the only Beam code of `recsys`.
 
 standalone.py     `ingest`: all steps without TFX
-ingestion.py      interactions: read, without duplicates, split
-read_rows.py      files → rows in buckets, by Beam; the runner of this machine
-span_states.py    a rolling window, of whose spans those that are new are read
+ingestion.py      interactions: reading, deduplication, split
+read_rows.py      files → rows in buckets with Beam; the local runner
+span_states.py    a rolling window, whose new spans are read
 segments.py       → events of each user, by day
 entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store

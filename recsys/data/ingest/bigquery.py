@@ -1,6 +1,6 @@
-"""The rows of a BigQuery query → Parquet files, which are then read as any other.
+"""Writes the rows of a BigQuery query as Parquet files, which are then read like other files.
 
-Beam's own reader runs the query and reads the result by the Storage API.
+Beam's own source runs the query and reads the result with the Storage API.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def stage_query(query: str, folder: Path, options: PipelineOptions) -> list[str]
 
     Args:
         query: Standard SQL.
-        folder: Where to, created if missing.
-        options: Options of the Beam pipeline; `--project` names the project that pays.
+        folder: Folder to write to, created if missing.
+        options: Options of the Beam pipeline; `--project` is the project that is billed.
 
     Returns:
         The files, sorted.
@@ -58,18 +58,18 @@ def stage_rows(reader: beam.PTransform, folder: Path, options: PipelineOptions) 
     """Writes rows as Parquet files; returns the files, sorted.
 
     Args:
-        reader: Makes the rows, a map from column to value each.
-        folder: Where to, created if missing.
+        reader: Yields rows as maps from column to value.
+        folder: Folder to write to, created if missing.
         options: Options of the Beam pipeline.
 
     Raises:
-        RecsysError: There is no row.
+        RecsysError: There are no rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with beam.Pipeline(options=options) as pipeline:
         batches = pipeline | "Read" >> reader | beam.BatchElements(_LEAST_ROWS, _BATCH_ROWS)
         files = batches | "Write" >> beam.FlatMap(functools.partial(_write_batch, folder))
-        # What a worker wrote that died before it said so is not among them.
+        # Files of a worker that died before it reported them are not included.
         listed = to_json_list(files, folder)
     written = sorted(listed())
     if not written:
@@ -82,9 +82,9 @@ def stage_rows(reader: beam.PTransform, folder: Path, options: PipelineOptions) 
 
 
 def to_record_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Returns rows as columns: decimals as numbers, all else in the type that Arrow sees.
+    """Returns rows as columns, with decimals as numbers and other types inferred by Arrow.
 
-    A column whose values are of several types becomes text.
+    A column with values of several types becomes text.
     """
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
@@ -101,7 +101,7 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a decimal as a number: BigQuery has NUMERIC for whole and for other ones."""
+    """Returns a decimal as int or float: BigQuery's NUMERIC holds both."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value
@@ -114,10 +114,10 @@ def _write_batch(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
 
 
 def _reader(query: str) -> beam.PTransform:
-    """Returns Beam's reader, if the client and credentials for it are there."""
+    """Returns Beam's BigQuery source; checks that its client and credentials are available."""
     try:
         import google.auth
-        import google.cloud.bigquery_storage  # What DIRECT_READ needs.
+        import google.cloud.bigquery_storage  # Required by DIRECT_READ.
         from apache_beam.io.gcp.bigquery import ReadFromBigQuery
     except ImportError as error:
         cure = "Install them with `uv pip install 'apache-beam[gcp]'`."

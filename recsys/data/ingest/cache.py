@@ -1,8 +1,8 @@
 """Content cache: folders that are reused between runs, named by a hash of their inputs.
 
-A folder is written under a hidden name and renamed when it is whole and on the disk; it is
-read again only if every byte is as its manifest says. Files go into artifacts as hard
-links, so that what many nights share is on the disk once.
+A folder is written under a hidden name, synced to disk and renamed when it is complete. It is
+reused only if all its files match their checksums. Files are hard-linked into artifacts, so
+that the runs of many days share disk space.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from recsys.system.manifest import (
 )
 
 UNUSED_FOR_S = 7 * 86_400
-"""How long an unused folder stays by default [seconds]."""
+"""Default time after which an unused folder is removed [s]."""
 
 _MANIFEST, _FACTS = "manifest.json", "facts.json"
 _DAMAGED = ".damaged-"
 _BEGUN = re.compile(r"\..+-[0-9a-f]{32}")
-"""Names that `ContentCache.begin` gives."""
+"""Folder names from `ContentCache.begin`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +56,21 @@ class ContentCache:
     """The cached folders under a root.
 
     Args:
-        root: Their folder, created if missing.
-        is_temporary: Whether it is removed with the run, so that nothing is checksummed or
-            synced to the disk.
+        root: Folder of the cache, created if missing.
+        is_temporary: Whether it is removed with the run, so that checksums and syncing aren't
+            needed.
     """
 
     def __init__(self, root: Path, is_temporary: bool = False) -> None:
         self.root, self._is_temporary = root, is_temporary
         self.damaged: list[str] = []
-        """Names of damaged folders, which were set aside."""
+        """Names of damaged folders, which were renamed."""
         root.mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> CachedFolder | None:
         """Returns a cached folder; None if it is missing or a checksum differs.
 
-        A damaged one is set aside, under a hidden name, and counts as not there.
+        A damaged folder is renamed to a hidden name.
         """
         path = self.root / name
         if self._is_temporary or not path.is_dir():
@@ -82,7 +82,7 @@ class ContentCache:
             path.rename(self.root / f"{_DAMAGED}{name}-{uuid.uuid4().hex[:8]}")
             self.damaged.append(name)
             return None
-        os.utime(path)  # `sweep` reads when it was used last.
+        os.utime(path)  # `sweep` reads the time of the last use.
         return CachedFolder(path, facts)
 
     def begin(self, name: str) -> Path:
@@ -117,12 +117,12 @@ def sweep(
 
     Args:
         root: Root of the cache; it may be missing.
-        keep: Names of those in use, as `segments_in_use` gives them.
-        unused_for_s: Only what wasn't used for so long is removed [seconds].
-        dry_run: Return what would be removed, without removing it.
+        keep: Names of folders in use, as `segments_in_use` returns them.
+        unused_for_s: Minimum time without use for removal [s].
+        dry_run: Whether to only report the folders to remove.
 
     Returns:
-        The bytes of each folder that was removed, or would be, by name.
+        The size [bytes] of each removed folder by name.
     """
     used, oldest = set(keep), time.time() - unused_for_s
     removed: dict[str, int] = {}
@@ -136,19 +136,19 @@ def sweep(
 
 
 def link(source: Path, target: Path) -> None:
-    """Puts a cached file into an artifact: a hard link, or a copy where there can't be one."""
+    """Links a cached file into an artifact; copies it if hard links aren't possible."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)  # Never write through a link that another try has made.
+    target.unlink(missing_ok=True)  # Never write through a hard link of an earlier attempt.
     try:
         os.link(source, target)
     except FileNotFoundError:
         raise
     except OSError:
-        # Another device, or a file system without links.
+        # Another device, or a file system without hard links.
         shutil.copyfile(source, target)
 
 
 def key_of(*parts: object) -> str:
-    """Returns one short text for equal parts, which are plain JSON."""
+    """Returns a hash of parts, which are plain JSON."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:40]

@@ -1,6 +1,6 @@
-"""Raw items or users → examples of one split and dead letters; and the catalogue of a data folder.
+"""Raw items or users → examples of one split and dead letters; and a data folder's catalogue.
 
-The catalogue and the users' features are titles and token rows in the order of the
+The catalogue and the users' features hold titles and token rows in the order of the
 vocabularies.
 """
 
@@ -33,7 +33,7 @@ from recsys.system.events import emit
 
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}
-"""Name of the step that reads each side."""
+"""Name of the pipeline step that reads each side."""
 
 
 def ingest_entities(
@@ -48,18 +48,17 @@ def ingest_entities(
 
     Args:
         what: `items` or `users`.
-        config: What to read.
-        examples: Folder of the split.
+        config: Files and columns to read.
+        examples: Folder of the examples.
         letters: Folder of the dead letters.
         beam_pipeline: Runs the work, with its runner and options.
-        forget: File of the users to leave out, see `recsys.data.forgotten`; None: none.
+        forget: File of the users to leave out, see `recsys.data.forgotten`; None: no file.
 
     Returns:
-        What was counted: the summary of the dead letters.
+        The summary of the dead letters.
 
     Raises:
-        RecsysError: A file can't be read, no row is good, or a column holds what its
-            feature can't be made of.
+        RecsysError: A file can't be read, no row is good, or a column doesn't fit its feature.
     """
     letters, config_columns = Path(letters), raw_columns(config)
     folder = Path(examples) / f"Split-{SPLIT}"
@@ -113,7 +112,7 @@ def _parse(
 def _write_bucket(
     key: str, n_buckets: int, folder: Path, bucket: int, rows: pa.Table
 ) -> dict[str, Any]:
-    """Writes the rows of a bucket as a file of the examples, one for each id."""
+    """Writes the rows of a bucket as an example file with one row per id."""
     kept, n_dropped, n_conflicts = keep_latest(rows, key)
     file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
     temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
@@ -128,7 +127,7 @@ def _write_bucket(
 
 
 class Transformed(NamedTuple):
-    """The output of Transform for one side: folders of its examples and of its graph."""
+    """Output of Transform for one side: folders of its examples and of its graph."""
 
     examples: Path
     graph: Path
@@ -145,10 +144,10 @@ def write_entities(
 
     Args:
         folder: The data folder.
-        items: Config of the catalogue; None if the items are those of the interactions.
-        users: Config of the users; None without any.
+        items: Config of the catalogue; None if it consists of the items of the interactions.
+        users: Config of the users, if any.
         catalogue: Examples of the catalogue.
-        tokens: Tokens of `items` and `users`, if they have features.
+        tokens: Output of Transform for `items` and `users`, if they have features.
     """
     known = {
         what: Vocabulary.load(folder / "vocabulary" / f"{what}.parquet")
@@ -169,7 +168,7 @@ def _write_features(
     if source is None or tokens is None:
         write_features(folder, vocabulary, {}, ())
         return
-    # TensorFlow, which takes seconds to start and may be missing where there are no features.
+    # Imported late: TensorFlow takes seconds to start, and isn't needed without features.
     from recsys.data.ingest.transform import read_token_rows, read_vocabularies
 
     known = read_vocabularies(tokens.graph, source.features)

@@ -1,7 +1,7 @@
-"""TensorFlow operations that make token rows of raw values, for the classes of features.
+"""TensorFlow operations with which feature classes turn raw values into token rows.
 
-What a feature's tokens are is said by its class (`recsys.data.features`); these functions make
-rows of them. A token row is 1 or more; 0 is padding. What is missing or unknown has no token.
+The classes in `recsys.data.features` define the tokens of a feature; these functions map them to
+rows. A token row is at least 1; 0 is padding. Missing and unknown values have no token.
 """
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from recsys.data.split import DAY_S
 
 
 def stripped(values: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns the texts without blanks around them; the empty ones are left out."""
+    """Returns the texts without surrounding whitespace; empty texts are left out."""
     texts = tf.ragged.map_flat_values(tf.strings.strip, values)
     return tf.ragged.boolean_mask(texts, tf.not_equal(texts, ""))
 
@@ -23,7 +23,7 @@ def words(values: tf.RaggedTensor, between: str) -> tf.RaggedTensor:
 
     Args:
         values: Texts `[batch, any]`.
-        between: What stands between two words (RE2).
+        between: Pattern of the text between two words (RE2).
     """
     texts = values[:, :1].to_tensor("", shape=[None, 1])[:, 0]
     lower = tf.strings.lower(texts, encoding="utf-8")
@@ -45,17 +45,17 @@ def days(values: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def vocabulary_rows(tokens: tf.RaggedTensor, name: str, min_count: int) -> tf.RaggedTensor:
-    """Returns the rows of tokens; unknown ones are left out.
+    """Returns the rows of tokens; unknown tokens are left out.
 
     Args:
         tokens: Texts `[batch, any]`.
-        name: Name of the vocabulary: that of the feature.
-        min_count: Occurrences in the data from which on a token is known.
+        name: Name of the vocabulary, which is the feature's name.
+        min_count: Minimum number of occurrences of a known token.
     """
     indices = tft.compute_and_apply_vocabulary(
         tokens.to_sparse(),
         default_value=-1,
-        frequency_threshold=min_count if min_count > 1 else None,  # TFT warns of 1.
+        frequency_threshold=min_count if min_count > 1 else None,  # TFT warns about 1.
         vocab_filename=name,
     )
     rows = tokens.with_flat_values(1 + indices.values)
@@ -63,14 +63,14 @@ def vocabulary_rows(tokens: tf.RaggedTensor, name: str, min_count: int) -> tf.Ra
 
 
 def hashed_rows(tokens: tf.RaggedTensor, n_buckets: int) -> tf.RaggedTensor:
-    """Returns a row for each token, by hash, from 1 to `n_buckets`."""
+    """Returns the row of each token by hash, from 1 to `n_buckets`."""
     return tokens.with_flat_values(
         1 + tf.strings.to_hash_bucket_fast(tokens.flat_values, n_buckets)
     )
 
 
 def bucket_rows(values: tf.RaggedTensor, n_buckets: int, name: str) -> tf.RaggedTensor:
-    """Returns the bucket of each number, from 1 on, of equally many values of the data."""
+    """Returns the quantile bucket of each number, from 1 on."""
     bucket = tft.bucketize(values.to_sparse(), n_buckets, name=f"{name}_quantiles")
     return values.with_flat_values(1 + bucket.values)
 
@@ -84,7 +84,7 @@ def months(values: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def joined(*rows: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns the rows of several bags in one."""
+    """Concatenates the token rows of several bags."""
     return tf.concat([tf.cast(bag, tf.int64) for bag in rows], axis=1)
 
 

@@ -1,8 +1,8 @@
 """Raw interactions → events by user in two splits, dead letters and counts.
 
-Files without a span are one span, which is read anew each time. Of a window of spans
-each run reads those that are new or have changed: what was made of the others is
-cached, and linked into the result, which is that of a run from scratch.
+Files without spans are one span, which is always read. In a window of spans, a run only reads
+the spans that are new or have changed: the output for the others is cached and linked into the
+result, which is the same as without a cache.
 """
 
 from __future__ import annotations
@@ -84,22 +84,22 @@ _TEXTS_OF_A_FORMAT = 10_000
 
 
 class InteractionSource(Strict):
-    """The part of the config that decides what InteractionGen makes."""
+    """The part of the config that determines the output of InteractionGen."""
 
     interactions: InteractionsConfig
-    """Who did what to which item, and when."""
+    """The interactions of users with items."""
     eval_share: Share
-    """Share of the positives that is held out by time or at random [0..1]."""
+    """Share of the positives that `time` and `random` hold out [0..1]."""
     split: Split = "time"
     """Which positives are held out."""
     max_rejected_share: Share = 1.0
-    """Highest share of rejected rows of one span that isn't broken [0..1]."""
+    """Highest share of rejected rows in an intact span [0..1]."""
     forget: str | None = None
     """File of the users to leave out, see `recsys.data.forgotten`."""
 
     @classmethod
     def of(cls, data: DataConfig) -> InteractionSource:
-        """Returns the part of a config; only spans have a limit of rejected rows of their own."""
+        """Returns the source for a config; only spans have their own limit of rejected rows."""
         source = cls(
             interactions=data.interactions,
             eval_share=data.eval_share,
@@ -110,7 +110,7 @@ class InteractionSource(Strict):
         return source.model_copy(update=limit) if has_spans(data.interactions) else source
 
     def with_files(self, files: Sequence[str]) -> InteractionSource:
-        """Returns the same with Parquet files in the place of the query."""
+        """Returns a copy that reads Parquet files instead of the query."""
         changed = {"files": tuple(files), "format": "parquet", "query": None}
         interactions = self.interactions.model_copy(update=changed)
         return self.model_copy(update={"interactions": interactions})
@@ -134,8 +134,8 @@ def ingest_interactions(
     """Writes the events, examples and dead letters of interactions.
 
     Args:
-        source: What to read.
-        examples: Folder of the events, and of the examples of both splits.
+        source: Files to read, and how.
+        examples: Folder of the events and the examples of both splits.
         letters: Folder of the dead letters.
         beam_pipeline: Runs the work, with its runner and options.
         cache: Folder of the content cache of spans; None: no cache.
@@ -143,14 +143,14 @@ def ingest_interactions(
         with_examples: Whether to write the examples, which TFX's statistics need.
 
     Returns:
-        What was counted: the summary of the dead letters.
+        The summary of the dead letters.
 
     Raises:
         RecsysError: A file can't be read, a span is broken and `bad_spans` is `stop`, no
             row is good, or the positives can't be split.
     """
     if source.interactions.query is not None:
-        # Beside the dead letters, which name the rows of these files.
+        # Next to the dead letters, which refer to rows of these files.
         folder = Path(letters) / "query"
         files = stage_query(source.interactions.query, folder, beam_pipeline.options)
         source = source.with_files(files)
@@ -174,9 +174,9 @@ class _MadeSegment:
     """A segment of a run, with its files.
 
     Attributes:
-        segment: Which days it is of.
+        segment: Its days and spans.
         folder: Its files.
-        is_reused: Whether an earlier run has made it.
+        is_reused: Whether it comes from an earlier run.
     """
 
     segment: Segment
@@ -185,11 +185,11 @@ class _MadeSegment:
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """The facts of its parts: of each bucket, or of each split of one."""
+        """Facts of its parts, one for each bucket and split."""
         return list(self.folder.facts["parts"])
 
     def days(self) -> list[tuple[int, int]]:
-        """Returns days and positives of all parts."""
+        """Returns the days and numbers of positives of all parts."""
         return [day for part in self.parts for day in part["days"]]
 
 
@@ -197,12 +197,12 @@ class _Ingestion:
     """One ingestion.
 
     Args:
-        source: What to read.
-        work: Folder of temporary files.
+        source: Files to read, and how.
+        work: Folder for temporary files.
         beam_pipeline: Runs the work.
         cache: The content cache.
         code: Fingerprint of the code.
-        with_examples: Whether examples are written.
+        with_examples: Whether to write examples.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class _Ingestion:
         self._remarks: list[str] = []
 
     def run(self, examples: Path, letters: Path) -> Tally:
-        """Reads what is new, and writes everything."""
+        """Reads the new spans, and writes all output."""
         spans = self._read()
         good = self._judge(spans)
         for remark in (remark_on_ratings(self._config), remark_on_skipped(self._config)):
@@ -264,14 +264,14 @@ class _Ingestion:
         return summary
 
     def _remark(self, sentence: str) -> None:
-        """Shows a remarkable fact, and keeps it for the report."""
+        """Reports a remarkable fact, and keeps it for the summary."""
         self._remarks.append(sentence)
         emit("note", step=STEP, text=sentence)
 
     # --- spans
 
     def _read(self) -> list[WindowSpan]:
-        """Returns the spans: read, reused, empty, or with their error."""
+        """Returns the spans, each read, reused, empty, or with its error."""
         if self._is_window:
             spans = find_spans(self._config, self._settings, self._cache, self._now)
             for name in self._cache.damaged:
@@ -301,7 +301,7 @@ class _Ingestion:
         return spans
 
     def _judge(self, spans: Sequence[WindowSpan]) -> list[WindowSpan]:
-        """Returns the spans to use; broken ones are set aside, or raise an error.
+        """Returns the spans to use; sets broken ones aside, or raises an error.
 
         Raises:
             RecsysError: A span is broken and may not be set aside, or none is left.
@@ -327,7 +327,7 @@ class _Ingestion:
         return good
 
     def _refuse_all_bad(self, read: Sequence[WindowSpan]) -> None:
-        """Raises the error of a source without a good row, with a hint on wrong time units."""
+        """Raises an error if no source row is good, with a hint on wrong time units."""
         if not read or any(span.count("rows") for span in read):
             return
         summary, cure = summarize(span.tally for span in read), ""
@@ -341,10 +341,10 @@ class _Ingestion:
     # --- segments
 
     def _segments(self, spans: Sequence[WindowSpan]) -> tuple[list[_MadeSegment], int]:
-        """Returns the segments, the oldest first, and the cut, which divides none any more.
+        """Returns the segments, the oldest first, and the cut, which divides none of them.
 
         Raises:
-            RecsysError: The positives lie on less than two days, or on one side of the split.
+            RecsysError: The positives are on fewer than two days, or on one side of the split.
         """
         rows = [span.span_rows for span in spans]
         planned = plan_segments(rows) if self._is_window else [whole_segment(rows[0])]
@@ -362,7 +362,7 @@ class _Ingestion:
                 raise nothing_on_one_side(self._source.split, *counts)
             days = [day for part in events["train"] for day, _ in part["days"]]
             return made, (max(days) + 1) * DAY_S if days else 0
-        # Rows of several spans may be duplicates, which must go before days are counted.
+        # Rows of different spans may be duplicates, which must be removed before days are counted.
         joined = self._make({s: None for s in planned if len(s.spans) > 1})
         positives: Counter[int] = Counter()
         counted = [day for made in joined for day in made.days()]
@@ -384,11 +384,11 @@ class _Ingestion:
     def _make(
         self, segments: Mapping[Segment, SplitRows | None], cut: int | None = None
     ) -> list[_MadeSegment]:
-        """Returns segments with their files; those that aren't cached are made.
+        """Returns segments with their files; makes the files that aren't cached.
 
         Args:
-            segments: How each is split; None: it is in one split as a whole.
-            cut: What they are split at.
+            segments: How each segment is split; None: all of it is in one split.
+            cut: Time at which they are split.
         """
         names = {
             segment: f"segment-{key_of(self._settings, segment.key, cut if split else None)}"
