@@ -1,10 +1,10 @@
 """Checksums of vocabularies and features, in a data folder and in a model folder.
 
     inputs.json       size and CRC-32 of each file of `vocabulary/`, `catalogue/`, `user_features/`
-    candidates.json   those of a model folder's `candidates.npy`
+    candidates.json   size and CRC-32 of a model folder's `candidates.npy`
 
-The store has checksums of its own, see `recsys.data.store`, and so have weights, see
-`recsys.tasks.model_folder`.
+The store has its own checksums (see `recsys.data.store`), and so have weights (see
+`recsys.tasks.model_folder`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recsys.errors import RecsysError
 from recsys.system import manifest
 
 PARTS = ("vocabulary", "catalogue", "user_features")
-"""Folders of what is known of users and items."""
+"""Folders of the vocabularies and features of users and items."""
 
 CANDIDATES = "candidates.npy"
 """Item embeddings of a model folder `[item rows, dim]` float32."""
@@ -36,17 +36,14 @@ def seal_inputs(folder: Path) -> None:
 
 
 def verify_inputs(folder: Path, share: int = 0, shares: int = 1) -> None:
-    """Compares every byte of vocabularies and features, or of a share of the files.
+    """Verifies the checksums of vocabularies and features, or of a share of the files.
 
-    A folder without checksums, which an earlier version wrote, is not checked.
+    A folder without checksums, which an earlier version wrote, is not verified.
 
     Args:
         folder: The data folder, or the model folder.
-        share: Which of the shares is read; together they are all files.
-        shares: How many there are, of about as many bytes each.
-
-    Raises:
-        RecsysError: A file is damaged (R221).
+        share: Index of the share of the files to verify.
+        shares: Number of shares, of about the same size.
     """
     _verify(folder, _MANIFEST, share, shares)
 
@@ -56,7 +53,7 @@ def seal_candidates(folder: Path, described: dict[str, Any]) -> None:
 
     Args:
         folder: The model folder.
-        described: Size and CRC-32 of what was written.
+        described: Size and CRC-32 of the file.
 
     Raises:
         OSError: The disk is full.
@@ -65,9 +62,9 @@ def seal_candidates(folder: Path, described: dict[str, Any]) -> None:
 
 
 def verify_candidates(folder: Path) -> None:
-    """Compares every byte of a model folder's item embeddings.
+    """Verifies the checksum of a model folder's item embeddings.
 
-    A folder without their checksum, which an earlier version wrote, is not checked.
+    A folder without a checksum, which an earlier version wrote, is not verified.
 
     Raises:
         RecsysError: The file is damaged (R221).

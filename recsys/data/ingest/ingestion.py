@@ -416,7 +416,7 @@ class _Ingestion:
     def _link_segments(
         self, segments: Sequence[_MadeSegment], cut: int, examples: Path, cached: Sequence[str]
     ) -> Tally:
-        """Links all segments into the examples; returns the facts of the split."""
+        """Links all segments into the examples; returns the statistics of the split."""
         rule = self._source.rule
         counts = {"good": 0, "train": 0, "eval": 0, "train_positives": 0, "eval_positives": 0}
         linked: list[SegmentPart] = []
@@ -461,7 +461,7 @@ def _parse(
     batch: RawBatch,
     file_index: int,
 ) -> tuple[pa.RecordBatch, pa.RecordBatch, int | None]:
-    """Types a batch; also returns its earliest future time, from which on the row is good."""
+    """Types a batch; also returns its earliest future time, after which that row is valid."""
     rows, rejected = parse_interactions(batch, config, now, file_index, parts)
     name = config.columns.timestamp
     if name is None or OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
@@ -472,7 +472,7 @@ def _parse(
 
 
 def _cure_of_times(batch: RawBatch, config: InteractionsConfig) -> str:
-    """Returns the unit, or the format, in which nearly all times would be good; empty: none."""
+    """Returns advice on a unit or format in which nearly all times would be valid, or ""."""
     unit = suggest_unit(batch, config, int(time.time()))
     if unit is not None:
         return f"Set data.interactions.timestamp_unit to {unit}: its times are valid in this unit."
@@ -498,7 +498,7 @@ def _none_left(spans: Sequence[WindowSpan]) -> RecsysError:
 
 
 def _dropped(spans: Sequence[WindowSpan], segments: Sequence[_MadeSegment]) -> Counter[str]:
-    """Returns how many rows of each span equal rows of spans before them, by its name."""
+    """Returns the number of rows of each span that equal rows of earlier spans, by name."""
     totals: Counter[str] = Counter()
     for made in segments:
         for place, n_dropped in zip(made.segment.spans, made.folder.facts["dropped"], strict=True):
@@ -507,7 +507,7 @@ def _dropped(spans: Sequence[WindowSpan], segments: Sequence[_MadeSegment]) -> C
 
 
 def _link_letters(letters: Path, spans: Sequence[WindowSpan]) -> None:
-    """Links the dead letters of all spans; of one that can't be read there is one letter."""
+    """Links the dead letters of all spans; a span that can't be read has a single letter."""
     target = letters / "dead_letters"
     target.mkdir(parents=True, exist_ok=True)
     for number, span in enumerate(spans):

@@ -1,14 +1,14 @@
-"""Raw files → typed rows in buckets, dead letters and counts, by Beam.
+"""Raw files → typed rows in buckets, dead letters and counts, with Beam.
 
-All sources of a step (the spans of a window, or the files of items) are read by one
-pipeline. A file that can't be read to its end fails only its own source: the error is
-returned as a value. The graph is a chain without side inputs and second outputs, which not
-every distributed runner has.
+One pipeline reads all sources of a step (the spans of a window, or the files of items). A file
+that can't be read to its end fails only its own source: the error is returned as a value. The
+graph is a chain without side inputs and multiple outputs, which not every distributed runner
+supports.
 
-Beam's local runners hold what they shuffle in the memory of one process. So a worker writes
-its rows to a file, ordered by bucket, and what goes through Beam is `(bucket, Spill)`: a few
-bytes for a million rows. All workers must reach the folder of the files; that is where the
-artifacts are too.
+Beam's local runners keep shuffled data in the memory of one process. So a worker writes its rows
+to a file, ordered by bucket, and only `(bucket, Spill)` goes through Beam: a few bytes for a
+million rows. All workers must have access to the folder of these files, which is beside the
+artifacts.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from recsys.system.events import emit
 _BYTES_OF_A_BUCKET = 64 << 20
 _FLUSH_BYTES = 64 << 20
 _COUNTS = -1
-"""The bucket of what is counted, and of failures."""
+"""The bucket of counts and failures."""
 
 Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch, int | None]]
-"""Types a batch of the file at an index: the good rows with a column `position`, the dead
-letters, and the earliest time that lies in the future [seconds since 1970, UTC]."""
+"""Types a batch, given the index of its file: returns the good rows with a column `position`, the
+dead letters, and the earliest time in the future, if any [seconds since 1970, UTC]."""
 WriteBucket = Callable[[Path, int, pa.Table], dict[str, Any]]
 """Writes all rows of a bucket into a source's folder; returns its facts as plain JSON."""
 
@@ -56,13 +56,13 @@ def run_tasks(
     work: Path,
     group: Callable[[Any, Iterable[Any]], Iterable[Any]] | None = None,
 ) -> list[Any]:
-    """Runs tasks by Beam; returns what they yield, which is plain JSON, in any order.
+    """Runs tasks with Beam; returns their results, which are plain JSON, in any order.
 
     Args:
         like: A pipeline whose runner and options are used.
-        tasks: The tasks, at least one; Beam may run one twice.
+        tasks: The tasks, at least one; Beam may run a task twice.
         each: Yields the results of a task; with `group`, pairs of a key and a value.
-        work: Folder of temporary files.
+        work: Folder for temporary files.
         group: Yields the results of a key and all of its values.
     """
     with beam.Pipeline(runner=like.runner, options=like.options) as pipeline:
@@ -75,7 +75,7 @@ def run_tasks(
 
 
 def to_json_list(results: beam.PCollection, work: Path) -> Callable[[], list[Any]]:
-    """Writes a collection of plain JSON into one file; returns what reads it after the run."""
+    """Writes a collection of plain JSON to a file; returns a function that reads it afterwards."""
     file = work / f"results-{uuid.uuid4().hex}.json"
     _ = (
         results
@@ -88,12 +88,12 @@ def to_json_list(results: beam.PCollection, work: Path) -> Callable[[], list[Any
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """How a source is read.
+    """The input and output of a source.
 
     Attributes:
         folder: Folder to write.
         letters: Folder of the dead letters.
-        pieces: Parts of its files.
+        pieces: The pieces of its files.
     """
 
     folder: Path
@@ -102,7 +102,7 @@ class ReadPlan:
 
     @property
     def n_buckets(self) -> int:
-        """Buckets of its rows, a power of two: the numbers of two sources divide each other."""
+        """Number of buckets, a power of two: so of two sources' numbers, one divides the other."""
         return 1 << (sum(piece.n_bytes for piece in self.pieces) // _BYTES_OF_A_BUCKET).bit_length()
 
 
@@ -122,14 +122,14 @@ def read_sources(
         like: A pipeline whose runner and options are used.
         plans: The sources.
         parse: Types a batch.
-        key: Column that all of equal rows share; its hash decides the bucket.
+        key: Column that is equal in duplicate rows; its hash determines the bucket.
         write: Writes the rows of a bucket.
-        work: Folder of temporary files.
+        work: Folder for temporary files.
         step: Name of the step, for its progress.
-        leave_out: Which rows are left out and counted as `forgotten`; None: none.
+        leave_out: Removes rows, which are counted as `forgotten`; None: removes none.
 
     Returns:
-        Of each source `tally`, `future` and `buckets`, the facts of each bucket (empty for
+        For each source `tally`, `future` and `buckets`, the facts of each bucket (empty for
         one without rows); or `failure`, with `file` and `error`.
     """
     tasks = [(source, piece) for source, plan in enumerate(plans) for piece in plan.pieces]
@@ -162,7 +162,7 @@ def _read_piece(
     leave_out: LeaveOut | None,
     task: tuple[int, int, Piece],
 ) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Reads a piece into rows by (source, bucket), counts and dead letters."""
+    """Reads a piece; yields spills by (source, bucket) and counts, and writes dead letters."""
     number, source, piece = task
     letters, n_buckets = targets[source]
     has_failed = spills / f"failed-{source}"
@@ -196,7 +196,7 @@ def _read_piece(
 
 
 def _batches(piece: Piece) -> Iterator[RawBatch]:
-    """Yields the rows of a piece; an error of the system is one of the file."""
+    """Yields the rows of a piece; turns an OSError into an error of the file."""
     try:
         yield from read_piece(piece)
     except OSError as error:
@@ -228,17 +228,17 @@ def _join_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _LetterFile:
-    """Dead letters of a piece: a file where there are any, and their tally.
+    """The file with the dead letters of a piece, if there are any, and their tally.
 
     Args:
-        file: The file, which is there whole or not at all.
+        file: The file; it is written atomically.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._writer: pq.ParquetWriter | None = None
         self._tallies: list[Tally] = []
-        # Two tries of a task write two files.
+        # Beam may run a task twice, in parallel.
         self._temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
 
     def add(self, letters: pa.RecordBatch) -> None:
@@ -252,7 +252,7 @@ class _LetterFile:
         self._tallies.append(letters_tally(letters))
 
     def close(self) -> Tally:
-        """Ends the file; returns what was counted."""
+        """Completes the file; returns the tally."""
         if self._writer is not None:
             self._writer.close()
             self._temporary.replace(self._file)
@@ -261,12 +261,12 @@ class _LetterFile:
 
 @dataclasses.dataclass(frozen=True)
 class StepProgress:
-    """Emits how many tasks of a step are done.
+    """Reports the number of finished tasks of a step.
 
     Attributes:
-        folder: Folder of the marks, in reach of all workers.
+        folder: Folder of the marks, which all workers can access.
         step: Name of the step.
-        total: Tasks of the step.
+        total: Number of tasks.
     """
 
     folder: Path
@@ -274,14 +274,14 @@ class StepProgress:
     total: int
 
     def advance(self, task: str, text: str) -> None:
-        """Marks `task` as done; a task that Beam runs again counts once."""
+        """Marks `task` as done; a task that Beam runs twice counts once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / task).touch()
         done = sum(1 for _ in self.folder.iterdir())
         emit("progress", step=self.step, done=done, total=max(self.total, done), text=text)
 
 
-# --- the shuffle: rows go between workers through files
+# --- the shuffle: workers exchange rows through files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,8 +290,8 @@ class Spill:
 
     Attributes:
         file: Path of the file.
-        offset: Where they begin in it [bytes].
-        length: How long they are in it [bytes].
+        offset: Position of the rows in the file [bytes].
+        length: Size of the rows in the file [bytes].
     """
 
     file: str
@@ -300,11 +300,11 @@ class Spill:
 
 
 class SpillWriter:
-    """Writes rows by bucket into one new file; memory is bounded by what it holds back.
+    """Writes rows by bucket to one new file, with a bounded buffer in memory.
 
     Args:
-        folder: Folder of the file. Its name is drawn, so that a task that Beam runs
-            twice writes two files, and what was grouped refers to one of them.
+        folder: Folder of the file. The name is random, so that a task that Beam runs twice
+            writes two files, and the spills refer to one of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -315,7 +315,7 @@ class SpillWriter:
         self._n_bytes = 0
 
     def add(self, buckets: np.ndarray, rows: pa.RecordBatch) -> Iterator[tuple[int, Spill]]:
-        """Adds rows with the bucket `[n]` of each; yields the spills written so far."""
+        """Adds rows with their buckets `[n]`; yields the spills that were written."""
         if rows.num_rows:
             self._waiting.append((buckets, rows))
             self._n_bytes += rows.get_total_buffer_size()
@@ -334,7 +334,7 @@ class SpillWriter:
         bucket = np.concatenate([buckets for buckets, _ in self._waiting])
         rows = pa.Table.from_batches([rows for _, rows in self._waiting]).combine_chunks()
         self._waiting, self._n_bytes = [], 0
-        # Sixteen bits are sorted by radix, in linear time.
+        # NumPy sorts 16-bit integers by radix, in linear time.
         key = bucket.astype(np.uint16) if bucket.max() < 1 << 16 else bucket
         order = np.argsort(key, kind="stable")
         ordered = rows.take(pa.array(order))
@@ -350,8 +350,8 @@ class SpillWriter:
 
 
 def read_spills(spills: Iterable[Spill]) -> pa.Table:
-    """Returns the rows of spills, in the order of their files; nothing is copied."""
-    # In whatever order Beam groups them, the rows come in one order.
+    """Returns the rows of spills, in the order of their files, without a copy."""
+    # The result doesn't depend on the order in which Beam groups them.
     ordered = sorted(spills, key=lambda spill: (spill.file, spill.offset))
     return pa.concat_tables([_read(spill) for spill in ordered])
 
@@ -369,14 +369,14 @@ _LOCAL_NAMES = {"direct", "switchingdirect", "testdirect", "fnapi"}
 def with_local_runner(args: Sequence[str]) -> list[str]:
     """Returns Beam's arguments, ending with `LOCAL_RUNNER` for the DirectRunner or no runner.
 
-    Beam 2.77's DirectRunner tries Prism first: it downloads a program, or takes the file of its
+    Beam 2.77's DirectRunner tries Prism first: it downloads a program, or takes a file of that
     name in the home folder, and runs it.
     """
     return [*args, f"--runner={LOCAL_RUNNER}"] if is_local(args) else list(args)
 
 
 def is_local(args: Sequence[str]) -> bool:
-    """Whether the arguments mean the runner of this machine, under any of its names."""
+    """Returns whether the arguments select the local runner, under any of its names."""
     options = PipelineOptions(list(args)).view_as(StandardOptions)
     runner = options.runner or options.DEFAULT_RUNNER
     return runner.rpartition(".")[2].lower().removesuffix("runner") in _LOCAL_NAMES

@@ -1,23 +1,23 @@
-"""Segments: events of some days sorted by user, bucket by bucket, with ids numbered within.
+"""Segments: events of some days by bucket, sorted by user, with ids numbered within the bucket.
 
-Rows that are duplicates have one second, so they lie in one UTC day, and the cut is a
-midnight: days can be read, deduplicated and written each by itself. A span's rows are laid
-into blocks of days, one day each where it has few days; blocks of several spans that share a
-day are one segment. So a day that another span holds a few late rows of is made anew, and
-its neighbours aren't. Files without a span are one segment.
+Duplicate rows have the same time, so they are on the same UTC day, and the cut is a midnight:
+days can be read, deduplicated and written independently. The rows of a span are divided into
+blocks of days, of one day each if it has few days. Blocks of different spans that share a day
+form one segment. So if another span holds a few late rows of a day, that day is made again, but
+its neighbours aren't. Files without spans are one segment.
 
     segments.json                    the segments, the oldest first
     segments/00007-00000/            positives of a bucket of the eighth segment
         users.parquet items.parquet  id, count and last_seen of each id, in order of the id
-        offsets.npy                  first event of each user, and the end
-        item.npy                     which item each event is of
-        timestamp.npy weight.npy     one value an event
-        valid.npy                    whether validation holds it back, where some are
-        kinds.parquet kind.npy       kinds of event, as items, and which each has, where there are
-    Split-train/data-….parquet       its rows as examples, where TFX looks at them
+        offsets.npy                  index of each user's first event, and the end
+        item.npy                     index of each event's item
+        timestamp.npy weight.npy     one value per event
+        valid.npy                    whether validation holds an event back, if any is marked
+        kinds.parquet kind.npy       kinds of event, as for items, and index of each event's kind
+    Split-train/data-….parquet       its rows as examples, in the place that TFX expects
 
-Users and items are numbered by the bucket itself: no row of a vocabulary is in a segment,
-and no cut, so what was written once stays true.
+Users and items are numbered within the bucket: a segment contains neither vocabulary rows nor the
+cut, so it stays valid.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ COLUMNS = {
     "valid": np.bool_,
     "kind": np.int32,
 }
-"""Columns of the events; those of `recsys.data.event_log.OPTIONAL` only where the data have
-them."""
+"""Columns of the events; `recsys.data.event_log.OPTIONAL` ones exist only if the data have them."""
 INDEX, FOLDER = "segments.json", "segments"
 
 SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
-"""Returns the rows of whole users as `train` and `eval`."""
+"""Splits rows of whole users into `train` and `eval`."""
 
 _BLOCKS_OF_A_SPAN = 32
 
@@ -72,15 +71,15 @@ _BLOCKS_OF_A_SPAN = 32
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Some days of the window, and the spans that have rows of them.
+    """Some days of the window, and the spans that have rows of these days.
 
     Attributes:
         first: First UTC day [days since 1970].
-        last: Last UTC day.
-        spans: Places of the spans that have rows of these days, ascending.
+        last: Last UTC day [days since 1970].
+        spans: Indices of the spans that have rows of these days, ascending.
         parts: The rows of each of these spans.
-        n_buckets: Buckets that the rows are laid into, a power of two.
-        key: Equal for equal rows.
+        n_buckets: Number of buckets, a power of two.
+        key: Key of its rows; equal for equal rows.
     """
 
     first: int
@@ -91,7 +90,7 @@ class Segment:
     key: str
 
     def is_cut_by(self, cut: int) -> bool:
-        """Returns whether the midnight `cut` [seconds since 1970, UTC] lies within."""
+        """Returns whether the midnight `cut` [seconds since 1970, UTC] divides the segment."""
         return self.first < cut // DAY_S <= self.last
 
 
@@ -107,7 +106,7 @@ def plan_segments(spans: Sequence[SpanRows]) -> list[Segment]:
 
 
 def whole_segment(span: SpanRows) -> Segment:
-    """Returns the one segment of files without spans, of all their days."""
+    """Returns the single segment of files without spans, with all their days."""
     days = list(span.days()) or [0]
     slices = tuple((0, bucket.get("rows", 0)) for bucket in span.buckets)
     part = SpanPart(span.folder, span.places, slices)
@@ -115,7 +114,7 @@ def whole_segment(span: SpanRows) -> Segment:
 
 
 def _blocks(days: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns first and last day of each block of a span."""
+    """Returns the first and last day of each block of a span."""
     ordered = sorted(days)
     width = 1
     while len({day // width for day in ordered}) > _BLOCKS_OF_A_SPAN:
@@ -129,7 +128,7 @@ def _segment(spans: Sequence[SpanRows], first: int, last: int) -> Segment:
     inside = [
         at for at, span in enumerate(spans) if any(first <= day <= last for day in span.days())
     ]
-    # Which of two equal rows is the first: ranks, since places change as the window moves.
+    # Ranks decide which of two equal rows comes first, since indices change as the window moves.
     rank = {
         place: n for n, place in enumerate(sorted(p for at in inside for p in spans[at].places))
     }
@@ -149,12 +148,12 @@ def _segment(spans: Sequence[SpanRows], first: int, last: int) -> Segment:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentPlan:
-    """How a segment is written.
+    """The output of a segment.
 
     Attributes:
         folder: Folder to write.
-        segment: What it is made of.
-        split: Splits the rows of each bucket; None: it is in one split as a whole, which is
+        segment: The segment.
+        split: Splits the rows of each bucket; None: all of it will be in one split, which is
             decided later.
     """
 
@@ -170,19 +169,19 @@ def make_segments(
     step: str,
     with_examples: bool = True,
 ) -> list[dict[str, Any]]:
-    """Writes segments into their folders, by Beam.
+    """Writes segments into their folders with Beam.
 
     Args:
         like: A pipeline whose runner and options are used.
         plans: The segments.
-        work: Folder of temporary files.
+        work: Folder for temporary files.
         step: Name of the step, for its progress.
         with_examples: Whether to write the examples, which TFX's statistics need.
 
     Returns:
-        Of each segment `parts`: `name`, `split`, `rows`, `events` and `days` (pairs of day and
-        positives) of each bucket, or of each split of one; and `dropped`: rows of each of its
-        spans that equal rows of spans before it.
+        For each segment `parts`: `name`, `split`, `rows`, `events` and `days` (pairs of day and
+        number of positives) of each bucket and split; and `dropped`: for each of its spans, the
+        number of rows that equal rows of earlier spans.
     """
     tasks = [(at, b) for at, plan in enumerate(plans) for b in range(plan.segment.n_buckets)]
     progress = StepProgress(work / f"made-{uuid.uuid4().hex}", step, len(tasks))
@@ -217,7 +216,7 @@ def _make_bucket(
 
 
 def _write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> dict[str, Any]:
-    temporary = folder / f".{name}-{uuid.uuid4().hex}"  # Two tries of a task write two.
+    temporary = folder / f".{name}-{uuid.uuid4().hex}"  # Beam may run a task twice.
     temporary.mkdir()
     if with_examples:
         with (temporary / EXAMPLES).open("wb") as sink:
@@ -234,13 +233,13 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     """Writes the positives of one bucket of a segment.
 
     Args:
-        folder: Where to, created if missing.
-        positives: Columns `user_id`, `item_id`, what orders them (see `event_times`), and
-            `weight`, `part` and `event` where the data have them; all that the segment has of
-            these users.
+        folder: Folder to write to, created if missing.
+        positives: Columns `user_id`, `item_id`, the column of the order (see `event_times`), and
+            `weight`, `part` and `event` if the data have them; all positives of these users in
+            the segment.
 
     Returns:
-        How many there are; without one nothing is written.
+        Number of positives; nothing is written if it is 0.
     """
     if not positives.num_rows:
         return 0
@@ -248,7 +247,7 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     user, user_ids = _encode(positives["user_id"])
     item, item_ids = _encode(positives["item_id"])
     time = event_times(positives).to_numpy()
-    # Places and random numbers are no times to be seen at.
+    # Positions and random numbers can't serve as `last_seen`.
     seen = time if TIME.name in positives.column_names else np.zeros(len(time), np.int64)
     optional = {}
     if "weight" in positives.column_names:
@@ -269,7 +268,7 @@ def write_events(folder: Path, positives: pa.Table) -> int:
 
 
 def _encode(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Returns the code `[n]` int32 of each id, and the ids by code: in order of the id."""
+    """Returns the code `[n]` int32 of each id, and the ids by code, in ascending order."""
     encoded = ids.cast(pa.large_string()).combine_chunks().dictionary_encode()
     order = pc.array_sort_indices(encoded.dictionary)
     place = np.empty(len(order), np.int32)
@@ -279,12 +278,12 @@ def _encode(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class SegmentPart:
-    """The positives of a bucket of a segment that are in one split.
+    """The positives of a bucket of a segment in one split.
 
     Attributes:
         split: The split.
-        folder: Their folder; those of older segments come first.
-        events: How many they are.
+        folder: Their folder; older segments come first in the order of names.
+        events: Number of positives.
     """
 
     split: str
@@ -292,13 +291,13 @@ class SegmentPart:
     events: int
 
     def ids(self, file: str) -> pa.Array:
-        """Returns the ids of its users, items or kinds, `large_string`, in order."""
+        """Returns the ids of its users, items or kinds, `large_string`, in ascending order."""
         table = pq.read_table(self.folder / file, columns=["id"], schema=COUNTS_SCHEMA)
         return pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
 
 
 def read_parts(examples: Path, split: str) -> list[SegmentPart]:
-    """Returns the positives of a split, those of older segments first.
+    """Returns the positives of a split, from the oldest segment to the newest.
 
     Args:
         examples: Folder that InteractionGen or `ingest` wrote.
@@ -317,7 +316,7 @@ def write_index(examples: Path, parts: Sequence[SegmentPart], cached: Iterable[s
 
     Args:
         examples: Folder of the examples.
-        parts: The positives, those of older segments first.
+        parts: The positives, from the oldest segment to the newest.
         cached: Names of the cached folders whose files are linked into it.
     """
     shards = [{"name": p.folder.name, "split": p.split, "events": p.events} for p in parts]
@@ -326,22 +325,22 @@ def write_index(examples: Path, parts: Sequence[SegmentPart], cached: Iterable[s
 
 
 def segments_in_use(examples: Sequence[Path]) -> set[str]:
-    """Returns the names of the cached folders that examples were made of, for `sweep`.
+    """Returns the names of the cached folders from which examples were made, for `sweep`.
 
     Args:
-        examples: Folders of artifacts of examples; those without segments say nothing.
+        examples: Folders of artifacts of examples; those without segments are ignored.
     """
     indices = [folder / INDEX for folder in examples if (folder / INDEX).is_file()]
     return {name for file in indices for name in json.loads(file.read_text())["kept"]}
 
 
 def counts_of(examples: Path, split: str, file: str) -> pa.Table:
-    """Returns how often each id is in the positives of a split, and when last.
+    """Returns the count and the time of the last occurrence of each id in a split's positives.
 
     Args:
         examples: Folder of the examples.
         split: The split.
-        file: `users.parquet`, `items.parquet`, or `kinds.parquet`, which not all data have.
+        file: `users.parquet`, `items.parquet`, or `kinds.parquet`, which may be missing.
     """
     files = [part.folder / file for part in read_parts(examples, split)]
     return merge_counts([pq.read_table(f, schema=COUNTS_SCHEMA) for f in files if f.exists()])

@@ -22,22 +22,22 @@ from recsys.data.split import DAY_S
 Days = list[list[int]]
 """`[day, rows, positives]` of each UTC day [days since 1970], ascending."""
 _BATCH_ROWS = 1 << 20
-_PART = "recsys:part"  # No column of interactions is called so.
+_PART = "recsys:part"  # No column of interactions has this name.
 
 
 def write_span_rows(
     folder: Path, bucket: int, rows: pa.Table, by_time: bool = True
 ) -> dict[str, Any]:
-    """Writes the rows of one bucket of a span, without those that are duplicates within it.
+    """Writes the rows of one bucket of a span, without duplicates.
 
     Args:
         folder: Folder of the span.
-        bucket: The bucket: by the hash of the user.
-        rows: Interactions with a column `position`, all rows of a user among them.
-        by_time: Whether they are sorted by time, so that days are slices.
+        bucket: Index of the bucket, by the hash of the user.
+        rows: Interactions with a column `position`; all rows of their users.
+        by_time: Whether to sort them by time, so that days are slices.
 
     Returns:
-        `rows` and `duplicates`: how many were written and dropped; `days`, none without times.
+        `rows` and `duplicates`: numbers of rows written and dropped; `days`, empty without times.
     """
     kept, n_dropped = drop_duplicates(rows)
     days: Days = []
@@ -68,10 +68,10 @@ class SpanRows:
     """The rows of a span.
 
     Attributes:
-        folder: Where they lie.
-        key: Name of what made them.
-        places: Place of each of its files among all files of the window.
-        buckets: What `write_span_rows` returned for each bucket; empty for one without rows.
+        folder: Their folder.
+        key: Hash of the files, the config and the code that they were made from.
+        places: Index of each of its files among all files of the window.
+        buckets: The result of `write_span_rows` for each bucket; empty for one without rows.
             Their number is a power of two.
     """
 
@@ -81,7 +81,7 @@ class SpanRows:
     buckets: Sequence[dict[str, Any]]
 
     def days(self, column: int = 1) -> dict[int, int]:
-        """Returns the rows of each day, of all buckets; with `column` 2 the positives."""
+        """Returns the rows of each day over all buckets; with `column` 2 the positives."""
         totals: Counter[int] = Counter()
         for bucket in self.buckets:
             for day in bucket.get("days", []):
@@ -100,12 +100,12 @@ class SpanRows:
 
 @dataclasses.dataclass(frozen=True)
 class SpanPart:
-    """The rows that one span has of some days.
+    """The rows of some days in one span.
 
     Attributes:
         folder: Folder of the span.
-        places: Place of each of its files among all files of the window.
-        slices: Of each bucket, the first row of these days, and how many they are.
+        places: Index of each of its files among all files of the window.
+        slices: For each bucket, the first row and the number of rows of these days.
     """
 
     folder: Path
@@ -113,9 +113,9 @@ class SpanPart:
     slices: tuple[tuple[int, int], ...]
 
     def read(self, bucket: int, n_buckets: int) -> pa.Table | None:
-        """Returns the rows of `bucket` of `n_buckets`, a multiple of the span's; None for none.
+        """Returns the rows of `bucket` of `n_buckets`, a multiple of the span's, or None.
 
-        Their positions are those among all files of the window.
+        Their positions are relative to all files of the window.
         """
         own = bucket % len(self.slices)
         start, length = self.slices[own]
@@ -137,9 +137,9 @@ class SpanPart:
 def join_parts(
     parts: Sequence[SpanPart], bucket: int, n_buckets: int
 ) -> tuple[pa.Table | None, list[int]]:
-    """Returns the rows of a bucket of a segment, and how many of each part were duplicates.
+    """Returns the rows of a bucket of a segment, and the number of duplicates in each part.
 
-    Of equal rows that of the first file stays.
+    Of duplicate rows, the one in the first file is kept.
     """
     read = [part.read(bucket, n_buckets) for part in parts]
     tables = [
@@ -149,7 +149,7 @@ def join_parts(
     ]
     if not tables:
         return None, [0] * len(parts)
-    # Within a span there are no duplicates left.
+    # There are no duplicates within a span.
     rows = tables[0] if len(tables) == 1 else drop_duplicates(pa.concat_tables(tables))[0]
     left = np.bincount(rows[_PART].to_numpy(), minlength=len(parts))
     before = [0 if table is None else table.num_rows for table in read]

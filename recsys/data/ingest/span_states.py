@@ -1,4 +1,4 @@
-"""State of the spans of a window: cached, to be read, empty or broken; and their report."""
+"""State of a window's spans (cached, to be read, empty or broken), and their report."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class WindowSpan:
 
     Attributes:
         files: Its files.
-        key: Equal for equal files, config and code.
+        key: Key that is equal for equal files, config and code.
         rows: Its rows, once they are read; None if it is empty, or can't be read.
-        pieces: What has to be read of it.
-        is_reused: Whether an earlier run has read it.
-        broken: Why it is broken; None if it isn't.
+        pieces: Pieces that must be read.
+        is_reused: Whether an earlier run read it.
+        broken: Reason why it is broken; None if it isn't.
         error: The error of the span.
-        cause: The error of its file that can't be read.
+        cause: The error of the file that can't be read.
     """
 
     files: SpanFiles
@@ -62,28 +62,28 @@ class WindowSpan:
 
     @property
     def tally(self) -> Tally:
-        """What was counted of its rows."""
+        """Counts of its rows."""
         return {} if self.rows is None else self.rows.facts["tally"]
 
     @property
     def span_rows(self) -> SpanRows:
-        """Its rows; none where it has none."""
+        """Its rows; empty if it has none."""
         folder, buckets = Path(), []
         if self.rows is not None:
             folder, buckets = self.rows.path, self.rows.facts["buckets"]
         return SpanRows(folder, self.key, self.files.places, buckets)
 
     def count(self, what: str) -> int:
-        """Returns its `rows` or `duplicates`: the good rows, and those that it has twice."""
+        """Returns its number of `rows` (good ones) or `duplicates`."""
         return sum(bucket.get(what, 0) for bucket in self.span_rows.buckets)
 
     def fail(self, file: str, error: RecsysError) -> None:
-        """Marks it as broken: a file of it can't be read."""
+        """Marks the span as broken, since one of its files can't be read."""
         self.broken, self.cause = f"{file}: {error}", error
         self.error = unreadable_span(self.files.name, file, error)
 
     def judge(self, max_rejected_share: float) -> None:
-        """Marks it as broken if too many of its rows were rejected."""
+        """Marks the span as broken if too many of its rows were rejected."""
         read, rejected = self.tally.get("read", 0), self.tally.get("rejected", 0)
         if rejected <= max_rejected_share * read:
             return
@@ -99,10 +99,10 @@ class WindowSpan:
 
 
 def settings_of(config: InteractionsConfig, code: str) -> list[str]:
-    """Returns the settings that, beside the files of a span, determine its rows.
+    """Returns the settings that, besides its files, determine the rows of a span.
 
     Args:
-        config: Which column holds what.
+        config: Columns and types.
         code: Fingerprint of the code.
     """
     free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
@@ -110,7 +110,7 @@ def settings_of(config: InteractionsConfig, code: str) -> list[str]:
 
 
 def span_of_files(config: InteractionsConfig) -> WindowSpan:
-    """Returns the files of a config without spans, which are one.
+    """Returns the files of a config without spans, as a single span.
 
     Raises:
         RecsysError: A file can't be read, or isn't what the config says.
@@ -124,13 +124,13 @@ def span_of_files(config: InteractionsConfig) -> WindowSpan:
 def find_spans(
     config: InteractionsConfig, settings: Sequence[str], cache: ContentCache, now: int
 ) -> list[WindowSpan]:
-    """Returns the spans of a window, each with its cached rows or with what has to be read.
+    """Returns the spans of a window, each with its cached rows or the pieces to read.
 
     Args:
-        config: What to read.
+        config: Files to read.
         settings: The result of `settings_of`.
         cache: The content cache.
-        now: The latest time that a row may have [seconds since 1970, UTC].
+        now: The latest valid time of a row [seconds since 1970, UTC].
 
     Raises:
         RecsysError: A pattern matches no file.
@@ -146,7 +146,7 @@ def find_spans(
             span.fail(files.paths[0], error)
         else:
             rows = cache.find(span.name)
-            # A row whose time was to come is a good one when it has come.
+            # A row from the future becomes valid when its time has passed.
             if rows is not None and (rows.facts["future"] is None or rows.facts["future"] > now):
                 span.rows, span.is_reused = rows, True
             else:
@@ -159,7 +159,7 @@ def find_spans(
 def _plan(span: WindowSpan, config: InteractionsConfig) -> None:
     """Plans how a span is read; a broken file makes the whole span broken.
 
-    An empty file among others with rows looks like one that wasn't written to its end.
+    An empty file among files with rows may be one whose writing was interrupted.
     """
     pieces: list[Piece] = []
     empty: list[tuple[str, RecsysError]] = []
@@ -188,11 +188,11 @@ def _plan(span: WindowSpan, config: InteractionsConfig) -> None:
 
 
 class Seen:
-    """The spans that earlier runs on a root have read.
+    """The spans that earlier runs with the same root have read.
 
     Args:
         root: Folder that stores them.
-        run: Identity of this run: equal where it reads the same files.
+        run: Identity of this run; equal for runs that read the same files.
     """
 
     def __init__(self, root: Path, run: str) -> None:
@@ -210,7 +210,6 @@ class Seen:
         return self._newest is not None and span < self._newest and self.is_new(span)
 
     def remember(self, spans: Iterable[int]) -> None:
-        """Remembers that this run has read `spans`."""
         for span in spans:
             self._first_read.setdefault(span, self._run)
         by_text = {str(span): by for span, by in sorted(self._first_read.items())}
@@ -220,15 +219,15 @@ class Seen:
 def report_span(span: WindowSpan, seen: Seen, dropped: int) -> dict[str, Any]:
     """Returns the entry of a span in `spans.json`.
 
-    Its `state` is `read` in this run, `reused` from an earlier one, `empty` of rows,
+    Its `state` is `read` in this run, `reused` from an earlier one, `empty` (without rows),
     `set_aside` because it is broken, or `missing`: no file has this day. It is `new` if no
     other run has read it, and `late` if it is also older than one that was read before;
     `reason` is a sentence on its state.
 
     Args:
         span: A span with a number.
-        seen: Which spans are new.
-        dropped: Its rows that equal rows of spans before it.
+        seen: The spans that earlier runs have read.
+        dropped: Number of its rows that equal rows of earlier spans.
     """
     number = span.files.span or 0
     read, rejected = span.tally.get("read", 0), span.tally.get("rejected", 0)
@@ -260,10 +259,10 @@ def report_span(span: WindowSpan, seen: Seen, dropped: int) -> dict[str, Any]:
 
 
 def with_missing(reports: Sequence[dict[str, Any]], are_days: bool) -> list[dict[str, Any]]:
-    """Returns reports with the days between them that no file has, the oldest first.
+    """Returns reports, the oldest first, with entries for missing days in between.
 
-    Nothing is missing where spans are numbers, or days that mostly lie further apart
-    than one: a file a week has no gaps of six days.
+    No day is missing if spans are numbers, or if most days are further apart than one: weekly
+    files don't have gaps of six days.
     """
     by_span = {report["span"]: report for report in reports}
     numbers = sorted(by_span)

@@ -1,9 +1,8 @@
-"""Segments → vocabularies, whose rows stay, and the interaction store.
+"""Segments → vocabularies, whose rows are stable, and the interaction store.
 
-Users are put into the order of the store. The events of a user lie sorted in each
-segment, and no two segments share a second, so they are laid end to end: nothing is
-sorted again but the events of one user and second, whose order is that of the items'
-rows. No more than a shard of the store is in memory.
+Users are sorted into the order of the store. The events of a user are sorted within each segment,
+and no two segments share a second, so they are concatenated. Only events of the same user and
+second are sorted again, by item row. Only one shard of the store is held in memory.
 """
 
 from __future__ import annotations
@@ -62,19 +61,19 @@ def make_vocabularies(
     config: VocabulariesConfig,
     split: SplitRule = BY_TIME,
 ) -> None:
-    """Grows both vocabularies, and that of kinds of event, by the ids counted in the segments.
+    """Grows the vocabularies of users, items and kinds by the ids counted in the segments.
 
     Args:
-        interactions: What InteractionGen or `ingest` made of the interactions.
-        cut: The moment that the training data end [seconds since 1970, UTC].
-        entities: Folder of the examples of `users` or `items`, who all get a row.
-        previous: Folder of the vocabularies to go on from.
+        interactions: Folder that InteractionGen or `ingest` wrote.
+        cut: End of the training data [seconds since 1970, UTC].
+        entities: Folders of the examples of `users` and `items`; all of their ids get a row.
+        previous: Folder of the previous vocabularies.
         out: Folder to write.
-        config: Which ids get a row.
+        config: Rules that select the ids with a row.
         split: How the examples were split.
 
     Raises:
-        RecsysError: No item gets a row, the previous rows would move, or the files of items or
+        RecsysError: No item gets a row, previous rows would move, or the files of items or
             users have no id of the interactions.
     """
     diffs = {}
@@ -108,7 +107,7 @@ def make_vocabularies(
 
 
 def _check_join(what: str, counted: pa.Table, ids: pa.ChunkedArray) -> None:
-    """Raises an error if the files of `items` or `users` have none of the frequent ids.
+    """Raises an error if the files of `items` or `users` contain none of the frequent ids.
 
     Args:
         what: `items` or `users`.
@@ -138,12 +137,12 @@ def _check_join(what: str, counted: pa.Table, ids: pa.ChunkedArray) -> None:
 def _make_kinds(
     interactions: Path, cut: int, previous: Path | None, out: Path
 ) -> dict[str, Any] | None:
-    """Writes the vocabulary of the kinds of event, where the data have or had any.
+    """Writes the vocabulary of the kinds of events, if the data have or had any.
 
-    Kinds keep their rows for good; of more than `MOST_KINDS` the first ones have rows.
+    Kinds keep their rows forever; only the first `MOST_KINDS` have rows.
 
     Returns:
-        What changed, as `grow` returns it; None without kinds.
+        The changes, as `grow` returns them; None without kinds.
     """
     before = previous and previous / KINDS
     earlier = Vocabulary.load(before) if before and before.exists() else None
@@ -175,12 +174,12 @@ def build_store(
     """Writes the store of a run.
 
     Args:
-        examples: What InteractionGen or `ingest` made of the interactions.
+        examples: Folder that InteractionGen or `ingest` wrote.
         vocabularies: Folder of the vocabularies.
-        cut: The moment that the training data end [seconds since 1970, UTC].
+        cut: End of the training data [seconds since 1970, UTC].
         store: Folder to write.
         split: How the examples were split.
-        most: Events of a shard, about; more where one user has more.
+        most: Approximate number of events per shard; more if a single user has more.
     """
     known = {
         name: Vocabulary.load(vocabularies / name)
@@ -228,7 +227,7 @@ class _Source:
 
     Args:
         part: Their files; columns are memory-mapped.
-        place: Place of each of its users among the users of the log `[users]` int32.
+        place: Index of each of its users among the users of the log `[users]` int32.
         known: The vocabularies by file.
     """
 
@@ -245,16 +244,16 @@ class _Source:
         if "kind" in self.columns:
             self._rows["kind"] = known[KINDS].rows(part.ids(KINDS))
         self.place, self.order = place, np.argsort(place, kind="stable")
-        """The users, and their order in the log."""
+        """The indices of the users, and the order that sorts them."""
 
     def read(self, name: str, places: np.ndarray) -> np.ndarray:
-        """Returns a column at `places` `[n]`; of items and kinds their rows."""
+        """Returns a column at indices `[n]`, with items and kinds as vocabulary rows."""
         values = self.columns[name][places]
         return self._rows[name][values] if name in self._rows else values
 
 
 def _borders(n_events: np.ndarray, most: int) -> list[int]:
-    """Returns the first user of each shard, and the end."""
+    """Returns the index of each shard's first user, and the end."""
     if not len(n_events):
         return []
     ends = np.cumsum(n_events)

@@ -1,7 +1,7 @@
-"""The Transform step of features: raw columns of items or of users → token rows.
+"""The Transform step of features: raw columns of items or users → token rows.
 
-Transform names `preprocessing_fn` by its dotted path, so nothing is copied or packaged.
-`transform` does without TFX what the pipeline's Transform does, by the same graph.
+Transform refers to `preprocessing_fn` by its dotted path, so nothing is copied or packaged.
+`transform` does the same as the pipeline's Transform without TFX, with the same graph.
 """
 
 import tempfile
@@ -41,8 +41,8 @@ def preprocessing_fn(
     Args:
         inputs: Raw columns: text, float32 for numbers, int64 for dates [seconds since
             1970, UTC]. Empty text, NaN and the lowest int64 are missing values.
-        custom_config: `id`: name of the column of the id; `features`: what
-            `recsys.data.entities.feature_settings` returns.
+        custom_config: `id`: name of the id column; `features`: the result of
+            `recsys.data.entities.feature_settings`.
     """
     name = custom_config["id"]
     outputs = {name: _ragged(inputs[name])[:, :1].to_tensor("", shape=[None, 1])[:, 0]}
@@ -56,12 +56,12 @@ def preprocessing_fn(
 
 
 def _ragged(column: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns the values of each row of a column, however the schema has it."""
+    """Returns the values of each row of a column, for any representation in the schema."""
     if isinstance(column, tf.RaggedTensor):
         return column
     if isinstance(column, tf.SparseTensor):
         return tf.RaggedTensor.from_sparse(column)
-    # A committed schema may have fixed how many values a row has; 1 where it has no shape.
+    # A committed schema may fix the number of values per row; without a shape it is 1.
     width = column.shape[1:].num_elements()
     return tf.RaggedTensor.from_tensor(tf.reshape(column, [-1, width]))
 
@@ -77,9 +77,9 @@ def transform(
     Args:
         config: The features.
         examples: Folder of a split that `ingest_entities` wrote.
-        tokens: Folder to write, in it a folder of the split: Parquet with the id and the
+        tokens: Folder to write, with a folder of the split: Parquet with the id and the
             token rows of each feature.
-        graph: Folder to write: what `tft.TFTransformOutput` reads.
+        graph: Folder to write the graph to, for `tft.TFTransformOutput`.
         options: Options of the Beam pipeline.
     """
     settings = feature_settings(config)
@@ -132,7 +132,7 @@ def read_token_rows(
 
     Args:
         folder: A split of Transform's examples, or the tokens that `transform` wrote.
-        id_column: Name of the id.
+        id_column: Name of the id column.
         features: The features to read.
     """
     for file in sorted(folder.glob("*.parquet")):
@@ -159,11 +159,11 @@ def _dense(column: pa.Array, n_rows: int) -> np.ndarray:
 
 
 def read_vocabularies(graph: Path, features: Iterable[Feature]) -> dict[str, list[str]]:
-    """Returns the known tokens of each feature in their order; none where it has no vocabulary.
+    """Returns the known tokens of each feature in order; empty without a vocabulary.
 
     Args:
-        graph: Transform's graph.
-        features: The features that it makes.
+        graph: Folder of Transform's graph.
+        features: The features in the graph.
     """
     output = tft.TFTransformOutput(str(graph))
     tokens = {

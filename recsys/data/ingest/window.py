@@ -1,4 +1,4 @@
-"""The spans of a rolling window: their files, checked before a run, and their digests."""
+"""The spans of a rolling window: their files, checks before a run, and digests."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class SpanFiles:
     """The files of one span.
 
     Attributes:
-        span: Its number; None for files whose pattern has no spans, which are one span.
+        span: Its number; None for the single span of files without spans.
         name: Its date, or its number as text.
         version: The newest version among its files.
-        paths: Its files, in the order that they are read in.
-        places: Place of each file among all files of the window, ascending.
+        paths: Its files, in reading order.
+        places: Index of each file among all files of the window, ascending.
     """
 
     span: int | None
@@ -53,13 +53,13 @@ def has_spans(config: InteractionsConfig) -> bool:
 
 
 def has_days(config: InteractionsConfig) -> bool:
-    """Returns whether the spans are days, so that one may be missing."""
+    """Returns whether the spans are days; then days can be missing."""
     span_patterns = [span_pattern(pattern) for pattern in patterns(config.files)]
     return all(pattern.has_dates for pattern in span_patterns if pattern is not None)
 
 
 def read_window(config: InteractionsConfig) -> list[SpanFiles]:
-    """Returns the spans that a run reads, the oldest first, files without a span before them.
+    """Returns the spans that a run reads, the oldest first; files without a span come first.
 
     Raises:
         RecsysError: A pattern matches no file.
@@ -79,7 +79,7 @@ def read_window(config: InteractionsConfig) -> list[SpanFiles]:
 
 
 def restrict(config: InteractionsConfig, paths: Sequence[str]) -> InteractionsConfig:
-    """Returns the same with these files alone."""
+    """Returns a copy of the config with only these files."""
     return config.model_copy(update={"files": tuple(paths), "spans": None})
 
 
@@ -88,17 +88,17 @@ def read_spans(
 ) -> tuple[list[str], RecsysError | None]:
     """Reads each file of the interactions before a run, span by span.
 
-    A span without rows isn't broken, and one that may be set aside raises no error.
+    A span without rows isn't broken. A broken span that may be set aside raises no error.
 
     Args:
-        config: What to read.
-        read: Reads a config with one file of a span, or all files where there are no spans.
+        config: Files to read.
+        read: Reads a config with one file of a span, or with all files if there are no spans.
 
     Returns:
-        Names of the spans that are broken, and the last error.
+        Names of the broken spans, and the last error.
 
     Raises:
-        RecsysError: A file can't be read, and no span may be set aside.
+        RecsysError: A file can't be read, and spans may not be set aside.
         UsageError: The config describes no format or no span.
     """
     if not has_spans(config):
@@ -127,7 +127,7 @@ def check_sources(data: DataConfig) -> None:
     """Checks the start of every raw file that a config names.
 
     Raises:
-        RecsysError: A file is missing, can't be read, is empty, is of another
+        RecsysError: A file is missing, can't be read, is empty, has another
             format, or lacks a column.
         UsageError: The config describes no format or no span.
     """
@@ -149,12 +149,12 @@ BROKEN_CURE = (
 
 
 def unreadable_span(name: str, file: str, error: RecsysError) -> RecsysError:
-    """Returns the error of a span of which a file can't be read."""
+    """Returns the error for a span with an unreadable file."""
     return RecsysError("R262", f"Span {name} must be readable. {file}: {error}", BROKEN_CURE)
 
 
 class Digests:
-    """Digests of files; those of local files are remembered while the files are untouched.
+    """Digests of files; the digests of local files are cached until a file changes.
 
     Args:
         root: Folder that stores them.
@@ -180,13 +180,13 @@ class Digests:
         *known_stamp, digest = self._known.get(path, [None])
         if known_stamp != stamp:
             digest = content_digest(path).hex()
-        # What changed a moment ago may change again within one tick of the clock.
+        # A file that has just changed may change again without a new time stamp.
         if stamp[-1] < now - _SETTLED_NS:
             self._used[path] = [*stamp, digest]
         return str(digest)
 
     def save(self) -> None:
-        """Stores the digests of the files that were requested, and no others."""
+        """Stores the requested digests, and no others."""
         if self._used != self._known:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             commit_text(json.dumps(self._used) + "\n", self._file)
@@ -196,8 +196,8 @@ def window_digest(config: InteractionsConfig, root: Path) -> str:
     """Returns a digest of all files of the window; an unreadable file counts by its error.
 
     Args:
-        config: What to read.
-        root: Folder of the content cache, which remembers digests of untouched files.
+        config: Files to read.
+        root: Folder of the content cache, which stores digests of unchanged files.
 
     Raises:
         RecsysError: A pattern matches no file.
@@ -216,7 +216,7 @@ def window_digest(config: InteractionsConfig, root: Path) -> str:
 
 
 def read_map(file: Path) -> dict[str, Any]:
-    """Returns what a JSON file remembers; nothing where it is missing or damaged."""
+    """Returns the content of a JSON file; empty if it is missing or damaged."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -20,9 +20,9 @@ def config_text(report: Inspection, name: str, folder: Path) -> str:
     """Returns the YAML of a config.
 
     Args:
-        report: The report, without undecided roles.
+        report: The report; all roles must be decided.
         name: Name of the pipeline.
-        folder: Folder that the config will lie in.
+        folder: Folder of the config.
     """
     return "\n".join(_lines(report, name, folder)) + "\n"
 
@@ -70,7 +70,7 @@ def _comments(report: Inspection, config: InteractionsConfig) -> dict[str, str]:
 def _source(
     config: SourceConfig, folder: Path, roles: Mapping[str, Role], comments: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields the keys of files that are not as by default, with the reason of each column."""
+    """Yields the keys that differ from the defaults, with the reason for each column."""
     keys = config.model_dump(mode="json", exclude_defaults=True, exclude={"features"})
     for key, value in keys.items():
         if key in comments:
@@ -87,7 +87,7 @@ def _source(
 
 def _events(report: Inspection) -> Iterator[str]:
     kinds = report.profiles[report.roles.decided["event"].column].values
-    if not kinds:  # None, or more than are kept.
+    if not kinds:  # There are none, or too many to keep.
         return
     named = ", ".join(f"{shown(kind)} ({n:,})" for kind, n in kinds.most_common(20))
     yield f"    # Kinds: {named}."
@@ -111,7 +111,7 @@ def _side(what: str, side: Side, folder: Path) -> Iterator[str]:
 
 
 def _relative(files: Files, folder: Path) -> str | list[str]:
-    """Returns files as the config's reader puts them together with its folder again."""
+    """Returns files relative to the config's folder, as the config's reader expects."""
     names = [files] if isinstance(files, str) else list(files)
     paths = [
         path if is_remote(path) else os.path.relpath(Path.cwd() / path, folder) for path in names
@@ -120,5 +120,5 @@ def _relative(files: Files, folder: Path) -> str | list[str]:
 
 
 def _value(value: Any) -> str:
-    """Returns a value as JSON, which is YAML too."""
+    """Returns a value as JSON, which is valid YAML."""
     return json.dumps(value, ensure_ascii=False)

@@ -37,16 +37,16 @@ class Understood:
     """Format and layout of the files of a source.
 
     Attributes:
-        source: What reads them.
+        source: Config of the source.
         files: The files.
         format: Their format.
         compression: Their compression; empty: none.
-        columns: Names of the columns that a config can name.
+        columns: Names of the columns that a config can use.
         evidence: The observations, a sentence each.
-        types: Types of columns that the header tells, as RecBole writes them.
-        folders: Columns that are in the names of folders.
-        repeated: Names that several columns have, which are left out.
-        doubts: What may be otherwise, a sentence each.
+        types: Types of columns in the header, as in RecBole's files.
+        folders: Columns that come from the names of folders.
+        repeated: Names of several columns, which are left out.
+        doubts: Uncertainties, a sentence each.
     """
 
     source: EventSource
@@ -66,7 +66,7 @@ class Understood:
         return not self.source.csv.names
 
     def with_events(self, events: ListOfEvents, reason: str) -> Understood:
-        """Returns the same files as rows with a list of events each."""
+        """Returns the same files with a list of events per row."""
         source = self.source.model_copy(update={"explode": events})
         return dataclasses.replace(self, source=source, evidence=[*self.evidence, reason])
 
@@ -76,9 +76,10 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
 
     Args:
         patterns: Paths or globs.
-        what: What they hold, for errors: `interactions`, `items` or `users`.
+        what: Content, for errors: `interactions`, `items` or `users`.
 
     Raises:
+        RecsysError: They can't be read, or their format isn't recognised.
         RecsysError: They can't be read, or can't be understood.
     """
     source = EventSource(files=tuple(patterns))
@@ -117,7 +118,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     if len(columns) > _MOST_COLUMNS:
         n_left_out = len(columns) - _MOST_COLUMNS
         table.evidence.append(f"left out: {n_left_out:,} of {len(columns):,} columns")
-        # Those whose names or numbers say most.
+        # Keep the columns with the most values and the most telling names.
         likely = sorted(columns, key=lambda name: (-counts.get(name, 1), not role_words(name)))
         columns = [name for name in columns if name in set(likely[:_MOST_COLUMNS])]
     format_ = registry.name_of("source", file.source)
@@ -147,13 +148,13 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
 def _doubts(
     path: str, what: str, repeated: Sequence[str], readings: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns what may be otherwise in a text.
+    """Returns the uncertainties about a text file.
 
     Args:
         path: The file.
-        what: What it holds.
-        repeated: Names that several columns have.
-        readings: A word as each encoding reads it that the text may have, the likeliest first.
+        what: Its content.
+        repeated: Names of several columns.
+        readings: A sample word decoded with each possible encoding, the likeliest first.
     """
     doubts = []
     if readings:
@@ -173,7 +174,7 @@ def _doubts(
 
 
 def _named_files(source: EventSource, what: str) -> list[SourceFile]:
-    """Returns the files that the command line names; its errors name that, not a config."""
+    """Returns the files of the command line; errors refer to it instead of a config."""
     try:
         return match_files(source, what)
     except RecsysError as error:
@@ -183,7 +184,7 @@ def _named_files(source: EventSource, what: str) -> list[SourceFile]:
 
 
 def _encoding(start: bytes) -> tuple[str, str, list[str]]:
-    """Returns the encoding of a text, the evidence for it, and of a guess its readings."""
+    """Returns the encoding of a text, the evidence for it, and sample words if it is a guess."""
     wide = wide_encoding(start[:START_BYTES])
     if wide is not None:
         why = "it begins with its mark" if wide in ("utf-16", "utf-32") else "its NUL bytes"
@@ -216,14 +217,14 @@ _COMMA, _POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d
 
 @dataclasses.dataclass(frozen=True)
 class TextTable:
-    """Layout of a table of text.
+    """Layout of a text table.
 
     Attributes:
-        csv: What reads its rows.
-        names: Names of its columns, in their order.
+        csv: Dialect of its rows.
+        names: Names of its columns, in order.
         evidence: The observations, a sentence each.
-        explode: The column that holds a list of events, if one surely does.
-        types: Types of columns that the header tells, as RecBole writes them.
+        explode: The column that holds a list of events, if it is certain.
+        types: Types of columns in the header, as in RecBole's files.
     """
 
     csv: CsvFormat
@@ -234,7 +235,7 @@ class TextTable:
 
 
 def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: bool) -> TextTable:
-    """Returns how a text is written as a table.
+    """Returns the layout of a text as a table.
 
     Args:
         path: Its file, for errors.
@@ -243,7 +244,7 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
         may_be_lists: Whether a line may be a user and all its items.
 
     Raises:
-        RecsysError: It is no table.
+        RecsysError: It is not a table.
     """
     if len(text) > HEADER_LIMIT_BYTES and text.find(b"\n", 0, HEADER_LIMIT_BYTES) < 0:
         raise long_line(path, 1, HEADER_LIMIT_BYTES, text)
@@ -271,7 +272,7 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
     has_header, why = (True, "header: names with types") if types else _header(fitting, rows[0])
     above = _rows(filled[:n_above], dialect)
     if above and not has_header and any(_is_name(name) for name in above[-1]):
-        raise _no_start(path, filled[0], width)  # A header that lacks a name.
+        raise _no_start(path, filled[0], width)  # It is a header without a name for each column.
     names = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
     csv = CsvFormat(
         delimiter=dialect.delimiter,
@@ -293,17 +294,17 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
 
 
 def _best_dialect(lines: Sequence[str]) -> tuple[float, int, CsvFormat]:
-    """Returns the share of rows that fit, their fields, and the dialect that fits most."""
+    """Returns the share of rows that fit, their number of fields, and the best dialect."""
     scored = []
     for delimiter in _DELIMITERS:
         dialects = CsvFormat(delimiter=delimiter), CsvFormat(delimiter=delimiter, quote=None)
         quoted, plain = ((*_fit(_rows(lines, dialect)), dialect) for dialect in dialects)
-        # Without quotes more fields may come out: quotes are none only where they don't fit.
+        # Without quotes there may be more fields: use quotes unless rows fit worse with them.
         is_quoted = round(quoted[0], 2) >= round(plain[0], 2) and quoted[1] > 1
         scored.append(quoted if is_quoted else plain)
     best = max(scored, key=lambda fit: (fit[1] > 1, round(fit[0], 2), fit[1]))
     if best[1] < 2 or best[0] < 0.5:
-        # Blanks stand inside of fields too: they are tried last.
+        # Fields may contain blanks, so they are the last delimiter to try.
         dialect = CsvFormat(delimiter=" ", quote=None)
         blank = (*_fit(_rows(lines, dialect)), dialect)
         best = blank if blank[0] >= _NEARLY_ALL else best
@@ -311,7 +312,7 @@ def _best_dialect(lines: Sequence[str]) -> tuple[float, int, CsvFormat]:
 
 
 def _rows_above(lines: Sequence[str], width: int, dialect: CsvFormat) -> int | None:
-    """Returns how many lines stand above the first three rows that fit; `None`: too many."""
+    """Returns the number of lines above the first three rows that fit; `None`: too many."""
     for at in range(min(_MOST_ABOVE, len(lines))):
         rows = _rows(lines[at : at + 3 * _LINES_OF_A_ROW], dialect)[:3]
         if all(len(row) == width for row in rows):
@@ -320,7 +321,7 @@ def _rows_above(lines: Sequence[str], width: int, dialect: CsvFormat) -> int | N
 
 
 def _ragged(lines: Sequence[str], encoding: str) -> TextTable | None:
-    """Returns the table of lines that are a user and all its items; `None` of others."""
+    """Returns the table of lines that are a user and all its items; `None` for other lines."""
     for delimiter in (" ", "\t", ",", ";", "|"):
         rows = [line.strip().split(delimiter) for line in lines]
         widths = Counter(len(row) for row in rows)
@@ -345,15 +346,15 @@ def _ragged(lines: Sequence[str], encoding: str) -> TextTable | None:
 
 
 def _recbole_types(names: Sequence[str]) -> dict[str, str]:
-    """Returns the types that names of columns end in; none if a name has none."""
+    """Returns the types in the suffixes of column names; empty if any name has none."""
     types = {name: match[1] for name in names if (match := RECBOLE_TYPE.search(name))}
     return types if len(types) == len(set(names)) else {}
 
 
 def _decimal(rows: Sequence[Sequence[str]], dialect: CsvFormat) -> Literal[".", ","]:
-    """Returns what stands before the decimals of numbers.
+    """Returns the decimal separator of numbers.
 
-    A comma before three digits alone may as well stand between thousands.
+    A comma before exactly three digits may be a thousands separator.
     """
     fields = [field for row in rows for field in row]
     commas = [field for field in fields if _COMMA.fullmatch(field)]
@@ -374,7 +375,7 @@ def _no_start(path: str, line: str, width: int) -> RecsysError:
 
 
 def _rows(lines: Sequence[str], dialect: CsvFormat) -> list[list[str]]:
-    """Returns the fields of each row, over several lines if quoted; none of an unclosed one."""
+    """Returns the fields of each row; quoted rows may span lines, and unclosed ones are empty."""
     rows: list[list[str]] = []
     at = 0
     while at < len(lines):
@@ -388,7 +389,7 @@ def _rows(lines: Sequence[str], dialect: CsvFormat) -> list[list[str]]:
 
 
 def _fit(rows: Sequence[Sequence[str]]) -> tuple[float, int]:
-    """Returns the share of rows that have as many fields as most, and how many that are."""
+    """Returns the share of rows with the most common number of fields, and that number."""
     counts = Counter(len(row) for row in rows if len(row) > 1)
     if not counts:
         return 0.0, 1
@@ -401,7 +402,7 @@ def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, 
     if any(_is_number(field) or _ISO_DATE.match(field) for field in first):
         return False, "no header: the first line has numbers or times"
     below = rows[1:]
-    others = [row for row in below if row != first]  # Joined files repeat a header whole.
+    others = [row for row in below if row != first]  # Concatenated files repeat the header.
     repeated = [field for at, field in enumerate(first) if any(row[at] == field for row in others)]
     n_names = sum(_is_name(field) for field in first if field not in repeated)
     if n_names < 2:
@@ -418,7 +419,7 @@ def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, 
 
 
 def _is_name(field: str) -> bool:
-    """Returns whether a text is a name of a column, and no value such as `user6`."""
+    """Returns whether a text is a column name, and not a value such as `user6`."""
     return any(name_score(field, role) >= 2 for role in role_words(field))
 
 

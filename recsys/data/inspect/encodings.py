@@ -1,4 +1,4 @@
-"""The encoding of a text that isn't UTF-8: a guess, and what else it may be."""
+"""Guesses the encoding of a text that isn't UTF-8, and lists alternatives."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _LOOK_BYTES = 1 << 16
 _NEARLY_ALL = 0.99
 _LEAST_SCORE = 0.15
 _MOST_OTHERS = 3
-_ALSO_LATIN = ("cp1250", "cp1254")  # Of Central Europe, and Turkish.
+_ALSO_LATIN = ("cp1250", "cp1254")  # Central European and Turkish.
 _BEYOND_ASCII = re.compile(rb"[\x80-\xff]+")
 _WORD = re.compile(r"[^\s,;|\t]*[^\x00-\x7f\s,;|][^\s,;|\t]*")
 
 
 def guess_encoding(lines: Sequence[bytes]) -> tuple[str, list[str]]:
-    """Returns the likeliest encoding of lines beyond ASCII, and the others that may be it.
+    """Returns the likeliest encoding of non-ASCII lines, and the alternatives.
 
-    Each is judged by how many of its characters are common ones of its languages.
+    The score of an encoding is the share of decoded characters that are common in its
+    languages.
     """
     lines = _first(lines)
     scores = {name: score(lines, name) for name, score in _SCORES.items()}
-    best = max(scores, key=lambda name: scores[name])  # Of equals the first.
+    best = max(scores, key=lambda name: scores[name])  # The first of equals.
     others = sorted(scores, key=lambda name: -scores[name])
     others = [name for name in others if name != best and scores[name] >= _LEAST_SCORE]
     if best == "cp1252":
@@ -36,7 +37,7 @@ def guess_encoding(lines: Sequence[bytes]) -> tuple[str, list[str]]:
 
 
 def reading(lines: Sequence[bytes], name: str) -> str:
-    """Returns a word beyond ASCII as an encoding reads it, with the name of that."""
+    """Returns a non-ASCII word as decoded with an encoding, and the encoding's name."""
     words = (_WORD.search(line.decode(name, "replace")) for line in lines)
     word = next((match[0] for match in words if match), "")
     return f"{name} ({shown(word, 24)})"
@@ -50,14 +51,14 @@ def _first(lines: Sequence[bytes]) -> list[bytes]:
 
 
 def _latin(lines: Sequence[bytes], name: str) -> float:
-    """Returns the share of bytes beyond ASCII that stand alone or in pairs, as in `café`."""
+    """Returns the share of non-ASCII bytes that are single or in pairs, as in `café`."""
     del name
     runs = [len(run) for line in lines for run in _BEYOND_ASCII.findall(line)]
     return sum(n for n in runs if n <= 2) / max(1, sum(runs))
 
 
 def _by_share(is_common: Callable[[str], bool]) -> Callable[[Sequence[bytes], str], float]:
-    """Returns a score: the share of common characters, 0 where too many lines can't be read."""
+    """Returns a score: the share of common characters, or 0 if too many lines are invalid."""
 
     def score(lines: Sequence[bytes], name: str) -> float:
         texts = [line.decode(name, "replace") for line in lines]
@@ -74,20 +75,20 @@ def _is_kana(char: str) -> bool:
 
 
 def _japanese(lines: Sequence[bytes], name: str) -> float:
-    """Returns the share of kana and common kanji; without kana it is hardly Japanese."""
+    """Returns the share of kana and common kanji; halved without kana, as it is hardly Japanese."""
     share = _by_share(lambda char: _is_kana(char) or _has_lead(char, "euc_jp", 0xB0, 0xCF))
     has_kana = any(_is_kana(char) for line in lines for char in line.decode(name, "replace"))
     return share(lines, name) * (1.0 if has_kana else 0.5)
 
 
 def _has_lead(char: str, encoding: str, low: int, high: int) -> bool:
-    """Returns whether the first of two bytes of a character lies in the block of common ones."""
+    """Returns whether the first of two bytes of a character is in the range of common ones."""
     code = char.encode(encoding, "ignore")
     return len(code) == 2 and low <= code[0] <= high
 
 
 def _cyrillic(lines: Sequence[bytes], name: str) -> float:
-    """Returns the share of small Cyrillic letters, less where they stand among Latin ones."""
+    """Returns the share of lower-case Cyrillic letters, with a penalty next to Latin letters."""
     share = _by_share(
         lambda char: char.islower() and unicodedata.name(char, "").startswith("CYRILLIC")
     )

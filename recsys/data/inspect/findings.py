@@ -1,4 +1,4 @@
-"""Predicts which rows a run will reject, and which are duplicates."""
+"""Predicts the rows that a run will reject, and the duplicates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recsys.data.sources.source_files import parts_of_files
 
 _MOST_KEYS = 1 << 25
 ENOUGH_IDS = 10
-"""Users, and items, of positives from which on figures can be had of them."""
+"""Minimum number of users, and of items, with positives for computing metrics."""
 
 
 @dataclasses.dataclass
@@ -30,19 +30,19 @@ class Findings:
     """Counts of good, rejected and duplicate rows.
 
     Attributes:
-        n_read: Rows; events where a row holds a list of them.
-        n_empty: Rows whose list of events is empty, which are not among the read ones.
-        rejected: How many rows break each rule.
+        n_read: Number of rows; of events if a row holds a list of them.
+        n_empty: Number of rows with an empty list of events, which aren't counted as read.
+        rejected: Number of rows that break each rule.
         examples: File, line and text of the first row that breaks each rule.
-        first: Earliest good time [seconds since 1970, UTC].
-        last: Latest good time.
-        n_known: Rows, of those that aren't rejected, whose item or user the catalogue has,
-            by the name of the catalogue.
-        keys: The rows that aren't rejected; those with equal keys are duplicates.
-        pairs: The user and item of each positive.
+        first: Earliest valid time [seconds since 1970, UTC].
+        last: Latest valid time [seconds since 1970, UTC].
+        n_known: Number of accepted rows whose item or user is in the catalogue, by the name of
+            the catalogue.
+        keys: Hashes of the accepted rows' keys; duplicates have equal keys.
+        pairs: Hashes of the user and item of each positive.
         users: Ids of positives, not many more than `ENOUGH_IDS`.
-        items: Likewise.
-        contents: Of items and users, these rows with all their values.
+        items: Ids of positives, not many more than `ENOUGH_IDS`.
+        contents: Hashes of the accepted rows' values, for items and users.
     """
 
     n_read: int = 0
@@ -60,27 +60,27 @@ class Findings:
 
     @property
     def n_conflicts(self) -> int:
-        """Rows of items or users that differ from every earlier row of their id."""
+        """Number of rows of items or users that differ from all earlier rows of their id."""
         return max(0, len(self.contents) - len(self.keys))
 
     @property
     def n_rejected(self) -> int:
-        """Rows that break a rule."""
+        """Number of rows that break a rule."""
         return sum(self.rejected.values())
 
     @property
     def n_good(self) -> int:
-        """Rows that a run keeps: neither rejected nor duplicates; nearly, if there are many."""
+        """Number of rows that a run keeps, without duplicates; an estimate if there are many."""
         return len(self.keys)
 
     @property
     def n_positive(self) -> int:
-        """Positives among the good rows."""
+        """Number of positives among the good rows."""
         return self.keys.n_flagged
 
     @property
     def n_duplicates(self) -> int:
-        """Rows that repeat an earlier one."""
+        """Number of rows that repeat an earlier one."""
         return self.keys.n_added - len(self.keys)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,9 +106,9 @@ class Findings:
 
         Args:
             batch: The batch.
-            rows: Those that break no rule.
-            letters: The dead letters of the others.
-            keys: Columns that are alike in duplicates.
+            rows: The rows that break no rule.
+            letters: The dead letters for the other rows.
+            keys: Columns that are equal in duplicates.
         """
         self.n_read += batch.n_read
         self.n_empty += batch.n_empty
@@ -134,7 +134,7 @@ class Findings:
 
 
 def _hashes(rows: pa.RecordBatch, keys: list[str], first: np.ndarray | None = None) -> np.ndarray:
-    """Returns a hash of some columns of each row `[n]` uint64, and of a hash of others."""
+    """Returns a hash of some columns of each row `[n]` uint64, combined with the hash `first`."""
     hashes = np.zeros(rows.num_rows, np.uint64) if first is None else first
     for name in keys:
         column = rows.column(name)
@@ -154,11 +154,11 @@ def check_rows(
     """Reads interactions as a run would.
 
     Args:
-        config: Which column holds what.
-        now: The time [seconds since 1970, UTC].
-        sample: Rows to read; `None`: all.
+        config: Files and columns.
+        now: The current time [seconds since 1970, UTC].
+        sample: Number of rows to read; `None`: all.
         advance: Called with the progress.
-        known: The ids of the catalogues, as hashes, by `items` and `users`.
+        known: Hashes of the catalogues' ids, by `items` and `users`.
     """
     findings, columns = Findings(), interaction_columns(config)
     parts = parts_of_files(config, "interactions")
@@ -174,12 +174,12 @@ def check_rows(
 def check_entities(
     what: str, config: EntityConfig, sample: int | None
 ) -> tuple[Findings, np.ndarray]:
-    """Reads items or users as a run would; returns their ids too, as hashes.
+    """Reads items or users as a run would; also returns the hashes of their ids.
 
     Args:
         what: `items` or `users`.
-        config: Which column holds what.
-        sample: Rows to read; `None`: all.
+        config: Files and columns.
+        sample: Number of rows to read; `None`: all.
     """
     findings, ids = Findings(), [np.zeros(0, np.uint64)]
     for file_index, batch in read_all(config, what, raw_columns(config), sample):

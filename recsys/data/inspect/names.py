@@ -26,7 +26,7 @@ _WORDS = {
 }
 _ROLES = {role: frozenset(words.split()) for role, words in _WORDS.items()}
 RECBOLE_TYPE = re.compile(r":(token|token_seq|float|float_seq)$")
-"""What RecBole's atomic files write behind the names of columns."""
+"""The suffixes of column names in RecBole's atomic files."""
 _SESSION = {"session", "sessionid", "sid"}
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
 
@@ -37,7 +37,7 @@ def words_of(name: str) -> list[str]:
 
 
 def role_words(name: str) -> set[str]:
-    """Returns the roles that a word of a name stands for."""
+    """Returns the roles that words of a name suggest."""
     words = set(words_of(name))
     joined = "".join(words_of(name))
     return {role for role, known in _ROLES.items() if words & known or joined in known}
@@ -49,7 +49,7 @@ def name_score(name: str, role: str) -> int:
     if not words:
         return 0
     if role == "user" and _SESSION & {words[0], "".join(words)}:
-        return 3  # Where there are users too, a session is none.
+        return 3  # If there is also a user column, a session is not the user.
     if "".join(words) in known or (len(words) == 1 and words[0] in known):
         return 4
     is_id = words[-1] in _ROLES["id"]
@@ -61,5 +61,5 @@ def name_score(name: str, role: str) -> int:
 
 
 def shown(text: str, limit: int = 40) -> str:
-    """Returns text without control characters, which are written as escapes, and cut short."""
+    """Returns text with control characters escaped, shortened to `limit` characters."""
     return shortened(visible(text[: limit + 1]), limit)

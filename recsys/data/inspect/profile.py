@@ -1,4 +1,4 @@
-"""Profiles the columns of a source in one pass, with units and formats of times."""
+"""Profiles the columns of a source in one pass, including units and formats of times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from recsys.data.sources.written_lists import read_list, split_lists
 from recsys.data.time_format import time_pattern
 
 Advance = Callable[[int], None]
-"""Called with the bytes of each batch."""
+"""Called with the number of bytes of each batch."""
 
 _EXACT = _LEAST_LOOSE = 1 << 20
 _MOST_VALUES = 200
@@ -45,27 +45,27 @@ _ASIN = r"^(B0[0-9A-Z]{8}|[0-9]{9}[0-9X])$"
 
 @dataclasses.dataclass
 class Profile:
-    """One column.
+    """Statistics of one column.
 
     Attributes:
-        name: Its name.
+        name: Name of the column.
         kind: `empty`, `whole number`, `number`, `time`, `list` or `text`.
-        n_rows: Rows.
-        n_null: Rows without a value.
-        distinct: Counts different values.
-        unit: The unit in which values are times.
-        time_formats: The formats in which text is times; several that can't be told apart.
-        lowest: Least number, or time where there is a unit [seconds since 1970].
-        highest: Greatest of them.
-        values: Values and how often they were seen, while there are few different ones.
-        n_characters: Characters of all values.
-        n_runs: Runs of equal values that stand together.
-        n_urls: Values that are web addresses.
-        n_asins: Values that are Amazon's ids of products, or ISBNs.
-        numbers: Some of the numbers, as often as they occur.
-        sample: Some of the different values.
-        is_folder: Whether it is in the names of folders.
-        n_point_zero: Whole numbers that are written as 13.0.
+        n_rows: Number of rows.
+        n_null: Number of rows without a value.
+        distinct: Counts distinct values.
+        unit: Unit in which the values are times.
+        time_formats: Formats in which the text values are times; several if ambiguous.
+        lowest: Lowest number, or time if there is a unit [seconds since 1970].
+        highest: Highest number or time.
+        values: Frequency of each value, as long as there are few distinct ones.
+        n_characters: Total number of characters.
+        n_runs: Number of runs of equal consecutive values.
+        n_urls: Number of values that are URLs.
+        n_asins: Number of values that are Amazon's product ids, or ISBNs.
+        numbers: A sample of the numbers, with repetitions.
+        sample: A sample of the distinct values.
+        is_folder: Whether the column comes from the names of folders.
+        n_point_zero: Number of integers that are written like 13.0.
     """
 
     name: str
@@ -98,32 +98,32 @@ class Profile:
 
     @property
     def n_values(self) -> int:
-        """Rows with a value."""
+        """Number of rows with a value."""
         return self.n_rows - self.n_null
 
     @property
     def is_number(self) -> bool:
-        """Returns whether nearly all values are numbers."""
+        """Whether nearly all values are numbers."""
         return self.kind in ("whole number", "number")
 
     @property
     def is_grouped(self) -> bool:
-        """Returns whether equal values stand together, some of them several times."""
+        """Whether equal values are consecutive, and some occur several times."""
         n = len(self.distinct)
         return self.n_runs <= 1.01 * n and 1 < n <= 0.8 * self.n_values
 
     @property
     def is_url(self) -> bool:
-        """Returns whether values are web addresses."""
+        """Whether most values are URLs."""
         return self.n_urls > 0.5 * max(1, self.n_values)
 
     @property
     def is_asin(self) -> bool:
-        """Returns whether values are Amazon's ids of products, or ISBNs."""
+        """Whether nearly all values are Amazon's product ids, or ISBNs."""
         return self.n_asins >= 0.9 * max(1, self.n_values)
 
     def add(self, column: pa.Array, now: int) -> None:
-        """Adds values `[n]`; the first ones decide the kind."""
+        """Adds values `[n]`; the first ones determine the kind."""
         if pa.types.is_string(column.type) and (
             self.kind == "list" or (self.kind == "empty" and _are_lists(column))
         ):
@@ -143,7 +143,7 @@ class Profile:
             self.numbers.add(numbers.to_numpy())
 
     def times(self, column: pa.Array) -> pa.Array:
-        """Returns the times of raw values, by the unit or the format that was found."""
+        """Returns the times of raw values, in the detected unit or format."""
         return to_times(column, self.unit or "seconds", next(iter(self.time_formats), None))
 
     def _decide(self, column: pa.Array, ids: pa.Array, is_list: bool, now: int) -> None:
@@ -169,7 +169,7 @@ class Profile:
     def _count(self, raw: pa.Array) -> None:
         if not len(raw):
             return
-        # A column that is an id loses it in the run too.
+        # A run removes the `.0` of an id, too.
         values = without_point_zero(raw) if self.kind == "whole number" else raw
         if values is not raw:
             self.n_point_zero += pc.sum(pc.not_equal(values, raw)).as_py()
@@ -199,7 +199,7 @@ class Profile:
             self.highest = high if self.highest is None else max(self.highest, high)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `recsys check --json` says of it."""
+        """Returns the profile for `recsys check --json`."""
         return {
             "name": self.name,
             "type": self.kind,
@@ -214,7 +214,7 @@ class Profile:
 
 
 def _are_lists(texts: pa.Array) -> bool:
-    """Returns whether nearly all texts are lists, as `['a', 'b']`."""
+    """Returns whether nearly all texts are lists such as `['a', 'b']`."""
     known = pc.unique(texts.slice(0, _SAMPLE).drop_null()).to_pylist()
     known = [text for text in known if text.strip()]
     n_lists = sum(read_list(text) is not None for text in known)
@@ -226,7 +226,7 @@ def _n_matching(values: pa.Array, pattern: str) -> int:
 
 
 class NumberSample:
-    """Every n-th of the numbers that were added, so that few thousands are kept."""
+    """A systematic sample of the added numbers, of at most a few thousand."""
 
     def __init__(self) -> None:
         self._kept, self._step, self._n_added = np.zeros(0), 1, 0
@@ -240,23 +240,23 @@ class NumberSample:
             self._kept, self._step = self._kept[::2], 2 * self._step
 
     def quantile(self, share: float) -> float:
-        """Returns the number that a share of the others is at most."""
+        """Returns a quantile of the numbers; `share` is in [0..1]."""
         return float(np.quantile(self._kept, share)) if len(self._kept) else 0.0
 
     def share_from(self, least: float) -> float:
-        """Returns the share of numbers that are at least so large [0..1]."""
+        """Returns the share of numbers that are at least `least` [0..1]."""
         return float((self._kept >= least).mean()) if len(self._kept) else 0.0
 
     def distinct(self) -> list[float]:
-        """Returns the different numbers, ascending, with six digits."""
+        """Returns the distinct numbers, ascending, with six significant digits."""
         return sorted({float(f"{number:g}") for number in np.unique(self._kept)})
 
 
 class HashCount:
-    """Counts different hashes: all up to a limit, beyond it a sample by their last bits.
+    """Counts distinct hashes, exactly up to a limit, and by a sample of their last bits beyond.
 
     Args:
-        most: Most hashes that are kept; None: all are.
+        most: Maximum number of hashes to keep; None: no limit.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -265,28 +265,28 @@ class HashCount:
         self._hashes, self._flags = [np.zeros(0, np.uint64)], [np.zeros(0, bool)]
 
     def add(self, hashes: np.ndarray, flags: np.ndarray | None = None) -> None:
-        """Adds hashes `[n]` uint64, and whether each is flagged `[n]` bool: the first counts."""
+        """Adds hashes `[n]` uint64 with flags `[n]` bool; the first flag of a hash counts."""
         self.n_added += len(hashes)
         self._n_loose += len(hashes)
         self._hashes.append(hashes)
         self._flags.append(np.ones(len(hashes), bool) if flags is None else flags)
-        # Seldom enough that the work grows with what is added alone.
+        # So rarely that the total work is linear in the number of hashes.
         if self._n_loose > max(_LEAST_LOOSE, len(self._hashes[0])):
             self._join()
 
     def add_texts(self, texts: pa.Array) -> None:
-        """Adds texts `[n]`, unless they are null."""
+        """Adds texts `[n]`, except nulls."""
         self.add(fingerprints(pc.unique(texts).drop_null().cast(pa.large_string())))
 
     @property
     def is_exact(self) -> bool:
-        """Whether all are kept."""
+        """Whether all hashes are kept."""
         self._join()
         return self._shift == 0
 
     @property
     def n_flagged(self) -> int:
-        """Different hashes that are flagged."""
+        """Number of distinct flagged hashes."""
         self._join()
         return int(self._flags[0].sum()) << self._shift
 
@@ -295,7 +295,7 @@ class HashCount:
         return len(self._hashes[0]) << self._shift
 
     def share_of(self, hashes: np.ndarray) -> float:
-        """Returns which share of hashes `[n]` uint64 was added [0..1]; nearly, beyond a limit."""
+        """Returns the share of hashes `[n]` uint64 that were added [0..1], maybe estimated."""
         self._join()
         hashes = hashes[self._is_kept(hashes)]
         return float(np.isin(hashes, self._hashes[0]).mean()) if len(hashes) else 0.0
@@ -321,10 +321,10 @@ def profile_columns(
     """Returns the profile of each column of a source, by name.
 
     Args:
-        understood: How it is written.
-        what: What it holds, for errors.
-        now: The time [seconds since 1970, UTC].
-        sample: Rows to read; `None`: all.
+        understood: Its format and layout.
+        what: Its content, for errors.
+        now: The current time [seconds since 1970, UTC].
+        sample: Number of rows to read; `None`: all.
         advance: Called with the progress.
     """
     decimal = understood.source.csv.decimal
@@ -340,7 +340,7 @@ def profile_columns(
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields batches with the small ones of equal columns joined, as those of small files."""
+    """Yields batches, joining small ones with the same columns, such as those of small files."""
     parts: list[pa.RecordBatch] = []
     n_bytes = 0
     for batch in batches:
@@ -360,9 +360,9 @@ def has_words(profile: Profile) -> bool:
 
 _LEAST = {"iso8601": EARLIEST}
 _BULK_AFTER = 631_152_000
-"""1990 [seconds since 1970]: the bulk of numbers that are times lies between it and now."""
+"""1990 [seconds since 1970]: the bulk of numbers that are times is between then and now."""
 _LATER_THAN = 788_918_400
-"""1995 [seconds since 1970]: numbers from here to now are seldom anything but times."""
+"""1995 [seconds since 1970]: numbers between then and now are rarely anything but times."""
 _NEARLY_ALL = 0.9
 _LONGEST = 64
 
@@ -388,12 +388,12 @@ _FORMATS = [
 def find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
     """Returns the unit in which the bulk of values are times, and whether they are recent.
 
-    Outliers, as the year 9999 for "never", don't decide: the median does. A number is a
-    time in one unit at most, since units are a thousandfold apart.
+    Outliers such as the year 9999 for "never" have no effect: the median decides. A number is a
+    time in at most one unit, since units differ by a factor of a thousand.
 
     Args:
         column: Raw values `[n]`.
-        now: The time [seconds since 1970, UTC].
+        now: The current time [seconds since 1970, UTC].
     """
     n_values = max(1, len(column) - column.null_count)
     for unit in UNITS:
@@ -407,10 +407,10 @@ def find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
 
 
 def find_formats(texts: pa.Array) -> tuple[str, ...]:
-    """Returns the formats that fit nearly all texts, the best ones; several fit equally well.
+    """Returns the formats that fit nearly all texts; several if they fit equally well.
 
     Args:
-        texts: Different texts `[n]`.
+        texts: Distinct texts `[n]`.
     """
     few = texts.slice(0, 8).to_pylist()
     if not few or max(map(len, few)) > _LONGEST:
