@@ -1,6 +1,6 @@
 """`python -m benchmarks.evaluate`: all metrics of all users over a whole catalogue.
 
-They are those of `recsys.evaluation.measurement`, at the cut-offs 1, 5, 10, 20, 50 and 100:
+They are those of retrieval's `measurement`, at the cut-offs 1, 5, 10, 20, 50 and 100:
 exact ranks of all positives, the best 100 of each user, and what is made of both. Beside
 it, taking turns round after round:
 
@@ -37,9 +37,9 @@ from typer import Option
 from benchmarks.measure import forget_peak, peak_rss_mib, peer, print_line, run, watch
 from benchmarks.peers.evaluate_case import KS, Data, draw
 from recsys.config import EvaluateConfig
-from recsys.evaluation import measurement
 from recsys.metrics.metric import Items
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging import measurement
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.scores import DotProducts
 

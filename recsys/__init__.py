@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from recsys.stages.exporting import export as export
     from recsys.stages.ingest import ingest as ingest
     from recsys.strict import Strict as Strict
+    from recsys.tasks.judging_side import Baseline as Baseline
     from recsys.tasks.model_folder import TrainedModel as TrainedModel
     from recsys.tasks.model_folder import load_model as load_model
     from recsys.tasks.model_folder import save_model as save_model
-    from recsys.tasks.retrieval.baselines.baseline import Baseline as Baseline
     from recsys.tasks.retrieval.training.auto import for_data as for_data
     from recsys.training.trainer import Trainer as Trainer
     from recsys.training.training_result import TrainingResult as TrainingResult
@@ -102,7 +102,7 @@ _NAMES = {
     "recsys.strict": "Strict",
     "recsys.tasks.model_folder": "TrainedModel load_model save_model",
     "recsys.tasks.retrieval.training.auto": "for_data",
-    "recsys.tasks.retrieval.baselines.baseline": "Baseline",
+    "recsys.tasks.judging_side": "Baseline",
     "recsys.training.trainer": "Trainer",
     "recsys.training.training_result": "TrainingResult",
     "recsys.vectors.publication": "VectorPublication publish_vectors",

@@ -11,10 +11,9 @@ from recsys.data.dataset import Data
 from recsys.evaluation.config import EvaluateConfig, EvaluateStage
 from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.systems import open_evaluation_data, open_system, repeats_of
+from recsys.evaluation.systems import judging_side, open_evaluation_data, open_system, repeats_of
 from recsys.registry.stage import stage_of
-from recsys.tasks.retrieval.judging.scores import SystemProgress
+from recsys.tasks.judging_side import BLESSED, MODEL, SystemProgress
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -117,12 +116,13 @@ def measured(
         by_config: Whether `repeats` is that of `stage`, and not of the model's training.
     """
     opened = open_evaluation_data(data)
-    systems = {MODEL: open_system(model, opened, "the model", mesh)}
-    if blessed is not None:
-        systems[BLESSED] = open_system(blessed, opened, "the last blessed model", mesh)
     if not by_config:
         stage = stage.model_copy(update={"repeats": repeats_of(model)})
-    return EvaluationResult(Evaluator(stage, opened, report).run(systems))
+    side = judging_side(model)(stage, opened)
+    systems = {MODEL: open_system(side, model, "the model", mesh)}
+    if blessed is not None:
+        systems[BLESSED] = open_system(side, blessed, "the last blessed model", mesh)
+    return EvaluationResult(Evaluator(stage, side, report).run(systems))
 
 
 def _stage(

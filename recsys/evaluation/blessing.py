@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from recsys.evaluation.config import BlessConfig, BlessRule
 from recsys.evaluation.result import difference_text, plain
-from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
+from recsys.evaluation.significance import Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted
+from recsys.tasks.judging_side import BLESSED, MODEL
 
 FLOOR, POPULARITY = "floor", "popularity"
 _NO_BLESSED = "there is no other blessed model to compare with"

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.evaluation.significance import BLESSED
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
 from recsys.report.evaluated import baseline_title, metric_description
 from recsys.system.commit import commit_text
 from recsys.system.files import read_result
+from recsys.tasks.judging_side import BLESSED
 
 _ROUNDING = 1e-8
 """Differences below this are the rounding of sums; they are shown as 0."""

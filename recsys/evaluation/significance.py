@@ -9,11 +9,13 @@ Sakai, 2006, for retrieval). An interval is that of the percentiles.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from recsys.metrics.metric import per_user
+from recsys.metrics.metric import Statistics, per_user
+from recsys.tasks.judging_side import BLESSED, MODEL
 
 Interval = tuple[float, float]
 _BLOCK_DRAWS = 2**24
@@ -33,20 +35,29 @@ def resampled_means(columns: np.ndarray, resamples: int, seed: int = 0) -> np.nd
     Returns:
         `[resamples, columns]` float64; NaN where no user with a value was drawn.
     """
-    n_users = len(columns)
     present = ~np.isnan(columns)
     values = np.where(present, columns, 0.0)
+    with np.errstate(invalid="ignore"):
+        means = [(n @ values) / (n @ present) for n in _draws(len(columns), resamples, seed)]
+    return np.concatenate(means)
+
+
+def resampled_values(statistics: Statistics, resamples: int, seed: int = 0) -> np.ndarray:
+    """Returns the values `[resamples]` of a pooled metric of the same resampled users."""
+    of_users, of_sums = statistics
+    draws = _draws(len(of_users), resamples, seed)
+    return np.concatenate([np.asarray(of_sums(n @ of_users), np.float64) for n in draws])
+
+
+def _draws(n_users: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields how often each user was drawn `[draws, n_users]` float64, in blocks."""
     rng = np.random.default_rng(seed)
-    out = np.empty((resamples, columns.shape[1]))
     size = max(1, _BLOCK_DRAWS // n_users)
     for start in range(0, resamples, size):
         n = min(size, resamples - start)
-        times = np.stack(
+        yield np.stack(
             [np.bincount(rng.integers(0, n_users, n_users), minlength=n_users) for _ in range(n)]
         ).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            out[start : start + n] = (times @ values) / (times @ present)
-    return out
 
 
 def interval(samples: np.ndarray, confidence: float) -> Interval | None:
@@ -60,15 +71,6 @@ def interval(samples: np.ndarray, confidence: float) -> Interval | None:
     tail = 50.0 * (1.0 - confidence)
     low, high = np.percentile(known, [tail, 100.0 - tail])
     return float(low), float(high)
-
-
-def has_enough(column: np.ndarray) -> bool:
-    """Returns whether enough users for an interval have a value in `column` `[users]`."""
-    return int((~np.isnan(column)).sum()) >= _FEWEST_USERS
-
-
-MODEL = "model"
-BLESSED = "blessed_model"
 
 
 class Key(NamedTuple):
@@ -111,19 +113,20 @@ class UserMeans:
         users, self._user = np.unique(user, return_inverse=True)
         self.n_users = len(users)
         self._draws, self._confidence, self._seed = resamples, confidence, seed
-        self._columns: dict[Key, np.ndarray] = {}
+        self._columns: dict[Key, np.ndarray | Statistics] = {}
         self._samples: dict[Key, np.ndarray] = {}
 
-    def add(self, key: Key, values: np.ndarray, which: np.ndarray | None = None) -> None:
+    def add(self, key: Key, values: np.ndarray | Statistics) -> None:
         """Adds a metric.
 
         Args:
             key: What it is of.
-            values: Its value of each query `[queries]`; NaN where there is none.
-            which: The queries that count `[queries]` bool; None: all.
+            values: Its value of each query `[queries]`, NaN where there is none; or the
+                statistics of each user, in ascending order of the users.
         """
-        kept = values if which is None else np.where(which, values, np.nan)
-        self._columns[key] = per_user(kept, self._user, self.n_users)
+        if isinstance(values, np.ndarray):
+            values = per_user(values, self._user, self.n_users)
+        self._columns[key] = values
 
     @property
     def baselines(self) -> list[str]:
@@ -132,29 +135,44 @@ class UserMeans:
         return [system for system in systems if system not in (MODEL, BLESSED)]
 
     def mean(self, key: Key) -> float | None:
-        """Returns the mean over the users that have a value; None if none has."""
-        column = self._columns.get(key)
-        if column is None or np.isnan(column).all():
+        """Returns the mean over the users that have a value; None if none has.
+
+        Of a pooled metric it is the value of all users.
+        """
+        if not self.users_of(key):
             return None
-        return float(np.nanmean(column))
+        column = self._columns[key]
+        if isinstance(column, np.ndarray):
+            return float(np.nanmean(column))
+        value = float(column.of_sums(column.of_users.sum(axis=0)))
+        return None if np.isnan(value) else value
 
     def users_of(self, key: Key) -> int:
         """Returns how many users have a value."""
         column = self._columns.get(key)
-        return 0 if column is None else int((~np.isnan(column)).sum())
+        if column is None:
+            return 0
+        if isinstance(column, np.ndarray):
+            return int((~np.isnan(column)).sum())
+        return int(column.of_users.any(axis=1).sum())
 
-    def resample(self, keys: list[Key]) -> None:
+    def resample(self, keys: Iterable[Key]) -> None:
         """Draws the samples of `keys`, all from the same draws of users."""
-        known = [key for key in dict.fromkeys(keys) if key in self._columns]
-        if not known:
-            return
-        columns = np.stack([self._columns[key] for key in known], axis=1)
-        samples = resampled_means(columns, self._draws, self._seed)
-        self._samples.update(zip(known, samples.T, strict=True))
+        means: dict[Key, np.ndarray] = {}
+        for key in dict.fromkeys(keys):
+            column = self._columns.get(key)
+            if isinstance(column, np.ndarray):
+                means[key] = column
+            elif column is not None:
+                self._samples[key] = resampled_values(column, self._draws, self._seed)
+        if means:
+            columns = np.stack([*means.values()], axis=1)
+            samples = resampled_means(columns, self._draws, self._seed)
+            self._samples.update(zip(means, samples.T, strict=True))
 
     def interval(self, key: Key) -> Interval | None:
         """Returns the interval of a mean; None where too few users have a value."""
-        if key not in self._samples or not has_enough(self._columns[key]):
+        if key not in self._samples or not self._has_enough(key):
             return None
         return interval(self._samples[key], self._confidence)
 
@@ -167,7 +185,7 @@ class UserMeans:
         relative, relative_interval = None, None
         if base > 0:
             relative = ours / base - 1.0
-            if key in self._samples and has_enough(self._columns[key]):
+            if key in self._samples and self._has_enough(key):
                 with np.errstate(invalid="ignore", divide="ignore"):
                     ratios = self._samples[key] / self._samples[theirs] - 1.0
                 relative_interval = interval(ratios, self._confidence)
@@ -181,6 +199,9 @@ class UserMeans:
         theirs = key._replace(system=other)
         if key not in self._samples or theirs not in self._samples:
             return None
-        if not has_enough(self._columns[key]):
+        if not self._has_enough(key):
             return None
         return interval(self._samples[key] - ratio * self._samples[theirs], self._confidence)
+
+    def _has_enough(self, key: Key) -> bool:
+        return self.users_of(key) >= _FEWEST_USERS

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsys.bundles.bundle import MANIFEST, repeats_of_folder, verify
+from recsys.bundles.bundle import MANIFEST, read_manifest, repeats_of_folder, verify
 from recsys.bundles.publishing import versions
 from recsys.data.dataset import Data
 from recsys.distributed.host_collectives import agreed, in_shares
 from recsys.errors import RecsysError
+from recsys.models.config import RetrievalConfig
+from recsys.models.summary import read_summary
+from recsys.registry import Choice, load_plugins
 from recsys.strict import Repeats
-from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder, open_object
+from recsys.tasks import task
+from recsys.tasks.judging_side import JudgingSide, SystemT
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -29,34 +34,55 @@ def open_evaluation_data(data: Data | str | Path) -> Data:
     return opened
 
 
+def judging_side(model: Any) -> type[JudgingSide[Any, Any, Any]]:
+    """Returns the judging side of a model's task.
+
+    Args:
+        model: As in `open_system`.
+
+    Raises:
+        RecsysError: The folder is neither a model folder nor a bundle (R404), or damaged.
+    """
+    if not isinstance(model, str | Path):
+        return task.judging_side(getattr(model, "model", model).spec.config)
+    path = Path(model)
+    stage = read_manifest(path).get("config") if is_bundle(path) else read_summary(path)["stage"]
+    return task.judging_side(_model_config(stage or {}))
+
+
 def open_system(
-    model: Any, data: Data, name: str | None = None, mesh: DeviceMesh | None = None
-) -> System:
+    side: JudgingSide[SystemT, Any, Any],
+    model: Any,
+    name: str | None = None,
+    mesh: DeviceMesh | None = None,
+) -> SystemT:
     """Opens a system to be measured.
 
     Args:
-        model: A model folder (`model.json`), a bundle (`manifest.json`), a trained model as
-            `load_model` returns it, one that `Trainer.fit` trained, or another built retrieval
-            model, for the rows of `data`.
-        data: The data folder to measure it on.
-        name: Display name; a path is said with it, and is all by default.
-        mesh: One axis of devices, over which tables and candidates of a folder are split; each
-            of their processes opens it. None: all is in this process.
+        side: The judging side of its task.
+        model: A model folder (`model.json`), a bundle (`manifest.json`), a `TrainedModel`, a model
+            that `Trainer.fit` trained, or another built model for the rows of the data.
+        name: Display name, which a path is added to; by default the path.
+        mesh: Devices to split tables and candidates of a folder over, each of whose processes
+            opens it; None: all are in this process.
 
     Raises:
-        RecsysError: The folder is neither (R404), is damaged, computes something else
-            than its trainer did (R311) or no numbers (R402), or shares no item with the
-            data (R403).
+        RecsysError: The folder is neither (R404) or damaged, or the task refuses the model.
     """
     if not isinstance(model, str | Path):
-        name = name or "the model"
-        return System(name, open_object(model, data, name), data)
+        return side.open_model(model, name or "the model")
     path = Path(model)
     name = str(path) if name is None else f"{name} ({path})"
     if not is_bundle(path):
-        return System(name, open_folder(path, name, mesh), data)
+        return side.open_folder(path, name, mesh)
     manifest = agreed(lambda: verify(path))
-    return System(name, open_bundle(path, manifest, name, mesh), data)
+    return side.open_bundle(path, manifest, name, mesh)
+
+
+def _model_config(stage: Mapping[str, Any]) -> type[Any]:
+    """Returns the class of the model's config in the config of a training."""
+    load_plugins(stage.get("plugins", ()))
+    return Choice("model").config_of(stage.get("model")) or RetrievalConfig
 
 
 def repeats_of(model: Any) -> Repeats:

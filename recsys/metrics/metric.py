@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -208,14 +208,50 @@ class CatalogueMetric(Metric):
         raise NotImplementedError
 
 
+class PooledMetric(Metric):
+    """A metric of all users together, computed from sums over them: AUC, calibration error.
+
+    The bootstrap recomputes it from the sums over the drawn users.
+    """
+
+    has_cut_off: ClassVar[bool] = False
+
+    def of_users(self, answers: Any) -> np.ndarray:
+        """Returns the statistics of each user `[n_users, n_statistics]` float64, which add up.
+
+        Args:
+            answers: What was measured, as the judging side of the task gives it; of retrieval a
+                `RankedLists`. Users are in the order of `np.unique`.
+        """
+        raise NotImplementedError
+
+    def of_sums(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the values `[...]` of sums over users `[..., n_statistics]`; NaN for none."""
+        raise NotImplementedError
+
+
+class Statistics(NamedTuple):
+    """What a `PooledMetric` is computed from.
+
+    Attributes:
+        of_users: Statistics of each user `[n_users, n_statistics]` float64.
+        of_sums: Computes values `[...]` from sums over users `[..., n_statistics]`.
+    """
+
+    of_users: np.ndarray
+    of_sums: Callable[[np.ndarray], np.ndarray]
+
+
 Metrics = dict[str, np.ndarray]
+Values = Mapping[str, "np.ndarray | Statistics"]
+"""Value of each query `[n_queries]` float64, or statistics of each user, by key."""
 
 
 def per_query(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> Metrics:
     """Returns the values of each query `[n_queries]` float64 by key, cut-offs in order of `ks`."""
     computed: Metrics = {}
     for metric in metrics:
-        if not isinstance(metric, CatalogueMetric):
+        if not isinstance(metric, CatalogueMetric | PooledMetric):
             computed |= metric.values(lists, ks)
     return computed
 
@@ -229,6 +265,12 @@ def totals(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> 
         for key, k in zip(metric.keys(ks), ks if metric.has_cut_off else [0], strict=False)
     }
     return {key: value for key, value in computed.items() if value is not None}
+
+
+def pooled(metrics: Iterable[Metric], answers: Any) -> dict[str, Statistics]:
+    """Returns the statistics of the pooled metrics by key."""
+    own = (metric for metric in metrics if isinstance(metric, PooledMetric))
+    return {metric.name: Statistics(metric.of_users(answers), metric.of_sums) for metric in own}
 
 
 def per_user(values: np.ndarray, user: np.ndarray, n_users: int) -> np.ndarray:

@@ -20,7 +20,7 @@ class Task(Strict):
 
     Attributes:
         training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.
-        judging: `module:Class` of the judging side.
+        judging: `module:Class` of a `recsys.tasks.judging_side.JudgingSide`.
         serving: `module:Class` of a `recsys.tasks.serving_side.ServingSide`.
     """
 
@@ -30,12 +30,12 @@ class Task(Strict):
 
 
 def task_of(config: Any) -> type[Task]:
-    """Returns the task that a model's config names.
+    """Returns the task that a model's config, or the class of one, names.
 
     Raises:
         UsageError: No task has this name (R109).
     """
-    cls: type[Task] = registry.get("task", type(config).task)
+    cls: type[Task] = registry.get("task", config.task)
     return cls
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from recsys.config import BlessConfig, BlessRule
 from recsys.evaluation.blessing import Evidence, judge
-from recsys.evaluation.significance import BLESSED, MODEL, Key, UserMeans
+from recsys.evaluation.significance import Key, UserMeans
+from recsys.tasks.judging_side import BLESSED, MODEL
 
 N = 400
 BASE = np.random.default_rng(0).uniform(0.1, 0.3, N)

@@ -9,15 +9,15 @@ import pytest
 from places import ROOT
 from training_runs import STAGE, on_devices, write_data
 
-from recsys.config import TrainStage
+from recsys.config import EvaluateStage, TrainStage
 from recsys.data.dataset import open_data
 from recsys.data.neighbours import graph_neighbours
 from recsys.errors import RecsysError, UsageError
-from recsys.evaluation.systems import open_system
 from recsys.models import TwoTower
 from recsys.stages.exporting import export
 from recsys.stages.train import write_model
 from recsys.tasks.config import CheckpointConfig
+from recsys.tasks.retrieval.judging.side import RetrievalJudging
 from recsys.training.trainer import Trainer
 
 EPOCHS = 4
@@ -113,10 +113,11 @@ def test_a_trained_model_is_measured_without_the_rows_that_only_validation_saw(d
     counts = result.events.item_counts(data.items.n_rows)
     is_unseen = data.items.has_id() & (counts == 0)
     assert is_unseen.any()
-    candidates = open_system(result.model, data).candidates
+    side = RetrievalJudging(EvaluateStage(), data)
+    candidates = side.open_model(result.model, "model").candidates
     # Without features all of them are what row 0 is.
     assert len(np.unique(candidates[is_unseen], axis=0)) == 1
-    np.testing.assert_array_equal(candidates, open_system(result, data).candidates)
+    np.testing.assert_array_equal(candidates, side.open_model(result, "model").candidates)
 
 
 def test_a_program_writes_the_folder_that_a_warm_start_goes_on_from(data, tmp_path):

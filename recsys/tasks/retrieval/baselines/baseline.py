@@ -1,17 +1,17 @@
-"""The base class of baselines, and the training data that they learn from."""
+"""The training data that the baselines of retrieval learn from."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from recsys.data.hold_out import newest_events
 from recsys.data.neighbours import as_sets
 from recsys.ragged import RaggedRows
-from recsys.strict import Strict
+from recsys.tasks.judging_side import LeftOutError
 
 if TYPE_CHECKING:
     from recsys.data.event_log import EventLog
@@ -19,36 +19,11 @@ if TYPE_CHECKING:
     from recsys.tasks.retrieval.judging.scores import Scorer
 
 
-class LeftOutError(Exception):
-    """A baseline can't be fitted to these data; the text is the reason, a sentence."""
-
-
 class FittedBaseline(Protocol):
     """A baseline that has learned from the training events."""
 
     def scorer(self, queries: Queries) -> Scorer:
         """Returns a scorer of the items for `queries`; it reads only the `seen` of each."""
-
-
-class Baseline(Strict):
-    """A recommender that is fitted in seconds; a subclass is registered under a name.
-
-    Its fields are its options in a config.
-    """
-
-    title: ClassVar[str]
-    """What the report and the verdict call it."""
-
-    def fit(self, data: BaselineData) -> FittedBaseline:
-        """Learns from training events.
-
-        Args:
-            data: The training data.
-
-        Raises:
-            LeftOutError: It can't be fitted to these data; the text says why.
-        """
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,8 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from recsys.data.neighbours import as_sets
 from recsys.registry import register_baseline
-from recsys.tasks.retrieval.baselines.baseline import Baseline, BaselineData, item_sets
+from recsys.tasks.judging_side import Baseline
+from recsys.tasks.retrieval.baselines.baseline import BaselineData, item_sets
 from recsys.tasks.retrieval.judging.scores import DotProducts
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 from recsys.data.neighbours import as_sets, strongest_pairs
 from recsys.ragged import RaggedRows
 from recsys.registry import register_baseline
-from recsys.tasks.retrieval.baselines.baseline import Baseline, BaselineData, item_sets
+from recsys.tasks.judging_side import Baseline
+from recsys.tasks.retrieval.baselines.baseline import BaselineData, item_sets
 
 if TYPE_CHECKING:
     from recsys.tasks.retrieval.judging.queries import Queries

@@ -9,12 +9,8 @@ import numpy as np
 from pydantic import PositiveInt
 
 from recsys.registry import register_baseline
-from recsys.tasks.retrieval.baselines.baseline import (
-    Baseline,
-    BaselineData,
-    LeftOutError,
-    places,
-)
+from recsys.tasks.judging_side import Baseline, LeftOutError
+from recsys.tasks.retrieval.baselines.baseline import BaselineData, places
 from recsys.tasks.retrieval.judging.scores import DotProducts
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from recsys.data.history_facts import ASKED_AT, minutes
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
-
-if TYPE_CHECKING:
-    from recsys.data.config import Split
 
 Protocol = Literal["each_moment", "at_cut"]
 
@@ -327,24 +324,3 @@ def without(queries: Queries, is_repeated: np.ndarray) -> Queries:
     offsets = np.concatenate([[0], np.cumsum(counts)])
     positives = RaggedRows(queries.positives.rows[kept], offsets)
     return dataclasses.replace(queries, positives=positives).select(counts > 0)
-
-
-MEANINGS: dict[Split, str] = {
-    "time": (
-        "Split by time: the figures are what a model trained up to the cut would have"
-        " reached if it had been served after it."
-    ),
-    "last_out": (
-        "Last one out: each user's last event is predicted, but the model has seen what other"
-        " users did later, so the figures are above those of a served model."
-    ),
-    "random": (
-        "Split at random: the figures say how well gaps in the past are filled, which is easier"
-        " than to predict what comes next and flatters a served model."
-    ),
-    "given": (
-        "Split as the data say: the figures mean what their authors meant by the parts, and"
-        " compare with other results on the same parts alone."
-    ),
-}
-"""What the figures mean under each split."""

@@ -22,9 +22,9 @@ from recsys.errors import RecsysError
 from recsys.kernels import rank_jobs as kernel
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, slices
+from recsys.tasks.judging_side import Progress
 from recsys.tasks.retrieval.judging.scores import (
     DotProducts,
-    Progress,
     Scorer,
     as_scores,
     check_products,

@@ -26,9 +26,9 @@ from recsys.distributed.collectives import on_each_device
 from recsys.distributed.ending import ending_after
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, slices
+from recsys.tasks.judging_side import Progress
 from recsys.tasks.retrieval.judging.scores import (
     DotProducts,
-    Progress,
     Scorer,
     as_scores,
     check_scores,

@@ -6,7 +6,6 @@ A NaN compares false and would rank silently, so every score is checked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 
 Candidates: TypeAlias = "np.ndarray | ShardedCandidates"
 """Embeddings `[item rows, dim]` float32: in memory, or split over the devices of a mesh."""
-Progress = Callable[[int, int], None]
-"""Is called with the number of queries done, and with that of all."""
-SystemProgress = Callable[[str, int, int], None]
-"""Is called with the name of a system, the queries done, and all queries."""
 
 _LIMIT = 3e38
 """No float32 is much larger."""

@@ -14,9 +14,11 @@ import numpy as np
 
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.formats import counted
-from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.judging_side import Slice
+from recsys.tasks.retrieval.judging.queries import Queries, Repeats
 
-REPEATS, AGAIN = "repeats", "again"
+_REPEATS, _AGAIN = "repeats", "again"
+_NEVER = "left out of all figures: what a user has seen is never recommended"
 _HOUR_S = 3600
 _DAY_S = 24 * _HOUR_S
 _ACTIVITY = {
@@ -36,25 +38,6 @@ _RECENCY = {
 }
 """Names of slices by the shortest times since the user's last event [s]."""
 _MOST_VALUES = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """Some of the queries, or of the positives.
-
-    Attributes:
-        kind: What it was cut by.
-        name: Its name, under which a rule of the config finds it.
-        of: What `which` chooses of.
-        which: The chosen ones `[queries]` or `[positives]` bool.
-        note: More about it, for people.
-    """
-
-    kind: str
-    name: str
-    of: Literal["queries", "positives"]
-    which: np.ndarray
-    note: str = ""
 
 
 def make_slices(
@@ -88,8 +71,8 @@ def make_slices(
     ]
     if is_repeated.any():
         first_time, again = "new to their user", "their user had seen the item before"
-        parts.append(Slice(REPEATS, "first time", "positives", ~is_repeated, first_time))
-        parts.append(Slice(REPEATS, AGAIN, "positives", is_repeated, again))
+        parts.append(Slice(_REPEATS, "first time", "positives", ~is_repeated, first_time))
+        parts.append(Slice(_REPEATS, _AGAIN, "positives", is_repeated, again))
     for name in names:
         for feature in catalogue.features:
             if feature.name == name:
@@ -98,6 +81,23 @@ def make_slices(
             if feature.name == name:
                 parts += _values(feature, queries.user_row, "queries")
     return [part for part in parts if part.which.any()]
+
+
+def with_sizes(part: Slice, queries: Queries) -> Slice:
+    """Returns a slice with its numbers of users, queries and positives."""
+    owner, which = queries.positives.owner(), part.which
+    if part.of == "queries":
+        chosen, n_positives = np.flatnonzero(which), int(which[owner].sum())
+    else:
+        chosen, n_positives = np.unique(owner[which]), int(which.sum())
+    sizes = {"users": len(np.unique(queries.user[chosen])), "queries": len(chosen)}
+    return dataclasses.replace(part, sizes={**sizes, "positives": n_positives})
+
+
+def never_found(repeats: Repeats) -> Slice:
+    """Returns the slice of the positives that no list can contain."""
+    sizes = {name: getattr(repeats, name) for name in ("users", "queries", "positives")}
+    return Slice(_REPEATS, _AGAIN, "positives", np.zeros(0, bool), _NEVER, sizes)
 
 
 def _between(kind: str, values: np.ndarray, names: Mapping[int, str]) -> Iterator[Slice]:

@@ -13,7 +13,7 @@ from baseline_worlds import (
     scores_of,
 )
 
-from recsys.tasks.retrieval.baselines.baseline import LeftOutError
+from recsys.tasks.judging_side import LeftOutError
 
 LEARNING = ["item_knn", "ials"]
 ALL = ["popularity", "recent_popularity", *LEARNING]

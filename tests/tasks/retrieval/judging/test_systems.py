@@ -17,18 +17,20 @@ from system_worlds import HISTORY
 
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import publish
-from recsys.config import VocabularyConfig
+from recsys.config import EvaluateStage, VocabularyConfig
 from recsys.data.catalogue import write_titles
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
-from recsys.evaluation.systems import open_evaluation_data, open_system
+from recsys.evaluation import systems
+from recsys.evaluation.systems import open_evaluation_data
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import make_queries
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.judging.side import RetrievalJudging
 from recsys.tasks.retrieval.judging.systems import System, SystemEmbeddings
 
 pytestmark = pytest.mark.slow
@@ -43,6 +45,10 @@ def world(exported_world):
 def mesh(request):
     """Where the candidates lie; on devices they are split as over those of several processes."""
     return request.param and device_mesh(devices=request.param)
+
+
+def open_system(path, data, name=None, mesh=None):
+    return systems.open_system(RetrievalJudging(EvaluateStage(), data), path, name, mesh)
 
 
 def open_on(mesh, path, data, name=None):
