@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from recsys.registry import register_source as register_source
     from recsys.registry import register_task as register_task
     from recsys.registry.file_option import File as File
+    from recsys.report.figures import plot_metrics as plot_metrics
     from recsys.serving.recommendations import LoadedBundle as LoadedBundle
     from recsys.serving.recommendations import load_bundle as load_bundle
     from recsys.stages.exporting import export as export
@@ -96,6 +97,7 @@ _NAMES = {
         "register_model register_row_optimizer register_source register_task"
     ),
     "recsys.registry.file_option": "File",
+    "recsys.report.figures": "plot_metrics",
     "recsys.serving.recommendations": "LoadedBundle load_bundle",
     "recsys.stages.exporting": "export",
     "recsys.stages.ingest": "ingest",

@@ -6,10 +6,11 @@ import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from recsys import registry
+from recsys.errors import UsageError
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
-from recsys.report.evaluated import baseline_title, metric_description
 from recsys.system.commit import commit_text
 from recsys.system.files import read_result
 from recsys.tasks.judging_side import BLESSED
@@ -34,10 +35,12 @@ class Shown:
 
     def title(self) -> str:
         """Returns on what was measured."""
-        sampled = self.content.get("sampled_negatives")
-        among = f"{count(sampled)} random" if sampled else count(self.content["candidates"])
         queries = counted(self.content["queries"], "query", "queries")
         users = counted(self.content["users"], "user", "users")
+        sampled, candidates = map(self.content.get, ("sampled_negatives", "candidates"))
+        if candidates is None:
+            return f"{queries} of {users}"
+        among = f"{count(sampled)} random" if sampled else count(candidates)
         return f"{queries} of {users}, ranks among {among} items"
 
     def headings(self) -> list[str]:
@@ -151,12 +154,6 @@ class EvaluationResult(Shown):
         import pandas as pd  # type: ignore[import-untyped]
 
         return pd.DataFrame({"model": self.content["metrics"], **self._others()})
-
-    def plot(self) -> Any:
-        """Returns the metrics over their cut-off as pictures, for a notebook or a file."""
-        from recsys.report.figures import plot_metrics
-
-        return plot_metrics(self.content)
 
     def _title_of(self, baseline: str) -> str:
         return baseline_title(baseline, self.content)
@@ -308,3 +305,26 @@ def _signed(value: float) -> str:
     if float(text) == 0 and abs(value) > _ROUNDING:
         text = f"{value:+.1g}"  # What is not zero never reads as zero.
     return text.replace("-", "−")
+
+
+def baseline_title(name: str, evaluation: Mapping[str, Any] | None = None) -> str:
+    """Returns the title of a baseline, from the evaluation or else from its class."""
+    described = ((evaluation or {}).get("descriptions") or {}).get("baselines") or {}
+    return str(described.get(name) or _of_class("baseline", name, "title") or name)
+
+
+def metric_description(name: str, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns `title`, `meaning` and `better` of a metric, from the evaluation or its class."""
+    described = ((evaluation or {}).get("descriptions") or {}).get("metrics") or {}
+    if isinstance(described.get(name), dict):
+        return dict(described[name])
+    title = _of_class("metric", name, "title") or name.replace("_", " ")
+    meaning = _of_class("metric", name, "meaning") or ""
+    return {"title": title, "meaning": meaning, "better": _of_class("metric", name, "better")}
+
+
+def _of_class(kind: Literal["metric", "baseline"], name: str, attribute: str) -> Any:
+    try:
+        return getattr(registry.get(kind, name), attribute)
+    except UsageError:
+        return None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from recsys import registry
-from recsys.errors import UsageError
+from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.report.run_artifacts import Artifacts, MissingError
-
-MODEL = "model"
-BLESSED = "blessed_model"
+from recsys.tasks.judging_side import BLESSED, MODEL
 
 _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
 _STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
@@ -187,29 +184,6 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
 def system_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
     """Returns the name of a system in a column heading."""
     return _OWN_NAMES.get(key) or baseline_title(key, evaluation)
-
-
-def baseline_title(name: str, evaluation: Mapping[str, Any] | None = None) -> str:
-    """Returns the title of a baseline, from the evaluation or else from its class."""
-    described = ((evaluation or {}).get("descriptions") or {}).get("baselines") or {}
-    return str(described.get(name) or _of_class("baseline", name, "title") or name)
-
-
-def metric_description(name: str, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns `title`, `meaning` and `better` of a metric, from the evaluation or its class."""
-    described = ((evaluation or {}).get("descriptions") or {}).get("metrics") or {}
-    if isinstance(described.get(name), dict):
-        return dict(described[name])
-    title = _of_class("metric", name, "title") or name.replace("_", " ")
-    meaning = _of_class("metric", name, "meaning") or ""
-    return {"title": title, "meaning": meaning, "better": _of_class("metric", name, "better")}
-
-
-def _of_class(kind: Literal["metric", "baseline"], name: str, attribute: str) -> Any:
-    try:
-        return getattr(registry.get(kind, name), attribute)
-    except UsageError:
-        return None
 
 
 def metric_title(metric: str, evaluation: Mapping[str, Any] | None = None) -> str:

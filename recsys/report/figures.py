@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from recsys.evaluation.result import EvaluationResult
 from recsys.formats import (
     change,
     change_span,
@@ -24,9 +25,10 @@ from recsys.formats import (
     span,
 )
 from recsys.report.charts import Chart, Estimate, Scale, Series, draw_interval, key, shared_range
-from recsys.report.evaluated import MODEL, Evaluated, RelativeDifference, cut_offs, metric_title
+from recsys.report.evaluated import Evaluated, RelativeDifference, cut_offs, metric_title
 from recsys.report.page import style_sheet, templates
 from recsys.report.run_artifacts import Artifacts, MissingError
+from recsys.tasks.judging_side import MODEL
 
 # --- the decision
 
@@ -271,16 +273,19 @@ class Plot(NamedTuple):
         return path
 
 
-def plot_metrics(evaluation: Mapping[str, Any]) -> Plot:
-    """Returns recall and NDCG over their cut-off, of the model and the systems beside it.
+def plot_metrics(result: EvaluationResult) -> Plot:
+    """Plots recall and NDCG over their cut-off, of the model and the systems beside it.
 
     Args:
-        evaluation: The content of `evaluation.json`.
+        result: An evaluation.
+
+    Returns:
+        The charts, which a notebook shows; `save(path)` writes them as a page.
 
     Raises:
         MissingError: The metrics have a single cut-off.
     """
-    drawn = _over_k(Evaluated(evaluation, evaluation["verdict"]["metric"]))
+    drawn = _over_k(Evaluated(result.content, result.content["verdict"]["metric"]))
     macros: Any = templates().get_template("macros.jinja").module
     return Plot(str(macros.charts(drawn["charts"], drawn["legend"])))
 

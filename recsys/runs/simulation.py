@@ -13,7 +13,7 @@ from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import count, duration, figure
-from recsys.report.evaluated import MODEL, Evaluated
+from recsys.report.evaluated import Evaluated
 from recsys.report.run_artifacts import read_json
 from recsys.report.runs import INDEX
 from recsys.runs.backtest import (
@@ -26,6 +26,7 @@ from recsys.runs.backtest import (
     replay_config,
     training_facts,
 )
+from recsys.tasks.judging_side import MODEL
 
 _LEAST_NIGHTS = 2
 

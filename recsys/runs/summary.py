@@ -12,7 +12,6 @@ from typing import Any
 
 from recsys.errors import BusyError, shortened
 from recsys.formats import change, count, counted, duration, ends_of, figure, is_number, span
-from recsys.report.evaluated import BLESSED
 from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import (
     INDEX,
@@ -26,6 +25,7 @@ from recsys.report.runs import (
     state_of,
 )
 from recsys.system.run_lock import refuse_if_held
+from recsys.tasks.judging_side import BLESSED
 
 FORMAT = 1
 _LATEST = 253_402_300_799

@@ -16,6 +16,7 @@ from recsys.data.dataset import Data
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.evaluation.systems import repeats_of
 from recsys.metrics.metric import Items, RankedLists
+from recsys.report.figures import plot_metrics
 from recsys.report.run_report import write_report
 from recsys.tasks.model_folder import load_model
 
@@ -113,7 +114,7 @@ def test_a_result_shows_itself(result, tmp_path):
     assert frame.loc["mrr", "model"] == result.metrics["mrr"]
     assert {"popularity", "fading popularity"} <= set(frame.columns)
     assert EvaluationResult.load(result.save(tmp_path).parent).metrics == result.metrics
-    page = result.plot().save(tmp_path / "plot.html").read_text()
+    page = plot_metrics(result).save(tmp_path / "plot.html").read_text()
     assert "<svg" in page
     assert "<script" not in page
 
