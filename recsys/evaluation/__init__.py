@@ -1,1 +1,1 @@
-"""Evaluation: queries, exact ranks, metrics, baselines, and the decision."""
+"""Evaluation of the models of any task: figures with intervals, comparisons, the decision."""
