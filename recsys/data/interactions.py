@@ -1,4 +1,4 @@
-"""Types raw interactions, and drops duplicates; a row that breaks a rule is a dead letter."""
+"""Types raw interactions and drops duplicates; a row that breaks a rule is a dead letter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to
 from recsys.data.split import PART, Part
 
 LONGEST_ID = 1024
-"""Bytes of an id in UTF-8, at most."""
+"""Maximum length of an id in UTF-8 [bytes]."""
 
 NO_USER = "empty user id"
 NO_ITEM = "empty item id"
@@ -32,20 +32,20 @@ NO_EVENT = "no kind of event"
 NO_PART = "part is in neither train_parts nor eval_parts"
 
 POSITION = pa.field("position", pa.int64())
-"""Where a row stands among the rows of all files: file and line."""
+"""Position of a row in all files, from the indices of the file and the line."""
 POSITION_FILE_BITS = 40
 
 EARLIEST = 31_536_000
-"""1971-01-01 UTC [seconds since 1970]: what lies before it is a small number, not a time."""
+"""1971-01-01 UTC [seconds since 1970]: lower values are small numbers, not times."""
 
 _NEARLY_ALL = 0.9
 
 _Rule = tuple[pa.Array, str]
-"""Which rows break it `[n]` bool, and the reason to give."""
+"""Which rows break the rule `[n]` bool, and the reason for the dead letter."""
 
 
 def interaction_columns(config: InteractionsConfig) -> list[str]:
-    """Returns the columns of the raw interactions that a run reads."""
+    """Returns the columns that a run reads from the raw interactions."""
     columns = config.columns
     named = (columns.timestamp, columns.rating, columns.weight, columns.event, columns.part)
     required = [columns.user, columns.item, *(name for name in named if name is not None)]
@@ -53,11 +53,11 @@ def interaction_columns(config: InteractionsConfig) -> list[str]:
 
 
 def interaction_schema(config: InteractionsConfig) -> pa.Schema:
-    """Returns the columns of typed interactions.
+    """Returns the schema of typed interactions.
 
-    `timestamp` is there where the config has its column, `place` where the places in the
-    files order the rows; `rating`, `weight`, `event` and `part` where the config has theirs.
-    Those of `context` keep their names, with `raw_` in front where such a column is there.
+    It has `timestamp`, `rating`, `weight`, `event` and `part` if the config has their columns,
+    and `place` if the order is that of the files. `context` columns keep their names, with the
+    prefix `raw_` if the name is taken.
     """
     order = COLUMN[config.ordered_by]
     fields = [("user_id", pa.string()), ("item_id", pa.string())]
@@ -89,14 +89,14 @@ def parse_interactions(
 
     Args:
         batch: Rows with the columns `interaction_columns(config)`.
-        config: Which column holds what, and which rows are positives.
-        now: The latest time that a row may have [seconds since 1970, UTC].
-        file_index: Place of the batch's file among the files of the run.
-        parts: Part of each file that `config.valid_files` or `config.eval_files` names.
+        config: Columns and types, and the rules for positives.
+        now: The latest valid time of a row [seconds since 1970, UTC].
+        file_index: Index of the batch's file among the files of the run.
+        parts: Part of each file that matches `config.valid_files` or `config.eval_files`.
 
     Returns:
         The good rows in the columns of `interaction_schema` and `POSITION`, and the
-        dead letters, those of the batch included.
+        dead letters, including those of the batch.
     """
     names, raw, decimal = config.columns, batch.columns.column, config.csv_format.decimal
     user, item = to_ids(raw(names.user)), to_ids(raw(names.item))
@@ -143,14 +143,14 @@ def parse_interactions(
 
 
 def raw_times(column: pa.Array, config: InteractionsConfig) -> pa.Array:
-    """Returns the times of a raw column `[n]` int64 [seconds], null where there is none."""
+    """Returns the times of a raw column `[n]` int64 [seconds]; null if invalid."""
     return to_times(column, config.timestamp_unit, config.timestamp_format)
 
 
 def split_by_rules(
     batch: RawBatch, typed: pa.RecordBatch, rules: Sequence[_Rule]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Returns the rows that break no rule, and the dead letters of those that do."""
+    """Returns the rows that break no rule, and the dead letters for the others."""
     broken = [(flags, reason) for flags, reason in rules if pc.any(flags).as_py()]
     if not broken:
         return typed, batch.rejected
@@ -164,7 +164,7 @@ def split_by_rules(
 
 
 def is_bad_id(ids: pa.Array) -> pa.Array:
-    """Returns which ids `[n]` bool are too long, or hold a NUL; null where there is none."""
+    """Returns which ids `[n]` bool are too long, or contain a NUL; null for a null id."""
     is_long = pc.greater(pc.binary_length(ids), LONGEST_ID)
     return pc.or_(is_long, pc.match_substring(ids, "\0")) if has_byte(ids, b"\0") else is_long
 
@@ -174,10 +174,10 @@ def _is_out_of_time(timestamp: pa.Array, now: int) -> pa.Array:
 
 
 def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: int) -> pa.Array:
-    """Returns 1 for rows that all rules of the config call positives, else 0 `[n]` int64."""
+    """Returns 1 for rows that satisfy all rules of the config for positives, else 0 `[n]` int64."""
     is_positive = np.ones(n_rows, bool)
     if config.positive_at_least is not None:
-        # In the same precision: float32(4.1) would lie above float64(4.1).
+        # In the same precision: float32(4.1) is greater than float64(4.1).
         threshold = np.float32(config.positive_at_least)
         is_positive &= pc.fill_null(columns["rating"], 0.0).to_numpy() >= threshold
     if config.positive_events:
@@ -190,7 +190,7 @@ def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: in
 
 
 def remark_on_ratings(config: InteractionsConfig) -> str | None:
-    """Returns a sentence where low ratings are positives as high ones are; else None."""
+    """Returns a sentence if low ratings count as positives, too; else None."""
     if config.columns.rating is None or config.positive_at_least is not None:
         return None
     return (
@@ -205,13 +205,13 @@ _FEW_ROWS = 0.01
 def remark_on_positives(
     config: InteractionsConfig, n_positive: int, n_rows: int, what: str = "good rows"
 ) -> str | None:
-    """Returns a sentence where a rule makes nearly all rows positives, or nearly none; else None.
+    """Returns a sentence if a rule makes nearly all rows positives, or nearly none; else None.
 
     Args:
-        config: Has the rule.
-        n_positive: Positives.
-        n_rows: All rows that are neither rejected nor duplicates.
-        what: What those rows are called.
+        config: Config with the rule.
+        n_positive: Number of positives.
+        n_rows: Number of rows that are neither rejected nor duplicates.
+        what: Name of these rows in the sentence.
     """
     if config.positive_at_least is None and not config.positive_events:
         return None
@@ -229,15 +229,15 @@ def remark_on_positives(
 
 
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:
-    """Returns the one unit in which nearly all times of a batch would be good.
+    """Returns the only unit in which nearly all times of a batch would be valid.
 
     Args:
         batch: Rows with the column of the times.
-        config: Which column that is, and the unit that its times don't fit.
-        now: The latest time that a row may have [seconds since 1970, UTC].
+        config: Name of that column, and the unit that doesn't fit.
+        now: The latest valid time of a row [seconds since 1970, UTC].
 
     Returns:
-        The unit; `None` if none fits, or more than one, or the config's own; or without times.
+        The unit; `None` if none fits, several fit, it is the config's, or there are no times.
     """
     if config.columns.timestamp is None or config.timestamp_format is not None:
         return None
@@ -247,18 +247,18 @@ def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> Times
 
 
 UNITS: tuple[TimestampUnit, ...] = get_args(TimestampUnit)
-"""What timestamps may be."""
+"""Units of timestamps."""
 
 
 def good_times(timestamp: pa.Array, now: int) -> float:
-    """Returns the share of times that a row may have [0..1]."""
+    """Returns the share of valid times [0..1]."""
     bad = pc.fill_null(_is_out_of_time(timestamp, now), True)
     return 1.0 - (pc.sum(bad).as_py() or 0) / max(1, len(timestamp))
 
 
-# --- duplicates: of rows with the same key, the first one is kept
+# --- duplicates: of rows with the same key, the first is kept
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd: a one-to-one factor.
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd: the product is a bijection.
 
 
 def positions(file_index: int, line: np.ndarray) -> pa.Array:
@@ -273,12 +273,12 @@ def keep_first(
 
     Args:
         table: Rows with the columns `keys` and `position`.
-        keys: Columns that make two rows duplicates.
-        prefer: Numbers `[n]`, of which the highest one of a key is kept, the first of equal ones;
-            null is the lowest. None: the first row is kept.
+        keys: Columns that are equal in duplicates.
+        prefer: Priorities `[n]`: the row of a key with the highest is kept, or the first of
+            several; null is the lowest. None: the first row is kept.
 
     Returns:
-        The rows kept, sorted by position, and how many were dropped.
+        The rows kept, sorted by position, and the number of dropped rows.
     """
     position = table[POSITION.name].to_numpy()
     columns = [table[key] for key in keys]
@@ -293,13 +293,13 @@ def keep_first(
         order.append(-pc.fill_null(prefer, -np.inf).to_numpy()[suspects])
     is_kept[suspects[_is_repeated(order, [code[suspects] for code in codes])]] = False
     kept = np.flatnonzero(is_kept)
-    # Mostly in order already, which a stable sort sees.
+    # They are mostly in order, which makes a stable sort fast.
     kept = kept[np.argsort(position[kept], kind="stable")]
     return table.combine_chunks().take(pa.array(kept)), len(position) - len(kept)
 
 
 def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the rows whose mixed key another row has too: few, and all duplicates."""
+    """Returns the rows whose mixed key isn't unique: few rows, including all duplicates."""
     mixed = np.zeros(len(codes[0]), np.uint64)
     for code in codes:
         mixed = (mixed ^ code.astype(np.int64).view(np.uint64)) * _ODD
@@ -311,7 +311,7 @@ def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _is_repeated(ranks: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns which rows `[n]` repeat one before them, in the order of the last of ranks first."""
+    """Returns which rows `[n]` repeat an earlier one, in the order of `ranks` (the last first)."""
     order = np.lexsort((*ranks, *codes))
     repeated = np.zeros(len(order), bool)
     equal = [code[order[1:]] == code[order[:-1]] for code in codes]
@@ -320,16 +320,16 @@ def _is_repeated(ranks: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> np
 
 
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
-    """Keeps the first row of each user and item, and time, kind of event and part if there.
+    """Keeps the first row of each user, item, and time, kind of event and part, if present.
 
-    Where the places in the files order the rows, each row is an event of its own, and its
-    place becomes that among its user's.
+    If the order is that of the files, each row is a separate event, and its position becomes
+    the one among its user's rows.
 
     Args:
-        table: Interactions with a column `position`, all rows of a user among them.
+        table: Interactions with a column `position`; all rows of their users.
 
     Returns:
-        The rows kept, sorted by position, and how many were dropped.
+        The rows kept, sorted by position, and the number of dropped rows.
     """
     keys = duplicate_keys(table.column_names)
     kept, n_dropped = keep_first(table, keys)
@@ -337,6 +337,6 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
 
 
 def duplicate_keys(columns: Collection[str]) -> list[str]:
-    """Returns which of the columns of interactions make two rows duplicates."""
+    """Returns the columns of interactions that are equal in duplicates."""
     more = (TIME.name, PLACE.name, "event", PART.name)
     return ["user_id", "item_id", *(name for name in more if name in columns)]

@@ -15,16 +15,16 @@ from recsys.data.catalogue import TITLES, Catalogue, FeatureBags
 CATALOGUE = "catalogue/items.parquet"
 _ROWS = 65_536
 _RENAMED = {"feature_id": "id", "feature_title": "title"}
-"""Features whose names are those of columns of the catalogue's own, by their columns."""
+"""Features whose names collide with the catalogue's own columns, by their columns."""
 
 
 def write_catalogue(folder: Path, catalogue: Catalogue) -> None:
     """Writes `catalogue/items.parquet` into the bundle `folder`.
 
-    Its columns: `id` and `title`, and for each feature a list of the names of its tokens,
-    in the order of the item's bag; a feature whose tokens have no names, as hashed ones,
-    has no column. One line for each item row from 1 on; a row that is no item has an
-    empty id. A feature called `id` or `title` has the column `feature_id`, `feature_title`.
+    Its columns are `id` and `title`, and for each feature a list of its token names, in the
+    order of the item's bag. A feature whose tokens have no names, such as hashed ones, has no
+    column. It has a line for each item row from 1 on; the id is empty for a row that is no
+    item. A feature named `id` or `title` has the column `feature_id` or `feature_title`.
 
     Raises:
         OSError: The disk is full.
@@ -45,7 +45,7 @@ def catalogue_schema(catalogue: Catalogue) -> pa.Schema:
 
 
 def catalogue_batches(catalogue: Catalogue, n_lines: int) -> Iterator[pa.RecordBatch]:
-    """Yields a line for each item row from 1 on, `n_lines` at a time."""
+    """Yields a line for each item row from 1 on, in batches of `n_lines`."""
     named = [feature for feature in catalogue.features if feature.tokens is not None]
     tokens = {f.name: pa.array(list(f.tokens or ()), pa.string()) for f in named}
     for start in range(1, max(2, catalogue.n_rows), n_lines):
@@ -62,7 +62,7 @@ def column_of(feature: str) -> str:
 
 
 def token_lists(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.ListArray:
-    """Returns the names of the tokens of some items, a list each.
+    """Returns the token names of some items as lists.
 
     Args:
         feature: The feature.
@@ -88,10 +88,10 @@ def read_is_item(bundle: Path) -> np.ndarray:
 
 
 def read_catalogue(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
-    """Returns the names of the tokens of each item row from 1 on, by feature.
+    """Returns the token names of each item row from 1 on, by feature.
 
     Raises:
-        OSError: There is no such file.
+        OSError: The file doesn't exist.
         ValueError: It is damaged.
     """
     table = pq.read_table(bundle / CATALOGUE).drop(["id", "title"])

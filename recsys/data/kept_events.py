@@ -1,8 +1,8 @@
-"""The events that training sees: those of a log, without the ones held back for validation.
+"""The events that training sees: the events of a log except the ones held back for validation.
 
-Numbers count the kept events, 0 … n - 1; places are where they lie in the log. Without a
-hold-out the two are the same, and nothing is copied. With one, the places held back take 8
-bytes each, and the kept items, where they are read at all, 4 bytes an event.
+Numbers index the kept events, 0 … n - 1; places are indices in the log. Without a hold-out the
+two are the same, and nothing is copied. With one, each held-back event takes 8 bytes, and the
+kept items, if they are read at all, 4 bytes per event.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from recsys.data.event_log import (
 from recsys.data.hold_out import Draw
 
 _MOST_TIMES = 1 << 22
-"""Times that are sorted, at the most."""
+"""Maximum number of times to sort."""
 
 
 class _Kept:
-    """Events without those at the places `held`, which are held back."""
+    """Events except the held-back ones, whose indices are `held`."""
 
     held: np.ndarray
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns where the kept events `numbers` `[b]` lie among all `[b]` int64."""
+        """Returns the indices in the log of the kept events `numbers` `[b]`, as int64 `[b]`."""
         if not len(self.held):
             return numbers
         return numbers + np.searchsorted(self._kept_before, numbers, side="right")
@@ -45,8 +45,8 @@ class KeptShard(_Kept):
     """The kept events of a shard.
 
     Attributes:
-        shard: All of its events.
-        held: Places of those held back `[h]` int64, ascending.
+        shard: All events of the shard.
+        held: Indices of the held-back events `[h]` int64, ascending.
     """
 
     shard: EventShard
@@ -56,25 +56,25 @@ class KeptShard(_Kept):
         return len(self.shard) - len(self.held)
 
     def newest(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns the newest kept items of the users of events, before or after them.
+        """Returns the newest kept items of the events' users, before or after the events.
 
         Args:
             numbers: Kept events of the shard `[b]`.
-            length: Items of a user at the most.
+            length: Maximum number of items per user.
 
         Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0; the event's
-            own item is among them.
+            Item rows `[b, length]` int32, the newest first, padded with 0; they include the
+            event's own item.
         """
         user = self._user(numbers)
         return newest_first(self.item_row, self.offsets[user], self.offsets[user + 1], length)
 
     def past(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns the newest kept items before events, without those of the same second.
+        """Returns the newest kept items before events; events of the same second are left out.
 
         Args:
             numbers: Kept events of the shard `[b]`.
-            length: Items of a user at the most.
+            length: Maximum number of items per user.
 
         Returns:
             Item rows `[b, length]` int32, the newest first, padded with 0.
@@ -87,18 +87,18 @@ class KeptShard(_Kept):
         return newest_first(self.item_row, self.offsets[self._user(numbers)], ends, length)
 
     def others(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns what `newest` does, without the events themselves (leave one out)."""
+        """Returns the items of `newest` without the events' own (leave one out)."""
         end = self.offsets[self._user(numbers) + 1]
         rows = self.newest(numbers, length + 1)
-        # Places of a row count back from the user's last event.
+        # Columns count back from the user's last event.
         is_before = np.arange(length) < (end - 1 - numbers)[:, None]
         others = np.where(is_before, rows[:, :-1], rows[:, 1:])
-        # Where the user took the same item twice, the answer must not stand in the question.
+        # If the user has several events with the item, its other occurrences are masked, too.
         own = self.item_row[numbers]
         return np.where(others == own[:, None], 0, others)
 
     def of_user(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns how many kept events the users of events `[b]` have `[b]` int64."""
+        """Returns the number of kept events of the events' users `[b]` int64."""
         user = self._user(numbers)
         return self.offsets[user + 1] - self.offsets[user]
 
@@ -109,14 +109,14 @@ class KeptShard(_Kept):
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """First kept event of each user, and the end `[users + 1]` int64."""
+        """Index of each user's first kept event, and the end `[users + 1]` int64."""
         return self.shard.offsets - np.searchsorted(self.held, self.shard.offsets)
 
     @functools.cached_property
     def _is_past_whole(self) -> bool:
-        """Whether all that lies before a kept event in time is kept, as of the newest share.
+        """Whether all events before any kept event of the same user are kept.
 
-        The column is read as it is then: without a copy of the kept items.
+        This is so for a hold-out of the newest events. Then the column is read without a copy.
         """
         user = np.searchsorted(self.shard.offsets, self.held, side="right") - 1
         is_first = np.append(True, user[1:] != user[:-1])[: len(user)]
@@ -136,7 +136,7 @@ class KeptEvents(_Kept):
 
     Attributes:
         log: All events.
-        held: Places of those held back `[h]` int64, ascending.
+        held: Indices of the held-back events `[h]` int64, ascending.
         draw: How they were chosen.
     """
 
@@ -158,41 +158,41 @@ class KeptEvents(_Kept):
         )
 
     def items(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the items of kept events `numbers` `[n]`, in any order, `[n]` int32."""
+        """Returns the items `[n]` int32 of the kept events `numbers` `[n]`, in any order."""
         order, items = np.argsort(numbers), np.empty(len(numbers), np.int32)
         items[order] = self.log.item_row.gather_sorted(self.places(numbers[order]))
         return items
 
     def item_counts(self, n_rows: int) -> np.ndarray:
-        """Returns the kept events of each item row `[n_rows]` int64."""
+        """Returns the number of kept events of each item row `[n_rows]` int64."""
         return np.pad(self._item_counts, (0, n_rows - len(self._item_counts)))
 
     def user_counts(self, n_rows: int) -> np.ndarray:
-        """Returns the kept events of each user row `[n_rows]` int64."""
+        """Returns the number of kept events of each user row `[n_rows]` int64."""
         return self._counts(self.log.user_row, n_rows)
 
     @functools.cached_property
     def n_users(self) -> int:
-        """Users with a kept event."""
+        """Number of users with a kept event."""
         return sum(int((np.diff(part.offsets) > 0).sum()) for part in self.shards)
 
     @functools.cached_property
     def starts(self) -> np.ndarray:
-        """First kept event of each shard, and the end `[shards + 1]` int64."""
+        """Number of the first kept event of each shard, and the end `[shards + 1]` int64."""
         return np.cumsum([0, *(len(shard) for shard in self.shards)])
 
     @functools.cached_property
     def times(self) -> np.ndarray:
-        """When kept events happened, int64 [seconds since 1970, UTC], ascending.
+        """Times of kept events, int64 [seconds since 1970, UTC], ascending.
 
-        Of more than `_MOST_TIMES` events they are an even sample.
+        With more than `_MOST_TIMES` events, a systematic sample.
         """
         stride = -(-len(self) // _MOST_TIMES)
         parts = [np.delete(part.shard.timestamp, part.held)[::stride] for part in self.shards]
         return np.sort(np.concatenate(parts))
 
     def newer_share(self, times: np.ndarray) -> np.ndarray:
-        """Returns the share of the kept events that came after times `[n]`, float64 [0..1]."""
+        """Returns the share of kept events after each of `times` `[n]`, float64 [0..1]."""
         return 1.0 - np.searchsorted(self.times, times, side="right") / len(self.times)
 
     @functools.cached_property
@@ -200,6 +200,6 @@ class KeptEvents(_Kept):
         return self._counts(self.log.item_row)
 
     def _counts(self, rows: ShardedColumn, n_rows: int = 0) -> np.ndarray:
-        """Returns the kept events of each row `[n_rows]`, up to the highest that has one."""
+        """Returns the number of kept events of each row `[max(n_rows, highest + 1)]`."""
         counts = rows.counts(n_rows)
         return counts - np.bincount(rows.gather_sorted(self.held), minlength=len(counts))

@@ -1,7 +1,7 @@
-"""Which items are taken together: the graph of users and items, two steps wide.
+"""Items with common users: the two-step graph of users and items.
 
-Counting stays within memory however many events there are: of many users a sample is read,
-of a user the newest events, and pairs of items are made a block of items at a time.
+Memory is bounded for any number of events: only a sample of many users and the newest events of a
+user are read, and pairs of items are computed for a block of items at a time.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from recsys.data.kept_events import KeptEvents
 from recsys.ragged import RaggedRows, ranges
 
 _BLOCK_PAIRS = 2**24
-"""Pairs of items held at a time, at the most; 192 MiB with their places."""
+"""Maximum number of pairs of items in memory; 192 MiB with their indices."""
 _MOST_EVENTS = 2**26
-"""Events that neighbours are made of, at the most; of more, some of the users' are read."""
+"""Maximum number of events to read; if there are more, only a sample of users is read."""
 _EVENTS_OF_USER = 500
-"""Newest events of a user that are read: pairs grow with their square."""
+"""Maximum number of newest events per user: the number of pairs grows with its square."""
 _LEAST_COMMON = 2
-"""Users that two neighbours share at least. With one alone, each of that user's own examples
-would find its answer beside the question."""
+"""Minimum number of users that two neighbours share. With 1, a neighbour in the input would
+reveal the label in each of that user's own examples."""
 
 Weigh = Callable[[slice, Any, np.ndarray], None]
 
 
 def graph_neighbours(events: KeptEvents, n_rows: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items that are most taken together with each item, and how much.
+    """Returns the items with the most common users for each item, and their weights.
 
-    With R the matrix of users and items, D_U and D_I the numbers of its rows and columns,
-    the weights are the `n` largest off the diagonal of each row of
+    Let R be the user-item matrix, and D_U and D_I the diagonal matrices of its row and column
+    sums. The weights are the `n` largest off-diagonal entries in each row of
 
         C = D_I^-½ Rᵀ D_U⁻¹ R D_I^-½,    C_ij = Σ_{u took i and j} 1 / (d_u √(d_i d_j))
 
     which is two layers of LightGCN's propagation, from items to users and back (He et al.,
-    SIGIR 2020, eq. 3), with the users between them summed out, as UltraGCN does (Mao et al.,
-    CIKM 2021, eq. 12). Pairs that a single user took are left out.
+    SIGIR 2020, eq. 3), summed over the users in between as in UltraGCN (Mao et al.,
+    CIKM 2021, eq. 12). Pairs with a single common user are left out.
 
     Args:
         events: The events that training sees.
-        n_rows: Item rows, row 0 included.
-        n: Neighbours of an item at the most.
+        n_rows: Number of item rows, row 0 included.
+        n: Maximum number of neighbours per item.
 
     Returns:
         Item rows `[n_rows, n]` int32, the greatest weight first, padded with 0; and their
@@ -72,7 +72,7 @@ def graph_neighbours(events: KeptEvents, n_rows: int, n: int) -> tuple[np.ndarra
 
 
 def _sample(events: KeptEvents, n_rows: int) -> Any:
-    """Returns the matrix of users and items `[users, n_rows]` float32 in CSR; see `as_sets`."""
+    """Returns the user-item matrix `[users, n_rows]` float32 in CSR; see `as_sets`."""
     stride = -(-len(events) // _MOST_EVENTS) or 1
     items, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for shard in events.shards:
@@ -91,16 +91,16 @@ def as_sets(lists: RaggedRows, n_rows: int) -> Any:
     """Returns lists of item rows as sets.
 
     Args:
-        lists: Item rows, some perhaps twice in a list.
-        n_rows: Item rows, row 0 included.
+        lists: Item rows; a list may repeat an item.
+        n_rows: Number of item rows, row 0 included.
 
     Returns:
-        A matrix `[lists, item rows]` float32 in CSR, 1 where the item is in the list.
+        A matrix `[lists, item rows]` float32 in CSR, 1 if the item is in the list.
     """
-    from scipy import sparse  # Half a second, which reading a config must not take.
+    from scipy import sparse  # The import takes half a second, too long for reading a config.
 
     ones = np.ones(len(lists.rows), np.float32)
-    # A copy, as the next line sorts the rows of each list where they are.
+    # A copy, as the next line sorts the rows of each list in place.
     sets = sparse.csr_array(
         (ones, lists.rows, lists.offsets), shape=(len(lists), n_rows), copy=True
     )
@@ -110,16 +110,16 @@ def as_sets(lists: RaggedRows, n_rows: int) -> Any:
 
 
 def strongest_pairs(taken: Any, n: int, weigh: Weigh) -> Any:
-    """Returns the `n` items that go best with each item, of those that a user took too.
+    """Returns the `n` items with the greatest weights for each item, among its users' items.
 
-    Of equal ones the smaller row goes first.
+    Ties go to the lower row.
 
     Args:
-        taken: Who took what `[users, items]`, CSR, each value 1.
-        n: Items that go with one at the most.
-        weigh: Called with a block of items, the users that they share with each item
-            `[block, items]` in CSR, and the item of each of its entries; puts weights in the
-            place of these numbers. Pairs with a weight of 0 or less are left out.
+        taken: User-item matrix `[users, items]`, CSR, each value 1.
+        n: Maximum number of items per item.
+        weigh: Called with a block of items, the numbers of users that they share with each item
+            `[block, items]` in CSR, and the item of each of its entries; replaces the numbers by
+            weights. Pairs with a weight of 0 or less are left out.
 
     Returns:
         Weights `[items, items]` float32, CSR, a row for each item.
@@ -127,7 +127,7 @@ def strongest_pairs(taken: Any, n: int, weigh: Weigh) -> Any:
     from scipy import sparse
 
     of_item = sparse.csr_array(taken.T)
-    # No item has more others than these, counted once for each user that it shares.
+    # An upper bound of the pairs of each item, which counts each common user.
     n_pairs = np.minimum(of_item @ np.diff(taken.indptr), taken.shape[1])
     offsets, parts = np.concatenate([[0], np.cumsum(n_pairs)]), []
     for block in RaggedRows(n_pairs, offsets).blocks(_BLOCK_PAIRS):
@@ -141,7 +141,7 @@ def strongest_pairs(taken: Any, n: int, weigh: Weigh) -> Any:
 
 
 def _strongest(values: Any, n: int) -> Any:
-    """Returns the `n` greatest values above 0 of each row; of equal ones the first ones."""
+    """Returns the `n` greatest positive values of each row; ties go to the first."""
     from scipy import sparse
 
     is_kept = values.data > 0.0

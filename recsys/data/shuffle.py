@@ -1,6 +1,6 @@
-"""The order in which an epoch takes the events: computed, so that it needs no memory.
+"""The order of events in an epoch: computed, so that it needs no memory.
 
-Permutation    an even shuffle of all
+Permutation    a uniform shuffle of all events
 ShardShuffle   shard by shard, shuffled within a buffer, for stores larger than memory
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from recsys.data.config import ShuffleConfig
 
-_ROUNDS = 8  # With six, pairs of a few numbers still go together.
+_ROUNDS = 8  # With six, pairs of a few numbers are still correlated.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -21,11 +21,11 @@ class Permutation:
 
     It is the generalized Feistel cipher with cycle walking of Black and Rogaway, "Ciphers
     with Arbitrary Finite Domains", CT-RSA 2002, sections 4 and 5. A number is a pair (left,
-    right) of a grid of a × b cells, a · b barely above n; each round adds to one half, modulo
-    its size, a hash of the other. A result outside of 0 … n - 1 is permuted again.
+    right) in a grid of a × b cells, with a · b slightly above n. Each round adds a hash of one
+    half to the other, modulo its size. A result outside 0 … n - 1 is permuted again.
 
     Args:
-        n: Numbers that are permuted.
+        n: Size of the permutation.
         seed: Selects the permutation.
     """
 
@@ -70,22 +70,22 @@ def _hash_below(half: np.ndarray, key: np.uint64, size: np.uint64) -> np.ndarray
     mixed ^= mixed >> np.uint64(32)
     mixed *= _MIX
     mixed >>= np.uint64(32)
-    # The upper half of a product of 32 bits is as even as what it is made of.
+    # The upper half of a 32-bit product is as uniform as its factor.
     mixed *= size
     mixed >>= np.uint64(32)
     return mixed
 
 
 class ShardShuffle:
-    """Takes entries shard by shard, shuffled within runs as long as a buffer.
+    """Takes entries shard by shard, shuffled within runs of the buffer's size.
 
-    The shards are laid end to end in a random order and turned round by a random part, so that
-    no entry is always first; each run of `buffer` entries is permuted. So consecutive places
-    lead to a piece of one or two shards, and pages of a memory map are met once an epoch.
+    The shards are concatenated in a random order and rotated by a random offset, so that no
+    entry is always first; each run of `buffer` entries is permuted. So consecutive positions
+    map to a part of one or two shards, and each page of a memory map is read once per epoch.
 
     Args:
         starts: First entry of each shard, and the end `[shards + 1]` int64.
-        buffer: Entries that are shuffled among each other.
+        buffer: Number of entries that are shuffled together.
         seed: Selects the order.
     """
 
@@ -94,7 +94,7 @@ class ShardShuffle:
         order = random.permutation(len(starts) - 1)
         self._n, self._buffer, self._seed = int(starts[-1]), buffer, seed
         self._ends = np.cumsum(np.diff(starts)[order])
-        # What an entry's number is above its place in this order.
+        # Difference between an entry's number and its position in this order.
         self._shifts = starts[order + 1] - self._ends
         self._turn = int(random.integers(max(1, self._n)))
 
@@ -102,7 +102,7 @@ class ShardShuffle:
         return self._n
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        """Returns the entries `[b]` int64 at `places` `[b]` in 0 … n - 1."""
+        """Returns the entries `[b]` int64 at positions `[b]` in 0 … n - 1."""
         laid = np.empty(len(places), np.int64)
         runs = places // self._buffer
         for run in np.unique(runs).tolist():
@@ -116,14 +116,14 @@ class ShardShuffle:
 def epoch_order(
     starts: np.ndarray, shuffle: ShuffleConfig, seed: int, epoch: int, size: int = 1
 ) -> Permutation | ShardShuffle:
-    """Returns the order in which an epoch takes entries.
+    """Returns the order of entries in an epoch.
 
     Args:
         starts: First entry of each shard, and the end `[shards + 1]` int64.
         shuffle: The kind of shuffle, and its buffer in events.
-        seed: The seed of the training.
-        epoch: The epoch.
-        size: Events of an entry.
+        seed: Seed of the training.
+        epoch: Index of the epoch.
+        size: Number of events per entry.
     """
     if shuffle.kind == "global":
         return Permutation(int(starts[-1]), (seed, 0, epoch))

@@ -1,6 +1,6 @@
 """Splits positives: by time, the last of each user, at random, or as given.
 
-A store and its models remember how it was done: `SplitRule`.
+`SplitRule` is stored with data and models.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from recsys.errors import RecsysError
 
 DAY_S = 86_400
 MIN_DAYS = 2
-"""UTC days with positives without which there is no cut [days]."""
+"""Minimum number of UTC days with positives for a split by time."""
 Part = Literal["train", "valid", "eval"]
 PART = pa.field("part", pa.string())
-"""The part that a row is given to, a `Part`; where the rows are split it stays for those of
-`train` alone, and if some are of `valid`."""
+"""Part of a row, a `Part`. After the split, the column is only kept for rows of `train`, and only
+if some are `valid`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class SplitRule:
     """How positives were split.
 
     Attributes:
-        split: Which were held out, as `data.split` says.
-        order: What orders the events.
-        eval_share: Share that was held out at random; None with another split [0..1].
+        split: Which positives are held out, as in `data.split`.
+        order: Order of the events.
+        eval_share: Share that is held out at random [0..1]; None for other splits.
     """
 
     split: Split = "time"
@@ -43,7 +43,7 @@ class SplitRule:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> SplitRule:
-        """Returns the rule that `to_json` described; by time where nothing is said."""
+        """Returns the rule from the fields of `to_json`; missing fields get the defaults."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: fields[name] for name in names if name in fields})
 
@@ -53,7 +53,7 @@ class SplitRule:
 
     @classmethod
     def from_text(cls, text: str | bytes | None) -> SplitRule:
-        """Returns the rule that `text` describes; by time where it is empty or None."""
+        """Returns the rule in a JSON text; by time if it is empty or None."""
         return cls.from_json(json.loads(text)) if text else cls()
 
     @property
@@ -66,7 +66,7 @@ BY_TIME = SplitRule()
 
 
 def count_positive_days(table: pa.Table) -> dict[int, int]:
-    """Returns the positives of each UTC day [days since 1970] in `table`."""
+    """Returns the number of positives in `table` by UTC day [days since 1970]."""
     positives = table["timestamp"].to_numpy()[table["label"].to_numpy() == 1]
     days, counts = np.unique(positives // DAY_S, return_counts=True)
     return dict(zip(days.tolist(), counts.tolist(), strict=True))
@@ -76,15 +76,15 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
     """Returns the UTC midnight that holds out about `eval_share` of the positives.
 
     Args:
-        positives_of_day: Positives of each day [days since 1970].
-        eval_share: Share of positives wanted at or after the cut [0..1].
+        positives_of_day: Number of positives of each day [days since 1970].
+        eval_share: Intended share of positives at or after the cut [0..1].
 
     Returns:
-        The midnight for which the share is closest, the earlier of two; both
-        sides of it have positives [seconds since 1970, UTC].
+        The midnight with the closest share, the earlier of two; both sides of it have
+        positives [seconds since 1970, UTC].
 
     Raises:
-        RecsysError: The positives lie on less than two days.
+        RecsysError: The positives are on fewer than two days.
     """
     days = np.array(sorted(positives_of_day), np.int64)
     if not len(days):
@@ -110,11 +110,11 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
 
 
 def remark_on_share(positives_of_day: Mapping[int, int], cut: int, wanted: float) -> str | None:
-    """Returns a sentence where a cut holds out far more or less than was wanted; else None.
+    """Returns a sentence if a cut holds out far more or less than intended; else None.
 
     Args:
-        positives_of_day: Number of positives of each day since 1970 that has some.
-        cut: As `choose_cut` chose it [seconds since 1970, UTC].
+        positives_of_day: Number of positives by day since 1970, without days that have none.
+        cut: The cut that `choose_cut` returned [seconds since 1970, UTC].
         wanted: `data.eval_share` [0..1].
     """
     held_out = sum(n for day, n in positives_of_day.items() if day * DAY_S >= cut)
@@ -128,22 +128,22 @@ def remark_on_share(positives_of_day: Mapping[int, int], cut: int, wanted: float
 
 
 def split_at(table: pa.Table, cut: int) -> dict[str, pa.Table]:
-    """Returns the rows before `cut` as `train`, those from it on as `eval`."""
+    """Returns the rows before `cut` as `train`, and the others as `eval`."""
     before = pc.less(table["timestamp"], cut)
     return {"train": table.filter(before), "eval": table.filter(pc.invert(before))}
 
 
 def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa.Table]:
-    """Returns rows as `train` and `eval`, split by anything but time.
+    """Returns rows as `train` and `eval`, for all splits except by time.
 
-    Rows that are no positives are trained on, unless `given` says otherwise.
+    Rows that aren't positives are in `train`, except with `given`.
 
     Args:
-        table: Interactions, in the order of the files; all rows of a user among them.
-        split: `last_out`: the last positive of each user who has two or more is held out.
-            `random`: a positive is held out by a hash of its user and item, the same in
-            every run, but for one of a user who would have none left. `given`: rows are
-            where their column `part` says; those of `valid` are in `train`.
+        table: Interactions in the order of the files; all rows of their users.
+        split: `last_out`: holds out the last positive of each user with two or more.
+            `random`: holds out positives by a hash of user and item, the same in every run,
+            but leaves each user one. `given`: the column `part` decides; `valid` rows are in
+            `train`.
         eval_share: Share of the positives that `random` holds out [0..1].
     """
     if split == "given":
@@ -170,7 +170,7 @@ def _last_of_users(positives: pa.Table) -> np.ndarray:
 
 
 def _any(positives: pa.Table, share: float) -> np.ndarray:
-    """Returns which positives `[n]` bool a hash chooses; each user keeps one or more."""
+    """Returns which positives `[n]` bool are chosen by hash; each user keeps at least one."""
     hashes = pair_hashes(positives["user_id"], positives["item_id"], salt=2)
     is_held = hashes < np.uint64(share * 2.0**64)
     user = codes_of(positives["user_id"])
@@ -178,7 +178,7 @@ def _any(positives: pa.Table, share: float) -> np.ndarray:
 
 
 def _is_last(user: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Returns which rows `[n]` bool are the last of their users in an order by user."""
+    """Returns which rows `[n]` bool are the last of their users, for an order by user."""
     ordered = user[order]
     is_last = np.ones(len(user), bool)
     is_last[order[:-1]] = ordered[1:] != ordered[:-1]

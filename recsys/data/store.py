@@ -1,18 +1,18 @@
-"""The interaction store: the positives of a run, split into two parts, memory-mapped.
+"""The interaction store: the positives of a run in two parts, memory-mapped.
 
 A training example is an index into the columns; the user's history is the slice
 before it. Layout of a store (docs/store.md):
 
     store.json                the split, the shards of both parts, and the sha256 of each file
     train/00000/              a shard: all events of some users
-        user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value an event
-        valid.npy kind.npy    whether validation is to hold it back, and the row of its kind,
-                              where the data say so
-        offsets.npy           first event of each user, and the end
+        user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value per event
+        valid.npy kind.npy    whether an event is marked for validation, and the row of its
+                              kind, if the data have them
+        offsets.npy           index of each user's first event, and the end
         users.parquet         id and user_row of each user, in order
     eval/00000/ …
 
-A shard is written under a hidden name beside, and renamed when all of it is on the disk.
+A shard is written under a hidden name, synced to disk and then renamed.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from recsys.system.files import DAMAGE
 
 MANIFEST = "store.json"
 PARTS = ("train", "eval")
-"""The parts of a store: events to train on, and those held out."""
+"""The parts of a store: training events and held-out events."""
 EVENTS_OF_A_SHARD = 4_000_000
-"""Events that a shard holds, about, unless a user has more."""
+"""Approximate number of events per shard; more if a single user has more."""
 USERS_SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
 
 _FORMAT = 3
 _USERS = "users.parquet"
 _ONE_HEADER = threading.Lock()
-"""NumPy parses a header by `ast`, which in Python 3.11 fails now and then in two threads at
-once: "AST constructor recursion depth mismatch" (gh-106905)."""
+"""NumPy parses a header with `ast`, which in Python 3.11 sometimes fails in two threads at once:
+"AST constructor recursion depth mismatch" (gh-106905)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class LogUsers:
     rows: np.ndarray
 
     def find(self, ids: pa.Array) -> np.ndarray:
-        """Returns which user of the log `[n]` int64 each of `ids` `[n]` is; -1 for none."""
+        """Returns the index in the log of each user id `[n]` int64; -1 if not found."""
         return self._index.find(ids)
 
     @functools.cached_property
@@ -88,15 +88,15 @@ class InteractionStore:
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self._folder, self._shards = folder, facts["parts"]
         self.cut, self.split = int(facts["cut"]), SplitRule.from_json(dict(facts))
-        """The moment that the training data end [seconds since 1970, UTC], 0 where the events
-        have no times; and how the parts were split."""
+        """End of the training data [seconds since 1970, UTC], 0 if the events have no times; and
+        how the parts were split."""
         self.train, self.eval = (
             EventLog(
                 tuple(_open_shard(folder, part, s, facts["files"]) for s in self._shards[part])
             )
             for part in PARTS
         )
-        """Events to train on, and those held out; by time, those before and from the cut on."""
+        """Training events and held-out events; in a split by time, before and after the cut."""
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> InteractionStore:
@@ -104,11 +104,10 @@ class InteractionStore:
 
         Args:
             folder: Folder of the store.
-            verify: Whether every byte is read and compared with the manifest's sha256.
-                The sizes are compared in any case.
+            verify: Whether to verify the sha256 of all files. The sizes are always verified.
 
         Raises:
-            RecsysError: The folder holds no store, or a damaged one.
+            RecsysError: The folder holds no store, or it is damaged.
         """
         with _explained(folder):
             facts = _read_facts(folder)
@@ -117,7 +116,7 @@ class InteractionStore:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What is known of the events beside their items: see `recsys.data.history_facts`."""
+        """Facts of the events besides their items: see `recsys.data.history_facts`."""
         known = {
             AGES: self.split.order == "time",
             WEIGHTS: self.train.weight is not None,
@@ -137,7 +136,7 @@ class InteractionStore:
 
     @functools.cached_property
     def trained_user(self) -> np.ndarray:
-        """Which user of `train` each user of `eval` is `[eval users]` int64; -1 for none."""
+        """Index in `train` of each user of `eval` `[eval users]` int64; -1 if not found."""
         return self.train_users.find(self.eval_users.ids)
 
     def _users(self, part: str) -> LogUsers:
@@ -154,12 +153,12 @@ class InteractionStore:
 
 
 def verify_store(folder: Path, share: int = 0, shares: int = 1) -> None:
-    """Compares every byte of a store, or of a share of its files, with the manifest's sha256.
+    """Verifies the sha256 of a store's files, or of a share of them.
 
     Args:
         folder: Folder of the store.
-        share: Which of the shares is read; together they are all files.
-        shares: How many there are, of about as many bytes each.
+        share: Index of the share to verify.
+        shares: Number of shares, of about the same size.
 
     Raises:
         RecsysError: The folder holds no store, or a file of the share is damaged.
@@ -178,7 +177,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Names the damaged file, or the folder that is no store, while it is open."""
+    """Converts errors inside the context to ones that name the damaged file or folder."""
     try:
         yield
     except manifest.ChangedFileError as error:
@@ -217,7 +216,7 @@ def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
     if column.dtype != dtype or column.shape != (length,):
         wanted = f"{np.dtype(dtype)} ({length},)"
         raise _damaged(path, f"{column.dtype} {column.shape}, not {wanted}")
-    # A plain view: indexing a `np.memmap` takes longer. It keeps the map alive.
+    # A plain view, since indexing a `np.memmap` is slower. It keeps the map alive.
     return np.asarray(column)
 
 
@@ -235,12 +234,12 @@ def _damaged(path: Path, received: str) -> RecsysError:
 
 @dataclasses.dataclass(frozen=True)
 class ShardInfo:
-    """A shard that is written.
+    """A written shard.
 
     Attributes:
-        name: Its folder within the folder of the part.
-        events: Events in it.
-        users: Users in it.
+        name: Name of its folder in the folder of the part.
+        events: Number of events.
+        users: Number of users.
         files: `size` and `sha256` of each file, by name.
     """
 
@@ -260,8 +259,8 @@ def write_manifest(
 
     Args:
         folder: Folder of the store, with all shards in it.
-        cut: The moment that the training data end [seconds since 1970, UTC].
-        parts: The shards of `train` and `eval`, in their order.
+        cut: End of the training data [seconds since 1970, UTC].
+        parts: The shards of `train` and `eval`, in order.
         split: How the parts were split.
     """
     files = {
@@ -284,12 +283,12 @@ def write_manifest(
 def commit_shard(
     folder: Path, part: str, index: int, shard: EventShard, users: pa.Table
 ) -> ShardInfo:
-    """Writes a shard, whole or not at all; replaces one that an earlier attempt wrote.
+    """Writes a shard atomically; replaces one that an earlier attempt wrote.
 
     Args:
         folder: Folder of the store.
-        part: The part that the shard belongs to, one of `PARTS`.
-        index: Its place among the shards of the part.
+        part: Part of the shard, one of `PARTS`.
+        index: Index of the shard in its part.
         shard: The events, sorted.
         users: `id` and `user_row` of each of its users, in order.
     """
@@ -312,7 +311,7 @@ def commit_shard(
 
 
 def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarray, pa.Table]:
-    """Returns the place `[n]` int32 of each user in the order of a log, and the ordered users.
+    """Returns the index `[n]` int32 of each user in the order of a log, and the ordered users.
 
     Args:
         ids: Ids of users `[n]`.
@@ -328,7 +327,7 @@ def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarr
 
 
 def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
-    """Returns for each sorted event `[n]` int32 how many before it share its user and second."""
+    """Returns the number of events before each event with its user and time `[n]` int32."""
     is_first = np.ones(len(timestamp), bool)
     is_first[1:] = (user[1:] != user[:-1]) | (timestamp[1:] != timestamp[:-1])
     position = np.arange(len(timestamp), dtype=np.int32)
@@ -342,16 +341,16 @@ _BITS = 63
 
 
 def event_order(user: np.ndarray, timestamp: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the order `[n]` int64 in which events lie.
+    """Returns the order `[n]` int64 in which events are stored.
 
     Sorting one number is several times faster than sorting by columns, so user and time
-    are made one; what they leave undecided is sorted by columns.
+    are combined into one; the remaining columns are only used for ties.
 
     Args:
-        user: User of each event `[n]`, from 0 on.
+        user: Index of each event's user `[n]`, from 0 on.
         timestamp: Time of each event `[n]` [seconds].
-        rest: Columns that order the events of a user and second, the first one decides first
-            `[n]` each: the row of the item, and what else the data have.
+        rest: Columns that order the events of the same user and time, the most significant
+            first, `[n]` each: the row of the item, and optional columns.
     """
     if len(user) == 0:
         return np.zeros(0, np.int64)
@@ -368,10 +367,10 @@ def event_order(user: np.ndarray, timestamp: np.ndarray, rest: Sequence[np.ndarr
 
 
 def settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
-    """Orders events of one key by other columns; the first column decides first.
+    """Orders events with equal keys by other columns, the most significant first.
 
     Args:
-        order: Events sorted by key `[n]`; it is changed.
+        order: Events sorted by key `[n]`; modified in place.
         key: Key of each event `[n]`.
         rest: The other columns `[n]` each.
     """
@@ -386,22 +385,22 @@ def settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np
     return order
 
 
-# --- histories as serving reads them
+# --- histories for serving
 
 
 @dataclasses.dataclass(frozen=True)
 class ServingHistories:
-    """The positives of every known user, of both parts, oldest first.
+    """The positives of every known user in both parts, oldest first.
 
     Attributes:
-        ids: Id of each user `[n]` large_string: those of training in the order of the store, then
-            those whose events are all held out.
-        user_rows: Row of each user `[n]` int32, of its own or shared with others.
-        offsets: First event of each user, and the end `[n + 1]` int64.
-        item_rows: Item row of each event `[events]` int32, the oldest first; row 0 and
-            hash rows, for items without a row of their own, keep their place.
-        times: Time of each event `[events]` int64 [seconds since 1970, UTC]; None: nobody
-            asked, or the events have none.
+        ids: Id of each user `[n]` large_string: users of training in the order of the store, then
+            users whose events are all held out.
+        user_rows: Row of each user `[n]` int32, own or shared.
+        offsets: Index of each user's first event, and the end `[n + 1]` int64.
+        item_rows: Item row of each event `[events]` int32, the oldest first; including row 0 and
+            hash rows, for items without their own row.
+        times: Time of each event `[events]` int64 [seconds since 1970, UTC]; None if not
+            requested, or if the events have none.
         facts: Facts of each event except its age, by name `[events]` int32: see
             `recsys.data.history_facts`.
     """
@@ -415,11 +414,11 @@ class ServingHistories:
 
 
 def serving_histories(store: InteractionStore, facts: Collection[str] = ()) -> ServingHistories:
-    """Joins what each user did in both parts; held-out events come last, if split by time.
+    """Joins each user's events of both parts; in a split by time, held-out events come last.
 
     Args:
         store: The positives.
-        facts: What is told of them beside their items, where the store knows it: see
+        facts: Names of facts to include, if the store has them: see
             `recsys.data.history_facts`.
     """
     n_trained = len(store.train_users.rows)

@@ -1,7 +1,7 @@
 """Formats of times as text, compiled to a pattern with one group per part of a time.
 
-The directives are those of Python's strptime; names of months and days are English, in any
-case, whole or cut to three letters. `%Z` is the name of a zone in `ZONES`.
+The directives are those of Python's strptime. Names of months and days are English, in any
+case, in full or as three letters. `%Z` is the name of a zone in `ZONES`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ZONES_AHEAD = {
     -600: "hst",
 }  # fmt: skip
 ZONES = {name: minutes for minutes, names in _ZONES_AHEAD.items() for name in names.split()}
-"""How far zones are ahead of UTC, by their names in lower case [minutes]. Those of North America
-are as in RFC 2822, CST among them; IST, which is India, Ireland or Israel, is left out."""
+"""Offsets of time zones from UTC [minutes], by their names in lower case. North American ones,
+including CST, are as in RFC 2822; the ambiguous IST (India, Ireland or Israel) is left out."""
 _NEEDED = (("year", "short_year"), ("month", "month_name"), ("day",))
 _PART = re.compile(r"%.?|\s+|[^%\s]+", re.DOTALL)
 
 
 def time_pattern(format_: str) -> str:
-    """Returns the regular expression (RE2) of texts in the given format.
+    """Returns the regular expression (RE2) for texts in the given format.
 
     Raises:
         ValueError: The format has an unknown or repeated directive, or lacks year, month or day.

@@ -1,13 +1,13 @@
 """Maps ids to rows; the only module that does.
 
-An *id* names a thing outside of the model (text); a *row* is its int32 index in a
-table. The rows of a vocabulary:
+An *id* identifies a user, an item or another entity outside of the model (text); a *row* is its
+int32 index in a table. The rows of a vocabulary:
 
-    0            stands for every unknown id, where there are no hash rows
-    1 … H        hash rows: an unknown id has the one that its hash says
-    H + 1 …      a row of its own for each id; a free row has none
+    0            out-of-vocabulary ids, if there are no hash rows
+    1 … H        hash rows: an out-of-vocabulary id has the row of its hash
+    H + 1 …      one row for each id, or free rows
 
-Ids without a row of their own share row 0 or a hash row. The file has one line a row.
+Ids without their own row share row 0 or a hash row. The file has one line per row.
 """
 
 from __future__ import annotations
@@ -31,28 +31,27 @@ from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0
 KINDS_FILE = "kinds.parquet"
-"""The vocabulary of the kinds of event, among those of users and items."""
+"""File of the vocabulary of kinds of events, beside those of users and items."""
 
 _COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
 _COLUMNS["generation"] = pa.int32()
 
 
 class Vocabulary:
-    """The ids of one kind of thing, and the rows that they have.
+    """The ids of one kind, and their rows.
 
     Args:
-        ids: Ids with a row of their own `[n]`, text, unique; the one at position `i`
-            has row `first_own_row + i`. Null for a free row.
-        counts: Training positives of each of them `[n]`, int64.
-        config: How it was built; the number of hash rows is its.
-        cut: The moment that its training data end [seconds since 1970, UTC].
-        shared_counts: Training positives of row 0 and of each hash row
-            `[1 + hash rows]` int64; None: none.
-        last_seen: Newest training event of each id `[n]` int64 [seconds since 1970,
+        ids: Ids with their own row `[n]`, text, unique; the id at index `i` has row
+            `first_own_row + i`. Null for a free row.
+        counts: Number of training positives of each id `[n]`, int64.
+        config: Config that it was built with, including the number of hash rows.
+        cut: End of its training data [seconds since 1970, UTC].
+        shared_counts: Number of training positives of row 0 and of each hash row
+            `[1 + hash rows]` int64; None: zeros.
+        last_seen: Time of each id's newest training event `[n]` int64 [seconds since 1970,
             UTC], before the cut; or the cut for members of the catalogue; None: the cut.
-        generation: How often each row has had another id before `[n]` int32; None:
-            never.
-        split: How its training data were split from those held out.
+        generation: Number of earlier ids of each row `[n]` int32; None: zeros.
+        split: How its training data were split from the held-out data.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class Vocabulary:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the table that this vocabulary addresses, row 0 included."""
+        """Number of rows of the table for this vocabulary, row 0 included."""
         return self.first_own_row + len(self.own_ids)
 
     @property
     def first_own_row(self) -> int:
-        """First row that belongs to one id alone; those before are shared."""
+        """First row that belongs to a single id; those before it are shared."""
         return 1 + self.config.hash_buckets
 
     @functools.cached_property
@@ -95,19 +94,19 @@ class Vocabulary:
         return pa.concat_arrays([shared, self.own_ids])
 
     def names_of_rows(self) -> list[str]:
-        """Returns the id of each row `[n_rows]`; empty for shared and for free rows."""
+        """Returns the id of each row `[n_rows]`; empty for shared and free rows."""
         return self.ids_of_rows.fill_null("").to_pylist()
 
     def has_id(self) -> np.ndarray:
-        """Returns which rows `[n_rows]` bool belong to one id."""
-        # Not of `ids_of_rows`, which is a copy.
+        """Returns which rows belong to a single id `[n_rows]` bool."""
+        # Doesn't use `ids_of_rows`, which is a copy.
         own = self.own_ids.is_valid().to_numpy(zero_copy_only=False)
         return np.concatenate([np.zeros(self.first_own_row, bool), own])
 
     def is_current(self) -> np.ndarray:
-        """Returns which rows `[n_rows]` bool belong to an id that is in the data.
+        """Returns which rows belong to an id that is in the data `[n_rows]` bool.
 
-        It has a training event, or is a member of the catalogue. Others keep their row in
+        Such an id has a training event, or is in the catalogue. Other ids keep their row in
         case they come back, but are no candidates.
         """
         own = slice(self.first_own_row, None)
@@ -118,9 +117,9 @@ class Vocabulary:
     def rows(self, ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> np.ndarray:
         """Returns the rows `[n]` int32 of `ids` `[n]`.
 
-        An id without a row of its own has the hash row `1 +`
-        `tf.strings.to_hash_bucket_fast(id, H)`, or row 0 where there are none, as
-        null always has.
+        An id without its own row has the hash row
+        `1 + tf.strings.to_hash_bucket_fast(id, H)`, or row 0 if there are no hash rows. Null
+        always has row 0.
         """
         texts = as_texts(ids)
         place = self.index.find(texts)
@@ -131,7 +130,7 @@ class Vocabulary:
         return rows.astype(np.int32)
 
     def shared_rows(self, ids: pa.Array) -> np.ndarray:
-        """Returns the rows `[n]` int64 that `ids` `[n]` share with others, if they have no own."""
+        """Returns the shared row `[n]` int64 that each id `[n]` has if it has no own row."""
         if not self.config.hash_buckets:
             return np.full(len(ids), UNKNOWN_ROW, np.int64)
         rows = 1 + hash_buckets(ids, self.config.hash_buckets)
@@ -140,7 +139,7 @@ class Vocabulary:
 
     @functools.cached_property
     def index(self) -> IdIndex:
-        """Where each id is in `own_ids`."""
+        """Index of `own_ids`."""
         return IdIndex(self.own_ids)
 
     def fingerprint(self) -> str:
@@ -173,7 +172,7 @@ class Vocabulary:
         """Reads the vocabulary that `save` wrote to `path`.
 
         Raises:
-            RecsysError: The file can't be read, is damaged, or is of another kind.
+            RecsysError: The file can't be read, is damaged, or is not a vocabulary.
         """
         try:
             table = pq.read_table(path)
@@ -205,10 +204,10 @@ class Vocabulary:
 
 
 def load_kinds(folder: Path) -> tuple[str, ...]:
-    """Returns the kinds of events; kind `i` has row `i + 1`, for good.
+    """Returns the kinds of events; kind `i` always has row `i + 1`.
 
     Args:
-        folder: Folder of vocabularies; without `kinds.parquet` there are none.
+        folder: Folder of vocabularies; without `kinds.parquet` there are no kinds.
     """
     file = folder / KINDS_FILE
     return tuple(Vocabulary.load(file).own_ids.to_pylist()) if file.exists() else ()
@@ -229,7 +228,7 @@ class IdIndex:
     """Finds ids in a list.
 
     Args:
-        ids: The list `[n]`, `large_string`, unique; null is found nowhere.
+        ids: The list `[n]`, `large_string`, unique; null is never found.
     """
 
     def __init__(self, ids: pa.Array) -> None:
@@ -239,7 +238,7 @@ class IdIndex:
         if ids.null_count:
             order = order[ids.is_valid().to_numpy(zero_copy_only=False)[order]]
         self._place = order.astype(np.int32)
-        # What is larger than every fingerprint but one ends each search.
+        # A sentinel, not less than any fingerprint, ends each search.
         self._hashes = np.append(hashes[order], np.uint64(2**64 - 1))
         bits = max(1, len(order).bit_length())
         self._shift = np.uint64(64 - bits)
@@ -247,7 +246,7 @@ class IdIndex:
         self._starts = np.searchsorted(self._hashes[:-1], prefixes).astype(np.int32)
 
     def find(self, ids: pa.Array) -> np.ndarray:
-        """Returns the place `[n]` int64 of each id `[n]` `large_string`; -1 for none."""
+        """Returns the index `[n]` int64 of each id `[n]` `large_string`; -1 if not found."""
         places = np.full(len(ids), _NOWHERE, np.int64)
         if len(self._place) == 0:
             return places
@@ -279,15 +278,15 @@ class IdIndex:
 
 
 COUNTS_SCHEMA = pa.schema({"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()})
-"""Columns of a table of counted ids; each id stands there once."""
+"""Columns of a table of counted ids, which are unique."""
 
 
 def count_codes(ids: pa.Array, codes: np.ndarray, time: np.ndarray) -> pa.Table:
     """Counts the ids of events.
 
     Args:
-        ids: Ids `[ids]`, large_string, each once.
-        codes: Which of them each event has `[n]`.
+        ids: Unique ids `[ids]`, large_string.
+        codes: Index of each event's id `[n]`.
         time: Time of each event `[n]` int64 [seconds since 1970, UTC].
 
     Returns:

@@ -1,7 +1,7 @@
 """Grows a vocabulary: known ids keep their rows, new ids get new rows.
 
-So a table trained before still fits: row r means the same id, but where `generation`
-went up, where another id was given the row of one that had not been seen for long.
+So an earlier table still fits: a row has the same id, unless its `generation` increased. Then
+the row of an id that had not been seen for a long time was given to another id.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def grow(
     keep: pa.Array | pa.ChunkedArray | None = None,
     held_out: pa.Table | None = None,
 ) -> tuple[Vocabulary, dict[str, Any]]:
-    """Returns the vocabulary of new training data, and what changed.
+    """Returns the vocabulary of new training data, and the changes.
 
-    An id keeps its row as long as it lives. Ids seen `min_count` times, and those of
-    `keep`, get a row: first the free ones, the smallest first, then new ones at the
-    end; the most frequent id first, and of equally frequent ones the smaller.
+    An id keeps its row until it is evicted. Ids with at least `min_count` positives, and the
+    ids in `keep`, get a row: first free rows in ascending order, then new ones at the end. The
+    most frequent id is first; ties are in the order of ids.
 
     Args:
-        previous: The vocabulary before; None for the first one.
-        counted: Ids of the training positives, each once, as `merge_counts` gives them.
-        config: Who gets a row, and who loses it.
-        cut: The moment that the training data end [seconds since 1970, UTC].
-        keep: Ids that have a row whether seen or not: those of the catalogue.
-        held_out: Ids of the evaluation positives, for what changed alone.
+        previous: The previous vocabulary; None for the first one.
+        counted: Unique ids of the training positives, as `merge_counts` returns them.
+        config: Rules for getting and losing a row.
+        cut: End of the training data [seconds since 1970, UTC].
+        keep: Ids that always have a row: those of the catalogue.
+        held_out: Ids of the evaluation positives, only for the statistics of the changes.
 
     Returns:
-        The vocabulary; and what changed, as docs/store.md describes `diff.json`.
+        The vocabulary; and the changes, as docs/store.md describes `diff.json`.
 
     Raises:
-        RecsysError: `previous` has another number of hash rows, so that rows would move.
+        RecsysError: `previous` has another number of hash rows, so rows would move.
     """
     before = previous or Vocabulary(pa.array([], pa.large_string()), np.zeros(0), config=config)
     if before.config.hash_buckets != config.hash_buckets:
@@ -62,12 +62,12 @@ def grow(
     days = config.evict_after_days
     oldest = _NEVER if days is None else cut - days * DAY_S
 
-    # Ids that have a row: who loses it?
+    # Ids with a row: which ones lose it?
     place = before.index.find(ids)
     known = place >= 0
     last_seen = before.last_seen.copy()
     last_seen[place[known]] = np.maximum(last_seen[place[known]], seen[known])
-    # The cut is the time of members: also at the same cut, an id that has left is older.
+    # `last_seen` of members is the cut, so that an id that has left is older at the same cut.
     is_gone = np.ones(len(last_seen), bool)
     is_gone[place[known]] = False
     last_seen[is_gone] = np.minimum(last_seen[is_gone], cut - 1)
@@ -77,7 +77,7 @@ def grow(
     lives = known.copy()
     lives[known] = ~is_evicted[place[known]]
 
-    # Ids that have none: who gets one, and which?
+    # Ids without a row: which ones get one, and which row?
     is_often = counts >= config.min_count
     admitted = ~lives & (is_kept | (is_often & (seen >= oldest)))
     new = _most_frequent(ids, counts, np.flatnonzero(admitted))
@@ -103,7 +103,7 @@ def grow(
         own_ids, own_counts, config=config, cut=cut, last_seen=own_seen, generation=generation
     )
     rows = grown.shared_rows(ids.filter(pa.array(~has_row)))
-    # Float64 counts whole numbers up to 2^53.
+    # Float64 represents integers up to 2^53 exactly.
     shared = np.bincount(rows, counts[~has_row], minlength=grown.first_own_row)
     grown.row_counts[: grown.first_own_row] = shared.astype(np.int64)
 
@@ -141,7 +141,7 @@ def grow(
 def _counted(
     counted: pa.Table, keep: pa.Array | pa.ChunkedArray | None, cut: int
 ) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns all ids that are counted or kept: id, count, when last seen, whether kept."""
+    """Returns all counted or kept ids: id, count, time last seen, and whether it is kept."""
     ids = as_texts(counted["id"])
     kept = pc.unique(as_texts([] if keep is None else keep)).drop_null()
     place = IdIndex(ids).find(kept)
@@ -159,7 +159,7 @@ def _counted(
 def _most_frequent(
     ids: pa.Array, counts: np.ndarray, chosen: np.ndarray, n: int | None = None
 ) -> np.ndarray:
-    """Returns `chosen` places of ids, all or the first n: the most frequent first, then by id."""
+    """Returns the indices `chosen`, all or the first n: the most frequent first, then by id."""
     if not len(chosen):
         return chosen
     table = pa.table({"count": counts[chosen], "id": ids.take(pa.array(chosen))})

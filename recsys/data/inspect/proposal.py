@@ -1,4 +1,4 @@
-"""Inspects files: from the dialect to the proposed config, with tried hints where it is open."""
+"""Inspects files, from the dialect to the proposed config; tries hints for undecided roles."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from recsys.errors import RecsysError, UsageError
 _SMALL_COUNT, _IDS_COMPARED = 20, 2_000_000
 _TRIED_ROWS, _TRIED_FILES, _MOST_TRIES = 20_000, 8, 6
 _MOST_REJECTED, _LEAST_KNOWN = 0.1, 0.5
-"""Shares of rows between which a hint works: that are rejected, and whose ids a catalogue has."""
+"""A hint works if at most this share of rows is rejected, and at least this share of their ids is
+in a catalogue."""
 _UPPER, _FEW = 0.7, 0.05
-"""Where positives begin on a scale; and the share of them from which on that is no scale."""
+"""Quantile at which positives begin on a scale; and their share below which it is no scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +46,16 @@ class Inspection:
     """The result of an inspection.
 
     Attributes:
-        understood: How the interactions are written.
-        profiles: Their columns.
-        roles: Which column is what.
-        config: What reads them; `None` while a role is undecided.
-        findings: What a run would do with the rows; `None` likewise.
-        split: How the data can be split; `None` likewise.
-        sides: The items and the users, where files of theirs were given.
+        understood: Format and layout of the interactions.
+        profiles: Profiles of their columns.
+        roles: The column of each role.
+        config: Config that reads them; `None` if a role is undecided.
+        findings: Predicted result of a run; `None` if a role is undecided.
+        split: Proposed split of the data; `None` if a role is undecided.
+        sides: The items and the users, if there are files of them.
         undecided: Undecided roles, a sentence each.
-        options: `--map` options that decide them, which were tried; empty: none is known.
-        remarks: What is remarkable of the data, a sentence each.
+        options: `--map` options that were tried and decide these roles; empty if unknown.
+        remarks: Remarkable facts, a sentence each.
     """
 
     understood: Understood
@@ -69,7 +70,7 @@ class Inspection:
     remarks: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `recsys check --json` prints, without the config that it wrote."""
+        """Returns the output of `recsys check --json`, without the config that it wrote."""
         understood, config, csv = self.understood, self.config, self.understood.source.csv
         explode = understood.source.explode
         unknown = dict.fromkeys(Findings().to_json())
@@ -118,15 +119,15 @@ def inspect_files(
 
     Args:
         patterns: Interactions: paths or globs.
-        side_patterns: `items` and `users`, where there are files of theirs.
-        maps: `ROLE=COLUMN` each.
-        now: The time [seconds since 1970, UTC].
-        sample: Rows to read of each; `None`: all.
-        advance: Called with the bytes that were read.
+        side_patterns: Paths or globs of `items` and `users`, if there are files of them.
+        maps: `ROLE=COLUMN` options.
+        now: The current time [seconds since 1970, UTC].
+        sample: Number of rows to read of each source; `None`: all.
+        advance: Called with the number of bytes read.
 
     Raises:
-        RecsysError: Files can't be read or understood.
-        UsageError: A map names what isn't there.
+        RecsysError: Files can't be read, or their format isn't recognised.
+        UsageError: A map names a column that doesn't exist.
     """
     report = _inspect(patterns, side_patterns, maps, now, sample, advance)
     roles = report.roles
@@ -149,7 +150,7 @@ def inspect_files(
 
 
 def _is_usable(report: Inspection) -> bool:
-    """Returns whether a run could use most rows, and a catalogue knows most of their ids."""
+    """Returns whether a run could use most rows, and most of their ids are in a catalogue."""
     findings = report.findings
     if report.undecided or findings is None:
         return False
@@ -166,12 +167,12 @@ def _inspect(
     sample: int | None,
     advance: Advance,
 ) -> Inspection:
-    """Inspects raw files once; its options are not tried."""
+    """Inspects raw files once, without trying options."""
     understood, profiles, mapped = _look_at_events(patterns, maps, now, sample, advance)
     overlaps: dict[str, Overlap | None] = {}
     looked: dict[str, tuple[Understood, dict[str, Profile]]] = {}
     taken = dict(mapped)
-    # Of ids that are compared a small sample says little.
+    # The overlap of ids can't be estimated from a small sample.
     n_ids = None if sample is None else max(sample, _IDS_COMPARED)
     for what, pattern in side_patterns.items():
         side = understand([pattern], what)
@@ -237,7 +238,7 @@ def _inspect(
 def _strange_sides(
     roles: Roles, profiles: Mapping[str, Profile], sides: Mapping[str, Side], findings: Findings
 ) -> list[str]:
-    """Returns a sentence on each file of items or users that has no id of the interactions."""
+    """Returns a sentence on each file of items or users without any id of the interactions."""
     sentences = []
     for what, side in sides.items():
         if side.id is None or side.findings is None:
@@ -259,7 +260,7 @@ def _globs_of_spans(names: Sequence[str]) -> list[str]:
 
 
 def _no_id(what: str, side: Side, theirs: Profile) -> str:
-    """Returns why a catalogue has no id, and what to do."""
+    """Returns why a catalogue has no id, and advice."""
     name = f"{ROLE[what]}_id" if is_nameless(theirs) else shown(theirs.name)
     cure = f"rename it to {name}"
     if not side.understood.has_header:
@@ -273,7 +274,7 @@ def _no_id(what: str, side: Side, theirs: Profile) -> str:
 def _look_at_events(
     patterns: Sequence[str], maps: Sequence[str], now: int, sample: int | None, advance: Advance
 ) -> tuple[Understood, dict[str, Profile], dict[str, str]]:
-    """Returns how interactions are written, their columns, and those that `--map` names."""
+    """Returns the layout of interactions, their profiles, and the columns given by `--map`."""
     understood = understand(patterns, "interactions")
     mapped = parse_map(maps, understood.columns)
     profiles = profile_columns(understood, "interactions", now, sample, advance)
@@ -289,12 +290,12 @@ def _look_at_events(
 def _set_format(
     profiles: Mapping[str, Profile], format_: str, column: str | None
 ) -> dict[str, str]:
-    """Sets the format of times that `--map` names; returns the timestamp, where it is clear.
+    """Sets the format of times given by `--map`; returns the timestamp, if it is certain.
 
     Args:
-        profiles: The columns.
+        profiles: Profiles of the columns.
         format_: The format.
-        column: The column that `--map` names too; None: those that the format fits.
+        column: The column given by `--map`, too; None: the columns that the format fits.
 
     Raises:
         UsageError: It fits no column.
@@ -321,10 +322,10 @@ def _hints(
     profiles: Mapping[str, Profile],
     overlaps: Mapping[str, Overlap | None],
 ) -> dict[str, Role]:
-    """Returns the columns that lists of events and values of catalogues speak for, by role."""
+    """Returns the columns suggested by lists of events and by values of catalogues, by role."""
     events = understood.source.explode
     hints: dict[str, Role] = {}
-    # Of objects a field is the item; a list of none of them is seen as a plain one.
+    # In lists of objects the item is a field.
     if (
         events is not None
         and events.column in profiles
@@ -341,7 +342,7 @@ def _hints(
 def interactions_config(
     understood: Understood, profiles: Mapping[str, Profile], roles: Roles
 ) -> InteractionsConfig:
-    """Returns the config that reads interactions with these roles."""
+    """Returns the config for reading interactions with these roles."""
     columns = {role: decided.column for role, decided in roles.decided.items()}
     source = understood.source
     rating, time, weight, event = (
@@ -367,10 +368,10 @@ def interactions_config(
 
 
 def _threshold(rating: Profile) -> float | None:
-    """Returns the least rating of a positive; `None` where all ratings are one.
+    """Returns the lowest rating of a positive; `None` if all ratings are equal.
 
-    It is the least rating in the upper third of a scale. Of other numbers, of which an outlier
-    sets the range, it is the least of the largest third.
+    It is the lowest rating in the upper third of a scale. For other numbers, whose range
+    depends on outliers, it is the lowest of the top third.
     """
     low, high = rating.lowest, rating.highest
     if low is None or high is None or low == high:
@@ -382,5 +383,5 @@ def _threshold(rating: Profile) -> float | None:
     if not is_scale and rating.numbers.share_from(least) < _FEW:
         least = max(rating.numbers.quantile(_UPPER), next(iter(distinct[1:]), high))
         return float(f"{least:.3g}")
-    few = distinct if rating.has_all_values else []  # As the config writes them.
+    few = distinct if rating.has_all_values else []  # With the digits that the config shows.
     return next((number for number in few if number >= least - 1e-9), round(least, 3))

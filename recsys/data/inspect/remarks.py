@@ -1,4 +1,4 @@
-"""What is remarkable of interactions: sentences that `recsys check` adds to its counts."""
+"""Remarkable facts about interactions: sentences that `recsys check` adds to its counts."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def remarks_on(
     sides: Mapping[str, Side],
     part: str | None,
 ) -> list[str]:
-    """Returns what is remarkable, a sentence each.
+    """Returns remarkable facts, a sentence each.
 
     Args:
-        config: What reads the interactions.
-        profiles: Their columns.
-        roles: Which column is what.
-        findings: What a run would do with the rows; some are positives.
+        config: Config of the interactions.
+        profiles: Profiles of their columns.
+        roles: The column of each role.
+        findings: Predicted result of a run, with some positives.
         sides: The items and the users.
-        part: The column that names the parts, if one does.
+        part: The column of the parts, if there is one.
     """
     return [
         *_on_rows("interactions", findings),

@@ -1,7 +1,7 @@
 """Assigns columns to roles (user, item, time, …) with reasons; never guesses silently.
 
-Evidence for a role are the names of columns and their values: ids of a catalogue, and
-lists of events.
+Evidence for a role comes from column names and values: the ids of a catalogue, and lists of
+events.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from recsys.errors import UsageError
 NEEDED = ("user", "item", "timestamp")
 OPTIONAL = ("rating", "weight", "event")
 TIME_FORMAT = "timestamp_format"
-"""What `--map` names the format of the times by, where several fit."""
+"""Name of the format of times in `--map`, if several fit."""
 NO_COLUMN = "none"
-"""What `--map` names for a role that no column has, as for times that can't be used."""
+"""Column name in `--map` for a role without a column, for example if times are unusable."""
 _NEXT_ROLE = re.compile(f",(?=(?:{'|'.join((*NEEDED, *OPTIONAL, TIME_FORMAT))})=)")
 MOST_RATINGS = 21
 _NEARLY_ALL = 0.9
@@ -30,7 +30,7 @@ _MANY_COLUMNS = 20
 _HEAVY_TAIL = 5.0
 _IMPRESSION = re.compile(r"\S+-[01]")
 _ALSO = {"rating": ["label"], "event": ["label"], "weight": ["duration"]}
-"""Other words that name a column of a role."""
+"""Further words that suggest a column of a role."""
 _YES = {"true", "yes", "y", "t"}
 _NO = {"false", "no", "n", "f"}
 
@@ -40,8 +40,8 @@ class Role:
     """The column of a role.
 
     Attributes:
-        column: Its name.
-        reason: Why it was chosen.
+        column: Name of the column.
+        reason: Reason for the choice.
     """
 
     column: str
@@ -55,7 +55,7 @@ class Roles:
     Attributes:
         decided: The column of each role.
         undecided: A sentence for each required role without a column.
-        options: The `--map` options that may decide each of them, the likeliest first.
+        options: `--map` options that may decide each of these roles, the likeliest first.
     """
 
     decided: dict[str, Role]
@@ -64,13 +64,13 @@ class Roles:
 
 
 def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
-    """Returns the columns that `--map user=a,item=b` gives, by role.
+    """Returns the columns in `--map user=a,item=b` by role.
 
-    Only a comma before `ROLE=` begins another one: names of columns, and formats, may have
+    Only a comma before `ROLE=` separates entries, since names of columns and formats may contain
     commas.
 
     Raises:
-        UsageError: A word isn't of this form, or names no role or no column.
+        UsageError: A word has another form, or names no role or no column.
     """
     mapped = {}
     cure = f"Columns: {', '.join(shown(name) for name in columns[:30])}."
@@ -109,9 +109,9 @@ def find_roles(
     """Returns the columns of interactions by role.
 
     Args:
-        profiles: The columns.
-        mapped: Columns that `--map` names, by role.
-        hints: Columns of the ids that catalogues speak for, by role.
+        profiles: Profiles of the columns.
+        mapped: Columns given by `--map`, by role.
+        hints: Columns suggested by the ids of catalogues, by role.
     """
     decided = {
         role: Role(column, "as said by --map")
@@ -135,9 +135,9 @@ def find_roles(
         taken = {role.column for role in decided.values()}
         free = [profile for profile in profiles.values() if profile.name not in taken]
         fitting = [profile for profile in free if _fits(profile, role)]
-        if role == "timestamp":  # A time tells more than the day of a folder.
+        if role == "timestamp":  # A time is more precise than the day in a folder's name.
             fitting = [profile for profile in fitting if not profile.is_folder] or fitting
-        if role == "event" and "rating" in decided:  # Which says what the positives are.
+        if role == "event" and "rating" in decided:  # The rating determines the positives.
             fitting = [profile for profile in fitting if yes_of(profile) is None]
         if role == "weight" and "rating" in decided:
             fitting = [profile for profile in fitting if name_score(profile.name, "weight")]
@@ -171,10 +171,10 @@ def find_roles(
 def _suggested(
     candidates: Mapping[str, Sequence[Profile]], taken: set[str]
 ) -> dict[str, list[str]]:
-    """Returns `--map` options for each role that has no clear column.
+    """Returns `--map` options for each undecided role.
 
-    Ids of users and items occur more than once and are many, unlike the numbers of rows and
-    the few values of a scale. Of equals, users stand before items.
+    Unlike row numbers and the few values of a scale, ids of users and items are numerous and
+    repeated. Ties go to the user.
     """
     options, taken = {}, set(taken)
     for role in sorted(candidates, key=["timestamp", "user", "item"].index):
@@ -188,7 +188,7 @@ def _suggested(
 
 
 def _no_item(profiles: Mapping[str, Profile]) -> str | None:
-    """Returns why no column can be the item, where it is known."""
+    """Returns why no column can be the item, if known."""
     for profile in profiles.values():
         lists = [value.split() for value in profile.sample]
         is_list = profile.kind == "text" and 2 * sum(len(one) > 1 for one in lists) > len(lists)
@@ -213,14 +213,14 @@ def _repeats_many(profile: Profile) -> bool:
 
 
 def _names_a_time(profiles: Sequence[Profile]) -> bool:
-    """Returns whether a column is called a time, whatever it holds."""
+    """Returns whether a column's name suggests a time, whatever its values."""
     filled = [profile for profile in profiles if profile.kind != "empty"]
     names = [one.name for one in filled if not name_score(one.name, "duration")]
     return any(name_score(name, "timestamp") >= 2 for name in names)
 
 
 def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
-    """Returns the user of files without names that go through one user after the other."""
+    """Returns the user column of files without a header that are grouped by user."""
     is_first = bool(fitting) and all(is_nameless(profile) for profile in fitting)
     if is_first and [profile for profile in fitting if profile.is_grouped] == [fitting[0]]:
         return Role(fitting[0].name, "the first column; its equal values stand together")
@@ -228,7 +228,7 @@ def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
 
 
 def _fits(profile: Profile, role: str) -> bool:
-    """Returns whether the values of a column may have a role."""
+    """Returns whether the values of a column fit a role."""
     if profile.kind in ("empty", "list"):
         return False
     is_named, no_name = name_score(profile.name, role) > 0, is_nameless(profile)
@@ -256,13 +256,13 @@ def _is_scale(profile: Profile) -> bool:
 
 
 def _is_label(profile: Profile) -> bool:
-    """Returns whether a column is called a label, and has few small numbers, or yes and no."""
+    """Returns whether a column is named a label and has few small numbers, or yes and no."""
     is_few = has_few_numbers(profile) or yes_of(profile) is not None
     return name_score(profile.name, "label") >= 2 and is_few
 
 
 def has_few_numbers(profile: Profile) -> bool:
-    """Returns whether the values are a few small whole numbers, as 0 and 1."""
+    """Returns whether the values are a few small integers, such as 0 and 1."""
     low, high = profile.lowest, profile.highest
     is_small = low is not None and high is not None and -1.0 <= low < high <= 10.0
     is_few = len(profile.distinct) <= MOST_RATINGS
@@ -270,26 +270,26 @@ def has_few_numbers(profile: Profile) -> bool:
 
 
 def yes_of(profile: Profile) -> str | None:
-    """Returns which of two values means yes, as `True` of `True` and `False`; else None."""
+    """Returns the value that means yes, such as `True` of `True` and `False`; else None."""
     values = {value.strip().lower(): value for value in profile.values}
     is_both = len(values) == 2 and values.keys() & _YES and values.keys() & _NO
     return next(values[word] for word in values if word in _YES) if is_both else None
 
 
 def is_heavy_tailed(profile: Profile) -> bool:
-    """Returns whether a few numbers, none below 0, are many times the median."""
+    """Returns whether numbers are non-negative, and a few are many times the median."""
     is_positive = profile.is_number and (profile.lowest or 0.0) >= 0.0
     middle, high = (profile.numbers.quantile(share) for share in (0.5, 0.99))
     return is_positive and len(profile.distinct) > MOST_RATINGS and high > _HEAVY_TAIL * middle
 
 
 def is_nameless(profile: Profile) -> bool:
-    """Returns whether a column got its name because its file has no header."""
+    """Returns whether a column's name was generated because its file has no header."""
     return profile.name[:1] == "c" and profile.name[1:].isdecimal()
 
 
 def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
-    """Returns the columns that speak most for a role; one alone is it."""
+    """Returns the best columns for a role; a single one is the choice."""
     if len(fitting) == 1 and (role in ("timestamp", "rating") or is_nameless(fitting[0])):
         return list(fitting)
     products = [profile for profile in fitting if is_nameless(profile) and profile.is_asin]
@@ -300,16 +300,16 @@ def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
     if top < (1 if role in ("timestamp", "rating") else 2):
         return []
     best = [profile for profile, score in zip(fitting, scores, strict=True) if score == top]
-    # A number of seconds is one moment; a text without an offset may be of any time zone.
+    # A number of seconds is unambiguous; a text without an offset may be in any time zone.
     epochs = [profile for profile in best if profile.is_number]
     return epochs if role == "timestamp" and len(epochs) == 1 else best
 
 
 def _score(profile: Profile, role: str) -> int:
-    """Returns how strongly a column speaks for a role, by its name and for some its values."""
+    """Returns how strongly a column's name, and for some roles its values, suggest a role."""
     named = name_score(profile.name, role)
     if role == "rating" and named:
-        return named + 4  # Above all labels.
+        return named + 4  # Ranks above all labels.
     if role in ("rating", "event") and named < 2 and _is_label(profile):
         return 2 if role == "event" else name_score(profile.name, "label")
     if role == "weight" and named < 2 and name_score(profile.name, "duration"):
@@ -337,7 +337,7 @@ def _reason(profile: Profile, role: str) -> str:
 
 
 def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str:
-    """Returns why no column is sure to have a role."""
+    """Returns why a role is undecided."""
     if len(best) > 1:
         names = " and ".join(shown(profile.name) for profile in best[:4])
         return f"{role}: {names} are equally likely"
@@ -361,13 +361,13 @@ _MOSTLY = 0.5
 def find_events(
     profiles: Mapping[str, Profile], mapped: Mapping[str, str]
 ) -> tuple[ListOfEvents, str] | None:
-    """Returns the column with the lists of events, and why; `None` where a row is an event.
+    """Returns the column with the lists of events and the reason; `None` if a row is an event.
 
-    Lists beside a column that is the item, as of pictures or genres, are no events.
+    If another column is the item, lists (of images or genres, for example) are no events.
 
     Args:
-        profiles: The columns.
-        mapped: Columns that `--map` names, by role.
+        profiles: Profiles of the columns.
+        mapped: Columns given by `--map`, by role.
     """
     plain = [profile for profile in profiles.values() if profile.kind != "list"]
     lists = {profile.name: None for profile in profiles.values() if profile.kind == "list"}
@@ -388,14 +388,14 @@ def find_events(
 
 
 def _sign(profile: Profile) -> str:
-    """Returns what stands between the ids in most values of a text; empty: it is no list."""
+    """Returns the separator of ids in most values of a text; empty if it is no list."""
     if profile.kind != "text" or not profile.sample:
         return ""
     return next((sign for sign in _SIGNS if _share(sign, profile.sample) >= _MOSTLY), "")
 
 
 def _share(sign: str, values: Sequence[str]) -> float:
-    """Returns the share of values that are several ids, or 0 if one is something else."""
+    """Returns the share of values with several ids; 0 if any part isn't an id."""
     lists = [[part for part in value.split(sign) if part] for value in values]
     if not all(
         _ID.fullmatch(part) and any(map(str.isdigit, part)) for parts in lists for part in parts
@@ -405,14 +405,14 @@ def _share(sign: str, values: Sequence[str]) -> float:
 
 
 def _most_likely(held: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Returns the one column whose name suggests items, or the one that there is, if any."""
+    """Returns the only column whose name suggests items, or else the only column, if any."""
     named = [name for name in held if name_score(name, "item") >= 2]
     names = named or list(held)
     return {names[0]: held[names[0]]} if len(names) == 1 else {}
 
 
 def _whole(name: str, profiles: Mapping[str, Profile]) -> str:
-    """Returns the column of the objects that hold a field, where all their fields are lists."""
+    """Returns the column of the objects that contain a field, if all their fields are lists."""
     whole = name.rpartition(".")[0]
     fields = [profile for profile in profiles.values() if profile.name.startswith(f"{whole}.")]
     return whole if whole and all(profile.kind == "list" for profile in fields) else name

@@ -1,4 +1,4 @@
-"""Inspects files of items or users: id, title, features, and the rows a run rejects."""
+"""Inspects files of items or users: id, title, features, and the rows that a run rejects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from recsys.data.inspect.roles import Role, Roles
 from recsys.data.sources.written_lists import is_nested
 
 ROLE = {"items": "item", "users": "user"}
-"""The role in the interactions of each side's id."""
+"""Role of each side's id in the interactions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Side:
     """Files of items or of users.
 
     Attributes:
-        understood: How they are written.
-        profiles: Their columns.
-        id: The column of the id; `None` while undecided.
-        title: The column of the name that people see, if there is one.
-        features: The features that columns make.
-        left_out: Columns that are no features, and why.
-        config: What reads them; `None` while the id is undecided, or nothing would be read.
-        findings: What a run would do with the rows; `None` likewise.
+        understood: Format and layout.
+        profiles: Profiles of the columns.
+        id: The id column; `None` if undecided.
+        title: The column of the display name, if there is one.
+        features: The features that the columns provide.
+        left_out: Columns that are not used as features, and the reasons.
+        config: Config that reads the files; `None` if the id is undecided or nothing is used.
+        findings: Predicted result of a run; `None` if there is no config.
         ids: Hashes of the ids of the good rows.
     """
 
@@ -77,15 +77,15 @@ def find_side(
     overlap: Overlap | None,
     taken: Iterable[str],
 ) -> Side:
-    """Returns what files of items or of users hold.
+    """Returns the roles of the columns in files of items or users.
 
     Args:
         what: `items` or `users`.
-        understood: How they are written.
-        profiles: Their columns.
-        roles: Which column of the interactions is what.
-        overlap: The columns with the same ids, where that is clear.
-        taken: Names that features of the other side have.
+        understood: Format and layout.
+        profiles: Profiles of the columns.
+        roles: The column of each role in the interactions.
+        overlap: The columns with the same ids, if certain.
+        taken: Names of features of the other side.
     """
     theirs = roles.decided.get(ROLE[what])
     id_: Role | None = None
@@ -100,7 +100,7 @@ def find_side(
 
 
 def with_findings(what: str, side: Side, sample: int | None) -> Side:
-    """Returns a side with the findings on its rows, unless a run would read nothing of it."""
+    """Returns a side with the predicted result of a run, if the run reads it."""
     if side.id is None or (what == "users" and not side.features):
         return side
     source = side.understood.source
@@ -155,10 +155,10 @@ def find_features(
     """Returns the features that columns can provide, and why other columns can't.
 
     Args:
-        profiles: The columns.
+        profiles: Profiles of the columns.
         used: Columns to skip: the id.
-        types: Types that the header tells, by column, as RecBole writes them.
-        taken: Names that other features have.
+        types: Types of columns in the header, as in RecBole's files.
+        taken: Names of other features.
     """
     features: list[Feature] = []
     left_out: dict[str, str] = {}
@@ -181,7 +181,7 @@ def find_features(
         if kind == "date" and profile.time_formats:
             options["format"] = profile.time_formats[0]
         elif kind == "date" and all(re.fullmatch(r"\d{8}", text) for text in profile.sample):
-            options["format"] = "%Y%m%d"  # As a number it could be anything.
+            options["format"] = "%Y%m%d"  # As a number it would be ambiguous.
         features.append(
             read_feature({"name": name, "column": profile.name, "kind": kind, **options})
         )
@@ -231,7 +231,7 @@ def _is_year(profile: Profile) -> bool:
 
 
 def _is_epoch(profile: Profile) -> bool:
-    """Returns whether values are seconds since 1970 that a feature `date` reads."""
+    """Returns whether values are seconds since 1970 that a `date` feature can read."""
     return (
         profile.kind == "whole number"
         and profile.unit == "seconds"
@@ -240,7 +240,7 @@ def _is_epoch(profile: Profile) -> bool:
 
 
 def _separator(profile: Profile, type_: str) -> str:
-    """Returns the separator of values that are lists; empty if they are not."""
+    """Returns the separator if values are lists, or an empty text."""
     if type_ == "token_seq":
         return " "
     return find_separator(profile.sample) if profile.kind == "text" and not profile.is_url else ""
@@ -259,14 +259,14 @@ _MOST_PARTS = 30
 
 
 def find_separator(values: Sequence[str]) -> str:
-    """Returns what stands between the parts of values; empty: they are no lists.
+    """Returns the separator of lists; empty if values are no lists.
 
-    The parts of lists recur in other values, in other combinations: there are fewer distinct
-    parts than values, and each of them is short. Words of titles and sentences are not like
-    that. A blank is tried last, because parts may contain blanks.
+    The parts of lists recur in other values and combinations: there are fewer distinct parts
+    than values, and each is short. This isn't true of the words of titles and sentences. The
+    blank is the last candidate, because parts may contain blanks.
 
     Args:
-        values: Some different values.
+        values: A sample of distinct values.
     """
     if len(values) < _LEAST_VALUES:
         return ""
@@ -315,17 +315,17 @@ def find_overlap(
     side: Mapping[str, Profile],
     taken: Mapping[str, str],
 ) -> Overlap | None:
-    """Returns the columns that hold the same ids; `None` if none do, or it is not clear which.
+    """Returns the columns that hold the same ids; `None` if there are none, or it is ambiguous.
 
-    The column that the catalogue has most of wins, then the one whose name says the role,
-    then the one that covers more of the catalogue: counts from 1 to 300 are all ids of a
-    catalogue of whole numbers too, but they don't cover it.
+    The best column has the largest share of values in the catalogue. Ties go to a name that
+    suggests the role, then to the higher coverage of the catalogue: counts from 1 to 300 are all
+    ids in a catalogue of integers, but they don't cover it.
 
     Args:
         role: `item` or `user`.
-        profiles: The columns of the interactions.
-        side: The columns of the catalogue.
-        taken: Columns that are decided, by role.
+        profiles: Profiles of the interactions' columns.
+        side: Profiles of the catalogue's columns.
+        taken: Columns that are already decided, by role.
     """
     if role in taken:
         columns = [profiles[taken[role]]] if taken[role] in profiles else []
@@ -339,7 +339,7 @@ def find_overlap(
 
 
 def unique_columns(profiles: Mapping[str, Profile]) -> list[str]:
-    """Returns the columns that have another value in nearly every row."""
+    """Returns the columns whose values are nearly all distinct."""
     return [
         profile.name
         for profile in profiles.values()
@@ -362,7 +362,7 @@ def _overlap(profile: Profile, ids: Profile) -> Overlap:
 
 
 def _clear(overlaps: Sequence[Overlap], role: str) -> Overlap | None:
-    """Returns the one overlap that is clearly the best; `None` if there is none."""
+    """Returns the overlap that is clearly the best, or `None`."""
     most = max((overlap.share for overlap in overlaps), default=0.0)
     best = [overlap for overlap in overlaps if overlap.share >= most - 0.01]
     named = [overlap for overlap in best if name_score(overlap.column, role) >= 2]

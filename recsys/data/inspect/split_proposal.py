@@ -1,4 +1,4 @@
-"""Proposes how interactions can be split, and whether their rows stand in an order."""
+"""Proposes how to split interactions, and detects whether their rows are ordered."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PART_WORDS = {"part", "split", "set", "subset", "fold", "partition"}
 _ROWS, _COLUMNS = 200_000, 50
 _MOST_NAMED_FILES = 100
 _LEAST_CHANGES, _MOST_REVERSALS = 0.05, 0.01
-"""Shares of neighbours of one user that differ, and that contradict the order of a column."""
+"""Shares of a user's consecutive rows that differ, and that contradict the order of a column."""
 _LEAST_DESCENTS = 0.2
-"""Share of neighbours of one user whose second item comes before the first in the order of
-ids, from which on the rows are not sorted by item; half are in any order at random."""
+"""Share of a user's consecutive rows with descending item ids, above which the rows are not sorted
+by item; in random order it is one half."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Proposal:
     """A way to split.
 
     Attributes:
-        split: What `data.split` may be.
-        reason: Why.
-        changes: What it changes of the interactions' config.
-        part: The column that names the parts, if one does.
+        split: Proposed value of `data.split`.
+        reason: Reason for the proposal.
+        changes: Its changes to the interactions' config.
+        part: The column of the parts, if there is one.
     """
 
     split: Split
@@ -53,11 +53,11 @@ class Proposal:
 def propose(
     config: InteractionsConfig, profiles: Mapping[str, Profile], paths: Sequence[str]
 ) -> Proposal:
-    """Returns how interactions may be split, before rows are tried.
+    """Proposes a split of interactions, before rows are read.
 
     Args:
-        config: What reads them; without parts or an order.
-        profiles: Their columns.
+        config: Config of the interactions, without parts or an order.
+        profiles: Profiles of their columns.
         paths: Their files.
     """
     has_spans = any(span_pattern(pattern) is not None for pattern in patterns(config.files))
@@ -94,12 +94,12 @@ def propose(
 
 
 def timed(proposal: Proposal, first: int | None, last: int | None) -> Proposal:
-    """Returns a split for times that all lie on one day, where no midnight splits them.
+    """Replaces a split by time if all times are on one day, so that no midnight divides them.
 
     Args:
-        proposal: What was proposed.
-        first: Earliest good time [seconds since 1970, UTC]; None without times.
-        last: Latest good time.
+        proposal: The proposed split.
+        first: Earliest valid time [seconds since 1970, UTC]; None without times.
+        last: Latest valid time [seconds since 1970, UTC].
     """
     is_short = first is not None and last is not None and first // DAY_S == last // DAY_S
     if proposal.split != "time" or not is_short:
@@ -110,7 +110,7 @@ def timed(proposal: Proposal, first: int | None, last: int | None) -> Proposal:
 
 
 def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal | None:
-    """Returns the split by a column whose values are names of parts."""
+    """Returns the split by a column whose values are the names of parts."""
     for profile in profiles.values():
         if not profile.has_all_values:
             continue
@@ -155,7 +155,7 @@ def _parts_of(files: Sequence[str]) -> Proposal | None:
 def _order_of_rows(
     config: InteractionsConfig, profiles: Mapping[str, Profile]
 ) -> tuple[bool, str | None]:
-    """Returns whether rows of a user stand together, and the column that they are sorted by."""
+    """Returns whether rows are grouped by user, and the column that they are sorted by."""
     user, item = config.columns.user, config.columns.item
     kinds = ("whole number", "number", "text", "time")
     names = [profile.name for profile in profiles.values() if profile.kind in kinds]
@@ -177,13 +177,13 @@ def _order_of_rows(
 
 
 def _sorts_items(items: pa.Array, is_same: np.ndarray) -> bool:
-    """Returns whether items of a user are sorted, as texts, or as numbers if all are."""
+    """Returns whether the items of users are sorted, as text or, if all are numbers, as numbers."""
     falls = (rank[1:] < rank[:-1] for rank in _ranks(items))
     return min(fall[is_same].mean() for fall in falls) < _LEAST_DESCENTS
 
 
 def _sorts(values: pa.Array, is_same: np.ndarray) -> bool:
-    """Returns whether a column is monotone within users; numbers of rows in a file don't count."""
+    """Returns whether a column is monotone within users; row numbers of a file don't count."""
     steps = np.diff(next(_ranks(values)))
     fewer, more = sorted([(steps[is_same] < 0).mean(), (steps[is_same] > 0).mean()])
     is_place = (steps == 1).mean() >= 1 - _MOST_REVERSALS
@@ -191,7 +191,7 @@ def _sorts(values: pa.Array, is_same: np.ndarray) -> bool:
 
 
 def _ranks(values: pa.Array) -> Iterator[np.ndarray]:
-    """Yields values as numbers if all are, and their ranks as texts `[n]`; NaN for null."""
+    """Yields values as numbers, if all are numbers, and their ranks as text `[n]`; NaN for null."""
     is_null = values.is_null().to_numpy(zero_copy_only=False)
     with contextlib.suppress(pa.ArrowInvalid):
         yield pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False)

@@ -1,11 +1,11 @@
 """CSV files as Arrow batches of text; a row that doesn't fit becomes a dead letter.
 
-Arrow parses many rows at a time. It can't say which rows it took for one where
-quotes are unusual, so such rows, a few, are split one by one.
+Arrow parses many rows at a time. With unusual quotes it can't report which rows it merged, so
+such rows, which are few, are parsed one by one.
 
-Measured on one core with 3,000,000 rows of four columns: 8.7 million rows/s here, 14.9 by
-Arrow's reader alone, 5.8 by DuckDB 2.0 with `store_rejects`. DuckDB refuses a whole file in
-which a quote is never closed; here that costs one row.
+Measured on one core with 3,000,000 rows of four columns: 8.7 million rows/s here, 14.9 with
+Arrow's reader alone, 5.8 with DuckDB 2.0 and `store_rejects`. DuckDB rejects a whole file in
+which a quote is never closed; here it costs one row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPEN_QUOTE = "a quote is never closed"
 _FAULTS = (NOT_TEXT, WRONG_WIDTH, OPEN_QUOTE)
 
 _OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
-# Control characters that may stand in for a delimiter of several bytes.
+# Control characters that may replace a delimiter of several bytes.
 _MARKS = [bytes([code]) for code in (0x1F, 0x1E, 0x1D, 0x1C, *range(1, 9), *range(0x0E, 0x1C))]
 
 
@@ -55,15 +55,15 @@ class CsvSource(CsvFormat, TextSource):
 
     @classmethod
     def from_config(cls, config: SourceConfig) -> Self:
-        """Returns the source with the options that `csv` has, beside `format`."""
+        """Returns a source with the options in `csv`, the key beside `format`."""
         return cls(**dict(config.csv))
 
     def column_names(self, file: Piece) -> list[str]:
-        """Returns `names`, or those that the header has."""
+        """Returns `names`, or the names in the header."""
         return list(self.names) or self._open_rows(file)[0]
 
     def _open_rows(self, file: Piece) -> tuple[list[str], BinaryIO]:
-        """Returns the names of the columns, and the text from the first row on."""
+        """Returns the names of the columns, and the text after the header."""
         stream = self.open(file)
         for number in range(self.skip_rows):
             read_line(stream, file.file, 1 + number, LINE_LIMIT_BYTES)
@@ -88,7 +88,7 @@ class CsvSource(CsvFormat, TextSource):
         return dataclasses.replace(file, ids=self._float_ids(file, ids, stream) if ids else ())
 
     def _float_ids(self, file: Piece, ids: tuple[str, ...], stream: BinaryIO) -> tuple[str, ...]:
-        """Returns which ids are written as 13.0, to judge by the first rows."""
+        """Returns the ids that are written like 13.0 in the first rows."""
         line = 1 + self.n_lines_above(file)
         rows = next(self.rows(file, stream, line, START_BYTES), None)
         if rows is None or b".0" not in rows.block:
@@ -97,7 +97,7 @@ class CsvSource(CsvFormat, TextSource):
         return tuple(name for name in ids if all_have_point_zero(batch.column(name)))
 
     def _check_width(self, file: Piece) -> None:
-        """Raises an error if no line at the start has as many fields as there are names."""
+        """Raises an error if no line at the start has the expected number of fields."""
         stream, widths, first = self.open(file), set[int](), ""
         for number in range(1, self.skip_rows + 21):
             line = read_line(stream, file.file, number, LINE_LIMIT_BYTES)
@@ -115,12 +115,12 @@ class CsvSource(CsvFormat, TextSource):
             )
 
     def n_lines_above(self, file: Piece) -> int:
-        """Returns how many lines stand above the rows, the header included."""
+        """Returns the number of lines before the rows, the header included."""
         del file
         return self.skip_rows + (0 if self.names else 1)
 
     def _has_rest(self, file: Piece) -> bool:
-        """Returns whether the last column is the rest of its line, a list of events."""
+        """Returns whether the last column is a list of events that takes the rest of the line."""
         events, names = file.explode, file.names
         if events is None or events.separator != self.delimiter or not names:
             return False
@@ -128,14 +128,14 @@ class CsvSource(CsvFormat, TextSource):
 
     def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
         """Yields the pieces of a file, cut between rows."""
-        # Rows are looked for in the bytes of the file.
+        # Row ends are searched in the undecoded bytes.
         can_be_cut = self.delimiter.isascii() or is_utf8(self.encoding)
         return super().split(file, piece_bytes if can_be_cut else file.size)
 
     def rows(
         self, file: Piece, stream: BinaryIO, first_line: int, block_bytes: int
     ) -> Iterator[Rows]:
-        """Yields the rows of a text, block by block, also those on several lines."""
+        """Yields the rows of a text in blocks; a row may span several lines."""
         width, dialect = len(file.names), self._dialect(file)
         return row_blocks(stream, block_bytes, first_line, width, dialect, file.file)
 
@@ -143,7 +143,7 @@ class CsvSource(CsvFormat, TextSource):
         return self.model_copy(update={"quote": None}) if self._has_rest(file) else self
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
-        """Returns the columns of rows; those that break a rule are among the rejected."""
+        """Returns the columns of rows, and dead letters for rows that break a rule."""
         faults = np.zeros(len(rows), np.int8)
         if b"\0" in rows.block or not is_valid_utf8(rows.block):
             is_text = [b"\0" not in row and is_valid_utf8(row) for row in rows.raw()]
@@ -162,10 +162,10 @@ class CsvSource(CsvFormat, TextSource):
         return sort_out(piece.file, rows, columns, faults, _FAULTS)
 
     def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Returns the columns of the rows that fit, and which do `[n]` bool.
+        """Returns the columns of the rows that fit, and which rows fit `[n]` bool.
 
-        Rows are split one by one if Arrow would see other rows, or ends of lines, in them:
-        all with quotes where Arrow's number of rows differs, and all where it still does.
+        If Arrow would see other rows or line ends, rows are parsed one by one: the rows with
+        quotes if Arrow's number of rows differs, and all rows if it still differs.
         """
         quote = (self.quote or "").encode()
         is_single = rows.is_odd
@@ -194,7 +194,7 @@ class CsvSource(CsvFormat, TextSource):
         return joined.to_batches()[0] if len(order) else plain, is_good
 
     def _split(self, piece: Piece, row: str) -> list[str]:
-        """Returns the fields of a row; none if a quote is left open."""
+        """Returns the fields of a row; none if a quote isn't closed."""
         if self._has_rest(piece):
             fields = row.split(self.delimiter, len(piece.names) - 1)
             # The rest may be missing.
@@ -203,12 +203,12 @@ class CsvSource(CsvFormat, TextSource):
         return [] if is_open else fields
 
     def _read_by_arrow(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray] | None:
-        """Returns the columns of the rows that fit, and which do; `None` if Arrow sees others."""
+        """Returns the columns of the rows that fit, and which fit; `None` if Arrow differs."""
         if len(rows) == 0:
             return _text_batch(piece, []), np.ones(0, bool)
         text, delimiter = rows.joined(), self.delimiter.encode()
         has_quotes = self.quote is not None and self.quote.encode() in text
-        # Arrow closes a quote at the end of its input; earlier ones change the count.
+        # Arrow closes a quote at the end of its input; an earlier one changes the count.
         if has_quotes and split_fields(rows.raw(np.array([-1]))[0].decode(), self)[1]:
             return None
         if len(delimiter) > 1:
@@ -230,14 +230,14 @@ class CsvSource(CsvFormat, TextSource):
     def _read_csv(
         self, piece: Piece, text: bytes, delimiter: str, has_quotes: bool
     ) -> tuple[pa.Table, list[int]]:
-        """Returns the columns of the lines that fit, and the places of those that don't."""
+        """Returns the columns of the lines that fit, and the indices of the others."""
         bad: list[int] = []
 
         def reject(row: pa_csv.InvalidRow) -> str:
             bad.append(row.number - 1)
             return "skip"
 
-        # Columns are named by position, so that repeated names do no harm.
+        # Columns are named by index, so that names may repeat.
         labels = [str(position) for position in range(len(piece.names))]
         wanted = [labels[piece.names.index(name)] for name in piece.columns]
         table = pa_csv.read_csv(
@@ -254,26 +254,26 @@ class CsvSource(CsvFormat, TextSource):
                 include_columns=wanted,
                 column_types=dict.fromkeys(wanted, pa.string()),
                 strings_can_be_null=False,
-                check_utf8=False,  # It has been.
+                check_utf8=False,  # Already checked.
             ),
         )
         return table.rename_columns(list(piece.columns)), bad
 
 
 def _text_batch(piece: Piece, rows: list[list[str]]) -> pa.RecordBatch:
-    """Returns the columns of rows with all their fields."""
+    """Returns the columns of complete rows."""
     places = [piece.names.index(name) for name in piece.columns]
     columns = [pa.array([row[at] for row in rows], pa.string()) for at in places]
     return pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
 
 
 def header_names(line: bytes, dialect: CsvFormat) -> list[str]:
-    """Returns the names of the columns that a header has."""
+    """Returns the column names in a header."""
     return split_fields(line.decode("utf-8", "replace").rstrip("\r\n"), dialect)[0]
 
 
 def _other_delimiter(names: Sequence[str], delimiter: str) -> str:
-    """Returns the cure where the columns seem to stand between something else."""
+    """Returns advice if the columns seem to have another delimiter."""
     if len(names) != 1:
         return ""
     other = next((sign for sign in _OTHER_DELIMITERS if sign in names[0]), None)

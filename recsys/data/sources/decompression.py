@@ -1,7 +1,7 @@
-"""Decompression of files of one or several streams; what follows the last one is an error.
+"""Decompresses files of one or several streams; data after the last one are an error.
 
-Python's own readers of bz2 and xz end where the bytes behind a stream begin no other one,
-which loses the rows behind damage.
+Python's readers of bz2 and xz stop if the bytes after a stream don't begin another one, and so
+lose the rows after damage.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -
 
     Args:
         file: The file.
-        file_bytes: Its size [bytes].
-        amount: The bytes, rows or values that it unpacks to.
-        unit: Which of them.
+        file_bytes: Size of the file [bytes].
+        amount: Number of bytes, rows or values that it unpacks to.
+        unit: Unit of `amount`.
     """
     if amount > (64 << 20) + _MOST_TIMES * file_bytes:
         raise RecsysError(
@@ -56,11 +56,11 @@ class Decompressed(io.RawIOBase):
     Args:
         path: The file.
         open_raw: Opens its compressed bytes.
-        compression: How it is compressed.
+        compression: Its compression.
         size: Its size [bytes].
 
     Raises:
-        RecsysError: While reading: the file is damaged or cut off, or unpacks to too much.
+        RecsysError: While reading: the file is damaged or truncated, or unpacks to too much.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Decompressed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fills a buffer with the next bytes; returns how many."""
+        """Fills a buffer with the next bytes; returns their number."""
         data = b"" if self._error else self._next(len(buffer))
         if self._error and not data:
             raise RecsysError(
@@ -96,7 +96,7 @@ class Decompressed(io.RawIOBase):
             return bytes(self._stream.read(size))
         except _ERRORS as error:
             self._error = str(error)
-        # A call that fails returns nothing, though some of it may be good.
+        # A call that fails returns nothing, even if part of the data is intact.
         stream, good = _decompressor(self._open_raw(), self._compression), bytearray()
         skipped = self._n_read
         with contextlib.suppress(*_ERRORS):
@@ -114,7 +114,7 @@ def _decompressor(raw: BinaryIO, compression: Compression) -> Any:
 
 
 class _Streams:
-    """Reads streams of gzip, bz2 or xz that follow one another."""
+    """Reads consecutive streams of gzip, bz2 or xz."""
 
     def __init__(self, raw: BinaryIO, compression: Compression) -> None:
         self._raw, self._compression = raw, compression
@@ -150,7 +150,7 @@ class _Streams:
                 return data
 
     def _decode(self, size: int) -> bytes:
-        """Returns the next bytes of a stream; none if it needs more input, or has ended."""
+        """Returns the next bytes of a stream; none if it needs more input or has ended."""
         needs_input = getattr(self._decoder, "needs_input", True)
         has_input = self._fill() if needs_input else False
         data: bytes = self._decoder.decompress(self._input if needs_input else b"", size)
@@ -164,7 +164,7 @@ class _Streams:
         return f"the {self._compression} stream from byte {self._start:,} of the file on"
 
     def _skip_padding(self) -> bool:
-        """Skips zeros behind a stream that its format allows; returns whether another follows."""
+        """Skips zeros that the format allows after a stream; returns whether another follows."""
         n_zeros = 0
         while self._fill() and self._input.startswith(b"\0") and self._compression != "bz2":
             behind = self._input.lstrip(b"\0")

@@ -1,7 +1,7 @@
 """JSON Lines as Arrow batches; a line that is no JSON object becomes a dead letter.
 
-Arrow parses a block at a time. Where it refuses one, or would change a value (large
-whole numbers, text that looks like a time, lists of lists), the lines are parsed one by one.
+Arrow parses a block at a time. If it rejects one, or would change a value (large integers, text
+that looks like a time, lists of lists), the lines are parsed one by one.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from recsys.registry import register_source
 NOT_JSON = "not a JSON object"
 
 _PARTS = 100
-"""Objects of a list whose fields are looked at."""
+"""Number of objects in a list whose fields are examined."""
 _MOST_NAMES = 2000
-"""Names of fields that Arrow is given to make columns of: it fills each up for each object."""
+"""Maximum number of fields that Arrow converts to columns, since it pads each one."""
 _NAME = re.compile(rb'"([^"\\]*)"\s*:')
 _LOOK_BYTES = 8 << 20
 _LOOK_LINES = 10_000
@@ -43,7 +43,7 @@ TOO_DEEP = f"nested more than {MOST_DEEP} deep"
 GIVEN_TWICE = "a field is given twice"
 _FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON, GIVEN_TWICE)
 
-# Also one that the line leaves open, so that the search goes over each byte once.
+# Also matches a string without an end, so that each byte is searched only once.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STEP = np.zeros(256, np.int8)
 _STEP[[ord("["), ord("{")]] = 1
@@ -52,7 +52,7 @@ _STEP[[ord("]"), ord("}")]] = -1
 
 @register_source("jsonl")
 class JsonLinesSource(TextSource):
-    """JSON Lines, an object each; fields inside of others are columns `a.b`."""
+    """JSON Lines with an object each; nested fields are columns `a.b`."""
 
     title: ClassVar[str] = "JSON Lines"
     extensions: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
@@ -64,7 +64,7 @@ class JsonLinesSource(TextSource):
 
     @classmethod
     def fits(cls, start: bytes) -> bool:
-        """Returns whether the first bytes of a file may be JSON Lines, or an array of all."""
+        """Returns whether the first bytes of a file may be JSON Lines, or an array of objects."""
         return super().fits(start) and start.lstrip(_BLANKS)[:1] in (b"{", b"[", b"")
 
     def column_names(self, file: Piece) -> list[str]:
@@ -72,7 +72,7 @@ class JsonLinesSource(TextSource):
         return list(self.count_names(file))
 
     def count_names(self, file: Piece) -> Counter[str]:
-        """Returns how many of the first objects have each field, nested ones as `a.b`.
+        """Returns the number of first objects that have each field, nested ones as `a.b`.
 
         Raises:
             RecsysError: None of the first lines is an object.
@@ -81,7 +81,7 @@ class JsonLinesSource(TextSource):
         return Counter(name for row in rows for name in field_names(row))
 
     def check(self, file: Piece) -> Piece:
-        """Returns a file after a look for the columns in its first objects."""
+        """Returns a file after a check for the columns in its first objects."""
         names: dict[str, None] = {}
         for row in self._first_objects(file):
             names.update(dict.fromkeys(field_names(row)))
@@ -110,7 +110,7 @@ class JsonLinesSource(TextSource):
             raise json_over_lines(file.file, text)
 
     def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
-        """Yields what the rows of a piece hold, block by block."""
+        """Yields the rows of a piece, block by block."""
         arrow = _ArrowParser(piece.columns)
         for rows in blocks:
             columns = arrow.parse(rows)
@@ -130,12 +130,12 @@ class JsonLinesSource(TextSource):
 
 
 def _is_array(start: bytes) -> bool:
-    """Returns whether bytes begin a JSON array of objects, or an array alone on its line."""
+    """Returns whether bytes begin a JSON array of objects, or a line with only a bracket."""
     return re.match(rb"\[\s*[{\n[]", start.lstrip(_BLANKS)) is not None
 
 
 def json_over_lines(path: str, start: bytes) -> RecsysError:
-    """Returns the error of a file without a readable row of JSON Lines.
+    """Returns the error for a file without a readable row of JSON Lines.
 
     Most such files are one JSON value, pretty-printed or an array.
 
@@ -181,10 +181,10 @@ def has_deep(rows: Rows) -> bool:
 
 
 def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
-    """Yields the names of the fields of a JSON object, those inside of others as `a.b`.
+    """Yields the names of the fields of a JSON object, nested ones as `a.b`.
 
-    Fields of objects in a list count as those of one object. Those that are no text, as
-    lone surrogates, are left out.
+    Fields of the objects in a list count as fields of one object. Names that are invalid text,
+    such as lone surrogates, are left out.
     """
     for name, value in row.items():
         if not is_text(name):
@@ -199,18 +199,18 @@ def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
         yield from field_names(merged, f"{prefix}{name}.")
 
 
-# --- by Arrow
+# --- with Arrow
 
 
 class _ArrowParser:
-    """Parses blocks by Arrow, with the types of the last one where they are known."""
+    """Parses blocks with Arrow, reusing the types of the last block once they are known."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
         self._schema: pa.Schema | None = None
 
     def parse(self, rows: Rows) -> pa.RecordBatch | None:
-        """Returns the columns of rows; `None` if each line must be parsed by itself."""
+        """Returns the columns of rows; `None` if the lines must be parsed one by one."""
         if not _are_objects(rows) or has_deep(rows):
             return None
         text = pa.py_buffer(rows.joined())
@@ -244,7 +244,7 @@ class _ArrowParser:
 
 
 def _are_objects(rows: Rows) -> bool:
-    """Returns whether each line has the braces of an object, and all is UTF-8."""
+    """Returns whether each line has the braces of an object, and all bytes are UTF-8."""
     data = np.frombuffer(rows.block, np.uint8)
     has_braces = (data[rows.starts] == ord("{")) & (data[rows.stops - 1] == ord("}"))
     return bool(has_braces.all()) and b"\0" not in rows.block and is_valid_utf8(rows.block)
@@ -259,7 +259,7 @@ def _read_json(text: pa.Buffer, schema: pa.Schema | None, unexpected: str) -> pa
 
 
 def _texted(kind: pa.DataType) -> pa.DataType:
-    """Returns a type with text in place of the times that Arrow found in text."""
+    """Returns a type with text instead of the times that Arrow inferred from text."""
     if pa.types.is_temporal(kind):
         return pa.string()
     if pa.types.is_list(kind):
@@ -270,7 +270,7 @@ def _texted(kind: pa.DataType) -> pa.DataType:
 
 
 def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema | None:
-    """Returns the fields that hold the columns; `None` while a type isn't known."""
+    """Returns the fields that hold the columns; `None` if any type is unknown."""
     paths = [path for name in columns if (path := find_path(schema, name))]
     kinds = [pick_type(schema, path) for path in paths]
     if len(paths) < len(columns) or any(map(_is_unknown, kinds)):
@@ -285,9 +285,9 @@ def _is_unknown(kind: pa.DataType) -> bool:
 
 
 def _may_be_changed(column: pa.Array) -> bool:
-    """Returns whether values may be others line by line.
+    """Returns whether values may differ from those parsed line by line.
 
-    Lists of lists are JSON text there, and doubles may have been whole numbers here.
+    There, lists of lists are JSON text; here, integers may have become doubles.
     """
     kind = column.type
     if pa.types.is_list(kind):
@@ -301,7 +301,7 @@ def _may_be_changed(column: pa.Array) -> bool:
 
 
 class _Repeating(dict[str, Any]):
-    """An object in which names stand twice, the last of which counts in Python."""
+    """An object with repeated names; Python keeps the last value."""
 
     repeated: frozenset[str] = frozenset()
 
@@ -316,7 +316,7 @@ def _paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _gives_twice(value: Any, columns: Sequence[str]) -> bool:
-    """Returns whether an object gives one of its columns, `a.b` of nested ones, twice."""
+    """Returns whether an object has one of its columns (`a.b` for nested ones) twice."""
     if isinstance(value, list):
         return any(_gives_twice(part, columns) for part in value)
     if not isinstance(value, dict) or not columns:
@@ -334,11 +334,11 @@ def _gives_twice(value: Any, columns: Sequence[str]) -> bool:
 
 
 def _object(line: bytes, columns: Sequence[str] = ()) -> dict[str, Any] | int:
-    """Returns the object that a line is; else its fault, as `sort_out` takes it.
+    """Returns the object in a line, or the index of its fault for `sort_out`.
 
     Args:
         line: The line.
-        columns: Columns that it must not give twice.
+        columns: Columns that it must not have twice.
     """
     if b"\0" in line or not is_valid_utf8(line):
         return 1 + _FAULTS.index(NOT_TEXT)
@@ -370,7 +370,7 @@ def _part(value: Any, name: str) -> Any:
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Returns values of mixed kinds as text, or as lists of text if there is a list."""
+    """Returns values of mixed kinds as text, or as lists of text if any is a list."""
     if any(isinstance(value, list) for value in values):
         lists = [_listed(value) for value in values]
         return pa.array(lists, pa.list_(pa.string()))
@@ -391,6 +391,6 @@ def _written(value: Any) -> str | None:
         return "true" if value else "false"
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < _INT64 else repr(value)
-    # A lone surrogate is no text; nor will it be an id.
+    # A lone surrogate is invalid text, and can't be an id.
     text = as_json(value).decode() if isinstance(value, list) else str(value)
     return text if is_text(text) else None

@@ -1,7 +1,7 @@
-"""Columns inside of columns, and rows that hold lists of events.
+"""Nested columns, and rows that hold lists of events.
 
-`a.b` is the field `b` of the objects in `a`. Where `a` holds lists of objects, `a.b` holds
-the lists of their fields.
+`a.b` is the field `b` of the objects in `a`. If `a` holds lists of objects, `a.b` holds lists of
+their fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNEQUAL = "fields of events in lists of different lengths"
 TOO_LONG = "a list of events that is too long, or beside too long a text"
 
 MOST_EVENTS = 1 << 20
-"""Events that one row may hold, at most."""
+"""Maximum number of events in one row."""
 
 _MOST_BYTES = 256 << 20
 _EVENTS_OF_A_BATCH = 1 << 17
@@ -32,9 +32,9 @@ Path = tuple[str, ...]
 
 
 def find_path(schema: pa.Schema, name: str) -> Path | None:
-    """Returns where a column is; a column that has a dot in its name comes first.
+    """Returns the path of a column; a column with a dot in its name takes precedence.
 
-    `None` where there is none of the name, or two.
+    Returns `None` if there is no such column, or several.
     """
     if len(schema.get_all_field_indices(name)) == 1:
         return (name,)
@@ -46,7 +46,7 @@ def find_path(schema: pa.Schema, name: str) -> Path | None:
             return None
         path, fields = (*path, part), _fields(kinds[0])
         if pa.types.is_null(element_type(kinds[0])):
-            return path  # Empty lists alone: what their objects would hold isn't known.
+            return path  # All lists are empty, so the fields of their objects are unknown.
     return path
 
 
@@ -60,7 +60,7 @@ def pick_type(schema: pa.Schema, path: Path) -> pa.DataType:
 
 
 def pick(batch: pa.RecordBatch, path: Path | None) -> pa.Array:
-    """Returns the column at a path `[n]`; nulls where there is none."""
+    """Returns the column at a path `[n]`; nulls for None."""
     if path is None:
         return pa.nulls(batch.num_rows, pa.string())
     column = batch.column(path[0])
@@ -70,9 +70,9 @@ def pick(batch: pa.RecordBatch, path: Path | None) -> pa.Array:
 
 
 def pick_name(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Returns the column of a name `[n]`; nulls where there is none.
+    """Returns the column with a name `[n]`; nulls if there is none.
 
-    Where objects in lists have no such field, it is null in each of them.
+    If objects in lists have no such field, each object gets a null.
     """
     path = find_path(batch.schema, name)
     if path is not None:
@@ -86,7 +86,7 @@ def pick_name(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def leaf_names(schema: pa.Schema) -> list[str]:
-    """Returns the names of all columns, those inside of others as `a.b`."""
+    """Returns the names of all columns, nested ones as `a.b`."""
     return list(_leaves("", schema))
 
 
@@ -100,17 +100,17 @@ def _leaves(prefix: str, fields: Iterable[pa.Field]) -> Iterable[str]:
 
 
 def element_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the elements of a list; of what is none its own."""
+    """Returns the type of a list's elements, or the type itself if it is no list."""
     return kind.value_type if is_list(kind) else kind
 
 
 def _fields(kind: pa.DataType) -> list[pa.Field]:
-    """Returns the fields of objects, or of the objects in lists; of other types none."""
+    """Returns the fields of objects, or of the objects in lists; none for other types."""
     return list(element_type(kind)) if pa.types.is_struct(element_type(kind)) else []
 
 
 def _field(column: pa.Array, name: str) -> pa.Array:
-    """Returns a field of objects `[n]`, or the lists of it where the objects are in lists."""
+    """Returns a field of objects `[n]`, or lists of it if the objects are in lists."""
     if not is_list(column.type):
         return pc.struct_field(column, [name])
     if not pa.types.is_list(column.type):
@@ -119,23 +119,23 @@ def _field(column: pa.Array, name: str) -> pa.Array:
 
 
 def _listed(column: pa.Array, values: pa.Array) -> pa.Array:
-    """Returns other values in the lists of a column `[n]`."""
+    """Returns a column's lists `[n]` with other values."""
     offsets = pa.array(column.offsets.to_numpy())
     return pa.ListArray.from_arrays(offsets, values, mask=column.is_null())
 
 
-# --- a row an event
+# --- one row per event
 
 
 def explode(batch: RawBatch, events: ListOfEvents) -> Iterator[RawBatch]:
-    """Yields the events of rows; the other columns of a row are repeated for each event.
+    """Yields the events of rows; the other columns are repeated for each event.
 
-    A row without a list, or with one that would take too much memory, is one dead letter.
-    A row with an empty list is counted, and gives nothing.
+    A row without a list, or whose list would take too much memory, is one dead letter. A row
+    with an empty list is counted, and has no events.
 
     Args:
-        batch: Rows, with the lists in columns.
-        events: Which columns hold the lists.
+        batch: Rows with lists in columns.
+        events: The columns of the lists.
     """
     names = batch.columns.schema.names
     lists = {
@@ -161,7 +161,7 @@ def explode(batch: RawBatch, events: ListOfEvents) -> Iterator[RawBatch]:
 
 
 def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
-    """Returns a column of lists `[n]`; a single value is a list of one, null is none."""
+    """Returns a column of lists `[n]`; a single value becomes a list of one, null stays null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _as_lists(column.dictionary_decode(), separator)
@@ -176,7 +176,7 @@ def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
 
 
 def _split(text: pa.Array, separator: str | None) -> pa.Array:
-    """Returns the parts of texts `[n]`, or of lists as text; empty ones are none."""
+    """Returns the parts of texts `[n]`, or of lists as text, without empty ones."""
     lists = split_lists(pc.fill_null(text, ""), separator)
     parts = pc.utf8_trim_whitespace(lists.flatten())
     is_part = np.ones(len(parts), bool)
@@ -189,7 +189,7 @@ def _split(text: pa.Array, separator: str | None) -> pa.Array:
 
 
 def _judge(batch: RawBatch, lists: Mapping[str, pa.Array]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many events each row has `[n]`, and what is wrong with it, if anything."""
+    """Returns the number of events of each row `[n]`, and the index of its fault, if any."""
     lengths_of = [
         pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
         for column in lists.values()
@@ -204,7 +204,7 @@ def _judge(batch: RawBatch, lists: Mapping[str, pa.Array]) -> tuple[np.ndarray, 
 
 
 def _bytes_beside(columns: pa.RecordBatch, lists: Mapping[str, pa.Array]) -> np.ndarray:
-    """Returns the bytes of the texts beside the list of each row `[n]`."""
+    """Returns the size of the texts outside the list in each row `[n]` [bytes]."""
     total = np.zeros(columns.num_rows, np.int64)
     for name, column in zip(columns.schema.names, columns.columns, strict=True):
         is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
@@ -214,7 +214,7 @@ def _bytes_beside(columns: pa.RecordBatch, lists: Mapping[str, pa.Array]) -> np.
 
 
 def _portions(rows: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields rows that together have a bounded number of events, or of which one has more."""
+    """Yields groups of rows with a bounded number of events, or single rows with more."""
     before = np.cumsum(lengths[rows]) - lengths[rows]
     cuts = np.flatnonzero(np.diff(before // _EVENTS_OF_A_BATCH)) + 1
     yield from (part for part in np.split(rows, cuts) if len(part))
@@ -236,6 +236,6 @@ def _events(
         columns=pa.RecordBatch.from_arrays(columns, names=names),
         position=batch.position[parent],
         rejected=batch.rejected.slice(0, 0),
-        raw_rows=None,  # As JSON an event of a long list takes little room.
+        raw_rows=None,  # The JSON of one event is short, even if its list is long.
         element=element,
     )

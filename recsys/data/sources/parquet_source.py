@@ -1,6 +1,6 @@
 """Parquet files as Arrow batches, by row groups.
 
-A dictionary lets a kilobyte stand for gigabytes, since each row names a text that stands
+With a dictionary, a kilobyte can represent gigabytes, since rows refer to a text that is stored
 once. So the unpacked size of a file is checked before its rows are read.
 """
 
@@ -27,8 +27,8 @@ _ROWS_OF_A_BATCH = 1 << 17
 _BYTES_OF_A_BATCH = 64 << 20
 _SMALL_BYTES = 256 << 20
 _MOST_COLUMNS, _MOST_DEEP = 8192, 100
-# In Thrift's compact protocol: the version of the format, an i32, and the length of the list
-# of columns. https://github.com/apache/parquet-format, `FileMetaData`.
+# Thrift's compact protocol: the version of the format, an i32, and the length of the list of
+# columns. https://github.com/apache/parquet-format, `FileMetaData`.
 _FOOTER = re.compile(
     rb"\x15[\x80-\xff]{0,4}[\0-\x7f]\x19(?:\xfc([\x80-\xff]{0,4}[\0-\x7f])|[\x0c-\xec])"
 )
@@ -36,19 +36,19 @@ _FOOTER = re.compile(
 
 @register_source("parquet")
 class ParquetSource(Source):
-    """Parquet; columns inside of others are `a.b`."""
+    """Parquet; nested columns are `a.b`."""
 
     title: ClassVar[str] = "Parquet"
     extensions: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
     @classmethod
     def detects(cls, start: bytes) -> bool:
-        """Returns whether bytes begin with Parquet's mark."""
+        """Returns whether bytes begin with Parquet's magic number."""
         return start.startswith(b"PAR1")
 
     @classmethod
     def fits(cls, start: bytes) -> bool:
-        """Returns whether bytes begin with Parquet's mark."""
+        """Returns whether bytes begin with Parquet's magic number."""
         return cls.detects(start)
 
     def column_names(self, file: Piece) -> list[str]:
@@ -63,11 +63,11 @@ class ParquetSource(Source):
             ]
 
     def check(self, file: Piece) -> Piece:
-        """Returns a file after a look at its footer.
+        """Returns a file after a check of its footer.
 
         Raises:
-            RecsysError: It is damaged, unpacks to too much, or lacks a column; or it is
-                compressed as a whole.
+            RecsysError: It is damaged, unpacks to too much, or lacks a column; or the whole
+                file is compressed.
         """
         if file.compression is not None:
             raise RecsysError(
@@ -98,7 +98,7 @@ class ParquetSource(Source):
                     first, n_before, n_bytes, n_rows = at + 1, n_before + n_rows, 0, 0
 
     def read(self, piece: Piece) -> Iterator[RawBatch]:
-        """Yields the rows of some row groups."""
+        """Yields the rows of the piece's row groups."""
         position = piece.first + 1
         groups = range(piece.start, piece.stop)
         with _opened(piece.file, piece.size) as parquet:
@@ -120,13 +120,13 @@ class ParquetSource(Source):
 
 
 def _leaves_to_read(parquet: pq.ParquetFile, file: Piece) -> dict[int, str]:
-    """Returns the places and full names of the columns that make up `file.columns`.
+    """Returns the indices and full names of the leaf columns of `file.columns`.
 
-    In the full name lists stand between the parts of a path, as `events.list.element.id`.
+    The full name includes the levels of lists, such as `events.list.element.id`.
 
     Raises:
-        RecsysError: A column is missing, or is there twice, or is no plain value or list; or
-            what is read unpacks to too much.
+        RecsysError: A column is missing, duplicated, or neither a plain value nor a list; or
+            the data to read unpack to too much.
     """
     schema, metadata = parquet.schema_arrow, parquet.metadata
     paths = [_path(file, schema, name) for name in file.columns]
@@ -162,7 +162,7 @@ def _path(file: Piece, schema: pa.Schema, name: str) -> Path:
 
 
 def _is_in(path: Path, name: str) -> bool:
-    """Returns whether a column of a full name lies at a path, or below it."""
+    """Returns whether a column with a full name is at a path, or below it."""
     parts, rest = ".".join(path).split("."), iter(name.split("."))
     return parts[0] == next(rest) and all(part in rest for part in parts[1:])
 
@@ -171,11 +171,11 @@ def _is_in(path: Path, name: str) -> bool:
 def _opened(
     file: str, size: int, by_dictionary: Sequence[str] | None = None
 ) -> Iterator[pq.ParquetFile]:
-    """Opens a file, whose texts in some columns may be read as dictionaries.
+    """Opens a file; texts in some columns may be read as dictionaries.
 
     Raises:
-        RecsysError: It can't be read, is damaged, or changed since the plan; or its columns
-            are too many for Arrow, which a deeply nested one ends the process of.
+        RecsysError: It can't be read, is damaged, or changed since the plan; or it has too
+            many or too deeply nested columns for Arrow, which would crash the process.
     """
     now = file_size(file)
     if now != size:
@@ -198,7 +198,7 @@ def _opened(
 
 
 def _check_footer(file: str, size: int, source: BinaryIO) -> None:
-    """Raises an error if a file has no footer, or one of too many columns."""
+    """Raises an error if a file has no footer, or too many columns."""
     source.seek(max(0, size - 8))
     end = source.read(8)
     if len(end) < 8 or end[4:] != b"PAR1":
@@ -233,12 +233,12 @@ def _damaged(file: str, size: int, received: str) -> RecsysError:
 
 
 def _widest(parquet: pq.ParquetFile, group: int, leaves: Sequence[int]) -> int:
-    """Returns the most bytes that a row of a row group may take, about.
+    """Returns an estimate of the maximum size of a row in a row group [bytes].
 
     Args:
-        parquet: The file, whose texts are read as dictionaries.
-        group: The row group.
-        leaves: Columns that are read.
+        parquet: The file, with texts read as dictionaries.
+        group: Index of the row group.
+        leaves: Indices of the columns to read.
     """
     described = parquet.metadata.row_group(group)
     n_rows = max(1, described.num_rows)
@@ -259,7 +259,7 @@ def _widest(parquet: pq.ParquetFile, group: int, leaves: Sequence[int]) -> int:
 
 
 def _longest(column: pa.Array) -> int:
-    """Returns the bytes of the longest text that a column's dictionaries have."""
+    """Returns the length of the longest text in a column's dictionaries [bytes]."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return pc.max(pc.binary_length(column.dictionary)).as_py() or 0

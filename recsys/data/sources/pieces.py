@@ -1,7 +1,7 @@
-"""The pieces of files that workers read, planned after a look at the start of every file.
+"""The pieces of files that workers read, planned after a check of the start of every file.
 
 plan_pieces    the files of a config → a `Source` for each → its pieces
-read_piece     a piece → batches of columns, of lists of events the events
+read_piece     a piece → batches of columns; lists of events become events
 read_all       the files of a config → all their batches, in one process
 """
 
@@ -50,12 +50,12 @@ from recsys.errors import RecsysError, UsageError
 __all__ = ["EMPTY", "Piece", "open_source", "plan_pieces", "read_all", "read_piece"]
 
 EMPTY = "R202"
-"""Code of the error that a file without rows is; of several files one may be."""
+"""Error code for a file without rows, which is allowed for one of several files."""
 WHOLE_FILES = 1 << 62
-"""Bytes of a piece that no file is larger than."""
+"""Piece size larger than any file [bytes]."""
 
 _PIECE_BYTES = 64 << 20
-_GROWTH = 4  # What compressed text comes to, about.
+_GROWTH = 4  # Typical compression ratio of text.
 _BUILT_IN = (CsvSource, JsonLinesSource, ParquetSource, TFRecordSource)
 
 
@@ -66,17 +66,17 @@ def plan_pieces(
     piece_bytes: int = _PIECE_BYTES,
     ids: Sequence[str] = (),
 ) -> list[Piece]:
-    """Returns the pieces that the files of a config are read in.
+    """Returns the pieces of a config's files.
 
     Args:
-        source: What to read.
-        what: The part of `data` in the config that it is, for errors.
+        source: Files and format.
+        what: Key of the source in `data`, for errors.
         columns: Columns to read.
-        piece_bytes: Bytes of a piece, about.
-        ids: Columns of ids, beside those that the config names as user or item.
+        piece_bytes: Approximate size of a piece [bytes].
+        ids: Columns of ids, besides those of user and item in the config.
 
     Raises:
-        RecsysError: A file is missing, can't be read, is empty, is of another format,
+        RecsysError: A file is missing, can't be read, is empty, has another format,
             or lacks a column; or no file has rows.
         UsageError: The config describes no format or no span.
     """
@@ -90,7 +90,7 @@ def plan_pieces(
 def _look_at_files(
     source: SourceConfig, what: str, columns: Sequence[str], ids: Sequence[str] = ()
 ) -> Iterator[Piece]:
-    """Yields each file whole, after a look at its start."""
+    """Yields each file as a single piece, after a check of its start."""
     _check_dialect(source.csv_format, what)
 
     @functools.cache
@@ -116,10 +116,10 @@ def _id_columns(config: SourceConfig) -> list[str]:
 
 
 def read_piece(piece: Piece) -> Iterator[RawBatch]:
-    """Yields the rows of a piece, of lists of events the events.
+    """Yields the rows of a piece; for lists of events, the events.
 
     Raises:
-        RecsysError: The file is damaged, or got shorter or was replaced since the plan.
+        RecsysError: The file is damaged, or was truncated or replaced since the plan.
     """
     batches = piece.source.read(piece)
     if piece.folder:
@@ -140,18 +140,18 @@ def read_all(
     sample: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[int, RawBatch]]:
-    """Yields the rows of all files in this process, and which of the files each batch is of.
+    """Yields the rows of all files in this process, each batch with the index of its file.
 
     Args:
-        source: What to read.
-        what: The part of `data` in the config that it is, for errors.
+        source: Files and format.
+        what: Key of the source in `data`, for errors.
         columns: Columns to read.
-        sample: Rows to read, about; None: all.
-        advance: Called with the bytes of each batch.
+        sample: Approximate number of rows to read; None: all.
+        advance: Called with the number of bytes of each batch.
     """
     n_read, has_rows = 0, False
     for file in _look_at_files(source, what, columns):
-        # A file that is cut into pieces is read to its end for that.
+        # Splitting a file into several pieces would read all of it.
         for piece in file.source.split(file, WHOLE_FILES):
             has_rows = True
             for batch in read_piece(piece):
@@ -166,15 +166,15 @@ def read_all(
 
 
 def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] = ()) -> Piece:
-    """Returns a whole file with what reads it, after a look at its first bytes.
+    """Returns a whole file with its source, after a check of its first bytes.
 
     Args:
         file: The file.
-        config: How it is written.
+        config: Its format.
         columns: Columns to read.
 
     Raises:
-        RecsysError: It is empty, is damaged, or is of another format than is said.
+        RecsysError: It is empty, is damaged, or has another format.
     """
     start = open_bytes(file.path, 0, file.size).read(START_BYTES)
     compression = compression_of(file.path, start)
@@ -217,7 +217,7 @@ def _check_dialect(csv: CsvFormat, what: str) -> None:
 
 
 def remark_on_skipped(source: SourceConfig) -> str | None:
-    """Returns a sentence on files that are skipped though their names say that they hold data."""
+    """Returns a sentence on files that are skipped although their names suggest data."""
     skipped = [path for path in skipped_files(source.files) if format_of_name(path)]
     if not skipped:
         return None
@@ -227,16 +227,16 @@ def remark_on_skipped(source: SourceConfig) -> str | None:
     )
 
 
-# --- the format of a file, by its name and its first bytes
+# --- the format of a file, from its name and its first bytes
 
 
 def _find_source(path: str, start: bytes, config: SourceConfig) -> Source:
-    """Returns what reads a file.
+    """Returns the source that reads a file.
 
     Args:
         path: The file.
         start: Its first bytes, decompressed.
-        config: Names its format, or `auto`.
+        config: Its format, or `auto`.
 
     Raises:
         RecsysError: The config or the name contradicts the bytes.
@@ -278,7 +278,7 @@ _CONVERSIONS = {
 def _other_format(
     path: str, kind: str, title: str, encoding: str | None, *, is_stated: bool
 ) -> RecsysError:
-    """Returns the error of a file whose bytes aren't of the format that it should have."""
+    """Returns the error for a file whose bytes don't have the expected format."""
     named = format_of_name(path)
     if is_stated:
         rule, cure = f"{title}, as the config says", "Correct format in the config."
@@ -305,17 +305,17 @@ def _named(name: str) -> type[Source]:
 
 
 def _classes() -> list[type[Source]]:
-    """Returns the sources that are registered: ours, then those of plugins."""
+    """Returns the registered sources: built-in ones, then those of plugins."""
     return list(dict.fromkeys([*_BUILT_IN, *map(_named, registry.names("source"))]))
 
 
 def _narrowed(path: str, start: bytes, encoding: str) -> bytes:
-    """Returns the start of a text of several bytes a character as UTF-8; others as they are."""
+    """Returns the start of a UTF-16 or UTF-32 text as UTF-8; other text unchanged."""
     if not encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32")):
         return start
     try:
         text = codecs.getincrementaldecoder(encoding)("replace").decode(start)
-    except UnicodeError:  # Of `utf-16` and `utf-32`, which need a mark.
+    except UnicodeError:  # `utf-16` and `utf-32` require a byte order mark.
         name = wide_encoding(start)
         raise RecsysError(
             "R204",
@@ -330,9 +330,9 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def folder_columns(path: str) -> dict[str, str | None]:
-    """Returns the columns that the folders of a path name, with their values.
+    """Returns the columns in the names of a path's folders, with their values.
 
-    Of `year=2024/month=1/day=5` there is also `date`, 2024-01-05.
+    `year=2024/month=1/day=5` also gives `date`, 2024-01-05.
     """
     parts = (part.partition("=") for part in path.split("/")[:-1])
     columns = {
@@ -347,9 +347,9 @@ def folder_columns(path: str) -> dict[str, str | None]:
 
 
 def take_folder_columns(file: Piece) -> Piece:
-    """Returns a whole file whose columns that only its folders have are in `file.folder`.
+    """Returns a whole file with the columns that only its folders have in `file.folder`.
 
-    A column of the file itself comes before that of a folder.
+    A column of the file takes precedence over one of a folder.
 
     Raises:
         RecsysError: The file is damaged.
@@ -360,7 +360,7 @@ def take_folder_columns(file: Piece) -> Piece:
     own = set(file.source.column_names(file))
     of_folder = {name: named[name] for name in file.columns if name in named and name not in own}
     columns = tuple(name for name in file.columns if name not in of_folder)
-    if not columns:  # Without a column of its own a file has no rows.
+    if not columns:  # A file without any columns of its own has no rows.
         return file
     return dataclasses.replace(file, columns=columns, folder=tuple(of_folder.items()))
 

@@ -1,7 +1,7 @@
-"""What a source of rows is: a registered class that says which columns files have and reads them.
+"""The interface of sources: registered classes that list the columns of files and read them.
 
-A format of files, or a table in a database file, is one subclass of `Source`. It is used
-by `format: name`, or `format: {type: name, option: value}`, in the config:
+A source, such as a file format or a table in a database file, is a subclass of `Source`. The
+config selects it with `format: name` or `format: {type: name, option: value}`:
 
     @recsys.register_source("lines")
     class Lines(Source):
@@ -35,44 +35,44 @@ from recsys.errors import RecsysError
 from recsys.strict import Strict
 
 RawRows = Callable[[np.ndarray], list[bytes]]
-"""Returns the rows at places `[k]` among the whole ones, as they stand in the file."""
+"""Returns the raw text of the rows at indices `[k]` among the good rows."""
 
 
 class Source(Strict, abc.ABC):
-    """How rows are read: a format of files. Its fields are its options in the config."""
+    """A format of files. Its fields are its options in the config."""
 
     title: ClassVar[str] = "of the format that"
-    """What a file of the format is called in messages."""
+    """Name of the format in messages."""
     extensions: ClassVar[tuple[str, ...]] = ()
-    """Ends of names that tell the format, as `.csv`."""
+    """File extensions of the format, such as `.csv`."""
 
     @classmethod
     def from_config(cls, config: SourceConfig) -> Self:
-        """Returns the source of a config that names it without options."""
+        """Returns the source for a config that gives only its name."""
         del config
         return cls()
 
     @classmethod
     def detects(cls, start: bytes) -> bool:
-        """Returns whether the first bytes of a file, decompressed, can be of no other format."""
+        """Returns whether a file's first bytes, decompressed, are certainly of this format."""
         del start
         return False
 
     @classmethod
     def fits(cls, start: bytes) -> bool:
-        """Returns whether the first bytes of a file, decompressed, may be of this format."""
+        """Returns whether a file's first bytes, decompressed, may be of this format."""
         del start
         return True
 
     @abc.abstractmethod
     def column_names(self, file: Piece) -> list[str]:
-        """Returns the names of the columns that a file has.
+        """Returns the names of a file's columns.
 
         Args:
             file: The whole file.
 
         Raises:
-            RecsysError: It is damaged.
+            RecsysError: The file is damaged.
         """
 
     @abc.abstractmethod
@@ -80,27 +80,27 @@ class Source(Strict, abc.ABC):
         """Yields the rows of a piece, with the columns `piece.columns`.
 
         Raises:
-            RecsysError: The file is damaged, or got shorter since the plan.
+            RecsysError: The file is damaged, or was truncated since the plan.
         """
 
     def check(self, file: Piece) -> Piece:
-        """Returns a file after a look at its start.
+        """Returns a file after a check of its start.
 
         Args:
             file: The whole file.
 
         Raises:
-            RecsysError: It lacks one of `file.columns`, or is damaged.
+            RecsysError: The file lacks one of `file.columns`, or is damaged.
         """
         check_columns(file.file, self.column_names(file), file.columns)
         return file
 
     def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
-        """Yields the pieces that workers read, in order; none of a file without rows.
+        """Yields the pieces that workers read, in order; none for a file without rows.
 
         Args:
             file: The whole file, as `check` returned it.
-            piece_bytes: Bytes of a piece, about.
+            piece_bytes: Approximate size of a piece [bytes].
         """
         del piece_bytes
         yield file
@@ -111,21 +111,21 @@ class Piece:
     """The description of a part of a file, which is sent to the worker that reads it.
 
     Attributes:
-        source: What reads it.
+        source: Source that reads it.
         file: The file.
-        file_index: Its place among the files of the config.
-        compression: How it is compressed.
+        file_index: Index of the file among the files of the config.
+        compression: Compression of the file.
         columns: The columns to read.
-        size: Bytes of the file, as the plan saw it; no more are read.
-        start: First byte of text, row group of Parquet, or what else a source counts.
-        stop: One past the last.
-        first: Line that the part begins at, from 1 on, or the rows before it.
-        n_bytes: Bytes of its rows, about.
-        names: Columns of the file in their order, where the source needs them.
+        size: Size of the file during planning [bytes]; no more is read.
+        start: First byte of text, row group of Parquet, or another unit of the source.
+        stop: End of the part in the same unit, exclusive.
+        first: First line of the part, from 1 on, or the number of rows before it.
+        n_bytes: Approximate size of its rows [bytes].
+        names: All columns of the file in order, if the source needs them.
         explode: The column with a list of events, if there is one.
-        folder: Columns that are in the names of its folders, with their value in all rows.
-        ids: Columns of ids. After `check` those whose whole numbers are written with `.0`, which
-            `read` leaves out.
+        folder: Columns in the names of its folders, with their values.
+        ids: Columns of ids. After `check`, those whose integers are written with `.0`, which
+            `read` removes.
         ends: Digest of its first and last bytes; empty: unknown.
     """
 
@@ -152,15 +152,14 @@ class RawBatch:
 
     Attributes:
         file: The file.
-        columns: The columns of the rows that are whole, in the types that the format
-            gives: text for CSV.
-        position: Line of each of them, or its row number `[n]` int64, from 1 on.
-        rejected: Dead letters of the rows that are not.
-        raw_rows: Returns rows as they stand in the file; `None` where the format has
-            no text: the columns as JSON take its place.
-        element: Place of each event in the list of its row `[n]`, from 0 on; `None` where
-            a row is an event.
-        n_empty: Rows whose list of events is empty; they are not among the read ones.
+        columns: The columns of the good rows, in the types of the format: text for CSV.
+        position: Line or row number of each good row `[n]` int64, from 1 on.
+        rejected: Dead letters for the other rows.
+        raw_rows: Returns the raw text of rows; `None` if the format isn't text: the columns
+            as JSON replace it.
+        element: Index of each event in the list of its row `[n]`, from 0 on; `None` if a row
+            is an event.
+        n_empty: Number of rows with an empty list of events, which aren't counted as read.
     """
 
     file: str
@@ -173,10 +172,10 @@ class RawBatch:
 
     @classmethod
     def of(cls, piece: Piece, columns: Sequence[pa.Array], first: int) -> RawBatch:
-        """Returns rows that stand one after the other; those with damaged text are rejected.
+        """Returns a batch of consecutive rows; rows with damaged text are rejected.
 
         Args:
-            piece: Where they were read.
+            piece: The piece that was read.
             columns: The columns `piece.columns` of the rows `[n]`, in any Arrow types.
             first: Line or number of the first row, from 1 on.
         """
@@ -185,7 +184,7 @@ class RawBatch:
 
     @classmethod
     def at(cls, piece: Piece, columns: Sequence[pa.Array], position: np.ndarray) -> RawBatch:
-        """Returns rows at their lines or numbers `[n]`; those with damaged text are rejected."""
+        """Returns a batch of rows with their lines or numbers `[n]`; see `of`."""
         columns = [column if _is_text(column) else _unpacked(column) for column in columns]
         names = list(piece.columns)
         rows = pa.RecordBatch.from_arrays(columns, names=names)
@@ -208,15 +207,15 @@ class RawBatch:
 
     @property
     def n_read(self) -> int:
-        """Rows of the batch, whole or not."""
+        """Number of good and rejected rows."""
         return len(self.position) + self.rejected.num_rows
 
     def reject(self, bad: pa.Array, reasons: Sequence[str]) -> pa.RecordBatch:
-        """Returns the dead letters of the batch, then those of its whole rows that are `bad`.
+        """Returns the dead letters of the batch, then those for its rows that are `bad`.
 
         Args:
-            bad: Which of the whole rows break a rule `[n]` bool.
-            reasons: What is wrong with each of them, as many as `bad` has.
+            bad: Whether each good row breaks a rule `[n]` bool.
+            reasons: Reason for each bad row.
         """
         at = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
         if len(at) == 0:
@@ -231,7 +230,7 @@ class RawBatch:
 
 
 def as_json(row: object) -> bytes:
-    """Returns a row as JSON; what JSON has no word for is written as text."""
+    """Returns a row as JSON; values without a JSON type are written as text."""
     return json.dumps(row, ensure_ascii=False, default=_as_text).encode("utf-8", "replace")
 
 
@@ -240,24 +239,24 @@ def _as_text(value: object) -> str:
 
 
 def join_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Returns batches of one schema, at least one, as one batch."""
+    """Concatenates batches of one schema, at least one."""
     if len(batches) == 1:
         return batches[0]
     joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return joined[0] if joined else batches[0]
 
 
-# --- columns that a file must have
+# --- required columns
 
 
 def check_columns(file: str, names: Sequence[str], columns: Sequence[str], cure: str = "") -> None:
     """Raises an error if a file lacks a column, or has it twice.
 
     Args:
-        file: The file, or what else has the columns.
-        names: Columns that it has.
-        columns: Columns that it must have.
-        cure: What to do, where that is known.
+        file: The file, or another container of the columns.
+        names: Its columns.
+        columns: Required columns.
+        cure: Advice, if known.
     """
     for name in columns:
         if list(names).count(name) != 1:
@@ -267,7 +266,7 @@ def check_columns(file: str, names: Sequence[str], columns: Sequence[str], cure:
 def missing_column(
     file: str, name: str, names: Sequence[str], columns: Sequence[str], cure: str = ""
 ) -> RecsysError:
-    """Returns the error of a file that lacks a column, or has it twice."""
+    """Returns the error for a file that lacks a column, or has it twice."""
     amount = "only once" if name in names else "once"
     return RecsysError(
         "R203",
@@ -297,7 +296,7 @@ def _is_text(column: pa.Array) -> bool:
 
 
 def _unpacked(column: pa.Array) -> pa.Array:
-    """Returns a column with each value in its row, where it may be in a dictionary."""
+    """Returns a column with dictionaries decoded."""
     kind = column.type
     if pa.types.is_list(kind) and pa.types.is_dictionary(kind.value_type):
         return column.cast(pa.list_(kind.value_type.value_type))
@@ -305,7 +304,7 @@ def _unpacked(column: pa.Array) -> pa.Array:
 
 
 def _binary(column: pa.Array) -> pa.Array:
-    """Returns text as bytes, so that it can be shown, however damaged."""
+    """Returns text as bytes, so that it can be shown even if it is damaged."""
     kind = column.type
     if pa.types.is_string(kind):
         return column.view(pa.binary())

@@ -1,13 +1,11 @@
-"""The files that a config names by globs and spans, their sizes, and their bytes.
+"""The files of a config, given by globs and spans; their sizes and bytes.
 
-A file's size is taken once. No more than that is read, so that one which grows
-meanwhile gives the same rows to every reader; one that got shorter, or was replaced, is an
-error.
+A file's size is read once, and no more bytes than that are read later, so that every reader
+of a growing file gets the same rows. A file that was truncated or replaced is an error.
 
-Spans are as TFX's ExampleGen means them: `{SPAN}` is a number that grows with time, or
-`{YYYY}`, `{MM}` and `{DD}` are a date, of which the days since 1970 are the span.
-`{VERSION}` numbers the versions of one span; the newest one is read. `{SPAN:2}` stands for
-two digits.
+Spans have the same syntax as in TFX's ExampleGen: `{SPAN}` is a number that grows with time;
+`{YYYY}`, `{MM}` and `{DD}` are a date, whose span is the number of days since 1970. `{VERSION}`
+numbers the versions of a span, of which the newest is read. `{SPAN:2}` has two digits.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ class SourceFile:
     """A file of a source.
 
     Attributes:
-        path: Its path, or its URL.
-        size: Its size when it was looked at [bytes].
+        path: Its path or URL.
+        size: Its size when it was found [bytes].
     """
 
     path: str
@@ -46,20 +44,20 @@ class SourceFile:
 
 
 def is_remote(path: str) -> bool:
-    """Returns whether a path is a URL, as `gs://bucket/file`."""
+    """Returns whether a path is a URL such as `gs://bucket/file`."""
     return "://" in path
 
 
 def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
-    """Returns the files of a source: pattern by pattern, in each by span, then by name.
+    """Returns the files of a source, by pattern, then by span, then by name.
 
-    A file that two patterns name stands there twice. Files of interactions that are
-    validated on or held out come last, and once.
+    A file that matches two patterns occurs twice. Files of interactions for validation or
+    evaluation come last, and only once.
 
     Args:
-        source: What to read. Of interactions all spans are read, or the newest
-            `spans`; of anything else the newest span.
-        what: The part of `data` in the config that it is, for errors.
+        source: Files to read. For interactions, all spans are read, or the newest
+            `spans`; for other sources, the newest span.
+        what: Key of the source in `data`, for errors.
 
     Raises:
         RecsysError: A pattern matches no file, or a file can't be read.
@@ -71,9 +69,9 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
 
 
 def parts_of_files(source: SourceConfig, what: str) -> dict[str, Part]:
-    """Returns the part of each file that `valid_files` or `eval_files` of interactions name.
+    """Returns the part of each file that matches `valid_files` or `eval_files` of interactions.
 
-    A file that both name is held out. No other source has any.
+    A file that matches both is held out. Other sources have no parts.
 
     Raises:
         RecsysError: A pattern matches no file.
@@ -92,8 +90,8 @@ def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, i
     """Returns the paths of a source as `match_files` does, with the span and version of each.
 
     Args:
-        source: What to read.
-        what: The part of `data` in the config that it is, for errors.
+        source: Files to read.
+        what: Key of the source in `data`, for errors.
 
     Raises:
         RecsysError: A pattern matches no file.
@@ -110,14 +108,14 @@ def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, i
         newest = spans.newest(_match(spans.as_glob, pattern, what))
         if not newest:
             raise _no_file(pattern, what, "no file with such a span")
-        # Versions count within their pattern, the window of spans over all of them.
+        # The newest versions are chosen per pattern, the window of spans over all patterns.
         spanned += newest
     kept = sorted({span for _, (span, _) in spanned})[-n_spans if n_spans else 0 :]
     return [*matched, *(file for file in spanned if file[1][0] in kept)]
 
 
 def patterns(files: Files) -> tuple[str, ...]:
-    """Returns the patterns that a config gives, one or several."""
+    """Returns the patterns of a config as a tuple."""
     return (files,) if isinstance(files, str) else files
 
 
@@ -132,7 +130,7 @@ def _match(pattern: str, named: str, what: str) -> list[str]:
         paths = [path for path in found if not is_skipped(path, pattern)]
         paths = [path for path in paths if not Path(path).is_dir()]
     for path in paths:
-        if not is_text(path):  # Dead letters, reports and JSON couldn't hold it.
+        if not is_text(path):  # Dead letters, reports and JSON can't contain it.
             raise RecsysError(
                 "R205",
                 "The path of a file must be UTF-8 text.",
@@ -145,7 +143,7 @@ def _match(pattern: str, named: str, what: str) -> list[str]:
 
 
 def skipped_files(files: Files) -> list[str]:
-    """Returns the local files that globs match, and that are no data by their names."""
+    """Returns the local files that globs match, but whose names mark them as no data."""
     globs = [span.as_glob if (span := span_pattern(name)) else name for name in patterns(files)]
     return sorted(
         path
@@ -159,8 +157,8 @@ def skipped_files(files: Files) -> list[str]:
 def is_skipped(path: str, pattern: str) -> bool:
     """Returns whether a path that a glob matches is no data, such as Spark's `_SUCCESS`.
 
-    The name of the file, or of a folder behind the first wildcard, begins with `_` or `.`, which
-    the glob doesn't ask for, and isn't a column, such as `_day=1`.
+    This is so if the name of the file, or of a folder after the first wildcard, begins with `_`
+    or `.`, unless the glob contains that prefix or it is a column, such as `_day=1`.
     """
     parts = pattern.split("/")
     n_plain = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
@@ -174,7 +172,7 @@ def is_skipped(path: str, pattern: str) -> bool:
 
 
 def _no_match(pattern: str, named: str, what: str) -> RecsysError:
-    """Returns the error of a pattern without a file."""
+    """Returns the error for a pattern without a file."""
     if is_remote(pattern) or not (glob.has_magic(pattern) or Path(pattern).is_dir()):
         return _no_file(named, what, "no such file")
     folders = [path for path in sorted(glob.glob(pattern)) if Path(path).is_dir()]
@@ -189,7 +187,7 @@ def _no_match(pattern: str, named: str, what: str) -> RecsysError:
 
 
 def is_text(name: str) -> bool:
-    """Returns whether a name can be written as UTF-8: it has no lone surrogate."""
+    """Returns whether a name can be encoded as UTF-8, without lone surrogates."""
     return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
@@ -215,8 +213,8 @@ class SpanPattern:
     """A pattern of files with spans.
 
     Attributes:
-        as_glob: The glob that matches the files of every span, and maybe others.
-        regex: What matches a path, with a group for each part of the span.
+        as_glob: Glob that matches the files of all spans, and maybe others.
+        regex: Regular expression of paths, with a group for each part of the span.
     """
 
     as_glob: str
@@ -228,7 +226,7 @@ class SpanPattern:
         return "YYYY" in self.regex.groupindex
 
     def span_of(self, path: str) -> tuple[int, int] | None:
-        """Returns span and version of a path; `None` if it has none."""
+        """Returns the span and version of a path; `None` if it has none."""
         match = self.regex.fullmatch(path)
         if match is None:
             return None
@@ -243,10 +241,10 @@ class SpanPattern:
         return (day - _EPOCH).days, version
 
     def newest(self, paths: Iterable[str]) -> list[tuple[str, tuple[int, int]]]:
-        """Returns the files of the newest version of each span, from the oldest span on.
+        """Returns the files of the newest version of each span, the oldest span first.
 
-        Where a glob stands before the version, each thing that it matches has versions
-        of its own: `eu/span-1/v2` doesn't replace `us/span-1/v1`.
+        If a wildcard precedes the version, versions are separate for each of its matches:
+        `eu/span-1/v2` doesn't replace `us/span-1/v1`.
 
         Args:
             paths: Files that the glob matched; those without a span are left out.
@@ -261,14 +259,14 @@ class SpanPattern:
         return [file for file in files if newest[self._series(file[0]), file[1][0]] == file[1][1]]
 
     def _series(self, path: str) -> str:
-        """Returns what stands before the version of a path; versions count within it."""
+        """Returns the part of a path before the version, within which versions count."""
         match = self.regex.fullmatch(path)
         has_versions = match is not None and "VERSION" in match.groupdict()
         return path[: match.start("VERSION")] if match and has_versions else ""
 
 
 def day_name(span: int) -> str:
-    """Returns the date of a span that is a day, as ISO 8601 has it."""
+    """Returns the date of a span of days, in ISO 8601."""
     return (_EPOCH + dt.timedelta(days=span)).isoformat()
 
 
@@ -276,7 +274,7 @@ def span_pattern(pattern: str) -> SpanPattern | None:
     """Returns the spans of a pattern; `None` if it has none.
 
     Raises:
-        UsageError: The parts of a span don't make one.
+        UsageError: The placeholders don't form a span.
     """
     parts = _PART.split(pattern)
     specs = [part for part in parts if re.match(r"\{[A-Z]", part)]
@@ -296,7 +294,7 @@ def span_pattern(pattern: str) -> SpanPattern | None:
 
 
 def _part_regex(part: str) -> str:
-    """Returns the regular expression of a part of a pattern that the glob has matched."""
+    """Returns the regular expression for a part of a glob."""
     if spec := _SPEC.fullmatch(part):
         width = spec[2] or _DATE.get(spec[1])
         return f"(?P<{spec[1]}>" + (rf"\d{{{width}}})" if width else r"\d+)")
@@ -315,7 +313,7 @@ def file_size(path: str) -> int:
     """Returns the size of a file [bytes].
 
     Raises:
-        RecsysError: There is no such file, or it is a pipe, a socket, a device or a folder.
+        RecsysError: The file doesn't exist, or it is a pipe, a socket, a device or a folder.
     """
     if is_remote(path):
         return int(_remote_entries(path)[0].size_in_bytes)
@@ -323,7 +321,7 @@ def file_size(path: str) -> int:
         status = Path(path).stat()
     except (OSError, ValueError) as error:
         raise unreadable(path, getattr(error, "strerror", None) or str(error)) from None
-    if not stat.S_ISREG(status.st_mode):  # Others never end, or can't seek.
+    if not stat.S_ISREG(status.st_mode):  # Others may never end, or aren't seekable.
         kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
         raise RecsysError(
             "R205",
@@ -343,13 +341,13 @@ def open_file(path: str) -> BinaryIO:
     try:
         if is_remote(path):
             return _remote_open(path)
-        return open_regular(path)  # It may be a pipe by now.
+        return open_regular(path)  # It may have become a pipe.
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
 
 
 def unreadable(path: str, received: str) -> RecsysError:
-    """Returns the error of a file that can't be opened."""
+    """Returns the error for a file that can't be opened."""
     return RecsysError(
         "R205",
         f"{path!r} must be a readable file.",
@@ -364,10 +362,10 @@ class Section(io.RawIOBase):
     Args:
         path: The file.
         start: First byte.
-        stop: One past the last byte.
+        stop: End, exclusive.
 
     Raises:
-        RecsysError: The file can't be opened; or, while reading, ends before `stop`.
+        RecsysError: The file can't be opened, or ends before `stop` while it is read.
     """
 
     def __init__(self, path: str, start: int, stop: int) -> None:
@@ -381,7 +379,7 @@ class Section(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fills a buffer with the next bytes; returns how many."""
+        """Fills a buffer with the next bytes; returns their number."""
         data = self._file.read(min(len(buffer), self._stop - self._at))
         if not data and self._at < self._stop and len(buffer):
             raise RecsysError(
@@ -410,7 +408,7 @@ def ends_digest(path: str, size: int) -> str:
 
     Args:
         path: The file.
-        size: Bytes of the file that count.
+        size: Size of the part of the file to consider [bytes].
 
     Raises:
         RecsysError: The file can't be read, or is shorter.
@@ -425,7 +423,7 @@ def ends_digest(path: str, size: int) -> str:
 
 
 def replaced(path: str) -> RecsysError:
-    """Returns the error of a file that is another one than before."""
+    """Returns the error for a file that was replaced."""
     return RecsysError(
         "R250",
         f"{path!r} must not be replaced while it is read.",
@@ -435,9 +433,9 @@ def replaced(path: str) -> RecsysError:
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
-    """Returns a digest of names and contents of files, and of columns in names of folders.
+    """Returns a digest of the names and contents of files, and of columns in folder names.
 
-    Of remote files it is the file system's.
+    For remote files the file system's checksum is used.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -449,7 +447,7 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 
 
 def content_digest(path: str) -> bytes:
-    """Returns a digest of a file's contents; for a remote file, that of its file system.
+    """Returns a digest of a file's content; for a remote file, the file system's checksum.
 
     Raises:
         RecsysError: The file can't be read.
@@ -483,7 +481,7 @@ def _remote_entries(pattern: str) -> list[Any]:
     filesystems = _filesystems()
     try:
         return list(filesystems.match([pattern])[0].metadata_list)
-    except Exception as error:  # noqa: BLE001 each file system raises its own kinds
+    except Exception as error:  # noqa: BLE001 each file system raises its own exceptions
         raise unreadable(pattern, str(error)) from None
 
 
@@ -492,5 +490,5 @@ def _remote_open(path: str) -> BinaryIO:
 
     try:
         return _filesystems().open(path, compression_type=CompressionTypes.UNCOMPRESSED)
-    except Exception as error:  # noqa: BLE001 each file system raises its own kinds
+    except Exception as error:  # noqa: BLE001 each file system raises its own exceptions
         raise unreadable(path, str(error)) from None

@@ -1,4 +1,4 @@
-"""Opens files as bytes or UTF-8 text, of any compression and encoding, within limits."""
+"""Opens files as bytes or UTF-8 text, in any compression and encoding, within limits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
 
 START_BYTES = 1 << 16
-"""Bytes of the start of a file that tell what it is."""
+"""Size of the start of a file that is read to detect its format [bytes]."""
 LINE_LIMIT_BYTES = 64 << 20
-"""Bytes of one row."""
+"""Maximum size of a row [bytes]."""
 HEADER_LIMIT_BYTES = 1 << 20
-"""Bytes of a header."""
+"""Maximum size of a header [bytes]."""
 _COMPRESSIONS: dict[bytes, Compression] = {
     b"\x1f\x8b\x08": "gzip",
     b"BZh": "bz2",
@@ -25,7 +25,7 @@ _COMPRESSIONS: dict[bytes, Compression] = {
     b"\x28\xb5\x2f\xfd": "zstd",
 }
 _BZ2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
-"""What begins a block of bz2, and what ends a stream without one."""
+"""Start of a bz2 block, and end of a stream without blocks."""
 COMPRESSED_NAMES: dict[str, Compression] = {
     ".gz": "gzip",
     ".gzip": "gzip",
@@ -34,7 +34,7 @@ COMPRESSED_NAMES: dict[str, Compression] = {
     ".zst": "zstd",
     ".zstd": "zstd",
 }
-"""Ends of names that tell a compression."""
+"""File extensions of compressions."""
 _KINDS = {
     b"PAR1": "a Parquet file",
     b"\x1f\x8b": "a gzip file",
@@ -59,12 +59,12 @@ _KINDS = {
 _MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
 _DAMAGED = "recsys.damaged"
 _BUFFER_BYTES = 1 << 18
-# Of names of the net, of none, and of Python's own sources, whose escapes may be line ends.
+# Not encodings of files: for domain names, the one that always fails, and Python source code.
 _NOT_OF_FILES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
 
 
 def long_line(file: str, line: int, limit_bytes: int, start: bytes) -> RecsysError:
-    """Returns the error of a line that is too long to be held."""
+    """Returns the error for a line that is too long."""
     return RecsysError(
         "R280",
         f"{file!r} must have lines of at most {limit_bytes >> 20} MiB; line {line:,} is longer.",
@@ -81,11 +81,11 @@ def read_line(
     Args:
         stream: The text.
         file: Its file, for the error.
-        number: Line that it stands at, for the error.
-        limit_bytes: Most bytes of the line.
+        number: Number of the line, for the error.
+        limit_bytes: Maximum size of the line [bytes].
 
     Raises:
-        RecsysError: The line is longer than that.
+        RecsysError: The line is longer.
     """
     line = stream.readline(limit_bytes + 1)
     if len(line) > limit_bytes:
@@ -93,14 +93,14 @@ def read_line(
     return line
 
 
-# --- what bytes are
+# --- detection
 
 
 def compression_of(path: str, start: bytes) -> Compression | None:
-    """Returns how a file is compressed.
+    """Returns the compression of a file.
 
     Raises:
-        RecsysError: Its name says another thing than its bytes.
+        RecsysError: Its name contradicts its bytes.
     """
     kinds = (kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic))
     compression = next(kinds, None)
@@ -118,14 +118,14 @@ def compression_of(path: str, start: bytes) -> Compression | None:
 
 
 def holds_nothing(start: bytes) -> bool:
-    """Returns whether the first bytes of a file are blanks, and a byte order mark at most."""
+    """Returns whether a file's first bytes are only blanks, after an optional byte order mark."""
     mark = next((mark for mark in _MARKS if start.startswith(mark)), b"")
     is_wide = len(mark) in (2, 4)
     return not start.removeprefix(mark).strip(b" \t\r\n\v\f" + (b"\0" if is_wide else b""))
 
 
 def wide_encoding(start: bytes) -> str | None:
-    """Returns the encoding of UTF-16 or UTF-32, by its mark or its NUL bytes."""
+    """Returns the encoding of UTF-16 or UTF-32 text, by its byte order mark or its NUL bytes."""
     if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
         return "utf-32"
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -133,7 +133,7 @@ def wide_encoding(start: bytes) -> str | None:
     n_nul = [start[at::4].count(0) for at in range(4)]
     if sum(n_nul) * 16 <= len(start):
         return None
-    # Of four bytes nearly all characters leave two empty; of two those of Latin leave one.
+    # Nearly all characters have two NUL bytes in UTF-32; Latin ones have one in UTF-16.
     if min(n_nul[2:]) * 4 >= 0.95 * len(start) - 4:
         name = "utf-32-le"
     elif min(n_nul[:2]) * 4 >= 0.95 * len(start):
@@ -148,13 +148,13 @@ def wide_encoding(start: bytes) -> str | None:
 
 
 def kind_of_bytes(start: bytes) -> str | None:
-    """Returns the kind of bytes that are no text."""
+    """Returns the kind of bytes that aren't text, or None."""
     kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
     if kind == "a zip file" and b"[Content_Types].xml" in start:
         return "an Excel file"
     if kind is None and start[257:262] == b"ustar":
         return "a tar file"
-    # A few NUL bytes are damage; a text that is full of them is none.
+    # A few NUL bytes are damage; many mean that it is no text.
     if kind is None and start.count(b"\0") * 16 > len(start):
         wide = wide_encoding(start)
         return f"{wide[:6].upper()} text" if wide else "binary data (NUL bytes)"
@@ -162,13 +162,13 @@ def kind_of_bytes(start: bytes) -> str | None:
 
 
 def has_lone_cr(start: bytes) -> bool:
-    """Returns whether the first line of a text holds carriage returns outside of quotes."""
+    """Returns whether the first line of a text has carriage returns outside of quotes."""
     line = start.partition(b"\n")[0].rstrip(b"\r")
     return b"\r" in line and b"\r" in re.sub(rb'"[^"]*"', b"", line)
 
 
 def is_encoding(encoding: str) -> bool:
-    """Returns whether Python knows an encoding, and can go on behind damage in it."""
+    """Returns whether Python supports an encoding, and can continue after damage in it."""
     try:
         known = codecs.lookup(encoding)
     except (LookupError, ValueError):
@@ -177,12 +177,12 @@ def is_encoding(encoding: str) -> bool:
 
 
 def is_utf8(encoding: str) -> bool:
-    """Returns whether a text in `encoding` is UTF-8 as it is."""
+    """Returns whether text in `encoding` is valid UTF-8 without conversion."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii")
 
 
 def is_splittable(encoding: str) -> bool:
-    """Returns whether each byte is a character, or bytes of UTF-8: line ends stand alone."""
+    """Returns whether a line end is always the single byte, as in UTF-8 and 8-bit encodings."""
     name = codecs.lookup(encoding).name
     return is_utf8(encoding) or name.startswith(("iso8859", "cp125", "koi8", "mac-"))
 
@@ -197,12 +197,12 @@ def open_bytes(
 
     Args:
         path: The file.
-        start: First byte, 0 for a compressed one.
-        stop: One past the last byte.
-        compression: How it is compressed.
+        start: First byte, 0 for a compressed file.
+        stop: End, exclusive.
+        compression: Compression of the file.
 
     Raises:
-        RecsysError: The file can't be opened; or, while reading, is cut off.
+        RecsysError: The file can't be opened, or is truncated while it is read.
     """
 
     def open_raw() -> io.BufferedReader:
@@ -219,18 +219,17 @@ def open_text(
 ) -> io.BufferedReader:
     """Opens the text of a file as UTF-8, without a byte order mark.
 
-    Characters that are damaged come out as bytes that aren't UTF-8, so that they cost
-    their rows.
+    Damaged characters become bytes that aren't UTF-8, so that only their rows are rejected.
 
     Args:
         path: The file.
-        start: First byte; not 0 only where `is_splittable`.
-        stop: One past the last byte.
-        compression: How it is compressed.
-        encoding: How its characters are written.
+        start: First byte; must be 0 unless `is_splittable`.
+        stop: End, exclusive.
+        compression: Compression of the file.
+        encoding: Encoding of the text.
 
     Raises:
-        RecsysError: As `open_bytes`.
+        RecsysError: See `open_bytes`.
     """
     stream = open_bytes(path, start, stop, compression)
     if not is_utf8(encoding):
@@ -241,12 +240,12 @@ def open_text(
 
 
 def skip_mark(stream: io.BufferedReader) -> int:
-    """Skips the byte order mark at the start of UTF-8; returns how many bytes it has."""
+    """Skips the byte order mark at the start of UTF-8; returns its length [bytes]."""
     return len(stream.read(3)) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0
 
 
 class _Transcoded(io.RawIOBase):
-    """Turns a stream into UTF-8."""
+    """Converts a stream to UTF-8."""
 
     def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
         super().__init__()
@@ -256,14 +255,14 @@ class _Transcoded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        text = self._text.read(max(1, len(buffer) // 4))  # At most four bytes a character.
+        text = self._text.read(max(1, len(buffer) // 4))  # At most four bytes per character.
         data = text.encode("utf-8", _DAMAGED)
         buffer[: len(data)] = data
         return len(data)
 
 
 def _mark_damage(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Marks damage by a lone surrogate, and writes that, or any other, as the byte 0xff."""
+    """Decodes damage as a lone surrogate, and encodes any surrogate as the byte 0xff."""
     if isinstance(error, UnicodeEncodeError):
         return b"\xff" * (error.end - error.start), error.end
     return "\udcff", cast(UnicodeDecodeError, error).end

@@ -1,7 +1,7 @@
-"""Formats of lines of text: cut between rows, decoded, and read a block at a time.
+"""Formats of lines of text: split between rows, decoded, and read in blocks.
 
-A subclass of `TextSource` says what the rows of a block hold. Compression, encodings,
-pieces, files that grow and lines that are too long are taken care of here.
+A subclass of `TextSource` parses the rows of a block. This module handles compression, encodings,
+pieces, growing files and lines that are too long.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from recsys.data.sources.streams import (
 
 UNFINISHED = "still being written: the file grew behind it"
 BLOCK_BYTES = 8 << 20
-"""Bytes of text that are parsed at a time."""
+"""Size of the blocks of text that are parsed at a time [bytes]."""
 _CUT_BYTES = 4 << 20
 _ROW_LIMIT_LINES = 1000
-"""Lines that one row may stand on."""
-_NO_ROW = 1 << 40  # More fields than any row has.
+"""Maximum number of lines that a row can span."""
+_NO_ROW = 1 << 40  # More fields than any row.
 _MARKS = range(0xE000, 0xF8FF)
-"""Characters for private use: one stands in for a delimiter of several characters."""
+"""Characters for private use: one may replace a delimiter of several characters."""
 
 csv.field_size_limit(LINE_LIMIT_BYTES)
 
@@ -49,11 +49,11 @@ csv.field_size_limit(LINE_LIMIT_BYTES)
 class TextSource(Source):
     """A format of lines of text, in any encoding, compressed or not.
 
-    A subclass needs `column_names` and `parse`.
+    A subclass must implement `column_names` and `parse`.
     """
 
     encoding: str = "utf-8"
-    """Encoding of the text, by the name that Python has for it."""
+    """Text encoding, by its name in Python."""
 
     @pydantic.field_validator("encoding")
     @classmethod
@@ -64,7 +64,7 @@ class TextSource(Source):
 
     @classmethod
     def from_config(cls, config: SourceConfig) -> Self:
-        """Returns the source of a config that names it without options."""
+        """Returns the source for a config that gives only its name."""
         return cls(encoding=config.csv.encoding)
 
     @classmethod
@@ -73,24 +73,24 @@ class TextSource(Source):
         return kind_of_bytes(start) is None
 
     def open(self, file: Piece) -> BinaryIO:
-        """Opens the whole text of a file, UTF-8, from its first line on."""
+        """Opens the whole text of a file as UTF-8."""
         return open_text(file.file, 0, file.size, file.compression, self.encoding)
 
     def n_lines_above(self, file: Piece) -> int:
-        """Returns how many lines stand above the rows of a file."""
+        """Returns the number of lines before the rows of a file."""
         del file
         return 0
 
     def rows(
         self, file: Piece, stream: BinaryIO, first_line: int, block_bytes: int
     ) -> Iterator[Rows]:
-        """Yields the rows of a text, block by block; here each line is one.
+        """Yields the rows of a text in blocks; here each line is a row.
 
         Args:
             file: The file.
-            stream: Its text, UTF-8, from a row on.
-            first_line: Line that the stream stands at, from 1 on.
-            block_bytes: Bytes of a block, about.
+            stream: Its text in UTF-8, at the start of a row.
+            first_line: Line number at the start of the stream, from 1 on.
+            block_bytes: Approximate size of a block [bytes].
         """
         line = CsvFormat(quote=None)
         return row_blocks(stream, block_bytes, first_line, 0, line, file.file)
@@ -98,7 +98,7 @@ class TextSource(Source):
     def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
         """Yields the pieces of a file, cut between rows.
 
-        Text that is neither remote nor compressed is read once, to find the rows.
+        Text that is neither remote nor compressed is read once to find the rows.
         """
         is_whole = (
             file.size <= piece_bytes
@@ -129,7 +129,7 @@ class TextSource(Source):
                 )
 
     def _skip_header(self, file: Piece, stream: BinaryIO) -> list[bytes]:
-        """Returns the lines above the rows of a file, behind which the stream is then."""
+        """Reads and returns the lines before the rows of a file."""
         lines = (
             read_line(stream, file.file, 1 + at, LINE_LIMIT_BYTES)
             for at in range(self.n_lines_above(file))
@@ -151,15 +151,15 @@ class TextSource(Source):
             yield dataclasses.replace(nothing, rejected=rejected)
 
     def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
-        """Yields what the rows of a piece hold, block by block."""
+        """Yields the parsed rows of a piece, block by block."""
         return (self.parse(piece, rows) for rows in blocks)
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
-        """Returns what rows hold; those that break a rule are among the rejected.
+        """Returns the columns of rows, and dead letters for rows that break a rule.
 
         Args:
-            piece: Where they stand.
-            rows: The rows; blank lines are left out.
+            piece: Piece of the rows.
+            rows: The rows, without blank lines.
         """
         raise NotImplementedError
 
@@ -167,9 +167,9 @@ class TextSource(Source):
 def _without_unfinished(
     piece: Piece, blocks: Iterator[Rows], letters: list[pa.RecordBatch]
 ) -> Iterator[Rows]:
-    """Yields rows without one that has no line end; its dead letter is added to `letters`.
+    """Yields rows without one that has no line end, whose dead letter is added to `letters`.
 
-    A file that grew since the plan may have been in the middle of a line then.
+    A file that grew since the plan may have ended in the middle of a line.
     """
     for rows in blocks:
         is_unfinished = np.arange(len(rows)) >= len(rows) - rows.is_cut
@@ -182,13 +182,13 @@ def _without_unfinished(
 def sort_out(
     file: str, rows: Rows, columns: pa.RecordBatch, faults: np.ndarray, reasons: Sequence[str]
 ) -> RawBatch:
-    """Returns the batch of rows of which some have a fault.
+    """Returns the batch of rows, some of which have a fault.
 
     Args:
-        file: Where they stand.
+        file: File of the rows.
         rows: The rows `[n]`.
-        columns: The columns of those without a fault.
-        faults: The fault of each `[n]`: 0 none, `i` the reason `reasons[i - 1]`, -1 it is blank.
+        columns: The columns of the rows without a fault.
+        faults: Fault of each row `[n]`: 0 none, `i` the reason `reasons[i - 1]`, -1 blank.
         reasons: Reasons of dead letters.
     """
     at = np.flatnonzero(faults > 0)
@@ -206,13 +206,13 @@ def is_valid_utf8(text: bytes) -> bool:
         return False
 
 
-# --- rows, and their fields, which are split as Python's csv does it
+# --- rows and their fields, split in the same way as Python's csv
 
 
 def split_fields(row: str, dialect: CsvFormat) -> tuple[list[str], bool]:
-    """Returns the fields of a row, and whether a quoted one is still open at its end.
+    """Returns the fields of a row, and whether a quote is still open at its end.
 
-    There are none if it is more than one row.
+    There are no fields if the text is more than one row.
     """
     delimiter = dialect.delimiter
     if len(delimiter) > 1:
@@ -221,7 +221,7 @@ def split_fields(row: str, dialect: CsvFormat) -> tuple[list[str], bool]:
             row.replace(delimiter, mark), dialect.model_copy(update={"delimiter": mark})
         )
         return [field.replace(mark, delimiter) for field in fields], is_open
-    # Another field at the end is one of its own unless a quote is left open.
+    # The added field is separate unless a quote is open.
     rows = csv.reader(
         [f"{row}{delimiter}\0"],
         delimiter=delimiter,
@@ -240,11 +240,11 @@ class Rows:
     """Rows of a block.
 
     Attributes:
-        block: Bytes that the rows stand in; the last one ends in a line end.
-        line: Line where each starts `[n]` int64, from 1 on.
-        starts: Where each begins `[n]`.
-        stops: Where each ends, without the line end `[n]`.
-        is_odd: Whether each stands on several lines, or has an odd number of quotes
+        block: Bytes that contain the rows; the last row has a line end.
+        line: Line number of the start of each row `[n]` int64, from 1 on.
+        starts: Start of each row in the block `[n]`.
+        stops: End of each row in the block, without the line end `[n]`.
+        is_odd: Whether each row spans several lines, or has an odd number of quotes
             `[n]` bool.
         is_whole: Whether the rows are all lines of the block, and none is blank.
         is_cut: Whether the last row has no line end in the file.
@@ -262,21 +262,21 @@ class Rows:
         return len(self.line)
 
     def raw(self, at: np.ndarray | None = None) -> list[bytes]:
-        """Returns the rows at places `[k]`, or all."""
+        """Returns the rows at indices `[k]`, or all."""
         starts, stops = (
             (places if at is None else places[at]).tolist() for places in (self.starts, self.stops)
         )
         return [self.block[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def take(self, kept: np.ndarray) -> Rows:
-        """Returns the rows that are `kept` `[n]` bool."""
+        """Returns the rows that `kept` `[n]` bool selects."""
         if kept.all():
             return self
         line, starts, stops = self.line[kept], self.starts[kept], self.stops[kept]
         return Rows(self.block, line, starts, stops, self.is_odd[kept], is_whole=False)
 
     def joined(self) -> bytes:
-        """Returns the rows alone, each with a line end."""
+        """Returns only the rows, each with a line end."""
         if self.is_whole:
             return self.block
         marks = np.zeros(len(self.block) + 1, np.int8)
@@ -287,7 +287,7 @@ class Rows:
         return data[np.cumsum(marks[:-1], dtype=np.int8).view(bool)].tobytes()
 
     def having(self, part: bytes) -> np.ndarray:
-        """Returns which rows hold some bytes `[n]` bool."""
+        """Returns which rows contain some bytes `[n]` bool."""
         if part not in self.block:
             return np.zeros(len(self), bool)
         return np.array([part in row for row in self.raw()], bool)
@@ -301,17 +301,17 @@ def row_blocks(
     dialect: CsvFormat,
     file: str,
 ) -> Iterator[Rows]:
-    """Yields the rows of a stream, block by block; blank lines are none.
+    """Yields the rows of a stream in blocks, without blank lines.
 
-    Rows don't depend on the blocks: those behind the end of one are read alike by themselves.
+    The result doesn't depend on the blocks.
 
     Args:
-        stream: Where the rows come from.
-        block_bytes: Bytes read at a time.
-        first_line: Line that the stream stands at.
-        width: Columns of a row.
-        dialect: How the rows are written.
-        file: Where they stand, for the error.
+        stream: Stream to read.
+        block_bytes: Number of bytes to read at a time.
+        first_line: Line number at the start of the stream.
+        width: Number of columns.
+        dialect: Dialect of the rows.
+        file: File of the stream, for the error.
 
     Raises:
         RecsysError: A line is longer than `LINE_LIMIT_BYTES`.
@@ -323,7 +323,7 @@ def row_blocks(
         end = block.rfind(b"\n") + 1 if read else len(block)
         _check_lines(block, line, file)
         if end == 0:
-            block_bytes *= 2  # So that the work doesn't grow with the square of a long row.
+            block_bytes *= 2  # So that the work isn't quadratic in the length of a row.
         rows, n_lines = _split_rows(block[:end], line, width, dialect, is_last=not read)
         rest, line = block[min(len(rows.block), len(block)) :], line + n_lines
         if rows.block:
@@ -346,9 +346,9 @@ def _check_lines(block: bytes, first_line: int, file: str) -> None:
 def _split_rows(
     block: bytes, first_line: int, width: int, dialect: CsvFormat, is_last: bool
 ) -> tuple[Rows, int]:
-    """Returns the rows of a block of whole lines, and the number of lines they stand on.
+    """Returns the rows of a block of whole lines, and the number of lines that they span.
 
-    A row at the end that the next block completes is left out of the rows' block.
+    A row that the next block completes is not part of the result's block.
     """
     is_cut = bool(block) and not block.endswith(b"\n")
     block += b"\n" * is_cut
@@ -357,7 +357,7 @@ def _split_rows(
     starts = np.append(0, ends[:-1] + 1)[: len(ends)]
     first, n_lines, is_odd = np.arange(len(ends)), len(ends), np.zeros(len(ends), bool)
     if dialect.quote and dialect.quote.encode() in block:
-        # Lines that may open or close a quote around a line end.
+        # These lines may open or close a quote around a line end.
         is_odd = np.bitwise_xor.reduceat(data == ord(dialect.quote), starts)
     if is_odd.any():
         first, n_lines = _join_quoted(block, starts, ends, is_odd, width, dialect, is_last)
@@ -381,18 +381,18 @@ def _join_quoted(
     dialect: CsvFormat,
     is_last: bool,
 ) -> tuple[np.ndarray, int]:
-    """Joins the lines of rows whose quoted text holds line ends.
+    """Joins the lines of rows whose quoted text contains line ends.
 
-    A line that opens a quote is joined with the lines up to the one that closes it if that
-    makes a row of the right width; otherwise it stays alone, and is rejected later. Each
-    line is looked at once as it is, and once as it is behind an open quote.
+    A line that opens a quote is joined with the lines up to the one that closes it if this
+    makes a row of the right width; otherwise it stays separate, and is rejected later. Each
+    line is parsed once on its own, and once after an open quote.
 
     Returns:
-        The first line of each row, and how many lines are rows, or parts of rows.
+        The first line of each row, and the number of lines in complete or started rows.
     """
     n_lines = len(starts)
     is_inner = np.zeros(n_lines, bool)
-    n_fields = np.zeros(n_lines + 1, np.int64)  # Begun behind an open quote, up to a line.
+    n_fields = np.zeros(n_lines + 1, np.int64)  # If begun after an open quote, up to each line.
     quote = dialect.quote or ""
     seen, closing, done = 0, -1, -1
 

@@ -1,6 +1,6 @@
 """TFRecord files of tf.Examples as Arrow batches; a damaged record becomes a dead letter.
 
-A record is framed by its length, the checksum of that, and behind its bytes their checksum.
+A record has a frame: its length, the checksum of the length, its bytes, and their checksum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recsys.system.installation import install_extra
 
 try:
     from google_crc32c import value as crc32c
-except ImportError:  # It comes with what decodes the records.
+except ImportError:  # It is installed with the decoder of the records.
     crc32c = None
 
 HEADER = struct.Struct("<QI")
@@ -34,7 +34,7 @@ NO_EXAMPLE = "not a tf.Example"
 
 _RECORDS_OF_A_BATCH = 1 << 15
 _Record = tuple[int, bytes, bool]
-"""Number of a record, from 1 on, its bytes, and whether its checksum is right."""
+"""Number of a record, from 1 on, its bytes, and whether its checksum is correct."""
 
 
 @register_source("tfrecord")
@@ -72,7 +72,7 @@ class TFRecordSource(Source):
         return list(dict.fromkeys(names))
 
     def check(self, file: Piece) -> Piece:
-        """Returns a file after a look for the columns in its first records."""
+        """Returns a file after a check for the columns in its first records."""
         columns = next(self.read(file)).columns
         for name, column in zip(file.columns, columns.columns, strict=True):
             if columns.num_rows and column.null_count == len(column):
@@ -80,10 +80,10 @@ class TFRecordSource(Source):
         return file
 
     def read(self, piece: Piece) -> Iterator[RawBatch]:
-        """Yields the rows of a file; a column is null where a record has no such feature.
+        """Yields the rows of a file; a column is null if a record lacks the feature.
 
         Raises:
-            RecsysError: The frames are damaged: where the next record begins is lost.
+            RecsysError: A frame is damaged, so the next record can't be found.
         """
         decoder = _new_decoder()
         for records in _portions(piece):
@@ -91,7 +91,7 @@ class TFRecordSource(Source):
 
 
 def _portions(file: Piece) -> Iterator[list[_Record]]:
-    """Yields the records of a file, a bounded number and number of bytes at a time."""
+    """Yields the records of a file in groups of bounded number and size."""
     stream = open_bytes(file.file, 0, file.size, file.compression)
     portion: list[_Record] = []
     n_bytes = 0
@@ -106,11 +106,11 @@ def _portions(file: Piece) -> Iterator[list[_Record]]:
 
 
 def read_records(file: str, stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Yields each record, and whether its checksum is right.
+    """Yields each record, and whether its checksum is correct.
 
     Raises:
         RecsysError: A length is damaged or larger than `LINE_LIMIT_BYTES`, or the file is
-            cut off.
+            truncated.
     """
     offset = 0
     while header := stream.read(HEADER.size):
@@ -143,7 +143,7 @@ def _decode(
 ) -> Iterator[tuple[range, pa.RecordBatch | None]]:
     """Yields parts of records, in order, as columns; `None` for one that is no tf.Example.
 
-    Records are decoded together if each feature has one type in them; else by halves.
+    Records are decoded together if each feature has one type; otherwise by halves.
     """
     places = range(first, first + len(records))
     try:
@@ -170,7 +170,7 @@ def _new_decoder() -> Any:
 
 
 def _column(parts: Sequence[pa.RecordBatch], name: str) -> pa.Array:
-    """Returns a feature of all parts; as text where its type differs, null where it is none."""
+    """Returns a feature of all parts; text if its types differ, null if it is missing."""
     lists = [
         part.column(name) if name in part.schema.names else pa.nulls(part.num_rows)
         for part in parts
@@ -189,7 +189,7 @@ def _column(parts: Sequence[pa.RecordBatch], name: str) -> pa.Array:
 
 
 def _as_text(column: pa.Array) -> pa.Array:
-    """Returns lists as lists of text, which may not be UTF-8; null as an empty one."""
+    """Returns lists as lists of text, which may not be UTF-8; null as an empty list."""
     if pa.types.is_null(column.type):
         column = column.cast(pa.list_(pa.string()))
     values = column.flatten()
@@ -219,6 +219,6 @@ def _letters(file: str, records: Sequence[_Record], reason: str) -> pa.RecordBat
 
 
 def masked_crc(data: bytes) -> int:
-    """Returns the masked CRC-32C of `data`, as TFRecord writes it."""
+    """Returns the masked CRC-32C of `data`, as in TFRecord."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF

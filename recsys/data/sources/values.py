@@ -1,7 +1,7 @@
 """Converts a raw column of any Arrow type to plain values; invalid values become null.
 
-Nothing is guessed: text that doesn't match completely is null. What formats write in
-different ways comes out equal: 7, 7.0 as a double and "7" are one id, "007" is another.
+Nothing is guessed: text that doesn't match completely becomes null. Equal values of different
+formats become equal: 7, 7.0 as a double and "7" are the same id; "007" is another.
 """
 
 from __future__ import annotations
@@ -26,27 +26,25 @@ _TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # Up to 8,999,999,999,999,999,999, which fits in 64 bits.
 _WHOLE = r"^[+-]?([0-9]{1,18}|[0-8][0-9]{18})(\.0*)?$"
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-"""Texts that are a number."""
-# All that Python's str.strip() takes away, of ASCII.
+"""Texts of a number."""
+# The ASCII characters that Python's str.strip() removes.
 _ASCII_BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
 _INVISIBLE = "\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff"
-# They shape the letters of words, and emoji; at the ends of an id they do nothing.
+# They affect the shape of letters and emoji; at the ends of an id they have no effect.
 _JOINERS = "\u200c\u200d"
 _AT_ENDS = f"[{_INVISIBLE}{_JOINERS}]+"
 INVISIBLE = f"^{_AT_ENDS}|{_AT_ENDS}$|[{_INVISIBLE}]+"
-"""Characters of an id that show nothing, in a pattern of Python and of RE2."""
-# Each of them begins so in UTF-8, and little else does.
+"""Invisible characters of an id, as a pattern for Python and RE2."""
+# The first bytes of these characters in UTF-8; few other characters share them.
 _INVISIBLE_BYTES = (b"\xe2\x80", b"\xe2\x81", b"\xef\xbb", b"\xc2\xad", b"\xe1\xa0")
 _EXACT = 2.0**53
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def to_ids(column: pa.Array) -> pa.Array:
-    """Returns ids as text `[n]`: trimmed, in Unicode's NFC, without what can't be seen.
+    """Returns ids as text `[n]`: trimmed, in Unicode's NFC, without invisible characters.
 
-    An id that is empty then is null.
-
-    Whole numbers become decimal text, doubles too where they are whole.
+    An empty id becomes null. Integers, and doubles without a fraction, become decimal text.
     """
     return _by_value(column, _ids)
 
@@ -57,29 +55,29 @@ def to_text(column: pa.Array) -> pa.Array:
 
 
 def to_numbers(column: pa.Array, decimal: str = ".") -> pa.Array:
-    """Returns float32 numbers `[n]`, null where there is no finite one.
+    """Returns float32 numbers `[n]`; null if there is no finite number.
 
     Args:
         column: Numbers, or text of numbers.
-        decimal: What stands before the decimals of a text, a point or a comma.
+        decimal: Decimal separator of text, a point or a comma.
     """
     return _by_value(column, functools.partial(_numbers, decimal=decimal))
 
 
 def to_times(column: pa.Array, unit: TimestampUnit, format_: str | None = None) -> pa.Array:
-    """Returns times `[n]` int64 [whole seconds since 1970, UTC], null where there is none.
+    """Returns times `[n]` int64 [whole seconds since 1970, UTC]; null if invalid.
 
     Args:
         column: Numbers or text of numbers in `unit`; ISO 8601 text; or values of an
             Arrow type for time, which need no unit. Without an offset they are UTC.
-        unit: What numbers and text mean.
-        format_: How text is written, as Python's strptime has it; `None`: as `unit` says.
+        unit: Unit of numbers and text.
+        format_: Format of text, as in Python's strptime; `None`: see `unit`.
     """
     return _by_value(column, functools.partial(_times, unit=unit, format_=format_))
 
 
 def to_ranks(column: pa.Array) -> pa.Array:
-    """Returns float64 numbers `[n]` that order values: numbers, or times; null where there is none.
+    """Returns float64 numbers `[n]` that order values (numbers or times); null if invalid.
 
     Args:
         column: Numbers, text of numbers or of ISO 8601, or an Arrow type for time.
@@ -97,14 +95,14 @@ def _ranks(column: pa.Array) -> pa.Array:
 
 
 def to_lists(column: pa.Array, separator: str) -> pa.Array:
-    """Returns lists of text `[n]`, trimmed and in NFC, without empty ones; of no value empty.
+    """Returns lists of text `[n]`, trimmed and in NFC, without empty elements; empty for null.
 
-    Null is what is no list of plain values: text that holds objects, or lists of lists.
+    A value that isn't a list of plain values, but contains objects or lists of lists, becomes
+    null.
 
     Args:
-        column: Lists; text of lists as Python or JSON write them; or text whose parts stand
-            between separators.
-        separator: What stands between two parts of a text.
+        column: Lists; text of lists as written by Python or JSON; or text with separators.
+        separator: Separator of the parts of a text.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -120,30 +118,30 @@ def to_lists(column: pa.Array, separator: str) -> pa.Array:
 
 
 def lists_of(values: pa.Array, counts: np.ndarray, mask: pa.Array | None = None) -> pa.Array:
-    """Returns lists of so many values each `[n]`; null where the mask is true."""
+    """Returns lists with the given numbers of values `[n]`; null if the mask is true."""
     offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
 def list_lengths(lists: pa.Array) -> np.ndarray:
-    """Returns how many values each list has `[n]` int64; 0 for null."""
+    """Returns the length of each list `[n]` int64; 0 for null."""
     return _numpy(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
 
 
 def last_values(lists: pa.Array, mask: np.ndarray) -> pa.Array:
-    """Returns the last value of each list `[n]`; null where the mask `[n]` is true."""
+    """Returns the last value of each list `[n]`; null if the mask `[n]` is true."""
     return lists.flatten().take(pa.array(np.cumsum(list_lengths(lists)) - 1, mask=mask))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Returns whether a type is of lists, of any kind."""
+    """Returns whether a type is any kind of list."""
     return (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
 
 
 def has_byte(text: pa.Array, byte: bytes) -> bool:
-    """Returns whether a byte stands anywhere in a column of text."""
+    """Returns whether a column of text contains a byte."""
     return byte in _text_bytes(text)
 
 
@@ -157,20 +155,20 @@ def _text_bytes(text: pa.Array) -> bytes:
     return content
 
 
-# --- one value a row
+# --- one value per row
 
 
 def _by_value(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """Converts a column; one of few different values by these, one of lists by its single ones."""
+    """Converts a column, via the distinct values of a dictionary, or the single ones of lists."""
     if pa.types.is_dictionary(column.type):
         return convert(_plain(column.dictionary)).take(column.indices)
     return convert(_plain(column))
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Returns a column of single values, text as `string`."""
+    """Returns a column of single values, with text as `string`."""
     kind = column.type
-    if is_list(kind):  # The value of each list that has one.
+    if is_list(kind):  # Lists of one value become that value, others null.
         return _plain(last_values(column, list_lengths(column) != 1))
     if pa.types.is_dictionary(kind):
         return _plain(column.dictionary_decode())
@@ -208,21 +206,21 @@ _POINT_ZERO = r"^(\s*[+-]?[0-9]+)\.0(\s*)$"
 
 
 def without_point_zero(texts: pa.Array) -> pa.Array:
-    """Returns texts `[n]` with 13 in place of 13.0, which data frames write beside missing ids."""
+    """Returns texts `[n]` with 13 for 13.0, which data frames write if any id is missing."""
     if not has_byte(texts, b"."):
         return texts
     return pc.replace_substring_regex(texts, _POINT_ZERO, r"\1\2")
 
 
 def all_have_point_zero(texts: pa.Array) -> bool:
-    """Returns whether all texts are whole numbers with `.0`, of those that aren't empty or NaN."""
+    """Returns whether all texts, except empty ones and NaN, are integers with `.0`."""
     known = texts.filter(pc.invert(pc.match_substring_regex(texts, r"^\s*(nan|NaN)?\s*$")))
     fits = pc.match_substring_regex(known, _POINT_ZERO)
     return len(known) > 0 and bool(pc.all(fits).as_py())
 
 
 def plain_id(text: str) -> str:
-    """Returns one id as `to_ids` does, without trimming its blanks."""
+    """Returns one id as `to_ids` does, without trimming."""
     text = text if text.isascii() else re.sub(INVISIBLE, "", text)
     return unicodedata.normalize("NFC", text)
 
@@ -237,7 +235,7 @@ def _trimmed(text: pa.Array) -> pa.Array:
 
 
 def _composed(text: pa.Array) -> pa.Array:
-    """Returns text in NFC. Arrow's own `utf8_normalize` only decomposes (18.1, with NFC too)."""
+    """Returns text in NFC. Arrow's `utf8_normalize` only decomposes (18.1, even with NFC)."""
     if _text_bytes(text).isascii():
         return text
     encoded = text.dictionary_encode()
@@ -249,7 +247,7 @@ def _composed(text: pa.Array) -> pa.Array:
 
 
 def _written(column: pa.Array) -> pa.Array:
-    """Returns plain values as people write them."""
+    """Returns plain values as decimal text."""
     kind = column.type
     if pa.types.is_floating(kind):
         return _written_floats(column.cast(pa.float64()))
@@ -263,7 +261,7 @@ def _written(column: pa.Array) -> pa.Array:
 
 
 def _written_floats(column: pa.Array) -> pa.Array:
-    """Returns doubles as text: whole ones without a point, none for what is no number."""
+    """Returns doubles as text; integers have no point, and NaN and infinities become null."""
     column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, pa.float64()))
     is_whole = pc.and_(pc.equal(column, pc.trunc(column)), pc.less(pc.abs(column), 2.0**63))
     whole = pc.if_else(is_whole, column, pa.scalar(None, pa.float64()))
@@ -278,7 +276,7 @@ def _written_floats(column: pa.Array) -> pa.Array:
 
 
 def _numbers(column: pa.Array, decimal: str) -> pa.Array:
-    if decimal == "," and pa.types.is_string(column.type):  # A point is in no number then.
+    if decimal == "," and pa.types.is_string(column.type):  # Then a point is invalid.
         text = pc.if_else(pc.match_substring(column, "."), None, column)
         column = pc.replace_substring(text, ",", ".")
     numbers = _doubles(column).cast(pa.float32())
@@ -289,7 +287,7 @@ def _numbers(column: pa.Array, decimal: str) -> pa.Array:
 
 
 def _doubles(column: pa.Array) -> pa.Array:
-    """Returns numbers as float64, null where a text is none."""
+    """Returns numbers as float64; null for text that is no number."""
     kind = column.type
     if pa.types.is_string(kind):
         return _parsed(column, pa.float64(), NUMBER)
@@ -301,11 +299,11 @@ def _doubles(column: pa.Array) -> pa.Array:
 
 
 def _parsed(text: pa.Array, kind: pa.DataType, pattern: str) -> pa.Array:
-    """Returns the numbers that texts are, null where the pattern doesn't fit.
+    """Returns the numbers in texts; null if the pattern doesn't match.
 
-    Most columns are numbers alone: only where that fails every text is looked at.
+    Most columns only contain numbers: the texts are matched one by one only if that fails.
     """
-    if not has_byte(text, b"x") and not has_byte(text, b"X"):  # 0x10 is 16 to Arrow.
+    if not has_byte(text, b"x") and not has_byte(text, b"X"):  # Arrow reads 0x10 as 16.
         try:
             return text.cast(kind)
         except pa.ArrowInvalid:
@@ -348,7 +346,7 @@ def _times(column: pa.Array, unit: TimestampUnit, format_: str | None) -> pa.Arr
 
 
 def _floored(numbers: pa.Array, ticks: int) -> pa.Array:
-    """Returns whole seconds of a number of ticks; of before 1970 too."""
+    """Converts integer ticks to whole seconds, rounded down also before 1970."""
     if ticks == 1:
         return numbers
     values = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
@@ -356,14 +354,14 @@ def _floored(numbers: pa.Array, ticks: int) -> pa.Array:
 
 
 def _float_times(numbers: pa.Array, ticks: int) -> pa.Array:
-    """Returns whole seconds of a number of ticks with a fraction."""
+    """Converts fractional ticks to whole seconds, rounded down."""
     seconds = pc.floor(pc.divide(numbers, float(ticks)))
     fits = pc.and_(pc.is_finite(seconds), pc.less(pc.abs(seconds), _EXACT))
     return pc.if_else(fits, seconds, pa.scalar(None, pa.float64())).cast(pa.int64())
 
 
 def _iso_times(text: pa.Array) -> pa.Array:
-    """Returns the seconds of ISO 8601 texts; by Arrow where all are of its two forms."""
+    """Returns the seconds of ISO 8601 texts, with Arrow if all have one of its two forms."""
     for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
         try:
             return _floored(text.cast(kind).cast(pa.int64()), 10**6)
@@ -383,13 +381,13 @@ def _iso_seconds(text: str) -> int | None:
 
 
 def _of_unique(text: pa.Array, convert: Callable[[str], int | None]) -> pa.Array:
-    """Returns int64 `[n]` of texts, each different one converted once."""
+    """Converts texts to int64 `[n]`, each distinct one once."""
     encoded = text.dictionary_encode()
     values = [convert(value) for value in encoded.dictionary.to_pylist()]
     return pa.array(values, pa.int64()).take(encoded.indices)
 
 
-# --- times in a format, as `31/12/2023 10:00`
+# --- times in a format such as `31/12/2023 10:00`
 
 _MONTHS = {name.lower(): at for at, name in enumerate(calendar.month_name) if name}
 _MONTHS |= {name[:3]: at for name, at in _MONTHS.items()} | {"sept": 9}
@@ -397,11 +395,11 @@ _NO_ZONE = 1 << 20
 
 
 def written_times(text: pa.Array, format_: str) -> pa.Array:
-    """Returns times `[n]` int64 [whole seconds since 1970, UTC], null where a text is none.
+    """Returns times `[n]` int64 [whole seconds since 1970, UTC]; null for invalid text.
 
     Args:
         text: Text `[n]`; without an offset it is UTC.
-        format_: How it is written, as Python's strptime has it.
+        format_: Its format, as in Python's strptime.
     """
     matches = pc.extract_regex(text, _re2(format_))
     parts = {field.name: matches.field(field.name) for field in matches.type}
@@ -440,12 +438,12 @@ def written_times(text: pa.Array, format_: str) -> pa.Array:
 
 @functools.cache
 def _re2(format_: str) -> str:
-    # RE2 takes no unused group and no escaped blank, both of which Python's re has.
+    # Unlike Python's re, RE2 doesn't accept an unused group or an escaped blank.
     return re.sub(r"\\([^\w.+*?()\[\]{}|^$\\])", r"\1", time_pattern(format_))
 
 
 def _offset(text: str) -> int:
-    """Returns what a time is ahead of UTC [seconds]."""
+    """Returns the offset of a time from UTC [seconds]."""
     digits = text[1:].replace(":", "")
     seconds = 3600 * int(digits[:2]) + 60 * int(digits[2:]) if digits else 0
     return -seconds if text.startswith("-") else seconds

@@ -1,4 +1,4 @@
-"""Lists as text, as Python, JSON, NumPy, Java and PostgreSQL write them: `['a', "b"]`, `{a,b}`."""
+"""Lists as text, as written by Python, JSON, NumPy, Java and PostgreSQL: `['a', "b"]`, `{a,b}`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Possessive, so that a text is gone through once.
+# Possessive quantifiers, for a single pass over the text.
 _QUOTED = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
 _NUMBER = r"[+-]?\.?\d[\w.+-]*+"
 _WORDS = r"""[^\s"'()\[\]{},:](?:[^"()\[\]{},]*+)"""
 _ELEMENTS = {
     "[": re.compile(rf"{_QUOTED}|{_WORDS}", re.DOTALL),
     "{": re.compile(rf"{_QUOTED}|{_WORDS}", re.DOTALL),
-    # A text in parentheses is none, if it has neither quotes nor a second element.
+    # Text in parentheses is a list only with quotes or a second element.
     "(": re.compile(rf"{_QUOTED}|{_NUMBER}", re.DOTALL),
 }
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -25,16 +25,16 @@ _NESTED = re.compile(r"""\s*[\[({]\s*(?:[\[({]|(?:"[^"]*"|'[^']*')\s*:)""")
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 MOST_ELEMENTS = 1 << 20
-"""Elements of a list as text, at most: more would take too much memory."""
+"""Maximum number of elements in a list as text, to limit memory."""
 _MISSING = ("None", "null", "NULL", "nan", "NaN")
 
 
 def split_lists(texts: pa.Array, separator: str | None) -> pa.Array:
-    """Returns the lists that texts `[n]` hold; null for one whose elements are no plain values.
+    """Returns the lists in texts `[n]`; null for a list whose elements aren't plain values.
 
     Args:
         texts: Text, without nulls.
-        separator: What stands between the parts of other texts; None: they are one part.
+        separator: Separator of the parts of other texts; None: each is one part.
     """
     may_be_list = pc.match_substring_regex(texts, _MAY_BE_LIST)
     plain = texts.filter(pc.invert(may_be_list))
@@ -71,7 +71,7 @@ def is_nested(text: str) -> bool:
 
 
 def read_list(text: str) -> list[str] | None:
-    """Returns the elements of a list of plain values without missing ones; None for other text."""
+    """Returns the elements of a list of plain values, except missing ones; None for other text."""
     text = text.strip()
     if len(text) < 2 or _CLOSING.get(text[0]) != text[-1]:
         return None
@@ -93,7 +93,7 @@ def read_list(text: str) -> list[str] | None:
             found.append(_unescaped(value[1:-1]))
         elif value.strip() not in _MISSING:
             found.append(value.strip())
-    if len(found) == 1 and not n_quoted:  # NumPy writes blanks between numbers.
+    if len(found) == 1 and not n_quoted:  # NumPy separates numbers by blanks.
         words = found[0].split()
         found = words if all(re.fullmatch(_NUMBER, word) for word in words) else found
     if text[0] == "(" and found and not n_quoted and "," not in text:
@@ -109,6 +109,6 @@ def _unescaped(text: str) -> str:
         word = escape[1]
         return chr(int(word[1:], 16)) if len(word) > 1 else _ESCAPES.get(word, word)
 
-    # JSON writes characters beyond the 16 bits of one escape as a pair of surrogates.
+    # JSON escapes characters beyond 16 bits as a pair of surrogates.
     units = _ESCAPE.sub(plain, text).encode("utf-16-le", "surrogatepass")
     return units.decode("utf-16-le", "replace")
