@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from recsys import metrics as metrics
     from recsys import models as models
     from recsys.config import Config as Config
+    from recsys.config import ModelConfig as ModelConfig
     from recsys.config import RetrievalConfig as RetrievalConfig
     from recsys.config import TrainConfig as TrainConfig
     from recsys.config import TwoTowerConfig as TwoTowerConfig
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from recsys.metrics.metric import Metric as Metric
     from recsys.metrics.metric import RankedLists as RankedLists
     from recsys.models import HistoryEncoder as HistoryEncoder
+    from recsys.models import LookupModel as LookupModel
     from recsys.models import RetrievalModel as RetrievalModel
     from recsys.models import TwoTower as TwoTower
     from recsys.models import layers as layers
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _NAMES = {
-    "recsys.config": "Config RetrievalConfig TrainConfig TwoTowerConfig",
+    "recsys.config": "Config ModelConfig RetrievalConfig TrainConfig TwoTowerConfig",
     "recsys.config.load": "load_config",
     "recsys.data.dataset": "Data open_data",
     "recsys.data.features": "Feature",
@@ -90,7 +92,7 @@ _NAMES = {
     "recsys.losses": "Loss losses",
     "recsys.metrics": "metrics",
     "recsys.metrics.metric": "Metric RankedLists",
-    "recsys.models": "HistoryEncoder RetrievalModel TwoTower models",
+    "recsys.models": "HistoryEncoder LookupModel RetrievalModel TwoTower models",
     "recsys.models.layers": "layers",
     "recsys.registry": (
         "register_baseline register_encoder register_feature register_loss register_metric "

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from recsys.evaluation.config import BlessRule as BlessRule
     from recsys.evaluation.config import EvaluateConfig as EvaluateConfig
     from recsys.evaluation.config import EvaluateStage as EvaluateStage
+    from recsys.models.config import ModelConfig as ModelConfig
     from recsys.models.config import RetrievalConfig as RetrievalConfig
     from recsys.models.config import TwoTowerConfig as TwoTowerConfig
     from recsys.registry.stage import stage_of as stage_of
@@ -65,7 +66,7 @@ _NAMES = {
     ),
     "recsys.distributed.config": "LayoutRules MeshConfig parse_mesh",
     "recsys.evaluation.config": "BlessConfig BlessRule EvaluateConfig EvaluateStage",
-    "recsys.models.config": "RetrievalConfig TwoTowerConfig",
+    "recsys.models.config": "ModelConfig RetrievalConfig TwoTowerConfig",
     "recsys.registry.stage": "stage_of",
     "recsys.strict": "Repeats Share Strict canonical_json",
     "recsys.tasks.config": "HardNegativesConfig TrainConfig TrainStage WarmStartConfig",

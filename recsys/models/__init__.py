@@ -1,6 +1,6 @@
-"""Retrieval models.
+"""Models over sharded tables.
 
-`RetrievalModel` is the base class; `TwoTower` is the built-in model.
+`LookupModel` is the base class, `RetrievalModel` the one of retrieval; `TwoTower` is built in.
 """
 
 from typing import TYPE_CHECKING
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from recsys.models.inputs import FeatureSpec as FeatureSpec
     from recsys.models.inputs import ModelInputs as ModelInputs
     from recsys.models.inputs import ModelSpec as ModelSpec
+    from recsys.models.lookups import LookupModel as LookupModel
+    from recsys.models.lookups import model_class as model_class
     from recsys.models.retrieval_model import RetrievalModel as RetrievalModel
-    from recsys.models.retrieval_model import model_class as model_class
     from recsys.models.two_tower import TwoTower as TwoTower
 
 _NAMES = {
     "recsys.models.encoders": "HistoryEncoder",
     "recsys.models.inputs": "FeatureSpec ModelInputs ModelSpec",
-    "recsys.models.retrieval_model": "RetrievalModel model_class",
+    "recsys.models.lookups": "LookupModel model_class",
+    "recsys.models.retrieval_model": "RetrievalModel",
     "recsys.models.two_tower": "TwoTower",
 }
 __all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)

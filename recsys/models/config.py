@@ -1,4 +1,4 @@
-"""Configs of the models: the keys of every retrieval model, and the two towers."""
+"""Configs of the models: the keys of any model, of every retrieval model, and the two towers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from recsys.data.config import AGES, ASKED_AT, KINDS, WEIGHTS
+from recsys.losses.squares import LeastSquares
 from recsys.registry import Choice
 from recsys.registry.file_option import BY_CONTENT
 from recsys.strict import Strict
@@ -25,29 +26,19 @@ class ItemAgeConfig(Strict):
     between two of them. Each adds one number to every vector."""
 
 
-class RetrievalConfig(Strict):
-    """Keys that every retrieval model has. A model's own config is a subclass.
-
-    Data loading, evaluation and serving depend on these keys.
+class ModelConfig(Strict):
+    """Keys that every model over sharded lookups has. A model's own config is a subclass.
 
     Attributes:
         task: Name of the model's task.
         summary: Description of the model for the model card.
-        FREE: Keys that weights and vectors do not depend on. A warm start may change them.
+        FREE: Keys that weights do not depend on. A warm start may change them.
     """
 
-    task: ClassVar[str] = "retrieval"
-    summary: ClassVar[str] = (
-        "A retrieval model: it embeds a user, by id, history and features, and an item with its"
-        " features."
-    )
+    task: ClassVar[str]
+    summary: ClassVar[str] = "A model over the ids and features of users and items."
     FREE: ClassVar[frozenset[str]] = frozenset(
         {
-            "temperature",
-            "id_dropout",
-            "item_id_dropout",
-            "history_dropout",
-            "new_user_share",
             "init_stddev",
             "user_init_stddev",
             "table_placement",
@@ -59,12 +50,71 @@ class RetrievalConfig(Strict):
     )
 
     dim: PositiveInt = 64
-    """Width of the id tables and of the compared vectors, without bias and ages [floats]."""
+    """Width of the id tables; of a retrieval model also of the compared vectors, without bias and
+    ages [floats]."""
     feature_dim: PositiveInt = 32
     """Width of the feature tables of items and users [floats]."""
     bag_weights: Literal["even", "idf"] = "even"
     """Weights of a feature's tokens in the mean of their embeddings: `even`, or `idf`, the inverse
     document frequency among the items or users of the data, so that rare tokens count more."""
+    init_stddev: PositiveFloat = 0.05
+    """Standard deviation of the initial values of the tables."""
+    user_init_stddev: PositiveFloat | None = None
+    """The same for the user table. With a small value users start as their histories; `null`: same
+    as `init_stddev`."""
+    table_placement: Literal["auto", "row", "column", "replicated"] = "auto"
+    """Placement of the tables on several devices: `row` and `column` shard along that dimension,
+    `replicated` copies the table to each device; `auto` shards by rows from 50,000 rows on."""
+    table_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the tables. `bfloat16` halves their size and uses stochastic rounding."""
+    table_exchange: Literal["auto", "cheapest", "gathered", "rows", "nodes", "dense"] = "auto"
+    """Exchange of embeddings and gradients between devices. `cheapest`: with the fewest bytes;
+    `auto`: the same on more than 8 devices; the others force one strategy."""
+    distinct_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Expected share of distinct ids in a device's batch, used to estimate the bytes of an
+    exchange (0..1]."""
+    exchange_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Dtype of rows and gradients in exchanges between devices. `bfloat16` halves the bytes and
+    rounds; `int8`, with one scale per row, nearly quarters them and rounds stochastically."""
+    between_nodes_dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """The same from one node to another, where links are slow, in the exchanges `rows` and
+    `nodes`; `null`: same as `exchange_dtype`."""
+
+    def check(self, train: Any) -> None:
+        """Checks that the model can be trained by a training loop.
+
+        Args:
+            train: A `TrainConfig`.
+
+        Raises:
+            ValueError: It can't.
+        """
+
+    def architecture(self) -> dict[str, Any]:
+        """Returns the JSON-serializable options that weights depend on, by key."""
+        dumped = self.model_dump(mode="json", context=BY_CONTENT)
+        return {key: value for key, value in dumped.items() if key not in self.FREE}
+
+
+class RetrievalConfig(ModelConfig):
+    """Keys that every retrieval model has. A model's own config is a subclass.
+
+    Data loading, evaluation and serving depend on these keys.
+    """
+
+    task: ClassVar[str] = "retrieval"
+    summary: ClassVar[str] = (
+        "A retrieval model: it embeds a user, by id, history and features, and an item with its"
+        " features."
+    )
+    FREE: ClassVar[frozenset[str]] = ModelConfig.FREE | {
+        "temperature",
+        "id_dropout",
+        "item_id_dropout",
+        "history_dropout",
+        "new_user_share",
+    }
+
     user_id: bool = True
     """Whether the query reads an embedding of the user id. If false, users are represented by
     their histories and features only."""
@@ -101,28 +151,6 @@ class RetrievalConfig(Strict):
     new_user_share: Dropout = 0.1
     """Share of training examples that are trained as new users, without id and history, so that
     the model learns what to recommend to new users [0..1)."""
-    init_stddev: PositiveFloat = 0.05
-    """Standard deviation of the initial values of the tables."""
-    user_init_stddev: PositiveFloat | None = None
-    """The same for the user table. With a small value users start as their histories; `null`: same
-    as `init_stddev`."""
-    table_placement: Literal["auto", "row", "column", "replicated"] = "auto"
-    """Placement of the tables on several devices: `row` and `column` shard along that dimension,
-    `replicated` copies the table to each device; `auto` shards by rows from 50,000 rows on."""
-    table_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the tables. `bfloat16` halves their size and uses stochastic rounding."""
-    table_exchange: Literal["auto", "cheapest", "gathered", "rows", "nodes", "dense"] = "auto"
-    """Exchange of embeddings and gradients between devices. `cheapest`: with the fewest bytes;
-    `auto`: the same on more than 8 devices; the others force one strategy."""
-    distinct_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Expected share of distinct ids in a device's batch, used to estimate the bytes of an
-    exchange (0..1]."""
-    exchange_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Dtype of rows and gradients in exchanges between devices. `bfloat16` halves the bytes and
-    rounds; `int8`, with one scale per row, nearly quarters them and rounds stochastically."""
-    between_nodes_dtype: Literal["float32", "bfloat16", "int8"] | None = None
-    """The same from one node to another, where links are slow, in the exchanges `rows` and
-    `nodes`; `null`: same as `exchange_dtype`."""
 
     @model_validator(mode="after")
     def _temperature_can_be_learned(self) -> Self:
@@ -189,9 +217,8 @@ class RetrievalConfig(Strict):
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights and vectors depend on, by key."""
-        dumped = self.model_dump(mode="json", context=BY_CONTENT)
-        dumped["item_age"] = self.item_age is not None  # No weight depends on the moments.
-        return {key: value for key, value in dumped.items() if key not in self.FREE}
+        # No weight depends on the moments.
+        return {**super().architecture(), "item_age": self.item_age is not None}
 
 
 class MeanConfig(Strict):
@@ -371,6 +398,14 @@ class TwoTowerConfig(RetrievalConfig):
                 f" {Choice('encoder').write(self.pooling)}"
             )
         return self
+
+    def check(self, train: Any) -> None:
+        """Checks that solved users train with the loss that they minimize."""
+        if isinstance(self.pooling, FoldInConfig) and not isinstance(train.loss, LeastSquares):
+            raise ValueError(
+                "model.pooling: fold_in requires the loss that it minimizes: set train.loss to"
+                " least_squares"
+            )
 
     @property
     def encoder(self) -> Any:

@@ -1,4 +1,4 @@
-"""Sizes and inputs of a retrieval model."""
+"""Sizes and inputs of a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recsys.data.history_facts import Facts, all_of
 from recsys.data.input_files import verify_inputs
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 from recsys.errors import UsageError
-from recsys.models.config import RetrievalConfig, TwoTowerConfig
+from recsys.models.config import ModelConfig, RetrievalConfig, TwoTowerConfig
 from recsys.registry import Choice
 from recsys.strict import Strict
 
@@ -47,8 +47,8 @@ class FeatureSpec(Strict):
 class ModelSpec(Strict):
     """Everything needed to build a model for given data."""
 
-    config: Annotated[RetrievalConfig, Choice("model", "two_tower")]
-    """The model's options."""
+    config: Annotated[Any, Choice("model", "two_tower")]
+    """The model's options, a `ModelConfig`."""
     user_rows: PositiveInt
     """Rows of the user table."""
     item_rows: PositiveInt
@@ -59,7 +59,7 @@ class ModelSpec(Strict):
     @classmethod
     def of(
         cls,
-        config: RetrievalConfig,
+        config: ModelConfig,
         user_rows: int,
         item_rows: int,
         features: Iterable[FeatureTable] = (),
@@ -80,7 +80,7 @@ class ModelSpec(Strict):
     @classmethod
     def for_data(
         cls,
-        config: RetrievalConfig,
+        config: ModelConfig,
         user_rows: int,
         catalogue: Catalogue,
         user_features: Iterable[FeatureBags] = (),

@@ -1,47 +1,51 @@
-"""The tables of a retrieval model, and what its inputs read of them.
+"""The base class of models over sharded tables.
 
 Inputs are rows of tables, never ids; `LookupModel.inputs_of_sides` lists them:
 
-    user_row   [batch]            row of the user table; 0 for a user without one
-    history    [batch, history]   rows of the item table, the newest first; 0 is padding
-    <fact>     [batch, history]   what is told of the events of histories, -1: unknown; of
-                                  models whose config has `history_facts`
-    asked_at   [batch]            time of the query [min], -1: after all training events;
-                                  of models whose config has `item_age`
-    id_row     [candidates]       row of the item table; 0 for an item without one
-    <feature>  [batch, width]     token rows of the user, or `[candidates, width]` of the
-                                  item; 0 is padding
+    user_row   [batch]         row of the user table; 0 for a user without one
+    id_row     [batch]         row of the item table; 0 for an item without one
+    <feature>  [batch, width]  token rows of the user or the item; 0 is padding
+
+Training, evaluation and the exported graph feed the same inputs, so a model is written with
+`keras.ops` alone: it trains on JAX, and is exported on TensorFlow.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import keras
 from keras import ops
 
-from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED, ASKED_AT, ITEM, OF_EVENTS, PLACE
+from recsys import registry
+from recsys.data.dataset import Data, DataSpec
+from recsys.data.kept_events import KeptEvents
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
-from recsys.models.counted_layers import BagWeights, ItemGraph
-from recsys.models.inputs import ModelSpec, Side
+from recsys.errors import UsageError
+from recsys.losses.loss import TrainOptions
+from recsys.models.config import AutoConfig, ModelConfig
+from recsys.models.counted_layers import BagWeights
+from recsys.models.inputs import ModelInputs, ModelSpec, Side
+from recsys.models.layers import keras_seeds, name_attributes
 
 Tensors = dict[str, keras.KerasTensor]
 Tables = dict[str, TableConfig]
-_PASSED = ("segment", "at", ASKED, *OF_EVENTS, PLACE)
-"""Inputs of a query that no table is asked for; nor is one for `asked_at`, which `query` doesn't
-read."""
+Lookup = tuple[str, tuple[int | None, ...]]
+"""Name of the table that an input reads, and the shape of the input."""
+SMALL = 0.05
+"""Entries of the features that a model is built with: a vector of zeros has no direction."""
 
 
 class InputSpec(NamedTuple):
-    """An input of a retrieval model.
+    """An input of a model.
 
     Attributes:
         name: Its name.
-        side: Whether the query or the candidate reads it.
-        shape: Its shape, without the batch; its type is int32.
+        side: Whether it belongs to the user or to the item.
+        shape: Its shape, without the batch; its dtype is int32.
     """
 
     name: str
@@ -50,37 +54,142 @@ class InputSpec(NamedTuple):
 
 
 class LookupModel(SparseModel):
-    """Has the tables of a retrieval model, and looks its inputs up in them.
+    """A model that reads users, items and their features from sharded tables.
+
+    `recsys.Trainer` trains any such model as the task of its config says. A subclass makes its
+    layers in `__init__`, as any Keras model, and gives `call` and `compute_loss`; `Config` is its
+    typed config. `RetrievalModel` is the subclass for queries and candidates.
+
+        @recsys.register_model("pointwise")
+        class Pointwise(recsys.LookupModel):
+            class Config(recsys.ModelConfig):
+                task: ClassVar[str] = "pointwise"
+
+            def __init__(self, spec, **kwargs):
+                super().__init__(spec, **kwargs)
+                self.head = keras.layers.Dense(1)
+
+            def call(self, inputs, training=False):
+                features = self.look_up(inputs, [x.name for x in self.inputs_of_sides])
+                return {"logit": self.head(ops.concatenate([*features.values()], axis=-1))[:, 0]}
+
+            def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+                logits = y_pred["logit"]
+                return ops.mean(keras.losses.binary_crossentropy(x["label"], logits, True))
+
+    Variables are made by `build`, so that the tables may be placed on the devices and get
+    their optimizers first.
 
     Args:
-        spec: What the model is.
+        spec: Config and sizes of the model.
         tables: The tables by name; None: those of `make_tables`, without optimizers.
-        seed: Seed of the initial rows.
-        name: Name of the model.
+        seed: Seed of the initial weights and of the dropout.
+        compute_dtype: Dtype in which layers may compute in training, `float32` or `bfloat16`.
 
     Attributes:
-        spec: What the model is.
-        table_configs: The configs of the tables; they may be set until the model is built.
+        Config: Type of the model's config.
+        spec: Config and sizes of the model.
+        table_configs: Configs of the tables; they may be set until the model is built.
+
+    Raises:
+        UsageError: The config is of another type (R346), or doesn't suit the data (R345).
     """
 
-    def __init__(self, spec: ModelSpec, tables: Tables | None, seed: int, name: str) -> None:
-        super().__init__(name=name)
-        spec.check()
-        self.spec, self.seed = spec, seed
-        self.table_configs = self.make_tables(spec) if tables is None else tables
-        self.item_graph: ItemGraph | None = None
-        self.bag_weights: BagWeights | None = None
-
+    Config: ClassVar[type[ModelConfig]] = ModelConfig
     tables_can_grow = False  # They have the rows of the data; a warm start adds some.
     weights_by_row: ClassVar[Mapping[str, tuple[Literal["users", "items"], int]]] = {}
     """Weights of layers with an entry for each row of users or items, which a warm start carries
     over by id: whose rows, and the axis, by path without the model's name, such as
     `{"head/kernel": ("items", 1)}`. Entries of new ids keep their initial values."""
 
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tables: Tables | None = None,
+        seed: int = 0,
+        compute_dtype: str = "float32",
+    ) -> None:
+        if not isinstance(spec.config, self.Config):
+            raise UsageError(
+                "R346",
+                f"{type(self).__name__} must be made with a {self.Config.__qualname__}.",
+                "Set model.type in the config to the name that the model is registered by.",
+                type(spec.config).__name__,
+            )
+        super().__init__(name=registry.name_of("model", spec.config))
+        spec.check()
+        self.spec, self.seed = spec, seed
+        self.compute_dtype_of_training = compute_dtype
+        self.table_configs = self.make_tables(spec) if tables is None else tables
+        self.bag_weights: BagWeights | None = None
+        self._reads_tables = True
+
+    def __init_subclass__(cls, makes_layers: bool = True, **kwargs: Any) -> None:
+        """Has the layers that a subclass makes draw their seeds from the seed of the model."""
+        super().__init_subclass__(**kwargs)
+        if makes_layers and "__init__" in vars(cls):
+            make: Any = vars(cls)["__init__"]
+
+            @functools.wraps(make)
+            def seeded(self: Any, *args: Any, **options: Any) -> None:
+                with keras_seeds(options.get("seed", 0)):
+                    make(self, *args, **options)
+
+            setattr(cls, "__init__", seeded)  # noqa: B010  mypy: a method.
+
+    @classmethod
+    def from_config(cls, config: Any, data: Data | DataSpec, **kwargs: Any) -> Self:
+        """Returns a model of a config for data.
+
+        Args:
+            config: A whole `recsys.Config` (its `model` and `train` are read), or the
+                model's own config.
+            data: The data, or their sizes.
+            **kwargs: Arguments of the constructor.
+
+        Raises:
+            UsageError: The config is another model's, or doesn't suit the data.
+        """
+        train = getattr(config, "train", None)
+        if train is not None:
+            kwargs = {**cls.options_of(train), **kwargs}
+        sizes = data.spec if isinstance(data, Data) else data
+        own = getattr(config, "model", config)
+        if isinstance(own, AutoConfig):
+            raise UsageError(
+                "R349",
+                "A model must be chosen for the data before it is made.",
+                "config = recsys.for_data(config, data); then make it, and train with"
+                " config.train. Or name a key of model.",
+                "model: auto",
+            )
+        spec = ModelSpec.of(own, sizes.user_rows, sizes.item_rows, sizes.features)
+        model = cls(spec, **kwargs)
+        if train is not None:
+            model.train_by(train)
+        return model
+
+    @classmethod
+    def options_of(cls, train: Any) -> dict[str, Any]:
+        """Returns the arguments of the constructor that a training loop determines."""
+        return {"seed": train.seed, "compute_dtype": train.compute_dtype}
+
+    def train_by(self, train: TrainOptions) -> None:
+        """Takes the options of a training loop that the loss depends on; by default none."""
+
     @property
     def config(self) -> Any:
         """The model's options, a `Config`."""
         return self.spec.config
+
+    # --- tables and lookups
+
+    @classmethod
+    def table_sizes(cls, spec: ModelSpec) -> dict[str, tuple[int, int]]:
+        """Returns rows and width of each table: `users`, `items`, and one for each feature."""
+        dim = spec.config.dim
+        features = {f.name: (f.rows, f.dim) for f in spec.features}
+        return {"users": (spec.user_rows, dim), "items": (spec.item_rows, dim), **features}
 
     @classmethod
     def make_tables(
@@ -89,25 +198,17 @@ class LookupModel(SparseModel):
         optimizer: RowOptimizer | None = None,
         user_optimizer: RowOptimizer | None = None,
     ) -> Tables:
-        """Returns the tables by name: `users`, `items`, `item_bias`, and one for each feature.
+        """Returns the tables of `table_sizes` by name.
 
         Args:
-            spec: What the model is.
+            spec: Config and sizes of the model.
             optimizer: Optimizer of the tables; None for a model that is only read.
-            user_optimizer: That of the users' own rows, if it is another one.
+            user_optimizer: Optimizer of the users' own rows, if it is another one.
         """
         config = spec.config
-        users = {"users": (spec.user_rows, config.dim)} if config.user_id else {}
-        biases = {"item_bias": (spec.item_rows, 1)} if config.item_bias else {}
-        sizes = {
-            **users,
-            "items": (spec.item_rows, config.dim),
-            **biases,
-            **{f.name: (f.rows, f.dim) for f in spec.features},
-        }
         stddev = {"users": config.user_init_stddev or config.init_stddev}
         optimizers = {"users": user_optimizer or optimizer}
-        tables = {
+        return {
             name: TableConfig(
                 name,
                 rows,
@@ -124,129 +225,123 @@ class LookupModel(SparseModel):
                 exchange_dtype=config.exchange_dtype,
                 between_nodes_dtype=config.between_nodes_dtype,
             )
-            for name, (rows, dim) in sizes.items()
+            for name, (rows, dim) in cls.table_sizes(spec).items()
         }
-        if biases:
-            bias = tables["item_bias"]
-            bias.initializer = keras.initializers.Zeros()
-            if bias.placement == "column":  # It has one.
-                bias.placement = "row"
-        return tables
-
-    def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
-        """Returns weights by which the lookup averages the items of histories.
-
-        `history` then reaches `query` as `[batch, dim]`, and its items are never there one
-        by one. A model that does so sets `averages_history`.
-
-        Args:
-            rows: The histories `[batch, history]` int32.
-        """
-        return None
-
-    @property
-    def averages_history(self) -> bool:
-        """Whether the lookup averages histories by `history_weights`."""
-        return False
 
     @property
     def inputs_of_sides(self) -> tuple[InputSpec, ...]:
-        """The inputs: of the query, then of the candidate."""
-        config = self.spec.config
-        own = (InputSpec("user_row", "user", ()),) if config.user_id else ()
-        bags = {
-            side: [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
+        """The inputs: of the user, then of the item."""
+        users, items = (
+            [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
             for side in ("user", "item")
-        }
-        history = [InputSpec("history", "user", (config.history,))]
-        history += [InputSpec(name, "user", (config.history,)) for name in config.history_facts]
-        asked = [InputSpec(ASKED_AT, "user", ())] if config.item_age else []
-        query = [*history, *asked, *own, *bags["user"]]
-        if config.history_features:
-            query += [
-                InputSpec(of_history(f.name), "user", (config.history, f.width))
-                for f in self.spec.of_side("item")
-            ]
-        return (*query, InputSpec("id_row", "item", ()), *bags["item"])
+        )
+        user_row, id_row = InputSpec("user_row", "user", ()), InputSpec("id_row", "item", ())
+        return (user_row, *users, id_row, *items)
 
     def names_of_side(self, side: Side) -> tuple[str, ...]:
-        """Returns the names of the inputs that the query, or the candidate, reads."""
+        """Returns the names of the inputs of the user, or of the item."""
         return tuple(x.name for x in self.inputs_of_sides if x.side == side)
+
+    @property
+    def lookups(self) -> dict[str, Lookup]:
+        """Table and shape of each input that reads a table."""
+        features: dict[str, Lookup] = {
+            f.name: (f.name, (None, f.width)) for f in self.spec.features
+        }
+        return {"user_row": ("users", (None,)), "id_row": ("items", (None,)), **features}
 
     @property
     def embedding(self) -> Any:
         """The layer of the tables, made when it is first used."""
         if not hasattr(self, "_embedding"):
-            self._embedding = embedding_layer(
-                self._feature_configs(), seed=self.seed, name="embedding"
-            )
+            tables = self.table_configs
+            configs = {
+                name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
+                for name, (table, shape) in self.lookups.items()
+            }
+            self._embedding = embedding_layer(configs, seed=self.seed, name="embedding")
         return self._embedding
 
-    def _feature_configs(self) -> dict[str, FeatureConfig]:
-        """Returns the inputs by name, each with its table and shape."""
-        config, tables = self.spec.config, self.table_configs
-        users = {"user_row": ("users", (None,))} if config.user_id else {}
-        biases = {"item_bias": ("item_bias", (None,))} if config.item_bias else {}
-        n = config.item_neighbours
-        close = {"item_neighbours": ("items", (None, n))} if n else {}
-        # A history whose items are read one by one is single ids `[batch * history]`.
-        history = (None, config.history) if self.averages_history else (None,)
-        shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
-            **users,
-            "history": ("items", history),
-            "id_row": ("items", (None,)),
-            **close,
-            **biases,
-            **{f.name: (f.name, (None, f.width)) for f in self.spec.features},
-        }
-        if config.history_features:
-            of_items = self.spec.of_side("item")
-            shapes |= {of_history(f.name): (f.name, (None, f.width)) for f in of_items}
-        return {
-            name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
-            for name, (table, shape) in shapes.items()
-        }
-
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the features that `query` and `candidate` read, of some inputs.
+        """Returns the embeddings `[batch, dim]` float32 that inputs read from the tables.
 
-        With `config.item_bias` there is `item_bias` `[candidates, 1]` beside `id_row`, which
-        is for neither.
+        Args:
+            inputs: Inputs by name.
+            names: Names of those to read.
         """
-        names = tuple(name for name in names if name not in (*_PASSED, ASKED_AT))
+        if not self._reads_tables:
+            lookups, tables = self.lookups, self.table_configs
+            widths = {name: tables[lookups[name][0]].embedding_dim for name in names}
+            return {name: ops.full((1, width), SMALL) for name, width in widths.items()}
         ids = {name: inputs[name] for name in names}
-        weights: dict[str, Any] = dict.fromkeys(names)
-        for feature in self.spec.features:
-            if feature.name in ids:
-                weights[feature.name] = self._weights_of(feature.name, ids[feature.name])
-        if self.spec.config.item_bias and "id_row" in ids:
-            ids["item_bias"], weights["item_bias"] = ids["id_row"], None
-        if self.item_graph is not None and "id_row" in ids:
-            name = "item_neighbours"
-            ids[name], weights[name] = self.item_graph.bags(ids["id_row"])
-        if "history" not in ids:
-            return self.embedding(ids, weights=weights)
-        rows = inputs["history"]
-        if self.averages_history:
-            weights["history"] = self.history_weights(rows)
-            return {**self.embedding(ids, weights=weights), "history_rows": rows}
-        # Single ids go to the device that has them, and not all of them to every device.
-        ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
-        of_items = {of_history(f.name): f.name for f in self.spec.of_side("item")}
-        of_items = {name: of_item for name, of_item in of_items.items() if name in ids}
-        for name, of_item in of_items.items():
-            ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
-            weights[name] = self._weights_of(of_item, ids[name])
-        features = self.embedding(ids, weights=weights)
-        if PLACE not in inputs:
-            for name in ("history", *of_items):
-                shape = (-1, self.spec.config.history, features[name].shape[-1])
-                features[name] = ops.reshape(features[name], shape)
-        passed = {name: inputs[name] for name in _PASSED if name in inputs}
-        return {**features, "history_rows": rows, **passed}
+        features = {feature.name for feature in self.spec.features}
+        weights = {
+            name: self.weights_of_tokens(name, x) if name in features else None
+            for name, x in ids.items()
+        }
+        return self.embedding(ids, weights=weights)
 
-    def _weights_of(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor:
+    def weights_of_tokens(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor:
         """Returns the weights of the tokens of a feature's bags `[…, width]`."""
         if self.bag_weights is not None:
             return self.bag_weights.of_tokens(feature, tokens)
         return ops.greater(tokens, 0)  # Row 0 of a feature's table is padding.
+
+    # --- the Keras model
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates every variable, in a fixed order."""
+        self.embedding.build()
+        self._build_counted()
+        name_attributes(self)
+        with keras_seeds(self.seed + 5000):
+            self.build_layers()
+        self.built = True
+
+    def _build_counted(self) -> None:
+        """Creates the weights that `adapt` sets."""
+        if self.spec.config.bag_weights == "idf" and self.spec.features:
+            sizes = {f.name: f.rows for f in self.spec.features}
+            self.bag_weights = BagWeights(sizes, name="bag_weights")
+            self.bag_weights.build()
+
+    def build_layers(self) -> None:
+        """Creates the variables of the layers: calls the model on one example.
+
+        `look_up` returns small numbers meanwhile, and reads no table.
+        """
+        self._reads_tables = False
+        try:
+            self.call({x.name: ops.zeros((1, *x.shape), "int32") for x in self.inputs_of_sides})
+        finally:
+            self._reads_tables = True
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Builds what isn't built; Keras' own would take a batch of `fit` to do so."""
+        if not self.built:
+            self.build()
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        self._post_build()
+
+    def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
+        """Sets the weights that are counted from the training data, before training.
+
+        Args:
+            events: The events that training sees.
+            inputs: Vocabularies and features.
+        """
+        if self.bag_weights is not None:
+            features = (*inputs.catalogue.features, *inputs.user_features)
+            self.bag_weights.adapt({f.name: f for f in features})
+
+    @property
+    def adapted(self) -> list[Any]:
+        """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
+        return [] if self.bag_weights is None else list(self.bag_weights.weights)
+
+
+def model_class(config: ModelConfig) -> type[LookupModel]:
+    """Returns the class of the models of a config."""
+    cls: type[LookupModel] = registry.class_of("model", config)
+    return cls

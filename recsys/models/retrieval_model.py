@@ -1,15 +1,10 @@
-"""The base class of retrieval models: queries, candidates, and their similarity.
-
-Training, evaluation and the exported graph feed the same inputs, so a model is written with
-`keras.ops` alone: it trains on JAX, and is exported on TensorFlow.
-"""
+"""The base class of retrieval models: queries, candidates, and their similarity."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -17,7 +12,6 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.catalogue import of_history
-from recsys.data.dataset import Data, DataSpec
 from recsys.data.history_facts import ASKED_AT, UNKNOWN
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
@@ -25,24 +19,23 @@ from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
 from recsys.losses.loss import SHARED_BY_ALL, TrainOptions
 from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
-from recsys.models.config import AutoConfig, RetrievalConfig
-from recsys.models.counted_layers import BagWeights, ItemGraph
+from recsys.models.config import RetrievalConfig
+from recsys.models.counted_layers import ItemGraph
 from recsys.models.inputs import ModelInputs, ModelSpec, Side
-from recsys.models.layers import Latest, LogTemperature, keras_seeds, name_attributes
-from recsys.models.lookups import LookupModel, Tables, Tensors
+from recsys.models.layers import Latest, LogTemperature
+from recsys.models.lookups import SMALL, Tables, Tensors
+from recsys.models.retrieval_lookups import RetrievalLookups
 from recsys.models.times import ItemAges
 
 _READ_BY_ID = {"users": "user_row", "items": "id_row", "item_bias": "item_bias"}
 """Tables whose rows a user or a candidate reads one by one, and what `look_up` calls them."""
-_SMALL = 0.05
-"""What the features that a model is built by are full of: 0 has no direction."""
 
 
-class RetrievalModel(LookupModel):
+class RetrievalModel(RetrievalLookups, makes_layers=False):
     """Embeds queries and candidates, which are compared by their dot product or cosine.
 
     A subclass gives `query` and `candidate`. The loss, the temperature and the similarity are
-    here, the tables and their lookups in `LookupModel`. Its layers are made in `__init__`, as
+    here, the tables and their lookups in `RetrievalLookups`. Its layers are made in `__init__`, as
     those of any Keras model; `Config` is its typed config:
 
         @recsys.register_model("my_retrieval")
@@ -94,15 +87,7 @@ class RetrievalModel(LookupModel):
         loss: Loss | str = "sampled_softmax",
         compute_dtype: str = "float32",
     ) -> None:
-        if not isinstance(spec.config, self.Config):
-            raise UsageError(
-                "R346",
-                f"{type(self).__name__} must be made with a {self.Config.__qualname__}.",
-                "Set model.type in the config to the name that the model is registered by.",
-                type(spec.config).__name__,
-            )
-        super().__init__(spec, tables, seed, name=registry.name_of("model", spec.config))
-        self.compute_dtype_of_training = compute_dtype
+        super().__init__(spec, tables, seed, compute_dtype)
         self.training_loss: Loss = registry.Choice("loss").read(loss)
         self.sharing = SHARED_BY_ALL
         self.temperature: LogTemperature | None = None
@@ -110,55 +95,10 @@ class RetrievalModel(LookupModel):
         self.regularisation: dict[str, float] = {}
         self._auxiliary = AuxiliaryLosses()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Has the layers that a subclass makes draw their seeds from that of the model."""
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            make: Any = vars(cls)["__init__"]
-
-            @functools.wraps(make)
-            def seeded(self: Any, *args: Any, **options: Any) -> None:
-                with keras_seeds(options.get("seed", 0)):
-                    make(self, *args, **options)
-
-            setattr(cls, "__init__", seeded)  # noqa: B010  mypy: a method.
-
     @classmethod
-    def from_config(cls, config: Any, data: Data | DataSpec, **kwargs: Any) -> Self:
-        """Returns a model of a config for data.
-
-        Args:
-            config: A whole `recsys.Config` (its `model` and `train` are read), or the
-                model's own config.
-            data: The data, or their sizes.
-            **kwargs: As of the constructor.
-
-        Raises:
-            UsageError: The config is another model's, or doesn't suit the data.
-        """
-        train = getattr(config, "train", None)
-        if train is not None:
-            of_train = {
-                "seed": train.seed,
-                "loss": train.loss,
-                "compute_dtype": train.compute_dtype,
-            }
-            kwargs = {**of_train, **kwargs}
-        sizes = data.spec if isinstance(data, Data) else data
-        own = getattr(config, "model", config)
-        if isinstance(own, AutoConfig):
-            raise UsageError(
-                "R349",
-                "A model must be chosen for the data before it is made.",
-                "config = recsys.for_data(config, data); then make it, and train with"
-                " config.train. Or name a key of model.",
-                "model: auto",
-            )
-        spec = ModelSpec.of(own, sizes.user_rows, sizes.item_rows, sizes.features)
-        model = cls(spec, **kwargs)
-        if train is not None:
-            model.train_by(train)
-        return model
+    def options_of(cls, train: Any) -> dict[str, Any]:
+        """Returns the arguments of the constructor that a training loop determines."""
+        return {**super().options_of(train), "loss": train.loss}
 
     def train_by(self, train: TrainOptions) -> None:
         """Takes what a training loop says of the loss, beside the loss itself.
@@ -236,28 +176,23 @@ class RetrievalModel(LookupModel):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates every variable, in a fixed order."""
-        self.embedding.build()
-        if self.spec.config.item_neighbours:
-            n = self.spec.config.item_neighbours
-            self.item_graph = ItemGraph(self.spec.item_rows, n, name="item_graph")
-            self.item_graph.build()
-        if self.spec.config.bag_weights == "idf" and self.spec.features:
-            sizes = {f.name: f.rows for f in self.spec.features}
-            self.bag_weights = BagWeights(sizes, name="bag_weights")
-            self.bag_weights.build()
-        if self.spec.config.item_age:
-            bins = self.spec.config.item_age.bins
-            self.item_ages = ItemAges(self.spec.item_rows, bins, name="item_ages")
-            self.item_ages.build()
-        name_attributes(self)
-        with keras_seeds(self.seed + 5000), self._auxiliary.collecting() as added:
-            self.build_layers()
+        with self._auxiliary.collecting() as added:
+            super().build(input_shape)
         self._build_loss_parts([*added])
         if self.spec.config.learn_temperature:
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
             self.temperature.build()
             self.temperature_log = Latest(name="temperature")
-        self.built = True
+
+    def _build_counted(self) -> None:
+        config, rows = self.spec.config, self.spec.item_rows
+        if config.item_neighbours:
+            self.item_graph = ItemGraph(rows, config.item_neighbours, name="item_graph")
+            self.item_graph.build()
+        super()._build_counted()
+        if config.item_age:
+            self.item_ages = ItemAges(rows, config.item_age.bins, name="item_ages")
+            self.item_ages.build()
 
     def _build_loss_parts(self, added: list[str]) -> None:
         """Creates the metrics of what is added to the loss, by name."""
@@ -267,14 +202,6 @@ class RetrievalModel(LookupModel):
         if any(weight.regularizer is not None for weight in self.trainable_weights):
             added.append(REGULARIZATION)
         self.loss_parts = {name: keras.metrics.Mean(name=name) for name in added}
-
-    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds what isn't built; Keras' own would take a batch of `fit` to do so."""
-        if not self.built:
-            self.build()
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
-        self._post_build()
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine.
@@ -445,15 +372,13 @@ class RetrievalModel(LookupModel):
         return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
 
     def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
-        """Takes what the model reads of the training data themselves, before it trains.
+        """Sets the weights that are counted from the training data, before training.
 
         Args:
             events: The events that training sees.
             inputs: Vocabularies and features.
         """
-        if self.bag_weights is not None:
-            features = (*inputs.catalogue.features, *inputs.user_features)
-            self.bag_weights.adapt({f.name: f for f in features})
+        super().adapt(events, inputs)
         for layer in (self.item_graph, self.item_ages):
             if layer is not None:
                 layer.adapt(events)
@@ -461,9 +386,9 @@ class RetrievalModel(LookupModel):
     @property
     def adapted(self) -> list[Any]:
         """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
-        counted = [layer for layer in (self.item_graph, self.bag_weights) if layer is not None]
-        weights = [weight for layer in counted for weight in layer.weights]
-        return [*weights, *([] if self.item_ages is None else self.item_ages.adapted)]
+        graph = [] if self.item_graph is None else list(self.item_graph.weights)
+        ages = [] if self.item_ages is None else self.item_ages.adapted
+        return [*graph, *super().adapted, *ages]
 
     def compute_loss(
         self,
@@ -530,14 +455,14 @@ class RetrievalModel(LookupModel):
         for name in self.names_of_side(side):
             if name == ASKED_AT:
                 continue
-            features[name] = ops.full((1, widths.get(name, config.dim)), _SMALL)
+            features[name] = ops.full((1, widths.get(name, config.dim)), SMALL)
         if side == "user" and config.history_features:
             for feature in self.spec.of_side("item"):
                 shape = (1, config.history, feature.dim)
-                features[of_history(feature.name)] = ops.full(shape, _SMALL)
+                features[of_history(feature.name)] = ops.full(shape, SMALL)
         if side == "user":
             if not self.averages_history:
-                features["history"] = ops.full((1, config.history, config.dim), _SMALL)
+                features["history"] = ops.full((1, config.history, config.dim), SMALL)
             features["history_rows"] = ops.zeros((1, config.history), "int32")
             for name in config.history_facts:
                 features[name] = ops.full((1, config.history), UNKNOWN, "int32")
@@ -560,9 +485,3 @@ def _is_concrete(x: Any) -> bool:
     import jax  # Not there where a model is exported.
 
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-
-
-def model_class(config: RetrievalConfig) -> type[RetrievalModel]:
-    """Returns the class of the models of a config."""
-    cls: type[RetrievalModel] = registry.class_of("model", config)
-    return cls

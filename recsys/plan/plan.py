@@ -26,8 +26,7 @@ from recsys.embedding.table_config import resolve
 from recsys.embedding.traffic import Collective, FeatureTraffic, leaving, total
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
-from recsys.models.lookups import LookupModel, Tables
-from recsys.models.retrieval_model import model_class
+from recsys.models.lookups import LookupModel, Tables, model_class
 from recsys.plan.table_rows import TableRows
 from recsys.tasks.data_shape import DataShape
 from recsys.tasks.task import training_side
@@ -168,7 +167,8 @@ def _step(
     mesh = device_mesh(**axes, devices=devices)
     tables_of_layout = list(tables.values())
     activate(table_layout(tables_of_layout, None, mesh, config.layout, train.node_devices))
-    model = model_class(spec.config)(spec, tables, train.seed, train.loss, train.compute_dtype)
+    cls = model_class(spec.config)
+    model = cls(spec, tables, **cls.options_of(train))
     model.train_by(train)
     optimizer = tower_optimizer(train, 1)
     with keras.StatelessScope(initialize_variables=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -18,8 +18,7 @@ from recsys.distributed.config import LayoutRules, MeshConfig
 from recsys.embedding.config import AdagradConfig, RowOptimizerConfig
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
-from recsys.losses.squares import LeastSquares
-from recsys.models.config import AutoConfig, RetrievalConfig
+from recsys.models.config import AutoConfig
 from recsys.registry import Choice
 from recsys.registry.stage import Stage
 from recsys.strict import Share, Strict
@@ -181,7 +180,7 @@ class WarmStartConfig(Strict):
 class TrainStage(Stage):
     """The parts of a config that training needs."""
 
-    model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = AutoConfig()
+    model: Annotated[Any, Choice("model", "two_tower")] = AutoConfig()
     """The model: `two_tower`, which is implied if one of its keys is set; a model of a plugin,
     `{type: name, …}`; or `auto`, which chooses the model, and the keys of `train` that are not
     set, from the data."""
@@ -199,12 +198,8 @@ class TrainStage(Stage):
     """Warm start from the last blessed model; `null`: each training starts from scratch."""
 
     @model_validator(mode="after")
-    def _solved_users_have_their_loss(self) -> Self:
-        if not self.model.trains_on_history and not isinstance(self.train.loss, LeastSquares):
-            raise ValueError(
-                "model.pooling: fold_in requires the loss that it minimizes: set train.loss to"
-                " least_squares"
-            )
+    def _training_suits_the_model(self) -> Self:
+        self.model.check(self.train)
         return self
 
     @model_validator(mode="after")

@@ -46,7 +46,8 @@ from recsys.embedding.table_rows import put_rows
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs, ModelSpec
-from recsys.models.retrieval_model import RetrievalModel, model_class
+from recsys.models.lookups import LookupModel, model_class
+from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.saved_arrays import (
     NpyFile,
     SavedRows,
@@ -81,7 +82,7 @@ class TrainedModel:
         stage: The config that it was trained with.
     """
 
-    model: RetrievalModel
+    model: LookupModel
     inputs: ModelInputs
     stage: TrainStage
 
@@ -103,7 +104,7 @@ class TrainedModel:
 
 def save_model(
     folder: Path,
-    model: RetrievalModel,
+    model: LookupModel,
     stage: TrainStage,
     data: Path,
     inputs: ModelInputs | None = None,
@@ -315,7 +316,7 @@ def _compared(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:
     return largest, float(np.abs(trained - now).max(initial=0.0))
 
 
-def kept_weights(model: RetrievalModel) -> list[tuple[Any, Table | None]]:
+def kept_weights(model: LookupModel) -> list[tuple[Any, Table | None]]:
     """Returns the variables that a model computes with, and the table that each belongs to.
 
     Slots, step counts and accumulated gradients are the trainer's own.
@@ -332,7 +333,7 @@ def kept_weights(model: RetrievalModel) -> list[tuple[Any, Table | None]]:
     return kept
 
 
-def _path(model: RetrievalModel, table: Table) -> str:
+def _path(model: LookupModel, table: Table) -> str:
     """Returns the path that the weights of a table have once the model is built."""
     return "/".join((model.name, model.embedding.name, table.name, WEIGHTS))
 

@@ -14,7 +14,7 @@ from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table, chunk_rows
 from recsys.embedding.table_rows import put_rows
-from recsys.models import ModelInputs, RetrievalModel
+from recsys.models import LookupModel, ModelInputs
 from recsys.models.saved_arrays import SavedRows
 from recsys.tasks.config import TrainStage
 from recsys.tasks.model_folder import kept_weights
@@ -33,7 +33,7 @@ Report = dict[str, dict[str, int]]
 
 
 def transfer_state(
-    base: EarlierModel, model: RetrievalModel, inputs: ModelInputs, stage: TrainStage
+    base: EarlierModel, model: LookupModel, inputs: ModelInputs, stage: TrainStage
 ) -> Report:
     """Initialises a newly built and compiled model with the state of `base`.
 
@@ -83,7 +83,7 @@ def transfer_state(
     return report
 
 
-def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
+def _check_variables(base: EarlierModel, model: LookupModel) -> None:
     """Checks that the code creates the same variables as before, which the config doesn't show."""
     changes = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
@@ -101,7 +101,7 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
         raise refused(base.folder, changes)
 
 
-def _rows_of(model: RetrievalModel, path: str) -> tuple[str, int] | None:
+def _rows_of(model: LookupModel, path: str) -> tuple[str, int] | None:
     """Returns the side and the axis of a weight with a row for each id; None if it has none."""
     return model.weights_by_row.get(path.partition("/")[2])
 
@@ -163,9 +163,7 @@ def _chunks(
         yield start + chosen, chunk
 
 
-def _transfer_dense(
-    base: EarlierModel, model: RetrievalModel, sources: dict[str, RowSources]
-) -> None:
+def _transfer_dense(base: EarlierModel, model: LookupModel, sources: dict[str, RowSources]) -> None:
     """Copies the weights of the towers, and the moments of their optimizer."""
     adapted = {id(variable) for variable in model.adapted}
     by_row: dict[str, tuple[str, int]] = {}  # Moments are named after their weights.

@@ -19,9 +19,9 @@ from recsys.embedding import TablePlacement, activate, device_mesh, table_layout
 from recsys.embedding.layout import place_variables, tables_of
 from recsys.errors import UsageError
 from recsys.fingerprint import classes_without_source
-from recsys.models import ModelSpec, RetrievalModel
+from recsys.models import LookupModel, ModelSpec
 from recsys.models.inputs import ModelInputs
-from recsys.models.retrieval_model import model_class
+from recsys.models.lookups import model_class
 from recsys.strict import Repeats
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.tasks.task import training_side
@@ -43,7 +43,7 @@ from recsys.training.training_result import Progress, TrainingResult
 from recsys.training.warm_start import batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
-_built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDictionary()
+_built_in: weakref.WeakKeyDictionary[LookupModel, Path] = weakref.WeakKeyDictionary()
 """The run folder of each model that a trainer built."""
 
 
@@ -115,7 +115,7 @@ class Trainer:
         trainer.stage = stage
         return trainer
 
-    def fit(self, model: RetrievalModel, data: Data) -> TrainingResult:
+    def fit(self, model: LookupModel, data: Data) -> TrainingResult:
         """Trains a model, or resumes where an earlier call with the same folder stopped.
 
         Args:
@@ -136,7 +136,7 @@ class Trainer:
         object.__setattr__(model, "training_result", result)
         return result
 
-    def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
+    def _stage(self, model: LookupModel, data: Data) -> TrainStage:
         """Returns the configs of the run; passes the settings that the model needs to it."""
         registered = model_class(model.spec.config)
         if f"{registered.__module__}:{registered.__qualname__}" != (
@@ -168,7 +168,7 @@ def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
 
 
 class _Fit:
-    def __init__(self, trainer: Trainer, model: RetrievalModel, data: Data) -> None:
+    def __init__(self, trainer: Trainer, model: LookupModel, data: Data) -> None:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
         inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from recsys.data.kept_events import KeptEvents
 from recsys.embedding import TablePlacement
 from recsys.formats import html_facts
-from recsys.models import ModelInputs, RetrievalModel
+from recsys.models import LookupModel, ModelInputs
 from recsys.tasks.config import TrainStage
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TrainingResult:
         cold: Reason for a cold start despite an earlier model; None otherwise.
     """
 
-    model: RetrievalModel
+    model: LookupModel
     stage: TrainStage
     inputs: ModelInputs
     events: KeptEvents

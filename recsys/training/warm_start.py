@@ -26,7 +26,7 @@ from recsys.data.store import InteractionStore
 from recsys.distributed.host_collectives import agreed, jointly, note_on_primary
 from recsys.embedding.layout import tables_of
 from recsys.errors import RecsysError, UsageError
-from recsys.models import ModelInputs, ModelSpec, RetrievalModel
+from recsys.models import LookupModel, ModelInputs, ModelSpec
 from recsys.models.saved_arrays import (
     SavedRows,
     SavedVariable,
@@ -161,7 +161,7 @@ def drop_state(folder: Path) -> None:
     agreed(lambda: shutil.rmtree(folder / FOLDER, ignore_errors=True))
 
 
-def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> None:
+def save_state(folder: Path, model: LookupModel, state: TrainingState) -> None:
     """Writes `training_state/` into an existing model folder; its manifest comes last.
 
     Every process calls it.
@@ -205,7 +205,7 @@ def _seal_state(folder: Path, content: dict[str, Any]) -> None:
     manifests.write_manifest(folder / _MANIFEST, {}, {**files, **written})
 
 
-def updates_of(model: RetrievalModel) -> int:
+def updates_of(model: LookupModel) -> int:
     """Returns the number of updates of a model's tables."""
     return max(int(np.asarray(table.steps.value)) for table in tables_of(model))
 

@@ -12,7 +12,7 @@ from recsys.config.load import default_config_path, load_config
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
 from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
-from recsys.models.retrieval_model import model_class
+from recsys.models.lookups import model_class
 from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
 from recsys.plan.table_rows import TableRows
 from recsys.tasks.retrieval.training.sequences import packing
