@@ -1,4 +1,4 @@
-"""Errors for users: the rule, the received value, and the cure; also of unforeseen exceptions."""
+"""Errors for users: the rule, the received value and the cure; also for unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 _SHOWN_CHARACTERS = 80
 
 # Control characters (C0 and C1), bidirectional and line separators, invisible marks and tags, and
-# lone surrogates, as in file names that are not UTF-8. Joiners are kept: Persian and Hindi words
-# and many emoji need them.
+# lone surrogates, as in file names that are not UTF-8. Joiners are kept, since Persian and Hindi
+# words and many emoji need them.
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -72,7 +72,7 @@ class RecsysError(Exception):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RecsysError:
-        """Returns the error of a dict from `to_json`."""
+        """Returns the error for a dict from `to_json`."""
         kinds = {kind.exit_code: kind for kind in (UsageError, BusyError)}
         kind = kinds.get(fields.get("exit_code", 1), RecsysError)
         error = kind(fields["code"], fields["rule"], fields["cure"])
@@ -105,7 +105,7 @@ _OF_KERAS = "Exception encountered when calling"
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|[Oo]ut of memory")
 
 Place = tuple[FrameType, int]
-"""Code that was running, and its line, from 1."""
+"""A frame of a traceback, and its line, from 1."""
 
 
 def unexpected_error(error: BaseException) -> RecsysError:
@@ -119,7 +119,7 @@ def unexpected_error(error: BaseException) -> RecsysError:
 
 
 def plugin_error(error: BaseException, code: str) -> RecsysError | None:
-    """Returns an error that says what a plugin raised, and where; None if none did."""
+    """Returns an error that says what a plugin raised, and where; None if no plugin did."""
     place = plugin_place(error)
     if place is None:
         return None
@@ -143,14 +143,14 @@ def _raised(error: BaseException, places: list[Place]) -> str:
 def line_of(error: BaseException) -> str:
     """Returns the last line of a traceback: the class of an error and the start of its text."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines()]
-    # Keras puts the call before the text, and the call's arguments behind it.
+    # Keras puts the call before the text, and its arguments after it.
     lines = [line for line in lines if line and not line.startswith(_OF_KERAS)]
     name = type(error).__name__
     return shortened(f"{name}: {lines[0]}" if lines else name, _MOST_CHARACTERS)
 
 
 def plugin_place(error: BaseException) -> Place | None:
-    """Returns the innermost line of a plugin in the traceback of an error; None without one."""
+    """Returns the innermost frame of a plugin in an error's traceback, or None."""
     places = traceback.walk_tb(error.__traceback__)
     inside = [x for x in places if _module(x[0]).partition(".")[0] in PLUGIN_PACKAGES]
     return inside[-1] if inside else None

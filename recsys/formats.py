@@ -1,4 +1,4 @@
-"""Numbers formatted for people; missing ones become words."""
+"""Formats numbers for people; missing ones become words."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeGuard
 
 ABSENT = "–"
 
-_LEAST_PERCENT = 1e-6  # Less is the rounding of sums.
+_LEAST_PERCENT = 1e-6  # Smaller ones are rounding errors.
 
-# Keeps a figure and its unit on one line.
+# Keeps a number and its unit on one line.
 _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Returns whether `value` is a finite number, whole ones beyond any float left out."""
+    """Returns whether `value` is a finite number within the range of floats."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and abs(value) <= sys.float_info.max
 
@@ -46,12 +46,12 @@ def figure(value: Any) -> str:
 
 
 def score(value: Any) -> str:
-    """Returns two decimals, `0.93`, for figures that stand below each other."""
+    """Returns two decimals, `0.93`, for columns of figures."""
     return f"{value:.2f}" if is_number(value) else ABSENT
 
 
 def share(value: Any) -> str:
-    """Returns `12.3 %`; a share that is not quite nothing reads `< 0.1 %`."""
+    """Returns `12.3 %`; a small positive share becomes `< 0.1 %`."""
     if not is_number(value):
         return ABSENT
     if 0 < value < 0.001:
@@ -88,7 +88,7 @@ def duration(seconds: Any) -> str:
 
 
 def moment(timestamp: Any) -> str:
-    """Returns `2018-03-07 00:00 UTC`; the clock is left out at midnight."""
+    """Returns `2018-03-07 00:00 UTC`, or only the date and `UTC` at midnight."""
     if not is_number(timestamp):
         return ABSENT
     try:
@@ -102,7 +102,7 @@ def moment(timestamp: Any) -> str:
 def change(value: Any) -> str:
     """Returns a relative difference with its sign, `+3.1 %`.
 
-    It has no decimals from 100 % on, and as many as it needs below 0.05 %: `+0.03 %`.
+    It has no decimals from 100 % on, and more below 0.05 %: `+0.03 %`.
     """
     if not is_number(value):
         return ABSENT
@@ -119,20 +119,20 @@ def change_span(interval: Any) -> str:
 
 
 def span(interval: Any) -> str:
-    """Returns an interval of figures, `0.0964 … 0.1580`: as many decimals at either end."""
+    """Returns an interval of figures with the same number of decimals, `0.0964 … 0.1580`."""
     ends = ends_of(interval)
     if ends is None:
         return ABSENT
     texts = [figure(end) for end in ends]
     decimals = [len(text.partition(".")[2]) for text in texts]
     if max(map(abs, ends)) < 1000:
-        # The finer end decides, but an end near 0 doesn't draw out the other one.
+        # The finer end decides, unless it is near 0.
         texts = [f"{end:.{min(max(decimals), min(decimals) + 1)}f}" for end in ends]
     return " … ".join(texts)
 
 
 def ends_of(interval: Any) -> tuple[float, float] | None:
-    """Returns the two ends of an interval that was read from JSON; None if it is not one."""
+    """Returns the two ends of an interval that was read from JSON; None for other values."""
     if not isinstance(interval, list | tuple) or len(interval) != 2:
         return None
     low, high = interval
@@ -150,8 +150,8 @@ def html_table(
     Args:
         columns: Names of the columns.
         rows: The rows, with a value for each column.
-        caption: What stands above the table.
-        texts: The columns of words, which begin at the left; notebooks put others to the right.
+        caption: Caption of the table.
+        texts: Columns of text, which are left-aligned; notebooks right-align other columns.
     """
     columns = tuple(columns)
 
@@ -170,7 +170,7 @@ def html_table(
 
 
 def html_facts(facts: Mapping[str, str]) -> str:
-    """Returns names and their texts as a table in HTML, for notebooks."""
+    """Returns names and texts as an HTML table, for notebooks."""
     rows = (
         f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
         f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
@@ -184,6 +184,6 @@ def _signed_percent(value: float) -> str:
     if percent < _LEAST_PERCENT:
         return "±0"
     digits = 0 if abs(value) >= 1 else 1
-    if percent < 0.05:  # What is not zero never reads as zero.
+    if percent < 0.05:  # A small change is never shown as zero.
         digits = math.ceil(-math.log10(percent))
     return f"{'+' if value > 0 else '−'}{percent:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""Lists of different lengths, laid end to end in one array."""
+"""Lists of different lengths, concatenated in one array."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class RaggedRows:
-    """Lists of item rows, laid end to end.
+    """Concatenated lists of item rows.
 
     Attributes:
         rows: Item rows `[n]`.
-        offsets: First entry of each list, and the end `[lists + 1]`.
+        offsets: Index of each list's first entry, and the end `[lists + 1]`.
     """
 
     rows: np.ndarray
@@ -22,7 +22,7 @@ class RaggedRows:
 
     @classmethod
     def of(cls, lists: Iterable[np.ndarray]) -> RaggedRows:
-        """Lays `lists` of item rows end to end."""
+        """Concatenates lists of item rows."""
         none = np.zeros(0, np.int32)
         parts = [none, *lists]
         offsets = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -37,16 +37,16 @@ class RaggedRows:
         return len(self.offsets) - 1
 
     def owner(self) -> np.ndarray:
-        """Returns the list `[n]` that each entry belongs to."""
+        """Returns the index of each entry's list `[n]`."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def part(self, block: slice) -> RaggedRows:
-        """Returns the lists of `block`."""
+        """Returns the lists in `block`."""
         offsets = self.offsets[block.start : block.stop + 1]
         return RaggedRows(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def blocks(self, most: int) -> Iterator[slice]:
-        """Yields slices of the lists, of about `most` entries each or of one long list."""
+        """Yields slices of lists with about `most` entries each, or with one longer list."""
         start = 0
         while start < len(self):
             end = int(np.searchsorted(self.offsets, self.offsets[start] + most, side="right")) - 1
@@ -55,7 +55,7 @@ class RaggedRows:
             start = end
 
     def select(self, chosen: np.ndarray) -> RaggedRows:
-        """Returns the lists `chosen` `[n]`: a mask, or places."""
+        """Returns the lists that `chosen` `[n]` selects: a mask, or indices."""
         places = np.arange(len(self))[chosen]
         counts = np.diff(self.offsets)[places]
         rows = self.rows[ranges(self.offsets[places], counts)]
@@ -63,12 +63,12 @@ class RaggedRows:
 
 
 def slices(stop: int, size: int, start: int = 0) -> list[slice]:
-    """Returns the slices of `start` … `stop`, of `size` places each and fewer at the end."""
+    """Returns the slices of `size` numbers each, the last maybe shorter, from `start` to `stop`."""
     return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns `start`, `start + 1`, … of each range of `counts` numbers, end to end.
+    """Returns the concatenated ranges `start`, `start + 1`, … of `counts` numbers each.
 
     Args:
         starts: First number of each range `[n]`.

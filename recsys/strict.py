@@ -1,4 +1,4 @@
-"""The base class of all typed configs: frozen, strict, finite, closed to unknown keys.
+"""The base class of all configs: frozen, strict, without unknown keys and non-finite numbers.
 
 It imports no other module of recsys, so that a registered class in any package can be a config.
 """
@@ -30,7 +30,7 @@ class Strict(pydantic.BaseModel):
 
 
 def parts_in(*values: Any) -> Iterator[Any]:
-    """Yields parts of a config, and all that is in them."""
+    """Yields the values and all values nested in them, such as parts of configs."""
     for value in values:
         yield value
         if isinstance(value, pydantic.BaseModel):

@@ -26,7 +26,7 @@ ASKED = "asked_age"
 """In packed training, ages of the events to predict `[rows, examples per row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"
 """The unique items of a batch's histories, and the index of each history entry in them; see
-`recsys.tasks.retrieval.training.batches.each_once`."""
+`recsys.tasks.retrieval.training.batches.unique_items`."""
 Facts = Mapping[str, np.ndarray]
 """Facts of histories' items `[n, history]` and of queries `[n]`, by name of the input."""
 UNKNOWN = -1

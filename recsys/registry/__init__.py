@@ -1,4 +1,4 @@
-"""Registry of the classes that a config names: models, encoders, losses, metrics and others.
+"""Registry of the classes that configs can name: models, encoders, losses, metrics and others.
 
 Each is a class that is registered under a name and has a typed config:
 

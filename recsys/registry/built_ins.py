@@ -1,4 +1,4 @@
-"""The built-in classes: where each is, so that it is imported only if a config names it."""
+"""The locations of built-in classes, so that they are imported only if a config names them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ BUILT_INS = {
         "ray": "recsys.distributed.ray_launcher:RayLauncher",
     },
 }
-"""Built-in classes by kind and name: `module:Class`, and the config of one that imports Keras."""
+"""Built-in classes by kind and name: `module:Class`, and the config if the class imports Keras."""
 CONFIGS = {
     "model": "recsys.models.config",
     "encoder": "recsys.models.config",
@@ -86,14 +86,13 @@ CONFIGS = {
 
 
 class BuiltIn(NamedTuple):
-    """Location of a built-in class, as `module:Class`, and of its config."""
+    """Location of a built-in class as `module:Class`, and of its config."""
 
     path: str
     config: str | None
 
     @property
     def module(self) -> str:
-        """Name of its module."""
         return self.path.partition(":")[0]
 
 

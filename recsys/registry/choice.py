@@ -1,4 +1,4 @@
-"""Fields of a config that name a registered class, and the plugins that a config needs."""
+"""Config fields that select a registered class, and the plugins that a config needs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Choice:
         """
         if isinstance(value, str):
             value = {self.key: value}
-        if isinstance(value, pydantic.BaseModel):  # Passed by Python code.
+        if isinstance(value, pydantic.BaseModel):  # From Python code.
             name_of(self.kind, value)
             return value
         if not isinstance(value, dict):
@@ -98,7 +98,7 @@ class Choice:
                 f"must be one of {known}, or be registered by a module in `plugins`; received"
                 f" {name!r}"
             ) from error
-        # JSON mode converts lists to tuples and nothing else.
+        # JSON mode converts lists to tuples, and no other types.
         return config.model_validate_json(json.dumps(options), context=context)
 
     def write(self, config: pydantic.BaseModel, context: Any = None) -> Any:

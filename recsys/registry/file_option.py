@@ -25,7 +25,7 @@ from recsys.system.files import open_regular
 
 FOLDER = "files"
 BY_CONTENT = {"files": "content"}
-"""Context of a dump in which a file is its sha256: for fingerprints, wherever the file is."""
+"""Context of a dump that writes a file as its sha256: for fingerprints that ignore its path."""
 IN_FOLDER = {"files": "folder"}
 """Context of a dump for `model.json`: paths are those of the copies, relative to the folder."""
 _DIGITS = 16
@@ -35,15 +35,15 @@ ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 class File(os.PathLike[str]):
     """A file that a plugin reads: `vectors: recsys.File` in its `Config`.
 
-    In a config it is a path, relative to the config's folder, or in an override to the current
-    one. `open`, `np.load` and `pathlib.Path` take it as a path.
+    In a config it is a path relative to the config's folder, or in an override to the current
+    one. `open`, `np.load` and `pathlib.Path` accept it as a path.
 
     Args:
-        path: Absolute path of the file; of a model folder, that of its copy.
+        path: Absolute path of the file, or of its copy in a model folder.
         sha256: Digest of the content, in hex.
     """
 
-    # No dataclass: pydantic would turn it into a dict for the constructors of layers.
+    # Not a dataclass: pydantic would convert it to a dict for the constructors of layers.
     def __init__(self, path: str, sha256: str) -> None:
         self.path, self.sha256 = path, sha256
 
@@ -58,25 +58,23 @@ class File(os.PathLike[str]):
 
     @classmethod
     def of(cls, *path: str | Path) -> File:
-        """Reads a file once, for its digest.
+        """Returns a file with its digest.
 
         Args:
             *path: Parts of its path, relative to the current folder.
 
         Raises:
-            OSError: It is no regular file, or can't be read.
+            OSError: It is not a regular file, or can't be read.
         """
         parts = [Path(part).expanduser() for part in path]
         absolute = os.path.normpath(Path.cwd().joinpath(*parts))
         return cls(absolute, _sha256(absolute))
 
     def __fspath__(self) -> str:
-        """Returns the path."""
         return self.path
 
     @property
     def copy_name(self) -> str:
-        """Path of its copy, relative to a model folder."""
         return f"{FOLDER}/{self.sha256[:_DIGITS]}/{Path(self.path).name}"
 
     @classmethod
@@ -132,8 +130,8 @@ def _read(value: Any, info: pydantic.ValidationInfo) -> File:
 
     Args:
         value: A path, or path and digest as `_write` returns them.
-        info: Its context may have the `folder` that paths are relative to; the texts of the
-            config, `there`; and those of overrides, `here`, which are relative to the current
+        info: Its context may have the `folder` that paths are relative to; `there`, the texts of
+            the config; and `here`, the texts of overrides, which are relative to the current
             folder.
     """
     if isinstance(value, File):
@@ -157,7 +155,7 @@ def _read(value: Any, info: pydantic.ValidationInfo) -> File:
 
 
 def _write(file: File, info: pydantic.SerializationInfo) -> Any:
-    if info.mode == "python":  # For the constructor of a layer or an optimizer.
+    if info.mode == "python":  # Passed to the constructor of a layer or an optimizer.
         return file
     paths = (info.context or {}).get("files")
     if paths == "content":

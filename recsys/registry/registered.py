@@ -17,7 +17,7 @@ from recsys.registry.built_ins import BUILT_INS, built_ins
 
 ENTRY_POINTS = "recsys.plugins"
 _NEEDED = {"metric": ("title", "meaning")}
-"""Class attributes without a default that a report needs."""
+"""Class attributes that the report requires, without a default."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 ClassT = TypeVar("ClassT", bound=type)
@@ -122,7 +122,7 @@ def name_of(kind: str, thing: Any) -> str:
 
 
 def class_of(kind: str, config: pydantic.BaseModel) -> Any:
-    """Returns the registered class that a config is of, and imports it if necessary."""
+    """Returns the registered class for a config, and imports it if necessary."""
     return get(kind, name_of(kind, config))
 
 
@@ -183,7 +183,7 @@ keys find the classes that the modules register."""
 
 
 def module_of(kind: str, name: str) -> str | None:
-    """Returns the module of a registered class; None if it was not registered yet."""
+    """Returns the module of a registered class; None if it is not registered."""
     cls = _registered.get((kind, name))
     return None if cls is None else cls.__module__
 

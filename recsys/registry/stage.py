@@ -1,4 +1,4 @@
-"""The keys that every stage's part of a config has."""
+"""The config keys that every stage has."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ StageT = TypeVar("StageT", bound=Stage)
 
 
 def stage_of(config: Stage, kind: type[StageT]) -> StageT:
-    """Returns the parts of `config` that the stage `kind` needs, with the plugins they name."""
+    """Returns the parts of `config` that the stage `kind` needs, and the plugins for them."""
     parts = {name: getattr(config, name) for name in kind.model_fields}
     return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})

@@ -1,8 +1,8 @@
-"""Tasks: what is learned from events, how it is measured, and what is served.
+"""Tasks: learning from events, judging models, and serving them.
 
 task              `Task`, and the sides of the task that a model names
-training_side     which examples are learned from, and what is done between epochs
-judging_side      what models are measured on, and by what values
-serving_side      what a bundle of a task consists of
+training_side     the training examples, and the work between epochs
+judging_side      the case on which models are measured, and their values
+serving_side      the contents of a bundle
 retrieval         models that rank the items of a catalogue for a query
 """

@@ -1,4 +1,4 @@
-"""The shape of data, which the choice of a model depends on."""
+"""The shape of data, on which the choice of a model depends."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from recsys.data.dataset import Data
 from recsys.data.hold_out import is_asked_at_once
 
 _FEW_NEW = 0.01
-"""Share of the items up to which those without an event change nothing."""
+"""Share of items without events up to which they have no effect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataShape:
-    """What the choice of a model depends on.
+    """The properties of data on which the choice of a model depends.
 
     Attributes:
-        events: Training events; 0 if they aren't known.
-        users: Users with one.
-        items: Rows of the items.
-        order: What orders the events of a user; `none` too where users are asked for events
-            that aren't their newest.
+        events: Number of training events; 0 if unknown.
+        users: Number of users with a training event.
+        items: Number of item rows.
+        order: Order of a user's events; also `none` if the held-out events aren't a user's
+            newest.
         has_features: Whether items or users have features.
-        new_items: Items without an event, if items have features; else 0.
+        new_items: Number of items without events, if items have features; else 0.
     """
 
     events: int
@@ -35,7 +35,7 @@ class DataShape:
 
     @classmethod
     def of(cls, data: Data, config: ValidationConfig | None = None) -> DataShape:
-        """Returns the shape of data, of which validation draws as `config` says."""
+        """Returns the shape of data; `config` determines how validation draws."""
         catalogue, split = data.catalogue, data.store.split
         is_new = catalogue.is_item & (data.items.row_counts == 0)
         return cls(
@@ -51,10 +51,10 @@ class DataShape:
 
     @property
     def events_per_user(self) -> float:
-        """Training events of a user in the mean."""
+        """Mean number of training events per user."""
         return self.events / max(self.users, 1)
 
     @property
     def has_new_items(self) -> bool:
-        """Whether items that features alone tell of are more than a few."""
+        """Whether more than a few items have features but no events."""
         return self.new_items > _FEW_NEW * self.items

@@ -1,4 +1,4 @@
-"""The judging side of a task: what its models are measured on, and by what values."""
+"""The judging side of a task: the case on which models are measured, and their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from recsys.metrics.metric import Values
 from recsys.strict import Strict
 
-if TYPE_CHECKING:  # A room above, and Keras.
+if TYPE_CHECKING:  # Keras, and a room on an upper floor.
     from keras.distribution import DeviceMesh
 
     from recsys.data.dataset import Data
@@ -22,13 +22,13 @@ if TYPE_CHECKING:  # A room above, and Keras.
 MODEL, BLESSED = "model", "blessed_model"
 """Names of the evaluated model and of the last blessed one among the systems."""
 Progress = Callable[[int, int], None]
-"""Takes the number of finished queries, and of all."""
+"""Called with the number of finished queries and the total."""
 SystemProgress = Callable[[str, int, int], None]
-"""Takes the name of a system, the number of finished queries, and of all."""
+"""Called with the name of a system, the number of finished queries and the total."""
 
 
 class LeftOutError(Exception):
-    """A baseline can't be fitted to these data; the text is the reason, a sentence."""
+    """A baseline can't be fitted to these data; the text is the reason, as a sentence."""
 
 
 class Baseline(Strict):
@@ -38,35 +38,35 @@ class Baseline(Strict):
     """
 
     title: ClassVar[str]
-    """What the report and the verdict call it."""
+    """Name in the report and the verdict."""
 
     def fit(self, data: Any) -> Any:
         """Learns from training events.
 
         Args:
-            data: The training data that the judging side of the task gives; of retrieval a
+            data: The training data from the judging side of the task; for retrieval, a
                 `recsys.tasks.retrieval.baselines.baseline.BaselineData`.
 
         Returns:
-            What the judging side measures; of retrieval an object whose `scorer(queries)` scores
-            the items.
+            An object for the judging side to measure; for retrieval, one whose `scorer(queries)`
+            scores the items.
 
         Raises:
-            LeftOutError: It can't be fitted to these data; the text says why.
+            LeftOutError: It can't be fitted to these data; the text is the reason.
         """
         raise NotImplementedError
 
 
 class Case(Protocol):
-    """Queries or rows that all systems are measured on, so that comparisons are paired."""
+    """Queries or rows on which all systems are measured, so that comparisons are paired."""
 
     @property
     def user(self) -> np.ndarray:
-        """User of each query `[n]`; the bootstrap draws users."""
+        """Index of each query's user `[n]`; the bootstrap draws users."""
 
     @property
     def counts(self) -> Mapping[str, Any]:
-        """Fields of `evaluation.json`; `users` and `queries` are among them."""
+        """Fields of `evaluation.json`, including `users` and `queries`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Measured:
     """The values of one system.
 
     Attributes:
-        values: Value of each query `[n]`, or statistics of each user, by key of a metric.
+        values: Value of each query `[n]`, or statistics of each user, by key of the metric.
         totals: Values without an interval, by key.
-        seconds: Time that it took [s].
+        seconds: Time taken [s].
     """
 
     values: Values
@@ -89,11 +89,11 @@ class Slice:
     """A part of a case.
 
     Attributes:
-        kind: Property that the slices of this kind differ in.
-        name: Name for rules of the config and for the report.
-        of: What it is a part of: `queries`, or something that the task knows.
-        which: Mask of the queries `[n]`, or of what `of` names. Without any, it is what no system
-            can find, and every figure is 0.
+        kind: Property by which the slices of this kind differ.
+        name: Name for the rules of the config and for the report.
+        of: What the mask selects from: `queries`, or another name that the task defines.
+        which: Mask of the queries `[n]`, or of the things in `of`. Without any, the slice is
+            unreachable for all systems, and every figure is 0.
         note: Description for the report.
         sizes: Number of `users`, `queries` and others.
     """
@@ -128,34 +128,34 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
     """
 
     sliced: ClassVar[Collection[str]] = ()
-    """Names of the metrics that slices have, beside those that the decision rests on."""
+    """Names of the metrics of slices, besides the metrics that the decision uses."""
 
     def __init__(self, stage: EvaluateStage, data: Data) -> None:
         self.stage, self.data = stage, data
 
     @abc.abstractmethod
     def open_folder(self, folder: Path, name: str, mesh: DeviceMesh | None) -> SystemT:
-        """Returns the system of a model folder.
+        """Returns the system for a model folder.
 
         Args:
             folder: A model folder.
             name: Display name.
-            mesh: Devices to split tables over; None: all are in this process.
+            mesh: Devices to split tables over; None: this process holds them whole.
         """
 
     @abc.abstractmethod
     def open_bundle(
         self, bundle: Path, manifest: Mapping[str, Any], name: str, mesh: DeviceMesh | None
     ) -> SystemT:
-        """Returns the system of a bundle, whose files match its manifest."""
+        """Returns the system for a bundle whose files match its manifest."""
 
     @abc.abstractmethod
     def open_model(self, model: Any, name: str) -> SystemT:
-        """Returns the system of a `TrainedModel`, or of a built model."""
+        """Returns the system for a `TrainedModel` or a built model."""
 
     @abc.abstractmethod
     def case(self, systems: Mapping[str, SystemT]) -> CaseT:
-        """Returns the case of the systems: the model and, if there is one, the last blessed."""
+        """Returns the case for the model and, if there is one, the last blessed model."""
 
     @abc.abstractmethod
     def measure(self, system: SystemT, case: CaseT, progress: Progress | None) -> MeasuredT:
@@ -174,11 +174,11 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
     def other_cases(
         self, systems: Mapping[str, SystemT]
     ) -> Mapping[str, tuple[CaseT, Sequence[Baseline]]]:
-        """Returns cases that only the model and some baselines are measured on, by name."""
+        """Returns further cases by name, each with its baselines besides the model."""
         return {}
 
     def slices(self, case: CaseT) -> Sequence[Slice]:
-        """Returns the slices that have figures, none of them empty."""
+        """Returns the slices to measure; none is empty."""
         return ()
 
     def slice_values(
@@ -203,5 +203,5 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
         systems: Mapping[str, SystemT],
         measured: Mapping[str, MeasuredT],
     ) -> dict[str, Any]:
-        """Returns more fields of `evaluation.json`, such as example users."""
+        """Returns further fields of `evaluation.json`, such as example users."""
         return {}

@@ -1,17 +1,16 @@
-"""The model folder: a trained model with all that is needed to use it.
+"""The model folder: a trained model with everything needed to use it.
 
 model.json        spec, configs, versions, and the variables in order: see `recsys.models.summary`
-weights/N.npy     one file a variable; tables in the order of their rows, large ones of several
+weights/N.npy     one file per variable; tables in the order of their rows, large ones of several
                   processes in `weights/N/`: see `recsys.models.saved_arrays`
-vocabulary/       users.parquet, items.parquet; kinds.parquet, where events have kinds
+vocabulary/       users.parquet, items.parquet; kinds.parquet if events have kinds
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
-candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
+candidates.npy    item embeddings [item rows, dim] float32, as computed in training
 probe.npz         queries and their embeddings, which an export must reproduce
-files/            what its plugins read, see `recsys.registry.file_option`
+files/            files that its plugins read, see `recsys.registry.file_option`
 training.json     loss curve, speed, placement of the tables
-training_state/   what a later training goes on from, see `recsys.training.warm_start`;
-                  nothing here reads it
+training_state/   state for warm starts, see `recsys.training.warm_start`; not read here
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ from recsys.system.files import DAMAGE
 from recsys.tasks.config import TrainStage
 
 PROBE_TOLERANCE = 1e-4
-"""Largest difference of an embedding's entry between the trainer's machine and this one, as a
-share of the largest entry where that is above 1, as it may be without a cosine."""
+"""Highest difference between an embedding's entries computed in training and here, relative to
+the largest entry if that is above 1, as is possible without a cosine."""
 
 _PACKAGES = ("keras", "jax", "numpy")
 _TYPES = {"int32": "<i4"}  # Other weights are floats.
@@ -74,12 +73,12 @@ _TYPES = {"int32": "<i4"}  # Other weights are floats.
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-    """A model folder, read.
+    """A model folder that was read.
 
     Attributes:
         model: The model with its weights.
-        inputs: What is known of users and items.
-        stage: The config that it was trained with.
+        inputs: Vocabularies, features and histories of users and items.
+        stage: Config of its training.
     """
 
     model: LookupModel
@@ -111,14 +110,14 @@ def save_model(
 ) -> None:
     """Writes the model into `folder`; `model.json` comes last.
 
-    Several processes write it together: each calls it.
+    Every process calls it.
 
     Args:
-        folder: Where to; made if missing.
+        folder: Folder to write to; made if missing.
         model: A built model.
-        stage: The config that it was trained with.
-        data: The data folder, of which all but the store is copied.
-        inputs: Whose counts of training events the vocabularies get; None: as in `data`.
+        stage: Config of its training.
+        data: The data folder, which is copied except for the store.
+        inputs: Provides the counts of training events for the vocabularies; None: as in `data`.
     """
     agreed(lambda: _write_inputs(folder, data, inputs))
     agreed(lambda: copy_files(folder, stage, model.spec))
@@ -139,7 +138,7 @@ def save_model(
 
 def _write_inputs(folder: Path, data: Path, inputs: ModelInputs | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # A folder that is half another model's must not be taken for one.
+    # A folder that is partly another model's must not be valid.
     (folder / SUMMARY).unlink(missing_ok=True)
     for part in PARTS:
         if (data / part).exists():
@@ -151,16 +150,16 @@ def _write_inputs(folder: Path, data: Path, inputs: ModelInputs | None) -> None:
 
 
 def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) -> None:
-    """Writes `candidates.npy` block by block; of several processes, all of which embed, the first.
+    """Writes `candidates.npy` block by block; all processes embed, the first one writes.
 
     Args:
         folder: The model folder.
         model: The model.
-        inputs: What is known of the items.
+        inputs: Vocabularies, features and histories of users and items.
 
     Raises:
         OSError: The disk is full.
-        RecsysError: It is, in one of several processes.
+        RecsysError: The disk is full, in one of several processes.
     """
     file = None
     for block in Inference(model).catalogue_blocks(inputs):
@@ -176,22 +175,22 @@ def load_model(
     give: Callable[[Table, np.ndarray | SavedRows], None] | None = None,
     mesh: keras.distribution.DeviceMesh | None = None,
 ) -> TrainedModel:
-    """Reads a model folder, on whatever backend and mesh is active, to compute with it.
+    """Reads a model folder for inference, on any active backend and mesh.
 
     Args:
-        folder: What `save_model` wrote.
-        give: Gives a table its weights `[rows, dim]` float32, memory-mapped, before it is
-            built; None: variables of Keras, with all rows in memory.
-        mesh: One axis of devices, of several processes too, over which the tables are split.
-            It stays the active one of Keras. Each process then checks its share of the files,
-            and none holds a table.
+        folder: Folder that `save_model` wrote.
+        give: Passes a table its weights `[rows, dim]` float32, memory-mapped, before it is
+            built; None: Keras variables, with all rows in memory.
+        mesh: One axis of devices, maybe of several processes, over which the tables are split.
+            It stays Keras' active one. Each process then verifies its share of the files,
+            and none holds a whole table.
 
     Raises:
-        RecsysError: The folder holds no model, or a damaged one.
+        RecsysError: The folder holds no model, or it is damaged.
     """
     summary = read_summary(folder)
     try:
-        # First, since it loads the plugins that may have registered the model.
+        # First, since it loads plugins that may register the model.
         stage = read_in_folder(TrainStage, summary["stage"], folder)
         spec = read_in_folder(ModelSpec, summary["spec"], folder)
         inputs = ModelInputs.open(folder)
@@ -230,7 +229,7 @@ def load_model(
 
 
 def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> None:
-    """Assigns the weights of a table; on a mesh in chunks, so that no host holds them."""
+    """Assigns the weights of a table; on a mesh in chunks, so that no host holds all of them."""
     if not isinstance(getattr(variable.value, "sharding", None), NamedSharding):
         variable.assign(physical_order(table, weights))
         return
@@ -241,12 +240,12 @@ def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Queries with the embeddings that the trainer computed, and those of all items.
+    """Queries with the embeddings that were computed in training, and embeddings of all items.
 
     Attributes:
         user_row: User rows of the queries `[probes]` int32.
         history: Item rows of their histories `[probes, history]` int32.
-        query: Their embeddings `[probes, dim]` float32.
+        query: Embeddings of the queries `[probes, dim]` float32.
         candidates: Embeddings of all items `[item rows, dim]` float32.
         facts: Facts of the histories, each `[probes, history]` int32.
     """
@@ -262,7 +261,7 @@ def read_probe(folder: Path) -> Probe:
     """Reads `probe.npz` and `candidates.npy` of a model folder.
 
     Raises:
-        RecsysError: One of them is missing or damaged.
+        RecsysError: A file is missing or damaged.
     """
     try:
         with (
@@ -280,20 +279,20 @@ def read_probe(folder: Path) -> Probe:
 def check_probe(
     folder: Path, probe: Probe, query: np.ndarray, parts: Iterable[tuple[slice, np.ndarray]]
 ) -> None:
-    """Checks that both towers compute what they computed when they were trained.
+    """Checks that both towers compute the same as in training.
 
-    The weights of a model fit any code with variables of the same names, so a tower that was
-    changed since would silently give other numbers.
+    Weights fit any code with variables of the same names, so a tower whose code has changed
+    would silently compute other numbers.
 
     Args:
         folder: Model folder, for the message.
-        probe: What the trainer's towers gave.
-        query: Embeddings `[probes, dim]` of the probe's queries, as computed now.
-        parts: Item rows and their embeddings `[n, dim]`, as computed now; of several processes,
-            those of this one.
+        probe: The results in training.
+        query: Embeddings `[probes, dim]` of the probe's queries, computed now.
+        parts: Item rows and their embeddings `[n, dim]`, computed now; with several processes,
+            the part of this process.
 
     Raises:
-        RecsysError: They differ from those of the trainer (R311).
+        RecsysError: They differ from those in training (R311).
     """
     of_parts = [(0.0, 0.0), *(_compared(probe.candidates[rows], part) for rows, part in parts)]
     of_items = np.max(jointly(lambda: np.max(of_parts, axis=0).tolist()), axis=0)
@@ -311,15 +310,15 @@ def check_probe(
 
 
 def _compared(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:
-    """Returns the largest magnitude of a trainer's embeddings, and the largest difference."""
+    """Returns the largest magnitude of the embeddings in training, and the largest difference."""
     largest = float(np.abs(trained).max(initial=0.0))
     return largest, float(np.abs(trained - now).max(initial=0.0))
 
 
 def kept_weights(model: LookupModel) -> list[tuple[Any, Table | None]]:
-    """Returns the variables that a model computes with, and the table that each belongs to.
+    """Returns the variables for inference, and the table of each, if it belongs to one.
 
-    Slots, step counts and accumulated gradients are the trainer's own.
+    Slots, step counts and accumulated gradients are not among them.
     """
     buffers = {id(v) for v in model.gradient_buffers.variables}
     tables = {id(v): table for table in tables_of(model) for v in table.variables}
@@ -334,7 +333,7 @@ def kept_weights(model: LookupModel) -> list[tuple[Any, Table | None]]:
 
 
 def _path(model: LookupModel, table: Table) -> str:
-    """Returns the path that the weights of a table have once the model is built."""
+    """Returns the path of a table's weights in the built model."""
     return "/".join((model.name, model.embedding.name, table.name, WEIGHTS))
 
 

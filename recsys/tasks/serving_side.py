@@ -1,4 +1,4 @@
-"""The serving side of a task: what its bundles consist of."""
+"""The serving side of a task: the contents of its bundles."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recsys.system.events import emit
 
-if TYPE_CHECKING:  # TensorFlow is loaded by the exporter alone; the config is a room above.
+if TYPE_CHECKING:  # Only the exporter loads TensorFlow; the config is on an upper floor.
     from recsys.bundles.config import ExportStage
     from recsys.savedmodel.parity import Reference
     from recsys.savedmodel.signatures import Arrays
 
 STEP = "Exporter"
 Answers = Literal["lists", "scores"]
-"""What the signatures of a bundle answer: lists of the best items, or a score of each row."""
+"""Output of a bundle's signatures: lists of the best items, or a score for each row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """The folders that a bundle is made from.
+    """The folders from which a bundle is made.
 
     Attributes:
         model: A model folder.
-        data: The data folder that the model was trained on.
-        transform: Output of the Transform of the items; None: the one in the data folder.
-            Without either, `embed_candidate` takes ids alone.
-        user_transform: Output of the Transform of the users; None: the one in the data
-            folder. Without either, queries are made of ids and histories alone.
+        data: The data folder on which the model was trained.
+        transform: Output of Transform for the items; None: the one in the data folder.
+            Without either, `embed_candidate` takes only ids.
+        user_transform: Output of Transform for the users; None: the one in the data
+            folder. Without either, queries consist of ids and histories only.
         evaluation: The model's evaluation folder, for card and manifest.
         data_origin: Origin of the raw data, for the manifest (`recsys.bundles.lineage`).
     """
@@ -46,23 +46,22 @@ class Sources:
 class ServingSide(abc.ABC):
     """Makes the contents of a bundle, in a process of Keras on TensorFlow.
 
-    The export writes the SavedModel, checks it in a process with TensorFlow alone, and adds the
+    The export writes the SavedModel, checks it in a process with only TensorFlow, and adds the
     model card and the manifest.
 
     Args:
         stage: Config of the export.
-        sources: What the bundle is made from.
+        sources: Folders from which the bundle is made.
 
     Attributes:
         stage: Config of the export.
-        sources: What the bundle is made from.
+        sources: Folders from which the bundle is made.
     """
 
     answers: ClassVar[Answers]
-    """What the signatures answer."""
+    """Output of the signatures."""
     card: ClassVar[str | None] = None
-    """Template of the model card, as `package:file`, which extends `bundle`; None: no more than
-    that."""
+    """Template of the model card, as `package:file`, which extends `bundle`; None: `bundle`."""
 
     def __init__(self, stage: ExportStage, sources: Sources) -> None:
         self.stage, self.sources = stage, sources
@@ -71,8 +70,8 @@ class ServingSide(abc.ABC):
     def module(self) -> Any:
         """Returns a `tf.Module` to save.
 
-        Its method `signatures` returns concrete functions by name; with `answers = "scores"` the
-        one of `score` has the output `score` `[n]` float32. Variables of
+        Its method `signatures` returns concrete functions by name. With `answers = "scores"`, the
+        function `score` has the output `score` `[n]` float32. Variables of
         `recsys.savedmodel.variables.filled_later` get their rows after the SavedModel is written.
         """
 
@@ -98,7 +97,7 @@ class ServingSide(abc.ABC):
         return inputs
 
     def card_fields(self) -> dict[str, Any]:
-        """Returns what the template of the card shows beside the manifest's fields.
+        """Returns fields for the template of the card, besides the manifest's.
 
         `tags` and `hub_task` (of Hugging Face) go into its header.
         """

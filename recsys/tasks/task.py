@@ -1,7 +1,7 @@
-"""Tasks: what is learned from events, how it is judged, and what is served.
+"""Tasks: learning from events, judging models, and serving them.
 
-A stage is a process with one backend: training and judging run Keras on JAX, export runs Keras on
-TensorFlow, the server neither. So a task has three sides, each imported only where it is needed.
+A stage is a process with one backend: training and judging use Keras on JAX, the export Keras on
+TensorFlow, the server neither. So a task has three sides, each imported only where it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Task(Strict):
 
 
 def task_of(config: Any) -> type[Task]:
-    """Returns the task that a model's config, or the class of one, names.
+    """Returns the task of a model's config, or of a class of configs.
 
     Raises:
         UsageError: No task has this name (R109).

@@ -1,4 +1,4 @@
-"""The training side of a task: which examples are learned from, and what is done between epochs."""
+"""The training side of a task: the training examples, and the work between epochs."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ StageT = TypeVar("StageT", bound=TrainStage)
 
 
 class Source(Protocol):
-    """The batches of a training, in order, over all epochs; a batch depends on its step alone."""
+    """The batches of a training, in order, over all epochs; each is a function of its step."""
 
     @property
     def batch_size(self) -> int:
-        """Examples of a batch, over all devices."""
+        """Number of examples per batch, over all devices."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches of an epoch."""
+        """Number of full batches per epoch."""
 
     @property
     def size_of_part(self) -> tuple[int, int, int]:
-        """Examples, candidates and entries of all arrays of this process, for reading ahead."""
+        """Numbers of examples, candidates and array entries in this process, for read-ahead."""
 
     @property
     def bytes_per_epoch(self) -> int:
-        """Bytes that this process reads for an epoch; 0 before the first batch."""
+        """Bytes that this process reads per epoch; 0 before the first batch."""
 
     def __len__(self) -> int:
-        """Returns the steps of all epochs."""
+        """Returns the number of steps over all epochs."""
 
     def batches(self, first: int, end: int) -> list[Batch]:
-        """Returns the batches of the steps `first` … `end` - 1, of one epoch."""
+        """Returns the batches of the steps `first` … `end` - 1, all in one epoch."""
 
 
 class Batches(Protocol):
-    """The batches that a training reads ahead."""
+    """The batches that are read ahead."""
 
     def restart(self, source: Any) -> None:
         """Continues with another source of the same steps."""
 
 
 class EpochWork:
-    """What a training does between two epochs; by default nothing.
+    """The work between two epochs; nothing by default.
 
     Attributes:
         source: The batches.
@@ -70,23 +70,23 @@ class EpochWork:
         self.source: Any = source
 
     def begin(self, step: int, batches: Batches) -> None:
-        """Prepares the epoch of `step`, before the first step of this process."""
+        """Prepares the epoch of `step`, before this process' first step."""
 
     def refresh(self, epochs: int, batches: Batches) -> None:
-        """Prepares the next epoch, after `epochs` epochs."""
+        """Prepares the next epoch, after `epochs` finished ones."""
 
     def validate(self) -> dict[str, float]:
-        """Returns the validation's metrics of the model as it is; none without a validation."""
+        """Returns the validation's metrics of the current model; empty without validation."""
         return {}
 
     def settle(self) -> None:
-        """Sets what follows from the weights, before a validation and at the end."""
+        """Updates values that depend on the weights, before a validation and at the end."""
 
 
 class TrainingSide:
-    """What a training asks its task; an object for each training.
+    """The task-specific part of a training; an object per training.
 
-    A task of a plugin derives from it and gives at least `source`.
+    The side of a plugin's task derives from it and implements at least `source`.
 
     Args:
         stage: Configs of the training, with the model that `resolved` returns.
@@ -99,12 +99,12 @@ class TrainingSide:
 
     @classmethod
     def chosen(cls, stage: StageT, data: Data | DataShape, earlier: TrainStage | None) -> StageT:
-        """Returns the stage with a model; replaces a config that leaves the choice to the data.
+        """Returns the stage with a model; replaces `model: auto` by a choice for the data.
 
         Args:
             stage: Configs of the training, or a whole config.
             data: The data, or their shape.
-            earlier: Configs of the model that the training starts from; None: none.
+            earlier: Configs of the model from which the training starts; None: a cold start.
         """
         return stage
 
@@ -119,7 +119,7 @@ class TrainingSide:
 
     @classmethod
     def uneven(cls, train: TrainConfig, n_parts: int) -> UsageError | None:
-        """Returns the error for a batch that doesn't divide into so many parts; None if it does."""
+        """Returns the error for a batch that can't be divided into `n_parts` parts, or None."""
         if train.batch_size % n_parts == 0:
             return None
         fitting = -(-train.batch_size // n_parts) * n_parts
@@ -135,7 +135,7 @@ class TrainingSide:
         Args:
             stage: Configs of the training.
             model: The model.
-            n_parts: Parts that devices split a batch into.
+            n_parts: Number of parts that devices split a batch into.
             n_items: Rows of the item table.
             has_weights: Whether events have weights.
         """
@@ -143,7 +143,7 @@ class TrainingSide:
 
     @classmethod
     def default_space(cls, stage: TrainStage) -> dict[str, Any]:
-        """Returns ranges by key for `recsys tune`; without any, a user must name them."""
+        """Returns ranges by key for `recsys tune`; if empty, the user must give them."""
         return {}
 
     def events(self, train: TrainConfig) -> KeptEvents:
@@ -156,7 +156,7 @@ class TrainingSide:
         Args:
             events: The events that training sees.
             train: The training loop.
-            n_parts: Parts that the devices split a batch into.
+            n_parts: Number of parts that the devices split a batch into.
         """
         return []
 
@@ -172,7 +172,7 @@ class TrainingSide:
         Args:
             events: The events that training sees.
             train: The training loop.
-            multiple: Devices that a batch is split over.
+            multiple: Number of devices that a batch is split over.
             part: The rows of each array that this process reads.
         """
         raise NotImplementedError
@@ -187,7 +187,7 @@ class TrainingSide:
         oldest_step: Callable[[], int],
         since: int | None,
     ) -> EpochWork:
-        """Returns what is done between epochs.
+        """Returns the work between epochs.
 
         Args:
             model: The model.
@@ -196,39 +196,39 @@ class TrainingSide:
             stage: Configs of this training.
             folder: Folder for files that a resumed training needs.
             oldest_step: Returns the step of the oldest checkpoint.
-            since: Time until which an earlier model was trained [seconds since 1970, UTC].
+            since: End of an earlier model's training events [seconds since 1970, UTC].
         """
         return EpochWork(source)
 
     def adapt(self, model: Any, events: KeptEvents) -> None:
-        """Sets the parts of a new model that are counted, not learned."""
+        """Sets the parts of a new model that are computed from the events, not learned."""
 
     def traits(self, before: ModelInputs) -> list[tuple[str, Any, Any]]:
-        """Returns what a warm start must find unchanged: name, value then, value now."""
+        """Returns traits that a warm start requires to be unchanged: name, old and new value."""
         return []
 
     def reason_against(self, until: int) -> str | None:
-        """Returns why a model trained until `until` can't be validated; None if it can."""
+        """Returns why a model trained until `until` can't be validated, or None."""
         return None
 
     def write(self, folder: Path, model: Any) -> None:
-        """Writes what judging and serving need beside the weights into a model folder.
+        """Writes files for judging and serving, besides the weights, into a model folder.
 
-        Several processes write it together: each calls it.
+        Every process calls it.
         """
 
 
 def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:
-    """Returns what training sees of `events`: all, or all but what validation holds back.
+    """Returns the events that training sees: all events, without those that validation holds back.
 
     Args:
         events: The training positives.
         train: Whether there is a validation, and how it draws.
-        split: How the positives were split, and what orders them.
+        split: How the positives were split, and their order.
 
     Raises:
         RecsysError: There are fewer than two events to divide.
-        UsageError: The draw needs what the data don't have.
+        UsageError: The draw needs something that the data don't have.
     """
     if train.validation is None:
         return KeptEvents(events)
@@ -240,7 +240,7 @@ def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
     """Returns the inputs of users and items for a model that trained on `events`.
 
     Users and items whose events are all held back have no trained row, and read row 0, like
-    those that training never saw.
+    out-of-vocabulary ids.
     """
     if not len(events.held):
         return inputs
@@ -251,11 +251,11 @@ def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
 
 
 def unknown_share(events: KeptEvents, inputs: ModelInputs) -> float:
-    """Returns the share of the ids of events, two each, without a row of their own [0..1].
+    """Returns the share of the events' user and item ids without their own row [0..1].
 
     Args:
-        events: What training sees of the positives.
-        inputs: What is known of users and items.
+        events: The positives that training sees.
+        inputs: Vocabularies and features of users and items.
     """
     users, items = inputs.users, inputs.items
     n_users = events.user_counts(users.n_rows)[~users.has_id()].sum()

@@ -11,7 +11,7 @@ from tower_models import HISTORY, ITEMS, batch, build, trained, weights
 from recsys.embedding import SGD, LazyAdam
 from recsys.models.config import AttentionConfig, SasRecConfig
 from recsys.models.inputs import FeatureSpec
-from recsys.tasks.retrieval.training.batches import each_once, items_for
+from recsys.tasks.retrieval.training.batches import items_for, unique_items
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 TOWER = {"pooling": "attention", "history_tower": True}
@@ -23,7 +23,7 @@ HISTORIES = arrays.arrays(
 
 @given(HISTORIES, st.integers(1, 12))
 def test_every_place_has_its_item_and_an_item_comes_once(history, n):
-    once, distinct = each_once(history, n), set(history.ravel().tolist())
+    once, distinct = unique_items(history, n), set(history.ravel().tolist())
     items, place = once["history_item"], once["history_place"]
     np.testing.assert_array_equal(items[place], history)
     sizes = [n, 2 * n, 4 * n, 8 * n, 16 * n]
@@ -85,7 +85,7 @@ def test_a_model_trains_the_same_on_items_once_each_as_in_place(pooling, optimiz
             if isinstance(pooling, SasRecConfig):
                 x["segment"] = (x["history"] > 0).astype(np.int32)
                 x["at"] = np.random.default_rng(seed).integers(-1, HISTORY, (8, 1)).astype(np.int32)
-            more = each_once(x["history"], (16, 2, 1)[seed]) if is_once else {}
+            more = unique_items(x["history"], (16, 2, 1)[seed]) if is_once else {}
             tokens = bags[more.get("history_item", x["history"])]
             steps.append({**x, **more, "genres": bags[x["item_row"]], "history.genres": tokens})
         logs = trained(model, steps)

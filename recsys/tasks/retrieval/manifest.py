@@ -7,9 +7,9 @@ from typing import Any
 
 
 def direction_width(manifest: Mapping[str, Any]) -> int | None:
-    """Returns the width of the part of an embedding that similarity is computed from; None: all.
+    """Returns the number of an embedding's entries that are its direction; None: all.
 
-    A bias and the numbers of ages are not part of it.
+    A bias and the entries for ages are not part of it.
     """
     model = manifest.get("config", {}).get("model", {})
     has_more = model.get("item_bias") or model.get("item_age")

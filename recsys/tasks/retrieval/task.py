@@ -10,7 +10,7 @@ from recsys.tasks.task import Task
 
 @register_task("retrieval")
 class Retrieval(Task):
-    """Learns from positives which items of the catalogue a user takes next."""
+    """Learns from positives which items of the catalogue a user will interact with next."""
 
     training: ClassVar[str] = "recsys.tasks.retrieval.training.side:RetrievalTraining"
     judging: ClassVar[str] = "recsys.tasks.retrieval.judging.side:RetrievalJudging"

@@ -1,4 +1,4 @@
-"""The training data that the baselines of retrieval learn from."""
+"""The training data of the retrieval baselines."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class FittedBaseline(Protocol):
-    """A baseline that has learned from the training events."""
+    """A baseline that was fitted to the training events."""
 
     def scorer(self, queries: Queries) -> Scorer:
-        """Returns a scorer of the items for `queries`; it reads only the `seen` of each."""
+        """Returns a scorer of the items for `queries`; it only reads the queries' `seen`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ class BaselineData:
 
     Attributes:
         train: Training events.
-        counts: Training positives of each item row `[item rows]`.
-        is_item: Which item rows are items `[item rows]` bool. Other rows (unknown items,
-            and rows that several items share) are neither recommended nor evidence.
-        cut: The moment that the training data end [seconds since 1970, UTC].
-        recent_days: Days that `recent_popularity` looks back.
-        max_events: Events that `item_knn` and `ials` learn from, at the most; the newest.
-        has_times: Whether the events have times; else what takes their place orders them.
+        counts: Number of training positives of each item row `[item rows]`.
+        is_item: Whether each item row is an item `[item rows]` bool. Other rows (unknown items
+            and shared rows) are neither recommended nor used as evidence.
+        cut: End of the training data [seconds since 1970, UTC].
+        recent_days: Number of days for `recent_popularity`.
+        max_events: Maximum number of newest events that `item_knn` and `ials` learn from.
+        has_times: Whether the events have times; otherwise other numbers order them.
     """
 
     train: EventLog
@@ -51,20 +51,19 @@ class BaselineData:
 
     @functools.cached_property
     def places(self) -> np.ndarray:
-        """Place of each item row by popularity `[item rows]` float32, see `places`."""
+        """Rank of each item row by popularity `[item rows]` float32, see `places`."""
         return places(self.is_item, self.counts)
 
 
 def places(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
-    """Returns the place of each item row in an order `[item rows]` float32, the best highest.
+    """Returns the rank of each item row in an order `[item rows]` float32, the best the highest.
 
-    Equal counts have one place. Places are small whole numbers, which float32 tells
-    apart where it couldn't tell the counts.
+    Equal counts have equal ranks. Ranks are small integers, which float32 represents exactly,
+    unlike large counts.
 
     Args:
-        is_item: Which item rows are items `[item rows]` bool; others have place 0.
-        *counts: Counts of each item row `[item rows]`; the first decides, among equals
-            the next.
+        is_item: Whether each item row is an item `[item rows]` bool; others have rank 0.
+        *counts: Counts of each item row `[item rows]`, the most significant first.
     """
     keys = np.where(is_item, np.stack(counts), -1)
     _, place = np.unique(keys, axis=1, return_inverse=True)
@@ -76,14 +75,14 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
 
     Args:
         data: The training data.
-        most_of_a_user: Events of a user at the most, the newest; None: all.
+        most_of_a_user: Maximum number of newest events per user; None: all.
 
     Returns:
-        A matrix `[users, item rows]` float32 in CSR, 1 where the user took the item. Users
-        without any are left out.
+        A matrix `[users, item rows]` float32 in CSR, 1 if the user has an event with the item.
+        Users without events are left out.
 
     Raises:
-        LeftOutError: There is no training event of a known item.
+        LeftOutError: No training event has a known item.
     """
     events = newest_events(data.train, data.max_events)
     item = data.train.item_row.gather_sorted(events)

@@ -1,7 +1,7 @@
-"""Implicit ALS: matrix factorisation without sampling, in closed half-steps.
+"""Implicit ALS: matrix factorisation without sampling, with closed-form half-steps.
 
 Hu, Koren, Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM 2008,
-with the regularisation by frequency of Rendle, Krichene, Zhang, Koren, "Revisiting the
+with the frequency-scaled regularisation of Rendle, Krichene, Zhang, Koren, "Revisiting the
 Performance of iALS on Item Recommendation Benchmarks", RecSys 2022.
 """
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from recsys.tasks.retrieval.judging.queries import Queries
 
 _BLOCK_NUMBERS = 2**22
-"""Numbers that the systems of a block may hold; 16 MiB of float32."""
+"""Maximum number of entries in the linear systems of a block; 16 MiB of float32."""
 _CHUNK = 2**16
 _MOST_THREADS = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The objective that implicit ALS minimises.
+    """The objective of implicit ALS.
 
-    The sum over all taken pairs of (score - 1)², `unobserved` times the sum over all
-    pairs of score², and, for each vector, its squared length times `regularisation` x
-    (its taken pairs + `unobserved` x all of its pairs).
+    It is the sum over all positive pairs of (score - 1)², plus `unobserved` times the sum over
+    all pairs of score², plus, for each vector, its squared norm times `regularisation` times
+    (number of its positive pairs + `unobserved` times the number of all its pairs).
 
     Attributes:
-        unobserved: Weight of a pair that wasn't taken; a taken one has 1 more.
+        unobserved: Weight of a pair that isn't positive; a positive one has 1 more.
         regularisation: Strength of the regularisation.
     """
 
@@ -49,28 +49,28 @@ class Objective:
     regularisation: float
 
     def ridge(self, n_taken: np.ndarray, n_others: int) -> np.ndarray:
-        """Returns the weight of the squared length of each vector `[n]` float64.
+        """Returns the weight of the squared norm of each vector `[n]` float64.
 
         Args:
-            n_taken: Pairs of each vector that were taken `[n]`.
-            n_others: All pairs of a vector.
+            n_taken: Number of positive pairs of each vector `[n]`.
+            n_others: Number of all pairs of a vector.
         """
         return self.regularisation * (n_taken + self.unobserved * n_others)
 
 
 def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -> np.ndarray:
-    """Returns the vectors `[n, dim]` float32 of least loss, given those of the other side.
+    """Returns the vectors `[n, dim]` float32 that minimise the loss for given other vectors.
 
-    The solution for the row `u` of `taken` is that of `(Σ h hᵀ over its columns +
-    unobserved HᵀH + ridge I) w = Σ h over its columns`. It is reckoned in the basis where
-    `HᵀH` is diagonal: there a row with few columns is a small system of its columns
-    (Woodbury's identity) in place of one of `dim` unknowns.
+    The vector w of the row `u` of `taken` solves `(Σ h hᵀ over its columns + unobserved HᵀH +
+    ridge I) w = Σ h over its columns`. It is computed in the basis in which `HᵀH` is diagonal:
+    there a row with few columns is a small system in its columns (Woodbury's identity) instead
+    of one with `dim` unknowns.
 
     Args:
-        taken: Which pairs were taken `[n, others]`, CSR, each value 1.
-        others: Vectors of the other side `[others, dim]` float32; 0 where it has none.
-        n_others: How many the other side has.
-        objective: The weights.
+        taken: Positive pairs `[n, others]`, CSR, each value 1.
+        others: Vectors of the other side `[others, dim]` float32; 0 for missing ones.
+        n_others: Number of entities on the other side.
+        objective: The objective.
     """
     from threadpoolctl import threadpool_limits
 
@@ -87,7 +87,7 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
         step = _few if n_taken[rows[-1]] <= dim else _many
         out[rows] = step(taken, rows, turned, weights) @ basis.T
 
-    # The systems are small: threads within each would wait for each other most of the time.
+    # The systems are small, so that threads within each would mostly wait for each other.
     n_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(solve_block, _blocks(n_taken, dim)))
@@ -95,7 +95,7 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
 
 
 def _blocks(n_taken: np.ndarray, dim: int) -> Iterator[np.ndarray]:
-    """Yields rows that have columns, about equally many, all of a block for the same step."""
+    """Yields blocks of rows with similar numbers of columns, which the same step solves."""
     order = np.argsort(n_taken, kind="stable")
     bands = [2**power for power in range(dim.bit_length()) if 2**power <= dim]
     ends = np.searchsorted(n_taken[order], [*bands, dim + 1, np.inf])
@@ -109,9 +109,9 @@ def _few(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) 
     """Solves `(D + XᵀX) w = Xᵀ1` as `w = D⁻¹Xᵀz` with `(I + X D⁻¹ Xᵀ) z = 1`.
 
     Args:
-        taken: Which pairs were taken.
+        taken: Positive pairs.
         rows: Rows to solve `[b]`, none with more than `dim` columns.
-        turned: Vectors of the other side `[others, dim]`, the rows of every `X`.
+        turned: Vectors of the other side in the new basis `[others, dim]`, the rows of every `X`.
         weights: The diagonal of each `D` `[b, dim]`.
     """
     starts, ends = taken.indptr[rows], taken.indptr[rows + 1]
@@ -126,7 +126,7 @@ def _few(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) 
 
 
 def _many(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Solves `(D + XᵀX) w = Xᵀ1` as it stands; see `_few`."""
+    """Solves `(D + XᵀX) w = Xᵀ1` directly; see `_few`."""
     dim = turned.shape[1]
     system, right = (np.zeros((len(rows), dim, dim), np.float32), np.zeros((len(rows), dim)))
     for at, row in enumerate(rows):
@@ -139,24 +139,24 @@ def _many(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray)
 
 
 _FIRST_LENGTH = 0.1
-"""Length of the first item vectors, about; as Rendle et al. 2022 set it."""
+"""Approximate norm of the initial item vectors, as in Rendle et al. 2022."""
 _BLOCK_ITEMS = 2**24
-"""Seen items of the queries that are solved at a time, at the most."""
+"""Maximum number of seen items in the queries that are solved at a time."""
 
 
 @register_baseline("ials")
 class Ials(Baseline):
-    """Scores an item by the product of its vector and the user's.
+    """Scores an item by the dot product of its vector and the user's.
 
-    The user's vector is solved from all that the user took before the query, as in
-    training; users without any get the items by popularity. Items without a training
-    event have the vector 0, which is what the closed form gives.
+    The user's vector is solved from all items before the query, as in training; users without
+    any get the items by popularity. Items without a training event have the vector 0, which
+    is the closed-form solution.
 
-    Rendle et al. 2022 show that it is a strong baseline where the weight of what wasn't
-    taken, and the regularisation, suit the data, and a poor one where they don't. The
-    best weight of a pair differs thirtyfold between Gowalla and MovieLens 1M; as a
-    multiple of the taken pairs it hardly differs, so that is how it is set. The values
-    are good ones of the validation parts of both.
+    Rendle et al. 2022 show that it is a strong baseline if the weight of unobserved pairs and
+    the regularisation suit the data, and a poor one otherwise. The best weight of a pair
+    differs by a factor of thirty between Gowalla and MovieLens 1M, but hardly as a multiple of
+    the positive pairs, so that is how it is set. The defaults are good values on the
+    validation parts of both.
     """
 
     title = "iALS"
@@ -174,7 +174,7 @@ class Ials(Baseline):
     """Seed of the first item vectors."""
 
     def objective(self, taken: Any) -> Objective:
-        """Returns what is minimised for the pairs `taken` `[users, items]`."""
+        """Returns the objective for the positive pairs `[users, items]`."""
         density = taken.nnz / (taken.shape[0] * taken.shape[1])
         return Objective(min(1.0, self.unobserved * density), self.regularisation)
 
@@ -182,10 +182,10 @@ class Ials(Baseline):
         """Learns from training events.
 
         Raises:
-            LeftOutError: There is no training event of a known item.
+            LeftOutError: No training event has a known item.
         """
         taken = item_sets(data)
-        # The items that training saw; the others would only dilute the objective.
+        # Only the items with training events; the others would dilute the objective.
         rows = np.unique(taken.indices)
         taken = taken[:, rows]
         objective = self.objective(taken)
@@ -200,8 +200,8 @@ class FittedIals:
     Attributes:
         rows: Item rows that have a vector `[items]`.
         vectors: Their vectors `[items, dim]` float32.
-        objective: What was minimised.
-        places: Place of each item row by popularity `[item rows]` float32.
+        objective: The objective.
+        places: Rank of each item row by popularity `[item rows]` float32.
     """
 
     rows: np.ndarray
@@ -210,13 +210,13 @@ class FittedIals:
     places: np.ndarray
 
     def scorer(self, queries: Queries) -> DotProducts:
-        """Returns what scores the items for `queries`."""
+        """Returns the scorer of the items for `queries`."""
         dim = self.vectors.shape[1]
         query = np.zeros((len(queries), dim + 1), np.float32)
         for block in queries.seen.blocks(_BLOCK_ITEMS):
             taken = as_sets(queries.seen.part(block), len(self.places))[:, self.rows]
             query[block, :dim] = solve(taken, self.vectors, len(self.rows), self.objective)
-            # One more entry, which is the popularity of the items.
+            # One more entry, for the popularity of the items.
             query[block, dim] = np.diff(taken.indptr) == 0
         candidates = np.zeros((len(self.places), dim + 1), np.float32)
         candidates[self.rows, :dim] = self.vectors
@@ -228,7 +228,7 @@ def factorise(taken: Any, objective: Objective, settings: Ials) -> np.ndarray:
     """Returns the vectors of the items `[items, dim]` float32.
 
     Args:
-        taken: Who took what `[users, items]`, CSR, each value 1.
+        taken: User-item matrix `[users, items]`, CSR, each value 1.
         objective: The objective to minimise.
         settings: Length of the vectors, number of sweeps and seed.
     """

@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 @register_baseline("item_knn")
 class ItemKnn(Baseline):
-    """Scores an item by its similarity to all that the user took before.
+    """Scores an item by its similarity to the items in the user's history.
 
-    The similarity of two items is the cosine of the sets of their users, shrunk:
-    `common / (√(users × users) + shrinkage)`. Each item keeps its nearest neighbours; the
-    score of an item is the sum of the similarities of those items of the history whose
-    neighbour it is. (Sarwar, Karypis, Konstan, Riedl, "Item-based Collaborative Filtering
-    Recommendation Algorithms", WWW 2001; Deshpande, Karypis, "Item-based Top-N
-    Recommendation Algorithms", TOIS 2004.) Items that are no neighbour of any have no
-    similarity: they come after all others, by popularity.
+    The similarity of two items is the cosine of the sets of their users, with shrinkage:
+    `common / (√(users × users) + shrinkage)`. Each item has a limited number of nearest
+    neighbours; the score of an item is the sum of its similarities to those items of the history
+    that have it as a neighbour. (Sarwar, Karypis, Konstan, Riedl, "Item-based Collaborative
+    Filtering Recommendation Algorithms", WWW 2001; Deshpande, Karypis, "Item-based Top-N
+    Recommendation Algorithms", TOIS 2004.) Items that are no neighbours follow, by popularity.
     """
 
     title = "item-kNN"
@@ -45,7 +44,7 @@ class ItemKnn(Baseline):
         """Learns from training events.
 
         Raises:
-            LeftOutError: There is no training event of a known item.
+            LeftOutError: No training event has a known item.
         """
         taken = item_sets(data, self.events_of_user)
         neighbours = nearest(taken, self.neighbours, self.shrinkage)
@@ -58,14 +57,14 @@ class FittedKnn:
 
     Attributes:
         neighbours: Similarities `[item rows, item rows]`, CSR, a row for each item.
-        fallback: Scores below 0 `[item rows]` float32, of items without a similarity.
+        fallback: Negative scores for items without a similarity `[item rows]` float32.
     """
 
     neighbours: Any
     fallback: np.ndarray
 
     def scorer(self, queries: Queries) -> KnnScores:
-        """Returns what scores the items for `queries`."""
+        """Returns the scorer of the items for `queries`."""
         return KnnScores(queries.seen, self.neighbours, self.fallback)
 
 
@@ -74,10 +73,9 @@ class KnnScores:
     """Scores of item-based nearest neighbours.
 
     Attributes:
-        seen: Item rows that each query's user took before.
-        neighbours: Similarities `[item rows, item rows]`, CSR; a row holds those of the
-            neighbours of one item.
-        fallback: Scores below 0 `[item rows]` float32, of items without a similarity.
+        seen: Item rows in the history of each query's user.
+        neighbours: Similarities `[item rows, item rows]`, CSR; a row for each item.
+        fallback: Negative scores for items without a similarity `[item rows]` float32.
     """
 
     seen: RaggedRows
@@ -95,12 +93,12 @@ class KnnScores:
 def nearest(taken: Any, n: int, shrinkage: float) -> Any:
     """Returns the `n` nearest neighbours of each item.
 
-    Items without a common user are no neighbours; of equal ones the smaller row is nearer.
+    Items without a common user are no neighbours; ties go to the lower row.
 
     Args:
-        taken: Who took what `[users, items]`, CSR, each value 1.
-        n: Neighbours of an item at the most.
-        shrinkage: What is added below the fraction of a similarity.
+        taken: User-item matrix `[users, items]`, CSR, each value 1.
+        n: Maximum number of neighbours per item.
+        shrinkage: Summand in the denominator of a similarity.
 
     Returns:
         Similarities `[items, items]` float32, CSR, a row for each item.

@@ -31,13 +31,13 @@ class SameForAll:
     scores: np.ndarray
 
     def scorer(self, queries: Queries) -> DotProducts:
-        """Returns what scores the items for `queries`."""
+        """Returns the scorer of the items for `queries`."""
         return DotProducts(np.ones((len(queries), 1), np.float32), self.scores[:, None])
 
 
 @register_baseline("popularity")
 class Popularity(Baseline):
-    """Orders items by their training positives; of equal ones the smaller row comes first."""
+    """Orders items by their number of training positives; ties go to the lower row."""
 
     title = "popularity"
 
@@ -54,10 +54,10 @@ class Popularity(Baseline):
 
 @register_baseline("recent_popularity")
 class RecentPopularity(Baseline):
-    """Orders items by their positives of the last days; equal ones by those of all time.
+    """Orders items by their positives of the last days; ties by those of all time.
 
-    The days are those before the cut. If nothing happened then, they are those up to the
-    newest training event, which lies further back.
+    These are the days before the cut. If they have no events, they are the days before the
+    newest training event.
     """
 
     title = "recent popularity"
@@ -69,7 +69,7 @@ class RecentPopularity(Baseline):
         """Learns from training events.
 
         Raises:
-            LeftOutError: There is no training event of a known item, or no event has a time.
+            LeftOutError: No training event has a known item, or events have no times.
         """
         if not data.has_times:
             raise LeftOutError("The events have no times, so nothing is recent.")
@@ -83,7 +83,7 @@ class RecentPopularity(Baseline):
 
 
 def _counts_since(train: EventLog, since: int, n_rows: int) -> np.ndarray:
-    """Returns the events of each item row from a moment on `[n_rows]` int64."""
+    """Returns the number of events of each item row since a time `[n_rows]` int64."""
     recent = (shard.item_row[shard.timestamp >= since] for shard in train.shards)
     counts = (np.bincount(rows, minlength=n_rows) for rows in recent)
     return sum(counts, start=np.zeros(n_rows, np.int64))

@@ -1,21 +1,20 @@
-"""The model that a config without `model` gets: one that suits the shape of its data.
+"""Chooses the model for a config without `model`, from the shape of its data.
 
 The rules are few, and each was measured on public data; docs/defaults.md has the figures.
 
-    ordered, few a user    a user is the sequence of its items (SASRec), which bring their
-                           features; training learns at every position
-    ordered, many a user   a user is a row of its own and its newest items, by attention, which
-                           bring their features; items have a bias; where there are times, the
-                           newest events count most
-    no order, or asked     a user is the mean of its other items, and with many of them a row
-    for what came before   of its own too; items have a bias, and where users have few of them
-                           and items aren't too many, neighbours
+    ordered, few per user    a user is the sequence of its items (SASRec) and their features;
+                             training learns at every position
+    ordered, many per user   a user is its own row and its newest items with their features,
+                             pooled by attention; items have a bias; if there are times, the
+                             newest events have the highest weight
+    no order, or held-out    a user is the mean of its other items, and with many items also
+    events aren't newest     its own row; items have a bias and, if users have few items and the
+                             catalogue isn't too large, neighbours
 
-Where more than one in a hundred items has no event, and items have features, the first and the
-last learn to tell items by their features alone, and don't push such items down.
+If more than one item in a hundred has no event, and items have features, the first and the last
+learn to represent items by their features only, and don't push such items down.
 
-A key of `train` that the config names itself stays as it says, and so do the keys of
-`{type: auto, …}`.
+Keys of `train` in the config keep their values, and so do the keys of `{type: auto, …}`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from recsys import registry
 from recsys.data.dataset import Data
 from recsys.embedding.config import LazyAdamConfig
 
-# What they may choose counts where a step's cache asks for the sources of a model.
+# The sources of the modules that may be chosen are part of the fingerprint of a step's cache.
 from recsys.formats import counted
 from recsys.models import encoders as encoders
 from recsys.models import sequences as sequences
@@ -46,19 +45,19 @@ StageT = TypeVar("StageT", bound=TrainStage)
 
 @register_model("auto")
 class AutoModel:
-    """Stands in a config for the model that `for_data` chooses."""
+    """Placeholder in a config for the model that `for_data` chooses."""
 
 
 def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = None) -> StageT:
-    """Returns a config with the model that suits data, and the training that suits the model.
+    """Returns a config with the model for the data, and the training for the model.
 
-    A config that names a model is returned as it is.
+    A config that names a model is returned unchanged.
 
     Args:
         config: A whole `recsys.Config`, or its part `TrainStage`.
         data: The data, or their shape.
-        base: What an earlier model was trained with that a training goes on from: its choice
-            stays, though the data may have grown into another shape.
+        base: Config of the earlier model of a warm start: its choice is kept, even if the
+            shape of the data has changed.
     """
     auto = config.model
     if not isinstance(auto, AutoConfig):
@@ -84,7 +83,7 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
 
 
 def outgrown(config: TrainStage, data: Data | DataShape, base: TrainStage) -> str | None:
-    """Returns what data would choose in place of an earlier model's choice, in a few words.
+    """Returns a short description of the choice for the data if it differs from an earlier one.
 
     Args:
         config: See `for_data`.
@@ -92,14 +91,14 @@ def outgrown(config: TrainStage, data: Data | DataShape, base: TrainStage) -> st
         base: See `for_data`.
 
     Returns:
-        None where they would choose the same.
+        The description; None if the choice is the same.
     """
     now = for_data(config, data)
     return described(now) if now.model != for_data(config, data, base).model else None
 
 
 def described(stage: TrainStage) -> str:
-    """Returns the model of a stage and its training in a few words."""
+    """Returns a short description of a stage's model and training."""
     model, train = stage.model, stage.train
     pooling = (
         registry.name_of("encoder", model.encoder) if isinstance(model, TwoTowerConfig) else ""
@@ -112,7 +111,7 @@ def described(stage: TrainStage) -> str:
 
 
 def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns settings of model and training for ordered events, few of a user."""
+    """Returns settings of model and training for ordered events, few per user."""
     return {
         "dim": 128,
         "feature_dim": 256,
@@ -137,7 +136,7 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns settings of model and training for ordered events, many of a user."""
+    """Returns settings of model and training for ordered events, many per user."""
     return {
         "pooling": AttentionConfig(),
         "history_tower": True,
@@ -187,25 +186,25 @@ def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 _FEW, _MANY = 20, 80
-"""Events of a user in the mean: up to the first few, from the second on many."""
+"""Mean number of events per user: up to the first are few, from the second on many."""
 _MOST_WITH_NEIGHBOURS = 1_000_000
-"""Items, at the most, that are averaged with others: each device holds the neighbours of all,
-8 bytes each."""
+"""Maximum number of items for neighbours: each device holds the neighbours of all items, 8 bytes
+each."""
 _EVENTS_PER_PLACE = 4
-"""Least events for each place of a history: a batch has one history at least."""
+"""Minimum number of events per position of a history: a batch has at least one history."""
 _ENOUGH = 12_000_000
-"""Examples of a training, where two epochs have no more."""
+"""Number of examples in a training, unless two epochs have more."""
 
 
 def _batch(shape: DataShape, most: int) -> int:
-    """Returns the size of a batch, a power of two: smaller where the data are small.
+    """Returns the batch size, a power of two, which is smaller for small data.
 
-    Of very few events half fill it, as validation may hold some back.
+    With very few events it is at most half of them, as validation may hold some back.
     """
     half = 1 << max(0, (shape.events // 2).bit_length() - 1) if shape.events else most
     return min(most, half, max(32, 1 << (shape.events // 64).bit_length()))
 
 
 def _epochs(shape: DataShape, most: int) -> int:
-    """Returns the epochs: fewer, but two at least, where the data are large."""
+    """Returns the number of epochs: fewer for large data, but at least two."""
     return max(2, min(most, _ENOUGH // max(shape.events, 1)))

@@ -1,4 +1,4 @@
-"""The arrays of a batch, without values: what a plan compiles a step for."""
+"""The shapes of a batch's arrays, with which `recsys plan` compiles a step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def batch_shapes(
     Args:
         stage: Configs of the training.
         model: The model.
-        n_parts: Parts that devices split a batch into.
-        n_items: Rows of the item table.
+        n_parts: Number of parts that devices split a batch into.
+        n_items: Number of rows of the item table.
         has_weights: Whether events have weights.
     """
     config, train = stage.model, stage.train

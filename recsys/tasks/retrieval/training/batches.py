@@ -1,8 +1,8 @@
 """Training batches, read from the memory-mapped store in a deterministic shuffle.
 
-A batch is a function of (seed, step): nothing else decides what it holds, so a run can be
-repeated and resumed to the bit, and each of several processes builds its own part of one
-batch. `recsys.training.prefetch` reads them ahead.
+A batch is a function of (seed, step), so a run can be repeated and resumed to the bit, and each
+of several processes builds its own part of a batch. `recsys.training.prefetch` reads batches
+ahead.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 Batch = dict[str, np.ndarray]
 
 _DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
-"""Arrays of a batch that are drawn or looked up, not read; but the positives are."""
+"""Arrays of a batch that are drawn or looked up, not read, except for the positives."""
 
 _OF_EVENTS = (ASKED_AT, "weight", "known")
-"""Arrays that stay as they were read."""
+"""Arrays that are passed on as they were read."""
 
 
 class ReadCount:
-    """How much was read for batches; threads add to it.
+    """Counts the bytes read for batches; thread-safe.
 
     Attributes:
-        batches: Batches that were read, or parts of them.
-        bytes: What was read for them: ids, histories, weights, and features.
+        batches: Number of batches read, or of parts of them.
+        bytes: Bytes read for them: ids, histories, weights and features.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class ReadCount:
         self._lock = threading.Lock()
 
     def add(self, batches: int, n_bytes: int) -> None:
-        """Adds what was read for some batches."""
+        """Adds the bytes read for some batches."""
         with self._lock:
             self.batches += batches
             self.bytes += n_bytes
@@ -61,20 +61,20 @@ class ReadCount:
 class BatchSource:
     """The batches of a training run, in order, over all epochs.
 
-    Every epoch takes all events in another order; its last, partial batch is
-    left out (other events each time).
+    Every epoch takes all events in another order; its last, partial batch is left out, so each
+    epoch skips other events.
 
     Attributes:
-        events: Training events, without what validation holds back.
+        events: Training events, without those that validation holds back.
         catalogue: The items' features.
-        model: What the towers read.
-        train: The size of a batch, its negatives, the seed.
+        model: Config of the model, for the inputs of its towers.
+        train: Batch size, negatives and seed.
         user_features: The users' features.
-        hard: The lists of the hard negatives; None: there are none yet, and as many
-            items are drawn evenly.
-        multiple: A full softmax fills the catalogue up to a multiple of this (devices).
-        part: The rows of each array that are read, and returned.
-        reads: Counts what is read for them.
+        hard: The lists of hard negatives; None before they are mined, while as many items
+            are drawn uniformly.
+        multiple: Number of devices; a full softmax pads the catalogue to a multiple of it.
+        part: The rows of each array to read and return.
+        reads: Counts the bytes read.
 
     Raises:
         RecsysError: There are fewer events than a batch has.
@@ -104,27 +104,27 @@ class BatchSource:
 
     @property
     def batch_size(self) -> int:
-        """Events of a batch."""
+        """Number of events per batch."""
         return self.train.batch_size
 
     @property
     def epochs(self) -> int:
-        """Passes over the events."""
+        """Number of passes over the events."""
         return self.train.epochs
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches of an epoch."""
+        """Number of full batches per epoch."""
         return len(self.events) // self.batch_size
 
     @property
     def n_candidates(self) -> int:
-        """Items of a batch, negatives included."""
+        """Number of items in a batch, negatives included."""
         return len(self._candidates)
 
     @property
     def size_of_part(self) -> tuple[int, int, int]:
-        """Examples and candidates of the part, and the entries of all arrays, about."""
+        """Numbers of examples and candidates of the part, and of all arrays' entries, about."""
         examples, candidates = (self.part.size(n) for n in (self.batch_size, self.n_candidates))
         of_user = sum(feature.bags.shape[1] for feature in self.user_features)
         of_item = sum(feature.bags.shape[1] for feature in self.catalogue.features)
@@ -134,32 +134,32 @@ class BatchSource:
 
     @property
     def bytes_per_epoch(self) -> int:
-        """What is read of store and features for an epoch's parts; 0 before the first batch."""
+        """Bytes of store and features read per epoch; 0 before the first batch."""
         return self.reads.bytes * self.steps_per_epoch // max(1, self.reads.batches)
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
 
     def with_hard_negatives(self, hard: HardNegatives) -> Self:
-        """Returns the same batches, but for hard negatives from other lists."""
+        """Returns the same batches with other lists of hard negatives."""
         return dataclasses.replace(self, hard=hard)
 
     def __getitem__(self, step: int) -> Batch:
-        """Returns batch `step`, the model's inputs with `item_row` and `log_q`.
+        """Returns batch `step`: the model's inputs, `item_row` and `log_q`.
 
-        The items are `n_candidates`, in the order of `BatchCandidates`: `id_row`, `item_row`,
-        `log_q` and the items' features have an entry for each. `user_row`, `history`,
-        the users' features, and, where there are any, `asked_at`, `weight` and `known` have
-        `batch_size`. Of each array the rows of `part` are read, and returned. Where the query
-        reads the features of a history's items, they may be those of `history_item`, the items
-        once each, and `history_place` says which is where; see `each_once`.
+        `id_row`, `item_row`, `log_q` and the items' features have `n_candidates` entries, in the
+        order of `BatchCandidates`. `user_row`, `history`, the users' features and, if present,
+        `asked_at`, `weight` and `known` have `batch_size`. Only the rows of `part` are read and
+        returned. If the query reads the features of a history's items, they may be given for
+        the unique items `history_item`, with the index of each entry in `history_place`; see
+        `unique_items`.
         """
         return self.batches(step, step + 1)[0]
 
     def batches(self, first: int, end: int) -> list[Batch]:
-        """Returns the batches of the steps `first` … `end` - 1, of one epoch.
+        """Returns the batches of the steps `first` … `end` - 1, all in one epoch.
 
-        Read together they come several times faster than one by one, and are the same.
+        Reading them together is several times faster, with the same result.
         """
         epoch, position = divmod(first, self.steps_per_epoch)
         starts = np.arange(position, position + end - first) * self.batch_size
@@ -182,11 +182,11 @@ class BatchSource:
         return batches
 
     def _examples(self, epoch: int, starts: np.ndarray) -> Batch:
-        """Reads the examples of the part, those of one batch after those of another.
+        """Reads the examples of the part, batch by batch.
 
         Args:
             epoch: The epoch.
-            starts: Place of each batch's first example in the epoch `[steps]`.
+            starts: Position of each batch's first example in the epoch `[steps]`.
         """
         rows = self.part.rows(self.batch_size)
         return read_events(
@@ -198,15 +198,15 @@ class BatchSource:
         )
 
     def _numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
-        """Returns the kept events `[n]` int64 at ascending places `[n]` of an epoch."""
+        """Returns the kept events `[n]` int64 at ascending positions `[n]` in an epoch."""
         train = self.train
         return epoch_order(self.events.starts, train.shuffle, train.seed, epoch)[places]
 
     def _positives(self, epoch: int, starts: np.ndarray, examples: Batch) -> np.ndarray:
         """Returns the items of all examples `[steps, batch]` int32.
 
-        Of a part those that its candidates need are read: they are other examples than its
-        own, for negatives come after the positives. The rest is 0.
+        For a part, only the items that its candidates need are read; others are 0. They
+        differ from the part's own examples, since candidates put all positives first.
         """
         if self.part.is_whole:
             return examples["item_row"].reshape(len(starts), -1)
@@ -229,19 +229,19 @@ class BatchSource:
             "log_q": self._log_q[item_row],
             **{name: examples[name] for name in _OF_EVENTS if name in examples},
             **bags_of(self.catalogue.features, item_row),
-            # A user who is shown as a new one keeps its features: they are known.
+            # If the user's row is dropped, its features are still given.
             **bags_of(self.user_features, examples["user_row"]),
             **(self._of_histories(query["history"]) if "history" in query else {}),
         }
 
     @functools.cached_property
     def _read_model(self) -> RetrievalConfig:
-        """The model as its examples are read: with no histories where it doesn't train on them."""
+        """The model's config for reading examples: no histories if it doesn't train on them."""
         model = self.model
         return model if model.trains_on_history else model.model_copy(update={"history": 0})
 
     def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
-        """Returns what the query reads of users and histories, some of it dropped."""
+        """Returns the query's user rows and histories, with dropout applied."""
         model, part = self.model, self.part
         user_row = drop_rows(examples["user_row"], model.id_dropout, random, part)
         history = drop_rows(examples["history"], model.history_dropout, random, part)
@@ -254,37 +254,37 @@ class BatchSource:
 
     @functools.cached_property
     def history_items(self) -> int:
-        """Items that are given once each for most batches' histories; 0: all are in place."""
+        """Number of unique items given for a batch's histories; 0: they aren't made unique."""
         is_split = self.multiple > 1 or not self.part.is_whole
         if not self.model.distinct_history or is_split or self.train.accumulate > 1:
-            return 0  # Each device has its own part; what is accumulated is of one length.
+            return 0  # Devices have separate parts; accumulated batches must have equal shapes.
         positions = np.linspace(0, self.steps_per_epoch - 1, _LOOKED_AT).astype(np.int64)
         random = np.random.default_rng([self.train.seed, 4])
         parts = [self._examples(0, np.array([n])) for n in np.unique(positions) * self.batch_size]
         return items_for([self._query(examples, random)["history"] for examples in parts])
 
     def _of_histories(self, history: np.ndarray) -> Batch:
-        """Returns what the query reads of the items of histories `[b, history]`."""
+        """Returns the inputs that the query reads for the items of histories `[b, history]`."""
         features = self.catalogue.features if self.model.history_features else ()
         if not self.history_items:
             return bags_of_histories(features, history)
-        once = each_once(history, self.history_items)
+        once = unique_items(history, self.history_items)
         return {**once, **bags_of_histories(features, once[ITEM])}
 
     @functools.cached_property
     def _log_q(self) -> np.ndarray:
-        """The correction of scores, by item row `[item rows]` float32."""
+        """Correction of scores (logQ) by item row `[item rows]` float32."""
         candidates = self._candidates
         return candidates.log_q((candidates.event_shares, self.batch_size))
 
     @functools.cached_property
     def _candidate_rows(self) -> np.ndarray:
-        """Which candidates the part has `[candidates of the part]` int64, ascending."""
+        """Indices of the part's candidates `[candidates of the part]` int64, ascending."""
         return self.part.rows(self.n_candidates)
 
     @functools.cached_property
     def _needed_examples(self) -> np.ndarray:
-        """Which examples of a batch have an item that the part's candidates need `[k]` int64."""
+        """Indices of the examples whose items the part's candidates need `[k]` int64."""
         return self._candidates.examples_of(self._candidate_rows)
 
     @functools.cached_property
@@ -296,12 +296,12 @@ class BatchSource:
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:
-        """Training events of each item row `[item rows]` int64."""
+        """Number of training events of each item row `[item rows]` int64."""
         return self.events.item_counts(self.catalogue.n_rows)
 
     @functools.cached_property
     def _trained_row(self) -> np.ndarray:
-        """Row of the table that each item row reads `[item rows]` int32: 0 without events."""
+        """Table row that each item row reads `[item rows]` int32; 0 for items without events."""
         rows = np.arange(len(self._counts), dtype=np.int32)
         return np.where(self._counts > 0, rows, np.int32(UNKNOWN_ROW))
 
@@ -309,33 +309,32 @@ class BatchSource:
 def drop_rows(
     rows: np.ndarray, share: float, random: np.random.Generator, part: BatchPart
 ) -> np.ndarray:
-    """Returns the part's `rows` `[n, …]` with a share of them read as unknown [0..1)."""
+    """Returns the part's `rows` `[n, …]` with a share of them replaced by row 0 [0..1)."""
     if not share:
         return rows
     return np.where(part.uniform(rows.shape, random) < share, np.int32(UNKNOWN_ROW), rows)
 
 
-# --- the items of histories, each once
+# --- unique items of histories
 
 _LOOKED_AT = 8
-"""Batches whose histories say how many different items to expect."""
+"""Number of batches from which the number of unique items is estimated."""
 
 _MARGIN, _MULTIPLE = 1.125, 128
 
 
-def each_once(history: np.ndarray, n: int) -> dict[str, np.ndarray]:
-    """Returns the items of histories once each.
+def unique_items(history: np.ndarray, n: int) -> dict[str, np.ndarray]:
+    """Returns the unique items of histories, and the index of each entry in them.
 
-    The arrays are the same for every batch: Keras' `fit` wants the keys of the first in all.
+    Every batch has these arrays, since Keras' `fit` requires the same keys in all.
 
     Args:
         history: Item rows `[batch, history]` int32; 0 is padding, and counts as an item.
-        n: Items to return, doubled until there is room for all; the last is repeated to
-            fill them up.
+        n: Number of items to return, doubled until all fit; padded by repeating the last.
 
     Returns:
-        `history_item` `[n]` int32, the rows, ascending; `history_place` `[batch, history]`
-        int32, where among them each entry of `history` is.
+        `history_item` `[n]` int32, the unique rows, ascending; `history_place`
+        `[batch, history]` int32, the index in them of each entry of `history`.
     """
     rows, place = np.unique(history, return_inverse=True)
     while n < len(rows):
@@ -345,15 +344,15 @@ def each_once(history: np.ndarray, n: int) -> dict[str, np.ndarray]:
 
 
 def items_for(histories: list[np.ndarray]) -> int:
-    """Returns how many items to give of a batch's histories, judged by some batches' own.
+    """Returns the number of unique items to give per batch, estimated from some batches.
 
-    A batch that has more gives twice as many, and is compiled for anew: there is a margin.
+    A batch with more items doubles the number and recompiles the step, so there is a margin.
 
     Args:
-        histories: Those of some batches, each `[batch, history]`.
+        histories: Histories of some batches, each `[batch, history]`.
 
     Returns:
-        The number, a multiple of 128; 0 where most items come once, and there is no gain.
+        The number, a multiple of 128; 0 if most items are unique, so that there is no gain.
     """
     most = max(len(np.unique(history)) for history in histories)
     n = -(-int(most * _MARGIN) // _MULTIPLE) * _MULTIPLE

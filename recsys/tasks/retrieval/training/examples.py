@@ -1,4 +1,4 @@
-"""Training examples: the events that training sees, read with the histories of their users."""
+"""Training examples: events with the histories of their users."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ def read_events(
     train: TrainConfig,
     with_items: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Reads events at any places, with the histories of their users.
+    """Reads events at any indices, with the histories of their users.
 
-    Sorted, they meet each shard once and its pages in order, which is several times
-    faster for many events than as they come.
+    The events are read in sorted order, shard by shard, which is several times faster.
 
     Args:
         events: The events that training sees.
-        numbers: Which of them `[n]` int64.
-        model: What a history is, and how long.
-        train: What is known of a user, and what an event weighs. `user_balance` divides by a
-            power of its user's events: at 1 all users weigh the same, whatever they did
+        numbers: Numbers of the events `[n]` int64.
+        model: Kind and length of a history.
+        train: Number of known positives, and weights of events. `user_balance` divides a weight
+            by a power of the number of the user's events: at 1 all users have the same weight
             (Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys 2016,
-            section 3.3, takes equally many examples of each). `half_life` halves it with the
-            events that came after (Ding and Li, "Time Weight Collaborative Filtering", CIKM
-            2005, there with days in place of events).
-        with_items: Whether their own items are read.
+            section 3.3, use equally many examples of each user). `half_life` halves it with the
+            number of later events (Ding and Li, "Time Weight Collaborative Filtering", CIKM
+            2005, use days instead of events).
+        with_items: Whether to read the events' own items.
 
     Returns:
-        `user_row` and, where wanted, `item_row` `[n]` int32; `history` `[n, model.history]`
-        int32, what the user did before, or did else; where `train.known_positives` is not 0,
-        `known` of that width int32, the newest items of the user, its own among them or not;
-        `weight` `[n]` float32 where one is not 1; and `asked_at` `[n]` int32 [min] where the
-        model reads it, when the events happened. Items are the newest first, padded with 0.
+        `user_row` and, with `with_items`, `item_row` `[n]` int32; `history` `[n, model.history]`
+        int32, the user's earlier items, or all others; if `train.known_positives` is not 0,
+        `known` of that width, int32, the user's newest items, maybe including the event's;
+        `weight` `[n]` float32 if any is not 1; and `asked_at` `[n]` int32 [min], the times of
+        the events, if the model reads it. Items are the newest first, padded with 0.
     """
     n, order = len(numbers), np.argsort(numbers)
     known = train.known_positives

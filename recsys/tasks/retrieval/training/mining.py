@@ -1,10 +1,9 @@
 """The work between epochs: validation, and mining of hard negatives.
 
-Hard negatives are the items whose embeddings are close to that of a positive. The lists are
-mined from the current embeddings once per epoch, as in ANCE (Xiong et al., ICLR 2021). The
-closest items are often positives too, so the first few are skipped, and so are those whose
-similarity exceeds a share of the highest possible one, 1 (positive-aware mining: Moreira et
-al., "NV-Retriever", 2024).
+Hard negatives are the items whose embeddings are closest to a positive's. The lists are mined
+from the current embeddings once per epoch, as in ANCE (Xiong et al., ICLR 2021). The closest
+items are often positives too, so the first few are skipped, and so are items whose similarity
+exceeds a share of the maximum, 1 (positive-aware mining: Moreira et al., "NV-Retriever", 2024).
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from recsys.tasks.retrieval.training.validation import Validator
 from recsys.tasks.training_side import Batches, EpochWork
 
 _BLOCK_SCORES = 1 << 24
-"""Similarities held at a time; 64 MiB of float32."""
+"""Maximum number of similarities in memory; 64 MiB of float32."""
 
 
 class RetrievalEpochWork(EpochWork):
     """Validates the model between two epochs, and mines hard negatives for the next one.
 
     The lists of hard negatives are written to a file, because a run that is resumed in the
-    middle of an epoch needs those of the epoch's beginning.
+    middle of an epoch needs the lists from its beginning.
 
     Args:
         model: The model.
-        inputs: What is known of users and items, as `trained_inputs` returns it.
+        inputs: Inputs of users and items, as `trained_inputs` returns them.
         source: The batches.
         stage: The model and the training loop.
         folder: Folder of the lists.
@@ -65,14 +64,14 @@ class RetrievalEpochWork(EpochWork):
             )
 
     def validate(self) -> dict[str, float]:
-        """Returns the validation's metrics of the model as it is; none without one."""
+        """Returns the validation's metrics of the current model; empty without validation."""
         if self._validation is None:
             return {}
         self.settle()
         return self._validation.metrics(self._inference)
 
     def settle(self) -> None:
-        """Has the model set what follows from its items' vectors as they are."""
+        """Updates the parts of the model that are computed from its current item vectors."""
         catalogue = self._inputs.catalogue
         is_trained = (self._inputs.items.row_counts > 0) & catalogue.is_item
 
@@ -85,9 +84,9 @@ class RetrievalEpochWork(EpochWork):
         self._model.settle(trained())
 
     def begin(self, step: int, batches: Batches) -> None:
-        """Gives `batches` the hard negatives of the epoch that `step` is in, if it has any.
+        """Uses the hard negatives of the epoch of `step`, if it has any.
 
-        A model that was warm-started has some before its first step.
+        A warm-started model has some before its first step.
         """
         epochs = step // self.source.steps_per_epoch
         if step and self._has_lists(epochs):
@@ -96,10 +95,10 @@ class RetrievalEpochWork(EpochWork):
             self.refresh(epochs, batches)
 
     def refresh(self, epochs: int, batches: Batches) -> None:
-        """Mines hard negatives after `epochs` epochs, and draws from them from now on."""
+        """Mines hard negatives after `epochs` epochs, and uses them from now on."""
         if not self._has_lists(epochs):
             return
-        # Without the biases: two items aren't alike for being popular.
+        # Without biases: popularity doesn't make items similar.
         vectors = self._inference.catalogue(self._inputs)[:, : self._dim]
         lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
         agreed(lambda: self._save_lists(lists, epochs))
@@ -108,14 +107,14 @@ class RetrievalEpochWork(EpochWork):
     def _save_lists(self, lists: HardNegatives, epochs: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         lists.save(self._file(epochs))
-        # Those before the epoch of the oldest checkpoint aren't read again.
+        # Lists from before the epoch of the oldest checkpoint aren't needed again.
         oldest = self._oldest_step() // self.source.steps_per_epoch
         for path in self._folder.glob("*.npz"):
             if path.stem.isdecimal() and int(path.stem) < oldest:
                 path.unlink()
 
     def _use_lists(self, epochs: int, batches: Batches) -> None:
-        """Draws from the lists that were mined after `epochs` epochs.
+        """Uses the lists that were mined after `epochs` epochs.
 
         Raises:
             RecsysError: Their file is missing or damaged.
@@ -134,16 +133,16 @@ class RetrievalEpochWork(EpochWork):
 def mine_hard_negatives(
     vectors: np.ndarray, is_item: np.ndarray, config: HardNegativesConfig
 ) -> HardNegatives:
-    """Returns for each item the items from place `skip` + 1 to `skip` + `pool` by cosine.
+    """Returns the items at the ranks `skip` + 1 to `skip` + `pool` by cosine, for each item.
 
-    Exact and blockwise: memory grows with the catalogue, not with its square. Several
-    processes share the blocks, and each gets all lists; the result is the same to the bit
-    for any number of processes.
+    Exact and blockwise: memory is linear in the size of the catalogue. Several processes share
+    the blocks, and each gets all lists; the result is the same to the bit for any number of
+    processes.
 
     Args:
-        vectors: Item vectors of the last index `[item rows, dim]`.
-        is_item: Which rows are items `[item rows]` bool; others are in no list.
-        config: Size of the lists, and what is left out of them.
+        vectors: Current item vectors `[item rows, dim]`.
+        is_item: Whether each row is an item `[item rows]` bool; others are in no list.
+        config: Size of the lists, and the limits for excluding items.
     """
     items = np.flatnonzero(is_item).astype(np.int32)
     norms = np.linalg.norm(vectors[items].astype(np.float32), axis=1, keepdims=True)
@@ -158,7 +157,7 @@ def mine_hard_negatives(
     index, count = jax.process_index(), jax.process_count()
 
     def own_lists() -> np.ndarray:
-        """Returns the lists, with their lengths in front, of every `count`-th block."""
+        """Returns the lists, each with its length first, of every `count`-th block."""
         lists = np.zeros((-(-n_blocks // count), size, 1 + pool), np.int32)
         for own, block in zip(lists, range(index, n_blocks, count), strict=False):
             of = np.arange(block * size, min((block + 1) * size, len(items)))
@@ -177,21 +176,21 @@ def mine_hard_negatives(
 def _nearest(
     directions: np.ndarray, of: np.ndarray, skip: int, pool: int, guard: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the length of the lists of items `[b]`, and whom they have `[b, pool]`.
+    """Returns the length of the lists of items `[b]`, and the lists `[b, pool]`.
 
     Args:
         directions: Vectors of length 1 `[items, dim]` float32.
-        of: Places of the items whose lists are made `[b]`, among all items.
-        skip: Nearest ones that are left out.
-        pool: Items of a list at the most.
+        of: Indices of the items whose lists are made `[b]`.
+        skip: Number of nearest items to skip.
+        pool: Maximum length of a list.
         guard: The highest cosine in a list.
     """
     scores = directions[of] @ directions.T
     scores[np.arange(len(of)), of] = -np.inf
-    # Of equal ones the smaller row comes first.
+    # Ties go to the lower row.
     similarity, places = map(np.asarray, jax.lax.top_k(scores, skip + pool))
     n_close = np.maximum((similarity > guard).sum(axis=1), skip)
-    # The lists are the nearest without the first `n_close`.
+    # The first `n_close` of the nearest items are skipped.
     shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
     nearest = np.take_along_axis(places, shifted, axis=1)
     return np.minimum(skip + pool - n_close, pool), nearest

@@ -1,4 +1,4 @@
-"""Checks before the first step, so that a run doesn't fail later or learn nothing."""
+"""Checks before the first step, so that a run neither fails later nor learns nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from recsys.errors import RecsysError, UsageError
 from recsys.tasks.config import TrainConfig
 
 _MANY = 0.02
-"""Share of users without an order in time from which on it is worth a word."""
+"""Share of users without an order in time above which there is a remark."""
 
 
 def uneven_error(train: TrainConfig, n_parts: int) -> UsageError | None:
-    """Returns the error for a batch that doesn't divide into parts and groups; None if it does."""
+    """Returns the error for a batch that can't be divided into parts and groups, or None."""
     groups = train.negative_groups
     parts = f"{n_parts}, the parts that devices split a batch into"
     for key, value, fitting in uneven(train, n_parts):
@@ -28,7 +28,7 @@ def uneven_error(train: TrainConfig, n_parts: int) -> UsageError | None:
 
 
 def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
-    """Returns key, value, and a fitting value of the numbers that don't divide."""
+    """Returns key, value, and the nearest valid value of numbers that can't be divided."""
     groups = train.negative_groups
     if groups % n_parts and n_parts % groups:
         fewer = max(n for n in range(1, groups) if n_parts % n == 0)
@@ -39,7 +39,7 @@ def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
         "uniform_negatives": train.uniform_negatives,
         "hard_negatives.count": train.hard_negatives.count,
     }
-    if train.loss.negatives == "catalogue":  # Draws none.
+    if train.loss.negatives == "catalogue":  # It draws none.
         del numbers["uniform_negatives"]
     return [
         (key, value, -(-value // multiple) * multiple)
@@ -51,15 +51,15 @@ def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
 def check_events(
     events: KeptEvents, catalogue: Catalogue, history_of: str | None = "others"
 ) -> list[str]:
-    """Checks that something can be learned from the training positives.
+    """Checks that a model can learn from the training positives.
 
     Args:
-        events: What training sees of them.
+        events: The positives that training sees.
         catalogue: The items.
         history_of: `model.history_of`: whether times matter.
 
     Returns:
-        Sentences on what is remarkable, and no error.
+        Sentences on remarkable facts that are no errors.
 
     Raises:
         RecsysError: There is one user or one item, no known item, or no weight above 0.
@@ -113,7 +113,7 @@ def check_events(
 
 
 def _timeless_users(events: KeptEvents) -> int:
-    """Returns how many users of two events or more have them all in the same second."""
+    """Returns the number of users with several events, all of them at the same time."""
     n = 0
     for shard in events.log.shards:
         first, end = shard.offsets[:-1], shard.offsets[1:]
@@ -123,12 +123,12 @@ def _timeless_users(events: KeptEvents) -> int:
 
 
 def _single_users(events: KeptEvents) -> int:
-    """Returns how many users have one kept event."""
+    """Returns the number of users with one kept event."""
     return sum(int((np.diff(shard.offsets) == 1).sum()) for shard in events.shards)
 
 
 def _weights_of_zero(events: KeptEvents) -> int:
-    """Returns how many of the kept weights are 0; those of a log without weights are all 1."""
+    """Returns the number of kept weights that are 0."""
     n_zero = 0
     for part in events.shards:
         if (weight := part.shard.weight) is not None:

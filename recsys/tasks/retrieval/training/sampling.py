@@ -1,9 +1,9 @@
-"""The candidates of a batch: how items are drawn, and with which probabilities.
+"""The candidates of a batch, and the probabilities with which they are drawn.
 
-BatchCandidates   the items that the queries of a batch are compared with
+BatchCandidates   the items with which the queries of a batch are compared
 ItemSampler       items drawn by a power of their popularity
-HardNegatives     items drawn from lists of close ones
-inclusion_log_probability   log probability that an item is among them
+HardNegatives     items drawn from lists of close items
+inclusion_log_probability   log probability that an item is among the candidates
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from recsys.tasks.config import TrainConfig
 
 
 class ItemSampler:
-    """Draws items of the catalogue, with probabilities that are known exactly.
+    """Draws items of the catalogue with known probabilities.
 
     An item with c training events is drawn with a probability proportional to
-    (c + 1)^power: evenly at power 0, and an item without events now and then at any
-    power (powers of counts for negatives: Mikolov et al., NeurIPS 2013, section 2.2). Items
-    without events are drawn `cold` times as often as that.
+    (c + 1)^power: uniform at power 0; an item without events is drawn sometimes at any
+    power (powers of counts for negatives: Mikolov et al., NeurIPS 2013, section 2.2). The
+    probability of items without events is also multiplied by `cold`.
 
     Args:
-        counts: Training events of each item row `[item rows]`.
-        is_item: Which of the rows are items `[item rows]` bool; others are never drawn.
-        power: The power, 0 … 1.
-        cold: Share of the draws of an item without events that are kept [0..1]; 0: it is
-            never drawn.
+        counts: Number of training events of each item row `[item rows]`.
+        is_item: Whether each row is an item `[item rows]` bool; others are never drawn.
+        power: The exponent, 0 … 1.
+        cold: Factor for items without events [0..1]; 0: they are never drawn.
     """
 
     def __init__(
@@ -49,16 +48,16 @@ class ItemSampler:
     def draw(
         self, n: int, random: np.random.Generator, of: np.ndarray | slice = slice(None)
     ) -> np.ndarray:
-        """Returns the draws `of` `[m]` of `n`, with replacement: item rows `[m]` int32."""
+        """Draws `n` item rows with replacement, and returns those selected by `of` `[m]` int32."""
         if self._is_even or not len(self._items):
             return self._items[random.integers(0, len(self._items), n)[of]]
         places = np.searchsorted(self._cumulated, random.random(n)[of], side="right")
-        # The last border is 1 but for rounding.
+        # The last cumulated weight may be slightly below 1.
         return self._items[np.minimum(places, len(self._items) - 1)]
 
     @functools.cached_property
     def probability(self) -> np.ndarray:
-        """Probability of each item row in one draw `[item rows]` float64."""
+        """Probability of each item row in a single draw `[item rows]` float64."""
         probability = np.zeros(self._n_rows)
         probability[self._items] = self._weights / self._weights.sum()
         return probability
@@ -69,7 +68,7 @@ class ItemSampler:
 
 
 Sampler = tuple[np.ndarray, int]
-"""Probability of each item in one draw `[items]` float64, and the number of draws."""
+"""Probability of each item in a single draw `[items]` float64, and the number of draws."""
 
 _LOG_HALF = -np.log(2.0)
 
@@ -77,25 +76,25 @@ _LOG_HALF = -np.log(2.0)
 def inclusion_log_probability(*samplers: Sampler) -> np.ndarray:
     """Returns the log probability that at least one draw gives an item `[items]` float64.
 
-    With probability p in each of n draws it is `log(1 - (1 - p)^n)`; several samplers
-    miss an item if each of them does: `log(1 - prod_s (1 - p_s)^n_s)`. That is what
-    `recsys.losses.sampled_softmax` takes as `log_q`, where an item counts once however
-    often it was drawn. For rare items it is `log(n p)`, the logarithm of the expected
-    count; for items in nearly every batch it is nearly 0.
+    With probability p in each of n draws it is `log(1 - (1 - p)^n)`. Several samplers miss an
+    item if each of them does: `log(1 - prod_s (1 - p_s)^n_s)`. This is the `log_q` of
+    `recsys.losses.sampled_softmax`, in which an item counts once, however often it was drawn.
+    For rare items it is approximately `log(n p)`, the logarithm of the expected count; for
+    items in nearly every batch it is nearly 0.
 
-    Computed from the logarithm of the miss probability (Mächler, "Accurately computing
-    log(1 - exp(-|a|))", 2012), so it is exact to float64 for p = 1e-300 and for p = 1.
+    It is computed from the logarithm of the miss probability (Mächler, "Accurately computing
+    log(1 - exp(-|a|))", 2012), so it is accurate in float64 for p = 1e-300 and for p = 1.
 
     Args:
-        *samplers: Pairs of the items' probabilities in one draw `[items]` float64, each
-            in [0, 1], and how many draws there are.
+        *samplers: Pairs of the items' probabilities in a single draw `[items]` float64, each
+            in [0, 1], and the number of draws.
 
     Returns:
-        Log probabilities, at most 0: 0 for what is always drawn, minus infinity for what
-        no sampler ever draws (it is in no batch, so nothing should read it).
+        Log probabilities, at most 0: 0 for an item that is always drawn, minus infinity for
+        one that is never drawn (it is in no batch, so its value is unused).
 
     Raises:
-        ValueError: There is no sampler, or a probability or a number of draws that is none.
+        ValueError: There is no sampler, or a probability or number of draws is invalid.
     """
     if not samplers:
         raise ValueError("There must be at least one sampler.")
@@ -103,7 +102,7 @@ def inclusion_log_probability(*samplers: Sampler) -> np.ndarray:
     for probability, n_draws in samplers:
         log_miss = log_miss + _log_miss(np.asarray(probability, np.float64), n_draws)
     with np.errstate(divide="ignore"):
-        # Each form where it doesn't cancel.
+        # Each form avoids cancellation in its range.
         return np.where(
             log_miss > _LOG_HALF, np.log(-np.expm1(log_miss)), np.log1p(-np.exp(log_miss))
         )
@@ -116,7 +115,7 @@ def _log_miss(probability: np.ndarray, n_draws: int) -> np.ndarray:
         raise ValueError(f"Probabilities must be between 0 and 1. Received: {worst!r}.")
     if not n_draws >= 0:
         raise ValueError(f"The number of draws must not be negative. Received: {n_draws!r}.")
-    if n_draws == 0:  # Nor is certainty a reason without a draw.
+    if n_draws == 0:  # Also for probability 1.
         return np.zeros_like(probability)
     with np.errstate(divide="ignore"):
         return n_draws * np.log1p(-probability)
@@ -124,12 +123,12 @@ def _log_miss(probability: np.ndarray, n_draws: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HardNegatives:
-    """A list of close items for each item; `recsys.training.callbacks` makes them.
+    """A list of close items for each item; see `recsys.tasks.retrieval.training.mining`.
 
     Attributes:
         rows: Item rows of each list `[item rows, pool]` int32, padded with 0.
-        lengths: Items of each list `[item rows]` int32; 0 for an item without a list.
-        items: The rows that are items `[items]` int32: an item without a list has all.
+        lengths: Length of each list `[item rows]` int32; 0 for an item without a list.
+        items: All item rows `[items]` int32, from which is drawn for items without a list.
     """
 
     rows: np.ndarray
@@ -138,10 +137,10 @@ class HardNegatives:
 
     @classmethod
     def none_yet(cls, is_item: np.ndarray) -> Self:
-        """Returns empty lists: until others are made, everything is drawn evenly.
+        """Returns empty lists, with which all draws are uniform.
 
         Args:
-            is_item: Which item rows are items `[item rows]` bool.
+            is_item: Whether each item row is an item `[item rows]` bool.
         """
         n_rows, items = len(is_item), np.flatnonzero(is_item).astype(np.int32)
         return cls(np.zeros((n_rows, 1), np.int32), np.zeros(n_rows, np.int32), items)
@@ -153,13 +152,13 @@ class HardNegatives:
         random: np.random.Generator,
         of: np.ndarray | slice = slice(None),
     ) -> np.ndarray:
-        """Returns an item of the lists of positives, one after the other `[m]` int32.
+        """Returns items drawn from the lists of positives, in the order of positives `[m]` int32.
 
         Args:
             positives: Item rows of a batch's events `[batch]`.
-            n: Draws; positives are taken again from the first on, if they are fewer.
-            random: Source of randomness.
-            of: Which of the draws are returned `[m]`; all by default.
+            n: Number of draws. Positives are cycled if there are fewer.
+            random: Random generator.
+            of: Indices of the draws to return `[m]`; all by default.
         """
         item = positives[np.arange(n)[of] % len(positives)]
         chance, length = random.random(n)[of], self.lengths[item]
@@ -168,17 +167,17 @@ class HardNegatives:
         return np.where(length > 0, close, anything)
 
     def probability(self, shares: np.ndarray) -> np.ndarray:
-        """Returns the probability of each item row in one draw `[item rows]` float64.
+        """Returns the probability of each item row in a single draw `[item rows]` float64.
 
-        It is `h_j = sum_i share_i / |list_i|` over the items i in whose list j is.
+        It is `h_j = sum_i share_i / |list_i|` over the items i whose list contains j.
 
         Args:
-            shares: Share of each item row among the training events `[item rows]`.
+            shares: Share of each item row in the training events `[item rows]`.
         """
         n_rows = len(self.rows)
         of_one = np.where(self.lengths > 0, shares / np.maximum(self.lengths, 1), 0.0)
         probability = np.zeros(n_rows)
-        # A column at a time: weights of all lists at once would be twice their size.
+        # Column by column: the weights of all lists would take twice their memory.
         for place in range(self.rows.shape[1]):
             used = np.where(place < self.lengths, of_one, 0.0)
             probability += np.bincount(self.rows[:, place], used, n_rows)
@@ -186,8 +185,8 @@ class HardNegatives:
         return np.minimum(probability, 1.0)
 
     def save(self, path: Path) -> None:
-        """Writes the lists into one `.npz` file, whole or not at all."""
-        # As a file: NumPy would add to the name.
+        """Writes the lists to one `.npz` file, atomically."""
+        # As an open file, since NumPy would append to the name.
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, rows=self.rows, lengths=self.lengths, items=self.items)
 
@@ -196,10 +195,10 @@ class HardNegatives:
         """Reads the lists of `n_rows` item rows.
 
         Raises:
-            RecsysError: The file is missing or damaged, or is of another catalogue.
+            RecsysError: The file is missing or damaged, or has another number of rows.
         """
         try:
-            # NumPy would leave a file open that it can't read.
+            # NumPy wouldn't close a file that it can't read.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 negatives = cls(arrays["rows"], arrays["lengths"], arrays["items"])
             if len(negatives.rows) != n_rows or negatives.lengths.shape != (n_rows,):
@@ -216,22 +215,22 @@ class HardNegatives:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchCandidates:
-    """The candidates of a batch: its positives, then the drawn negatives, then the hard ones.
+    """The candidates of a batch: its positives, the drawn negatives, then the hard negatives.
 
-    For the full softmax every item of the catalogue follows the positives instead, some
-    of them twice to fill up; an item counts once in the loss, however often it is there.
-    In several `train.negative_groups` the order is by group, and in each as said: the positives
-    of a part of the batch, then its own drawn negatives, then its own hard ones.
-    Where `train.cold_negatives` is 0, items without events are no negatives in either case,
-    unless a list of hard ones has them.
+    For the full softmax, every item of the catalogue follows the positives instead, padded by
+    repeating some. An item counts once in the loss, however often it occurs. With several
+    `train.negative_groups`, candidates are ordered by group, and within a group as above: the
+    positives of a part of the batch, then its own drawn negatives, then its own hard ones.
+    If `train.cold_negatives` is 0, items without events are never negatives, unless a list of
+    hard negatives contains them.
 
     Attributes:
-        counts: Training events of each item row `[item rows]` int64.
-        is_item: Which of the rows are items `[item rows]` bool.
+        counts: Number of training events of each item row `[item rows]` int64.
+        is_item: Whether each row is an item `[item rows]` bool.
         train: Numbers of positives and negatives.
-        hard: The lists of the hard negatives; None: there are none yet, and as many
-            items are drawn evenly, so that all batches of a run have one shape.
-        multiple: The number of candidates must be a multiple of this (devices).
+        hard: The lists of hard negatives; None before they are mined, while as many items
+            are drawn uniformly, so that all batches of a run have the same shape.
+        multiple: Number of devices, which must divide the number of candidates.
     """
 
     counts: np.ndarray
@@ -247,13 +246,13 @@ class BatchCandidates:
         return train.batch_size + train.uniform_negatives + train.hard_negatives.count
 
     def examples_of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the examples whose items the candidates `rows` are, or are drawn close to.
+        """Returns the examples whose items are among the candidates `rows` or their sources.
 
         Args:
-            rows: Some of the candidates `[m]`, ascending.
+            rows: Indices of some of the candidates `[m]`, ascending.
 
         Returns:
-            Examples of the batch `[k]` int64, ascending.
+            Indices of examples in the batch `[k]` int64, ascending.
         """
         positives, _, hard = self._kinds(rows)
         return np.union1d(positives, self._close_to[hard])
@@ -264,10 +263,10 @@ class BatchCandidates:
         """Returns the item rows of some of the candidates `[m]` int32.
 
         Args:
-            positives: Item rows of the batch's events `[batch]`; of those that aren't
-                among `examples_of(rows)` they may be any.
-            random: Source of randomness of the batch.
-            rows: Which of the candidates `[m]`, ascending.
+            positives: Item rows of the batch's events `[batch]`; only those of
+                `examples_of(rows)` are used.
+            random: Random generator of the batch.
+            rows: Indices of the candidates `[m]`, ascending.
         """
         own, drawn, hard = self._kinds(rows)
         if self.is_full:
@@ -287,7 +286,7 @@ class BatchCandidates:
         return by_group
 
     def _kinds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns which positives, negatives and hard negatives the candidates `rows` are."""
+        """Returns indices of positives, negatives and hard negatives for the candidates `rows`."""
         if self.train.negative_groups > 1:
             rows = np.sort(self._by_kind[rows])
         n = self.train.batch_size
@@ -297,7 +296,7 @@ class BatchCandidates:
 
     @functools.cached_property
     def _by_kind(self) -> np.ndarray:
-        """Place of each candidate where all positives come first, and all hard ones last."""
+        """Index of each candidate in an order with all positives first, and all hard ones last."""
         train = self.train
         n, groups = train.batch_size, train.negative_groups
         kinds = np.split(np.arange(len(self)), [n, n + train.uniform_negatives])
@@ -306,21 +305,21 @@ class BatchCandidates:
 
     @functools.cached_property
     def _close_to(self) -> np.ndarray:
-        """Which positive each hard negative is drawn close to, one of its group `[hard]`."""
+        """Index of the positive, in the same group, from whose list each hard negative is drawn."""
         train = self.train
         n, groups = train.batch_size // train.negative_groups, np.arange(train.negative_groups)
         draws = np.arange(train.hard_negatives.count // len(groups))
         return (groups[:, None] * n + draws % n).ravel()
 
     def log_q(self, positives: Sampler) -> np.ndarray:
-        """Returns the correction of each item row's scores `[item rows]` float32.
+        """Returns the logQ correction of each item row's scores `[item rows]` float32.
 
-        It is the log probability that the item is among the candidates of a query, those
-        of its group, times `train.log_q_correction`. An item without events counts but
-        `train.cold_negatives` times.
+        It is the log probability that the item is among the candidates of a query's group,
+        times `train.log_q_correction`. An item without events has the weight
+        `train.cold_negatives`.
 
         Args:
-            positives: How the positives of a whole batch are drawn.
+            positives: Sampler of the positives of a whole batch.
         """
         if self.is_full:
             return self._log_of_counting_less.astype(np.float32)
@@ -330,20 +329,20 @@ class BatchCandidates:
             samplers.append((self._lists.probability(self.event_shares), n_hard))
         groups = self.train.negative_groups
         log_q = inclusion_log_probability(*((share, n // groups) for share, n in samplers))
-        # What is in no batch has no logarithm, and needs none.
+        # An item that is in no batch has an infinite value, which is unused.
         log_q = np.where(np.isfinite(log_q), log_q, 0.0)
         log_q = log_q * self.train.log_q_correction + self._log_of_counting_less
         return log_q.astype(np.float32)
 
     @property
     def _log_of_counting_less(self) -> np.ndarray:
-        """Subtracted from a score, it makes an item without events count less `[item rows]`."""
+        """Correction that lowers the weight of items without events `[item rows]`."""
         share = self.train.cold_negatives
         return np.where(self.counts > 0, 0.0, -np.log(share) if share else 0.0)
 
     @property
     def event_shares(self) -> np.ndarray:
-        """Share of each item row among the training events `[item rows]` float64."""
+        """Share of each item row in the training events `[item rows]` float64."""
         return self.counts / self.counts.sum()
 
     @functools.cached_property
@@ -357,12 +356,12 @@ class BatchCandidates:
 
     @property
     def is_full(self) -> bool:
-        """Whether they are the whole catalogue."""
+        """Whether the negatives are the whole catalogue."""
         return self.train.loss.negatives == "catalogue"
 
     @functools.cached_property
     def _catalogue(self) -> np.ndarray:
-        """Every item that may be a negative, from the first on again to fill up `[n]` int32."""
+        """All possible negatives, padded by repeating the first ones `[n]` int32."""
         is_negative = self.is_item & ((self.counts > 0) | (self.train.cold_negatives > 0))
         items = np.flatnonzero(is_negative).astype(np.int32)
         return np.resize(items, -(-len(items) // self.multiple) * self.multiple)

@@ -1,10 +1,10 @@
-"""Training batches of sequences: each event of a row is predicted from those before it.
+"""Training batches of sequences: each event of a row is predicted from the ones before it.
 
-The kept events of all users lie end to end, each user's in the order of time. Cut into rows of
-equal length they hold one user's long history or several users' short ones, and nothing is
-padded (packing without attention across examples: Krell et al., "Efficient Sequence Packing
-without Cross-contamination", 2021). A row repeats the end of the row before it as context, and
-each epoch cuts elsewhere. As everywhere, a batch is a function of (seed, step).
+The kept events of all users are concatenated, each user's in the order of time, and divided into
+rows of equal length. A row holds one user's long history or several users' short ones, without
+padding (packing without attention across examples: Krell et al., "Efficient Sequence Packing
+without Cross-contamination", 2021). A row repeats the end of the previous row as context, and
+the division differs in each epoch. A batch is a function of (seed, step).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from recsys.tasks.retrieval.training.batches import Batch, BatchSource, drop_row
 from recsys.tasks.retrieval.training.examples import read_events
 
 NO_STATE = -1
-"""Column of an example that no item comes before."""
+"""Column of an example without an earlier item."""
 
 
 def packing(model: RetrievalConfig, train: TrainConfig, multiple: int = 1) -> tuple[int, int]:
-    """Returns the rows of a batch, and the examples of a row.
+    """Returns the number of rows per batch, and of examples per row.
 
     Args:
         model: The length of a history.
-        train: The size of a batch, and the overlap of rows.
-        multiple: The rows are a multiple of this (devices), and of `train.negative_groups`.
+        train: The batch size, and the overlap of rows.
+        multiple: Number of devices; the rows are a multiple of it and `train.negative_groups`.
     """
     multiple = math.lcm(multiple, train.negative_groups)
     new = max(1, model.history - round(model.history * train.window_overlap))
@@ -45,25 +45,25 @@ def packing(model: RetrievalConfig, train: TrainConfig, multiple: int = 1) -> tu
 class SequenceSource(BatchSource):
     """The batches of a run whose model learns at every position of a history.
 
-    A batch has `rows` histories, each `model.history` items of one or several users, and
-    `new` examples of each: the events from the last item's successor back. An example reads
-    the state of the newest item before it, of an earlier second. So a batch is
+    A batch has `rows` histories, each with `model.history` items of one or several users, and
+    `new` examples of each: the events from the successor of the last item backwards. An example
+    reads the state of the newest item of an earlier second. So a batch is
 
         history  [rows, history]  item rows, the newest first; 0 is padding
-        segment  [rows, history]  whose items they are: equal numbers are one user's
+        segment  [rows, history]  users of the items: equal numbers are the same user
         at       [rows, new]      column of the history whose state an example reads;
-                                  `NO_STATE`: the user has done nothing yet
+                                  `NO_STATE`: the user has no earlier item
 
-    where the model reads times, weights or kinds
+    if the model reads times, weights or kinds
 
-        history_age [rows, history]  seconds from each event to the newest one of its user in
-                                     the row, or to that user's newest example
-        asked_age   [rows, new]      the same of the examples: an example's question is asked
-                                     at the moment of its event, as in HSTU
+        history_age [rows, history]  seconds from each event to its user's newest one in the
+                                     row, or to that user's newest example
+        asked_age   [rows, new]      the same for the examples: the query time of an example is
+                                     the time of its event, as in HSTU
         history_weight [rows, history]  buckets of the events' weights
         history_kind   [rows, history]  the events' kinds
 
-    and all else as in `BatchSource`, its examples row by row, those of a row the newest first.
+    and the other arrays of `BatchSource`. Examples are in the order of rows, the newest first.
 
     Raises:
         RecsysError: There are fewer events than a batch has, or they have no order (R336).
@@ -93,22 +93,22 @@ class SequenceSource(BatchSource):
 
     @property
     def new(self) -> int:
-        """Examples of a row."""
+        """Number of examples per row."""
         return packing(self.model, self.train, self.multiple)[1]
 
     @property
     def rows(self) -> int:
-        """Rows of a batch, a multiple of the devices."""
+        """Number of rows per batch, a multiple of the number of devices."""
         return packing(self.model, self.train, self.multiple)[0]
 
     @property
     def batch_size(self) -> int:
-        """Events of a batch: at most `train.batch_size`, unless one row has more."""
+        """Number of events per batch: at most `train.batch_size`, unless one row has more."""
         return self.rows * self.new
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches of an epoch, wherever its first row begins."""
+        """Number of full batches per epoch, wherever its first row begins."""
         return self._n_rows // self.rows
 
     @property
@@ -134,9 +134,9 @@ class SequenceSource(BatchSource):
         return np.repeat(self._row_ends(epoch, rows), lengths) - 1 - place
 
     def _row_ends(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Returns the ends, as numbers of kept events, of the rows at places of an epoch `[n]`."""
+        """Returns the ends, as numbers of kept events, of the rows at indices of an epoch `[n]`."""
         train, phase = self.train, self._phase(epoch)
-        # A row is of the shard that its first event is in.
+        # A row belongs to the shard of its first event.
         starts = np.clip(-((phase - self.events.starts) // self.new), 0, self._n_rows)
         starts[-1] = self._n_rows
         row = epoch_order(starts, train.shuffle, train.seed, epoch, self.new)[rows]
@@ -149,11 +149,11 @@ class SequenceSource(BatchSource):
             end: End of each row's examples `[n]`, as a number of kept events, exclusive.
 
         Returns:
-            `history`, `segment` `[n, history]` and `at` `[n, new]` int32, and what is read of
-            the events beside their items.
+            `history`, `segment` `[n, history]` and `at` `[n, new]` int32, and the facts of the
+            events that the model reads.
         """
         width, log = self.model.history, self.events.log
-        # A column more than the history has: the newest example is no item of it.
+        # One column more than the history, since the newest example is not part of it.
         numbers = end[:, None] - 1 - np.arange(width + 1)
         places = self.events.places(np.maximum(numbers, 0).ravel())
         user, time = (
@@ -186,7 +186,7 @@ class SequenceSource(BatchSource):
         return {"user_row": user_row, "history": history, "at": at, **passed}
 
     def _phase(self, epoch: int) -> int:
-        """Returns the event that the first row of an epoch begins with."""
+        """Returns the number of the first event in the first row of an epoch."""
         return int(np.random.default_rng([self.train.seed, 2, epoch]).integers(self.new))
 
     @functools.cached_property
@@ -200,18 +200,18 @@ class SequenceSource(BatchSource):
 
 @functools.lru_cache(maxsize=1)
 def _row_shares(events: KeptEvents, n_rows: int, new: int, n_items: int) -> np.ndarray:
-    """Returns the share of an epoch's rows that hold each item `[n_items]` float64.
+    """Returns the share of an epoch's rows that contain each item `[n_items]` float64.
 
-    It is the mean over the `new` events that an epoch may begin its first row with, all equally
-    likely, so one look at the events is enough for all epochs, and for all lists of hard
-    negatives. An item is counted in a row at its first event there. If the event before of the
-    same item is d events away, a row begins between the two for min(d, new) of the beginnings.
+    It is the mean over the `new` possible beginnings of an epoch's first row, which are equally
+    likely. So it is computed once for all epochs and all lists of hard negatives. An item is
+    counted at its first event in a row. If the previous event with the same item is d events
+    earlier, a row begins between the two for min(d, new) of the beginnings.
 
     Args:
         events: The kept events.
-        n_rows: Rows of an epoch.
-        new: Examples of a row.
-        n_items: Item rows.
+        n_rows: Number of rows per epoch.
+        new: Number of examples per row.
+        n_items: Number of item rows.
     """
     counts, end = np.zeros(n_items), n_rows * new
     for first in range(0, end + new - 1, _EVENTS_AT_ONCE):
@@ -222,7 +222,7 @@ def _row_shares(events: KeptEvents, n_rows: int, new: int, n_items: int) -> np.n
         distance = np.where(np.diff(item[order]) == 0, np.diff(order), new)
         beginnings = np.full(len(item), new)
         beginnings[order[1:]] = np.minimum(distance, new)
-        # The first events are in no row of a later beginning, and the last in none of an earlier.
+        # The first events are in no row for late beginnings, and the last in none for early ones.
         beginnings = np.minimum(beginnings, numbers + 1) - np.maximum(0, numbers - end + 1)
         own = slice(first - numbers[0], None)
         counts += np.bincount(item[own], np.maximum(beginnings[own], 0), n_items)
@@ -236,18 +236,18 @@ def _columns_before(user: np.ndarray, time: np.ndarray) -> np.ndarray:
     """Returns the column of the newest event of the same user in an earlier second.
 
     Args:
-        user: User of each event `[n, width + 1]`, the newest first; -1 is none.
-        time: Its time `[n, width + 1]`.
+        user: User of each event `[n, width + 1]`, the newest first; -1 is padding.
+        time: Time of each event `[n, width + 1]`.
 
     Returns:
         Columns of the history, which begins at the second event `[n, width + 1]` int32;
-        `NO_STATE` where there is none.
+        `NO_STATE` if there is none.
     """
     n, width = user.shape
     column = np.arange(width, dtype=np.int32)
-    is_other = np.ones((n, width), bool)  # Than the event before it in time, its right neighbour.
+    is_other = np.ones((n, width), bool)  # Than the previous event in time, the right neighbour.
     is_other[:, :-1] = (user[:, 1:] != user[:, :-1]) | (time[:, 1:] != time[:, :-1])
-    # The last event of each run of one user and second, by going from right to left.
+    # The last event of each run with the same user and second, from right to left.
     last = np.where(is_other, column, np.int32(width))
     before = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1] + 1
     is_there = before < width
@@ -257,11 +257,11 @@ def _columns_before(user: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def _ages_within(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """Returns how long before its user's newest event each event was `[n, width]` int32 [s].
+    """Returns the time from each event to its user's newest one `[n, width]` int32 [s].
 
     Args:
-        user: User of each event `[n, width]`, a user's side by side, the newest first.
-        time: Its time `[n, width]`.
+        user: User of each event `[n, width]`, grouped by user, the newest first.
+        time: Time of each event `[n, width]`.
     """
     is_newest = np.ones(user.shape, bool)
     is_newest[:, 1:] = user[:, 1:] != user[:, :-1]
@@ -271,7 +271,7 @@ def _ages_within(user: np.ndarray, time: np.ndarray) -> np.ndarray:
 
 
 def _newest_left(history: np.ndarray, segment: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Returns the first columns from `at` on, the same user's, whose items weren't dropped."""
+    """Returns the first columns from `at` on, of the same user, whose items weren't dropped."""
     width = history.shape[1]
     column = np.where(history > 0, np.arange(width, dtype=np.int32), np.int32(width))
     left = np.minimum.accumulate(column[:, ::-1], axis=1)[:, ::-1]

@@ -40,11 +40,11 @@ _NEEDED = {
 
 
 class RetrievalTraining(TrainingSide):
-    """Trains on positives: batches of queries, their positives, and drawn negatives."""
+    """Trains on positives, in batches of queries, their positives, and drawn negatives."""
 
     @classmethod
     def chosen(cls, stage: StageT, data: Data | DataShape, earlier: TrainStage | None) -> StageT:
-        """Returns the stage with a model; `model: auto` leaves the choice to the data."""
+        """Returns the stage with a model; replaces `model: auto` by a choice for the data."""
         if not isinstance(stage.model, AutoConfig):
             return stage
         chosen = for_data(stage, data, earlier)
@@ -61,7 +61,7 @@ class RetrievalTraining(TrainingSide):
 
     @classmethod
     def resolved(cls, config: Any, train: TrainConfig, data: Data) -> Any:
-        """Returns a model's config with the `history_of` that the order of the events allows.
+        """Returns a model's config with the `history_of` that the order of the events permits.
 
         Raises:
             UsageError: The config needs an order, times, weights or kinds that the events lack
@@ -91,7 +91,7 @@ class RetrievalTraining(TrainingSide):
 
     @classmethod
     def uneven(cls, train: TrainConfig, n_parts: int) -> UsageError | None:
-        """Returns the error for a batch that doesn't divide into parts and groups (R321)."""
+        """Returns the error for a batch that can't be divided into parts and groups (R321)."""
         return uneven_error(train, n_parts)
 
     @classmethod
@@ -103,7 +103,7 @@ class RetrievalTraining(TrainingSide):
 
     @classmethod
     def default_space(cls, stage: TrainStage) -> dict[str, Any]:
-        """Returns the default ranges of tuning; only the two towers have some."""
+        """Returns the default ranges of tuning; empty except for the two-tower model."""
         model = stage.model
         return default_space(model, stage.train) if isinstance(model, TwoTowerConfig) else {}
 
@@ -145,24 +145,24 @@ class RetrievalTraining(TrainingSide):
         oldest_step: Callable[[], int],
         since: int | None,
     ) -> RetrievalEpochWork:
-        """Returns what is done between epochs: validation, and mining of hard negatives."""
+        """Returns the work between epochs: validation, and mining of hard negatives."""
         return RetrievalEpochWork(model, inputs, source, stage, folder, oldest_step, since)
 
     def adapt(self, model: Any, events: KeptEvents) -> None:
-        """Sets the neighbours, ages and token weights that a model counts from the data."""
+        """Sets the neighbours, ages and token weights that a model computes from the data."""
         if model.adapted:
             text = "finds neighbours and ages of items"
             emit("progress", step="Trainer", done=0, total=1, text=text)
         model.adapt(events, self.inputs)
 
     def traits(self, before: ModelInputs) -> list[tuple[str, Any, Any]]:
-        """Returns the kinds of events, if the model reads them: their vectors stay in place."""
+        """Returns the kinds of events, if the model reads them: their rows must not change."""
         if KINDS not in self.stage.model.history_facts:
             return []
         return [("kinds of events", before.kinds, self.inputs.kinds[: len(before.kinds)])]
 
     def reason_against(self, until: int) -> str | None:
-        """Returns why a model trained until `until` can't be validated; None if it can."""
+        """Returns why a model trained until `until` can't be validated, or None."""
         stage, train_log = self.stage, self.store.train
         if stage.train.validation is None:
             return None
@@ -185,7 +185,7 @@ class RetrievalTraining(TrainingSide):
         events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
         user_row = np.array(log.user_row[events])
         history = log.histories(events, config.history)
-        # Also a user without a row, one without a history, and users known by features only.
+        # Includes a user without a row, one without a history, and users with only features.
         user_row[:1], history[1:2] = 0, 0
         users = inputs.users
         untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]

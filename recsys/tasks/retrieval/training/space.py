@@ -1,4 +1,4 @@
-"""The default search space of tuning for the two towers."""
+"""The default search space of tuning for the two-tower model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recsys.tasks.config import TrainConfig
 
 
 def default_space(model: TwoTowerConfig, train: TrainConfig) -> dict[str, Any]:
-    """Returns ranges by key, as `recsys tune --vary` takes them."""
+    """Returns ranges by key, in the syntax of `recsys tune --vary`."""
     space: dict[str, Any] = {
         "train.table_learning_rate": "log:0.001..0.1",
         "train.epochs": f"{max(2, train.epochs // 2)}..{max(4, 2 * train.epochs)}",

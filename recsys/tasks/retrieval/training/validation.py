@@ -32,23 +32,23 @@ from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.sharded_candidates import embedded_catalogue
 
 _K = 10
-"""Cut-off of the metrics that are shown beside the one that is watched."""
+"""Cut-off of the metrics that are shown besides the monitored one."""
 
 
 class Validator:
     """Ranks the held-back positives among the whole catalogue, as the evaluation does.
 
     Args:
-        events: The training positives, with what is held back.
-        inputs: What is known of users and items, as `trained_inputs` returns it.
-        model: What a history is, and how long.
-        config: The metric, and how many queries.
-        since: Answers are asked for from this moment on: an earlier model that the run
-            goes on from has seen those before [seconds since 1970, UTC].
-        repeats: What becomes of items that a user has seen.
+        events: The training positives, with the held-back ones.
+        inputs: Inputs of users and items, as `trained_inputs` returns them.
+        model: Kind and length of a history.
+        config: The metric, and the number of queries.
+        since: Start of the labels: the earlier model of a warm start was trained on older
+            events [seconds since 1970, UTC].
+        repeats: Whether lists may contain items that a user has seen.
 
     Raises:
-        RecsysError: Nothing is held back, or nothing but repeats that are excluded.
+        RecsysError: No event is held back, or only repeats, which are excluded.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Validator:
         """Returns `recall@k`, `ndcg@k` and `mrr`, means over the users of the queries.
 
         Args:
-            towers: The towers of the model as it is.
+            towers: The towers of the current model.
         """
         queries, layout = self.queries, keras.distribution.distribution()
-        # Of several processes none holds all candidates.
+        # With several processes, none holds all candidates.
         is_split = jax.process_count() > 1 and layout is not None
         mesh = layout.device_mesh.backend_mesh if is_split else None
         embedded = towers.queries(queries.user_row, self._histories, self._inputs, self._facts)
@@ -101,7 +101,7 @@ class Validator:
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:
-    """Returns the events, with those before `since` not held back."""
+    """Returns the events without holding back those before `since`."""
     if since is None:
         return events
     is_new = np.asarray(events.log.timestamp[events.held]) >= since
@@ -109,19 +109,20 @@ def _since(events: KeptEvents, since: int | None) -> KeptEvents:
 
 
 def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> Queries:
-    """Returns the queries whose answers were held back.
+    """Returns the queries whose labels are the held-back events.
 
     As in the evaluation, there is one query per user and second with the user's earlier events as
     history, if held-back events are newer than kept ones. With `history_of: others`, or for a
     random draw, there is one query per user, with all kept events.
 
     Args:
-        events: The training positives, with what is held back.
-        model: What a history is.
-        most: Queries at the most; of more, those of whole users, the same ones each time.
+        events: The training positives, with the held-back ones.
+        model: Kind of a history.
+        most: Maximum number of queries; if there are more, a reproducible sample of users is
+            used.
 
     Raises:
-        RecsysError: Nothing is held back.
+        RecsysError: No event is held back.
     """
     log, held = events.log, events.held
     if not len(held):
@@ -140,7 +141,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     places = held[ranges(first, end - first)]
     seen = _seen(events, user[first], first)
     now = log.timestamp[held[first]]
-    if events.draw in AT_ONCE:  # As the evaluation asks: when all has happened.
+    if events.draw in AT_ONCE:  # The query time is after all events, as in the evaluation.
         newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
         now = np.full(len(first), newest)
     facts = log.facts(model.history_facts, seen.rows, np.repeat(now, np.diff(seen.offsets)))
@@ -166,12 +167,12 @@ def _nothing_held_back(n_positives: int, n_repeated: int = 0) -> RecsysError:
 
 
 def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows:
-    """Returns places of what users did before they were asked: kept, and the first held back.
+    """Returns the indices of each user's events before the query: kept, and earlier held-back.
 
     Args:
         events: The training positives.
         user: User of each query `[n]`.
-        first: Its first event among those held back `[n]`.
+        first: Index of the query's first event among the held-back ones `[n]`.
     """
     held, offsets = events.held, events.log.offsets
     lists = [np.zeros(0, np.int64)]
