@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import keras
 
 _STEP = "RetrievalEvaluator"
+_REPEATS = ("repeats", "repeated_positives", "repeated_share")
 
 
 def run(
@@ -48,7 +49,7 @@ def run(
         "evaluation": str(out / "evaluation.json"),
         "metrics": {**result["metrics"], "baselines": result["baselines"]},
         "meaning": result["meaning"],
-        **{name: result[name] for name in ("repeats", "repeated_positives", "repeated_share")},
+        **{name: result[name] for name in _REPEATS if name in result},
         "blessed": verdict["blessed"],
         "sentence": verdict["sentence"],
         "reasons": verdict["reasons"],

@@ -1,0 +1,204 @@
+"""A task from outside of recsys: the probability that a user takes an item."""
+
+import dataclasses
+from typing import ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+import recsys
+from recsys.data.catalogue import bags_of
+from recsys.metrics.metric import Metric, PooledMetric, pooled
+from recsys.tasks.judging_side import JudgingSide, Measured
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.task import Task
+from recsys.tasks.training_side import TrainingSide
+
+
+@recsys.register_task("pointwise")
+class Pointwise(Task):
+    training: ClassVar[str] = "pointwise_plugin:Training"
+    judging: ClassVar[str] = "pointwise_plugin:Judging"
+    serving: ClassVar[str] = "pointwise_serving:Serving"
+
+
+@recsys.register_model("pointwise")
+class PointwiseModel(recsys.LookupModel):
+    class Config(recsys.ModelConfig):
+        task: ClassVar[str] = "pointwise"
+
+    def __init__(self, spec, **kwargs):
+        super().__init__(spec, **kwargs)
+        self.hidden = keras.layers.Dense(16, activation="relu")
+        self.head = keras.layers.Dense(1)
+
+    def call(self, inputs, training=False):
+        found = self.look_up(inputs, [x.name for x in self.inputs_of_sides])
+        return {"logit": self.head(self.hidden(ops.concatenate([*found.values()], axis=-1)))[:, 0]}
+
+    def compute_loss(self, x, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.losses.binary_crossentropy(x["label"], y_pred["logit"], from_logits=True)
+
+
+def read(inputs, user_row, item_row):
+    bags = bags_of(inputs.user_features, user_row) | bags_of(inputs.catalogue.features, item_row)
+    return {"user_row": user_row, "id_row": item_row, **bags}
+
+
+def with_negatives(user_row, item_row, is_item, seed):
+    """Returns user rows, item rows and labels: each positive, then an item drawn for its user."""
+    drawn = np.random.default_rng(seed).choice(np.flatnonzero(is_item), len(item_row))
+    pairs = np.stack([item_row, drawn], axis=1).astype(np.int32).ravel()
+    return np.repeat(user_row, 2), pairs, np.tile(np.float32([1, 0]), len(item_row))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    events: object
+    inputs: object
+    train: object
+    part: object
+    bytes_per_epoch: int = 0
+
+    @property
+    def batch_size(self):
+        return self.train.batch_size
+
+    @property
+    def steps_per_epoch(self):
+        return 2 * len(self.events.log) // self.batch_size
+
+    @property
+    def size_of_part(self):
+        return (self.part.size(self.batch_size),) * 3
+
+    def __len__(self):
+        return self.steps_per_epoch * self.train.epochs
+
+    def batches(self, first, end):
+        return [self._batch(step) for step in range(first, end)]
+
+    def _batch(self, step):
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng([self.train.seed, epoch]).permutation(len(self.events.log))
+        n, log = self.batch_size // 2, self.events.log
+        events = order[position * n : (position + 1) * n]
+        is_item = self.inputs.catalogue.is_item
+        rows = with_negatives(log.user_row[events], log.item_row[events], is_item, step)
+        user_row, item_row, label = (x[self.part.rows(2 * n)] for x in rows)
+        return {**read(self.inputs, user_row, item_row), "label": label}
+
+
+class Training(TrainingSide):
+    def source(self, events, train, multiple, part):
+        return Pairs(events, self.inputs, train, part)
+
+    def write(self, folder, model):
+        users, items = self.inputs.users.has_id(), self.inputs.items.has_id()
+        user_row, item_row = np.flatnonzero(users)[:64], np.flatnonzero(items)[:64]
+        n = min(len(user_row), len(item_row))
+        pairs = {"user_row": np.int32(user_row[:n]), "item_row": np.int32(item_row[:n])}
+        logit = np.asarray(model(read(self.inputs, *pairs.values()))["logit"])
+        np.savez(folder / "pairs.npz", **pairs, score=1 / (1 + np.exp(-logit)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    user: np.ndarray
+    user_row: np.ndarray
+    item_row: np.ndarray
+    label: np.ndarray
+
+    @property
+    def counts(self):
+        return {"users": len(np.unique(self.user)), "queries": len(self.user)}
+
+
+class Judging(JudgingSide):
+    def open_model(self, model, name):
+        own = getattr(model, "model", model)
+        return lambda case: own(read(self._inputs, case.user_row, case.item_row))["logit"]
+
+    def open_folder(self, folder, name, mesh):
+        return self.open_model(load_model(folder, mesh=mesh), name)
+
+    def open_bundle(self, bundle, manifest, name, mesh):
+        raise NotImplementedError
+
+    def case(self, systems):
+        log, rows = self.data.store.eval, self.data.store.eval_users.rows
+        user = np.repeat(np.arange(len(rows)), np.diff(log.offsets))
+        is_item = self._inputs.catalogue.is_item
+        item = np.asarray(log.item_row)
+        known = is_item[item]
+        pairs = with_negatives(rows[user[known]], item[known], is_item, self.stage.evaluate.seed)
+        return Case(np.repeat(user[known], 2), *pairs)
+
+    def measure(self, system, case, progress):
+        probability = 1 / (1 + np.exp(-np.asarray(system(case), np.float64)))
+        return self._measured(case, probability)
+
+    def measure_baseline(self, baseline, case, progress):
+        return self._measured(case, baseline.fit(self.data)[case.item_row])
+
+    def _measured(self, case, probability):
+        answers = case, np.clip(probability, 1e-6, 1 - 1e-6)
+        metrics = self.stage.evaluate.metrics
+        by_row = {m.name: m.per_query(answers, 0) for m in metrics if m.name == "log_loss"}
+        return Measured({**by_row, **pooled(metrics, answers)}, {}, 0.0)
+
+    @property
+    def _inputs(self):
+        data = self.data
+        return recsys.models.ModelInputs(
+            data.users, data.items, data.catalogue, data.user_features, data.kinds
+        )
+
+
+@recsys.register_metric("log_loss")
+class LogLoss(Metric):
+    title: ClassVar[str] = "Log loss"
+    meaning: ClassVar[str] = "Mean negative log likelihood of the labels."
+    better: ClassVar[str] = "lower"
+    has_cut_off: ClassVar[bool] = False
+
+    def per_query(self, answers, k):
+        case, p = answers
+        return -np.where(case.label > 0, np.log(p), np.log1p(-p))
+
+
+@recsys.register_metric("roc_auc")
+class RocAuc(PooledMetric):
+    title: ClassVar[str] = "AUC"
+    meaning: ClassVar[str] = "Probability that a positive of all scores above a negative."
+
+    def of_users(self, answers):
+        """Returns of each user the labels by bucket of the score `[users, 2 * buckets]`."""
+        case, p = answers
+        bucket = np.minimum((p * 256).astype(int), 255) + 256 * (case.label > 0)
+        users, user = np.unique(case.user, return_inverse=True)
+        return np.bincount(user * 512 + bucket, minlength=512 * len(users)).reshape(-1, 512) * 1.0
+
+    def of_sums(self, sums):
+        negative, positive = sums[..., :256], sums[..., 256:]
+        below = np.cumsum(negative, axis=-1) - negative / 2
+        n = positive.sum(-1) * negative.sum(-1)
+        return (positive * below).sum(-1) / np.where(n, n, np.nan)
+
+
+@recsys.register_baseline("constant")
+class Constant(recsys.Baseline):
+    title: ClassVar[str] = "Constant"
+
+    def fit(self, data):
+        return np.full(data.spec.item_rows, 0.5)
+
+
+@recsys.register_baseline("item_mean")
+class ItemMean(recsys.Baseline):
+    title: ClassVar[str] = "Mean of the item"
+
+    def fit(self, data):
+        n, n_items = np.asarray(data.items.row_counts, float), data.catalogue.is_item.sum()
+        return (n + 1) / (n + 1 + (n.sum() + n_items) / n_items)
