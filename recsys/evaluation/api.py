@@ -11,9 +11,9 @@ from recsys.data.dataset import Data
 from recsys.evaluation.config import EvaluateConfig, EvaluateStage
 from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.evaluation.systems import judging_side, open_evaluation_data, open_system, repeats_of
+from recsys.evaluation.systems import open_evaluation_data, open_systems, repeats_of
 from recsys.registry.stage import stage_of
-from recsys.tasks.judging_side import BLESSED, MODEL, SystemProgress
+from recsys.tasks.judging_side import SystemProgress
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -118,10 +118,7 @@ def measured(
     opened = open_evaluation_data(data)
     if not by_config:
         stage = stage.model_copy(update={"repeats": repeats_of(model)})
-    side = judging_side(model)(stage, opened)
-    systems = {MODEL: open_system(side, model, "the model", mesh)}
-    if blessed is not None:
-        systems[BLESSED] = open_system(side, blessed, "the last blessed model", mesh)
+    side, systems = open_systems(stage, opened, model, blessed, mesh)
     return EvaluationResult(Evaluator(stage, side, report).run(systems))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,13 @@ from recsys.bundles.publishing import versions
 from recsys.data.dataset import Data
 from recsys.distributed.host_collectives import agreed, in_shares
 from recsys.errors import RecsysError
+from recsys.evaluation.config import EvaluateStage
 from recsys.models.config import RetrievalConfig
 from recsys.models.summary import read_summary
 from recsys.registry import Choice, load_plugins
 from recsys.strict import Repeats
-from recsys.tasks import task
-from recsys.tasks.judging_side import JudgingSide, SystemT
+from recsys.tasks.judging_side import BLESSED, MODEL, JudgingSide, SystemT
+from recsys.tasks.task import judging_side
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -34,20 +34,37 @@ def open_evaluation_data(data: Data | str | Path) -> Data:
     return opened
 
 
-def judging_side(model: Any) -> type[JudgingSide[Any, Any, Any]]:
-    """Returns the judging side of a model's task.
+def open_systems(
+    stage: EvaluateStage, data: Data, model: Any, blessed: Any, mesh: DeviceMesh | None = None
+) -> tuple[JudgingSide[Any, Any, Any], dict[str, Any]]:
+    """Opens the model and, if it is given, the last blessed model.
 
     Args:
+        stage: Config of the evaluation.
+        data: The data folder.
         model: As in `open_system`.
+        blessed: As in `open_system`, or None.
+        mesh: As in `open_system`.
+
+    Returns:
+        The judging side of their task, and the systems by name.
 
     Raises:
-        RecsysError: The folder is neither a model folder nor a bundle (R404), or damaged.
+        RecsysError: As `open_system`, or the two are of different tasks (R414).
     """
-    if not isinstance(model, str | Path):
-        return task.judging_side(getattr(model, "model", model).spec.config)
-    path = Path(model)
-    stage = read_manifest(path).get("config") if is_bundle(path) else read_summary(path)["stage"]
-    return task.judging_side(_model_config(stage or {}))
+    models = {MODEL: model} | ({} if blessed is None else {BLESSED: blessed})
+    configs = {name: _model_config(model) for name, model in models.items()}
+    tasks = [config.task for config in configs.values()]
+    if len({*tasks}) > 1:
+        raise RecsysError(
+            "R414",
+            "Models can be compared only if they are of the same task.",
+            "Evaluate the model alone: --set bless.over_blessed=0.",
+            tasks,
+        )
+    side = judging_side(configs[MODEL])(stage, data)
+    names = {MODEL: "the model", BLESSED: "the last blessed model"}
+    return side, {n: open_system(side, model, names[n], mesh) for n, model in models.items()}
 
 
 def open_system(
@@ -79,10 +96,14 @@ def open_system(
     return side.open_bundle(path, manifest, name, mesh)
 
 
-def _model_config(stage: Mapping[str, Any]) -> type[Any]:
-    """Returns the class of the model's config in the config of a training."""
-    load_plugins(stage.get("plugins", ()))
-    return Choice("model").config_of(stage.get("model")) or RetrievalConfig
+def _model_config(model: Any) -> Any:
+    """Returns the config, or its class, of a model that `open_system` takes."""
+    if not isinstance(model, str | Path):
+        return getattr(model, "model", model).spec.config
+    path = Path(model)
+    stage = read_manifest(path).get("config") if is_bundle(path) else read_summary(path)["stage"]
+    load_plugins((stage or {}).get("plugins", ()))
+    return Choice("model").config_of((stage or {}).get("model")) or RetrievalConfig
 
 
 def repeats_of(model: Any) -> Repeats:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from recsys.evaluation.significance import Key, UserMeans, interval, resampled_means
+from recsys.metrics.metric import Statistics
 
 RNG = np.random.default_rng(0)
 MODEL = Key("model", "recall@10")
@@ -109,3 +110,65 @@ def test_draws_do_not_depend_on_the_size_of_a_block(monkeypatch):
     whole = resampled_means(values, 200, seed=5)
     monkeypatch.setattr("recsys.evaluation.significance._BLOCK_DRAWS", 64)
     np.testing.assert_allclose(resampled_means(values, 200, seed=5), whole, rtol=1e-12)
+
+
+def auc(labels, scores):
+    """The share of pairs of a positive and a negative in the right order, pair by pair."""
+    right = scores[labels == 1][:, None] - scores[labels == 0]
+    return ((right > 0) + (right == 0) / 2).mean()
+
+
+def auc_statistics(user, labels, bucket, n_users, n_buckets):
+    """Positives and negatives of each user by bucket of the score."""
+    place = (user * 2 + labels) * n_buckets + bucket
+    return np.bincount(place, minlength=n_users * 2 * n_buckets).reshape(n_users, -1).astype(float)
+
+
+def auc_of_sums(sums):
+    negatives, positives = np.split(sums, 2, axis=-1)
+    below = np.cumsum(negatives, axis=-1) - negatives / 2
+    with np.errstate(invalid="ignore"):
+        pairs = positives.sum(-1) * negatives.sum(-1)
+        return (positives * below).sum(-1) / pairs
+
+
+def test_a_pooled_metric_is_recomputed_from_the_rows_of_each_draw():
+    user = np.repeat(np.arange(30), 4)
+    labels, bucket = RNG.integers(0, 2, 120), RNG.integers(0, 5, 120)
+    statistics = Statistics(auc_statistics(user, labels, bucket, 30, 5), auc_of_sums)
+    found = UserMeans(user, 100, 0.9, seed=3)
+    found.add(MODEL, statistics)
+    found.resample([MODEL])
+    assert found.mean(MODEL) == pytest.approx(auc(labels, bucket))
+    draws, expected = np.random.default_rng(3), []
+    for _ in range(100):
+        rows = (draws.integers(0, 30, 30)[:, None] * 4 + np.arange(4)).ravel()
+        expected.append(auc(labels[rows], bucket[rows]))
+    assert found.interval(MODEL) == pytest.approx(np.percentile(expected, [5, 95]))
+
+
+def test_a_pooled_metric_and_a_mean_of_the_same_users_are_paired():
+    values = RNG.uniform(size=40)
+    as_sums = Statistics(
+        np.stack([values, np.ones(40)], axis=1), lambda sums: sums[..., 0] / sums[..., 1]
+    )
+    found = UserMeans(np.arange(40), 200, 0.95)
+    found.add(MODEL, values)
+    found.add(MODEL._replace(system="other"), as_sums)
+    found.resample([MODEL, MODEL._replace(system="other")])
+    difference = found.difference(MODEL, "other")
+    assert difference.difference_interval == pytest.approx((0.0, 0.0), abs=1e-12)
+    assert found.users_of(MODEL._replace(system="other")) == 40
+
+
+def test_a_pooled_metric_without_a_value_is_none():
+    found = UserMeans(np.arange(20), 100, 0.95)
+    found.add(
+        MODEL,
+        Statistics(
+            auc_statistics(np.arange(20), np.ones(20, int), np.zeros(20, int), 20, 5), auc_of_sums
+        ),
+    )
+    found.resample([MODEL])
+    assert found.mean(MODEL) is None
+    assert found.interval(MODEL) is None
