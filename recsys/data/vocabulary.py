@@ -35,6 +35,8 @@ KINDS_FILE = "kinds.parquet"
 
 _COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
 _COLUMNS["generation"] = pa.int32()
+_TRIES = 1 << 16
+"""Ids that are hashed at a time, to find some for hash rows."""
 
 
 class Vocabulary:
@@ -304,3 +306,26 @@ def merge_counts(tables: Sequence[pa.Table]) -> pa.Table:
     merged = table.group_by("id").aggregate([("count", "sum"), ("last_seen", "max")])
     columns = [merged["id"], merged["count_sum"], merged["last_seen_max"]]
     return pa.Table.from_arrays(columns, schema=COUNTS_SCHEMA)
+
+
+def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
+    """Returns an id `[n_rows]` for each of `rows` `[...]`; other rows have none.
+
+    A row that unknown ids share has one of them, found by trying.
+    """
+    ids = np.full(vocabulary.n_rows, "", object)
+    rows = np.unique(rows)
+    # Few rows of a large table are needed: no Python object for each of its rows.
+    n_shared = vocabulary.first_own_row
+    own = rows[rows >= n_shared]
+    ids[own] = vocabulary.own_ids.take(pa.array(own - n_shared)).fill_null("").to_pylist()
+    wanted = rows[(rows > 0) & (rows < n_shared)]
+    tried = 0
+    while len(wanted):
+        tries = [f"?{number}" for number in range(tried, tried + _TRIES)]
+        rows_of_tries, first = np.unique(vocabulary.rows(tries), return_index=True)
+        hit = np.isin(rows_of_tries, wanted)
+        ids[rows_of_tries[hit]] = np.asarray(tries, object)[first[hit]]
+        wanted = np.setdiff1d(wanted, rows_of_tries)
+        tried += _TRIES
+    return ids

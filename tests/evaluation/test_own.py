@@ -3,19 +3,23 @@
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from evaluation_worlds import a_small_world
+from registrations import undone
 
+import recsys
 from examples.custom_baseline import FadingPopularity
 from examples.custom_metric import RareRecall
 from recsys import compare, evaluate
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
 from recsys.data.dataset import Data
+from recsys.errors import RecsysError
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.evaluation.systems import repeats_of
-from recsys.metrics.metric import Items, RankedLists
+from recsys.evaluation.systems import open_systems, repeats_of
+from recsys.metrics.metric import Items, PooledMetric, RankedLists
 from recsys.report.figures import plot_metrics
 from recsys.report.run_report import write_report
 from recsys.tasks.model_folder import load_model
@@ -204,3 +208,44 @@ def test_an_interval_beside_the_better_model_never_begins_at_zero(low, better, e
     comparison = comparison_of(low)
     assert comparison.better == better
     assert f"interval {end}" in comparison.sentence
+
+
+def test_models_of_different_tasks_are_not_compared(world):
+    model, other = (
+        SimpleNamespace(spec=SimpleNamespace(config=SimpleNamespace(task=task)))
+        for task in ("retrieval", "ranking")
+    )
+    with pytest.raises(RecsysError, match=r"R414.*retrieval.*ranking"):
+        open_systems(EvaluateStage(), Data(world.data), model, other)
+
+
+def test_a_pooled_metric_is_of_all_positives_and_of_those_of_a_slice(world):
+    with undone():
+
+        @recsys.register_metric("found")
+        class Found(PooledMetric):
+            """Share of all positives at the first place, whoever's they are."""
+
+            title: ClassVar[str] = "found"
+            meaning: ClassVar[str] = "share at the first place"
+
+            def of_users(self, answers):
+                users, user = np.unique(answers.user, return_inverse=True)
+                owner, n = user[answers.query], len(users)
+                hits = np.bincount(owner, answers.ranks == 1, n)
+                return np.stack([hits, np.bincount(owner, minlength=n)], axis=1)
+
+            def of_sums(self, sums):
+                return sums[..., 0] / np.where(sums[..., 1], sums[..., 1], np.nan)
+
+        config = EvaluateConfig(
+            k=(1,), resamples=100, metrics=("found", "recall"), baselines=("popularity",)
+        )
+        stage = EvaluateStage(evaluate=config, bless=BlessConfig(metric="found"))
+        content = evaluate(world.model, world.data, config=stage, progress=False).content
+    # One of three positives: that of zoe, who is unknown to training, and which is in the tail.
+    assert content["metrics"]["found"] == pytest.approx(1 / 3)
+    assert content["intervals"]["found"] == [0.0, 1.0]
+    found = {part["name"]: part["metrics"]["found"] for part in content["slices"]}
+    assert (found["cold users"], found["users known to training"]) == (1.0, 0.0)
+    assert (found["head"], found["tail"]) == (0.0, 1.0)

@@ -14,7 +14,7 @@ import numpy as np
 from recsys.distributed.host_collectives import agreed, of_first
 from recsys.errors import RecsysError
 from recsys.kernels.rank_jobs import RankResults
-from recsys.metrics.metric import Items, Values, times_shown
+from recsys.metrics.metric import Items, Values, pooled, times_shown
 from recsys.tasks.judging_side import (
     BLESSED,
     MODEL,
@@ -148,10 +148,12 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
         self, part: Slice, case: Case, measured: Measured, keys: Collection[str]
     ) -> Values:
         """Returns the values in a slice; of positives, those of the ranks of these alone."""
-        if part.of == "queries":
-            return super().slice_values(part, case, measured, keys)
         metrics = [metric for metric in case.computed if {*metric.keys(case.ks)} & {*keys}]
-        return case.values(case.lists(measured.ranking, part.which), metrics)
+        if part.of != "queries":
+            return case.values(case.lists(measured.ranking, part.which), metrics)
+        masked = super().slice_values(part, case, measured, keys)
+        lists = case.lists(measured.ranking, part.which[case.queries.positives.owner()])
+        return {**masked, **pooled(metrics, lists)}
 
     def more(
         self, case: Case, systems: Mapping[str, System], measured: Mapping[str, Measured]

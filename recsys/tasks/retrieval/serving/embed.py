@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.data.vocabulary import Vocabulary, load_kinds, stand_ins
 from recsys.ragged import slices
 from recsys.savedmodel.loading import SavedModelGraph
 from recsys.savedmodel.signatures import fact_texts
 from recsys.system.events import emit
 from recsys.system.process import answer, stage_main
 from recsys.tasks.retrieval.judging.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS
-from recsys.tasks.retrieval.serving.reference import stand_ins
 
 _STEP, _SIGNATURE, _BLOCK = "RetrievalEvaluator", "embed_query", 1024
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.history_facts import Facts
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import Vocabulary, stand_ins
 from recsys.savedmodel.parity import Reference, Report, Request
 from recsys.savedmodel.signatures import QUERY_TIME, Arrays, fact_texts
 from recsys.tasks.retrieval.serving import parity
@@ -30,7 +30,6 @@ from recsys.tasks.retrieval.serving.quantization import Kind
 
 PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "options.json"
 _COLUMNS = ("user_id", "history", "query", "source")
-_TRIES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,29 +133,6 @@ def raw_facts(facts: Facts, kinds: Sequence[str] = ()) -> dict[str, np.ndarray]:
         name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
         for name, texts in fact_texts(facts, kinds).items()
     }
-
-
-def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
-    """Returns an id `[n_rows]` for each of `rows` `[...]`; other rows have none.
-
-    A row that unknown ids share has one of them, found by trying.
-    """
-    ids = np.full(vocabulary.n_rows, "", object)
-    rows = np.unique(rows)
-    # Few rows of a large table are needed: no Python object for each of its rows.
-    n_shared = vocabulary.first_own_row
-    own = rows[rows >= n_shared]
-    ids[own] = vocabulary.own_ids.take(pa.array(own - n_shared)).fill_null("").to_pylist()
-    wanted = rows[(rows > 0) & (rows < n_shared)]
-    tried = 0
-    while len(wanted):
-        tries = [f"?{number}" for number in range(tried, tried + _TRIES)]
-        rows_of_tries, first = np.unique(vocabulary.rows(tries), return_index=True)
-        hit = np.isin(rows_of_tries, wanted)
-        ids[rows_of_tries[hit]] = np.asarray(tries, object)[first[hit]]
-        wanted = np.setdiff1d(wanted, rows_of_tries)
-        tried += _TRIES
-    return ids
 
 
 def _unknown_id(*vocabularies: Vocabulary) -> str:
