@@ -87,7 +87,8 @@ def bilateral_softmax(
         RecsysError: There are fewer candidates than queries, or they don't divide into
             the groups (R344); or the shapes don't match (R334).
     """
-    from recsys.losses.batch import Softmax, mean_over_candidates
+    from recsys.losses.batch import Softmax
+    from recsys.losses.over_candidates import mean_over_candidates
 
     ratio = 1.0 if positive_temperature is None else temperature / positive_temperature
     return negative_weight * mean_over_candidates(

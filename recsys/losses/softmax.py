@@ -103,7 +103,8 @@ def sampled_softmax(
         RecsysError: There are fewer candidates than queries, or they don't divide into
             the groups (R344); or the shapes don't match (R334).
     """
-    from recsys.losses.batch import Softmax, mean_over_candidates
+    from recsys.losses.batch import Softmax
+    from recsys.losses.over_candidates import mean_over_candidates
 
     return mean_over_candidates(
         query,
