@@ -81,7 +81,9 @@ def test_a_process_that_hangs_is_named_by_those_that_wait(function, world, tmp_p
     folders = {"config": "stage.json", "model": "model", "data": "later"}
     words = [f"--{name}={world / folder}" for name, folder in folders.items()]
     words.append(f"--out={tmp_path}")
-    error = error_of_hanging("recsys.stages.evaluate", f"recsys.evaluation.{function}", words)
+    error = error_of_hanging(
+        "recsys.stages.evaluate", f"recsys.tasks.retrieval.judging.{function}", words
+    )
     assert error["code"] == "R389"
     assert error["received"] == "{'processes that did not wait': [1]}"
 
