@@ -93,7 +93,7 @@ def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
     if order := list((evaluated.part.get("descriptions") or {}).get("metrics") or ()):
         beyond.sort(key=lambda name: order.index(name.partition("@")[0]))
     return {
-        **_measured(evaluated, str(evaluated.part.get("query", "each_moment"))),
+        **_measured(evaluated, evaluated.part.get("query")),
         "decides": deciding,
         "tiles": [name for name in tiles if name in metrics][:4],
         "beyond": _at_cut_off(beyond, deciding),
@@ -103,12 +103,13 @@ def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
 def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
     """Returns the metrics under the protocol that the config did not choose.
 
-    None if the data are not split by time: the two protocols are equivalent then.
+    None if the task has no protocols, or the data are not split by time: the two are equivalent
+    then.
     """
     evaluation = artifacts.evaluated
-    if _split(evaluation) != "time":
+    chosen = evaluation.get("query")
+    if chosen is None or _split(evaluation) != "time":
         return None
-    chosen = evaluation.get("query", "each_moment")
     other = "at_cut" if chosen == "each_moment" else "each_moment"
     if not evaluation.get(other):
         raise MissingError("The evaluation has only one protocol.")
@@ -116,9 +117,10 @@ def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
     return _measured(Evaluated(shared | evaluation[other], artifacts.bless().get("metric")), other)
 
 
-def _measured(evaluated: Evaluated, protocol: str) -> dict[str, Any]:
+def _measured(evaluated: Evaluated, protocol: str | None) -> dict[str, Any]:
     names = [name for name in evaluated.metrics if not evaluated.is_beyond(name)]
-    title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
+    by_default = (protocol or "", "a protocol of the evaluation")
+    title, meaning = _PROTOCOLS.get(protocol or "", by_default)
     if _split(evaluated.part) != "time" and protocol == "at_cut":
         title, meaning = _ONCE
     return {

@@ -301,6 +301,22 @@ def test_nothing_at_all_still_gives_a_report(tmp_path: Path) -> None:
     assert "The run exported no bundle." in text
 
 
+def test_an_evaluation_without_lists_speaks_of_no_catalogue(run: Run) -> None:
+    of_lists = ("query", "candidates", "positives", "sampled_negatives", "at_cut", "exposure")
+    figures = {"log_loss": 0.41, "roc_auc": 0.71}
+    described = {name: {"title": name, "meaning": "m", "better": "lower"} for name in figures}
+    run.evaluate(
+        **dict.fromkeys([*of_lists, "examples", "slices", BLESSED]),
+        metrics=figures,
+        baselines={"constant": {"log_loss": 0.69, "roc_auc": 0.5}},
+        comparisons={},
+        descriptions={"metrics": described, "baselines": {"constant": "Constant"}},
+    )
+    part = section(run.report(), "metrics")
+    assert row_of(part, "log_loss")[1:3] == ["0.410", "0.690"]
+    assert not re.search("catalogue|protocol|candidates", text_of(part), re.IGNORECASE)
+
+
 @pytest.fixture(scope="module")
 def any_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose evaluation is written again and again."""
