@@ -186,7 +186,11 @@ def after_steps(placement, exchange, dtype="float32", sent_as="float32"):
 
 @pytest.mark.parametrize(
     ("placement", "exchange"),
-    [("row", "rows"), ("column", "gathered"), ("replicated", "gathered")],
+    [
+        ("row", "rows"),
+        ("replicated", "gathered"),
+        pytest.param("column", "gathered", marks=pytest.mark.thorough),
+    ],
 )
 def test_training_by_bfloat16_stays_near_that_by_float32(placement, exchange):
     read, state = after_steps(placement, exchange)
@@ -198,7 +202,7 @@ def test_training_by_bfloat16_stays_near_that_by_float32(placement, exchange):
         np.testing.assert_allclose(values, wanted, atol=2**-6 * np.abs(wanted).max(), rtol=0)
 
 
-@pytest.mark.parametrize("exchange", ["rows", "gathered"])
+@pytest.mark.parametrize("exchange", ["rows", pytest.param("gathered", marks=pytest.mark.thorough)])
 def test_training_by_int8_stays_near_that_by_float32(exchange):
     read, state = after_steps("row", exchange)
     read_in_bytes, by_bytes = after_steps("row", exchange, sent_as="int8")

@@ -157,7 +157,14 @@ def group(tmp_path):
         yield Group(stack, tmp_path)
 
 
-@pytest.mark.parametrize("by", ["options", *SCHEDULERS])
+@pytest.mark.parametrize(
+    "by",
+    [
+        "options",
+        "slurm",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("open mpi", "environment")),
+    ],
+)
 def test_processes_meet_and_agree_however_they_are_placed(by, group, tmp_path):
     for index in (0, 1):
         words = ["--folder", tmp_path / "a" / "b", "--facts", '{"config.dim": 8}']
@@ -200,8 +207,11 @@ def test_an_error_of_one_process_ends_all_with_it(group):
 
 @pytest.mark.parametrize(
     ("victim", "signum"),
-    [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)],
-    ids=["first-killed", "second-killed", "second-stopped"],
+    [
+        pytest.param(0, signal.SIGKILL, id="first-killed"),
+        pytest.param(1, signal.SIGKILL, id="second-killed", marks=pytest.mark.faults),
+        pytest.param(1, signal.SIGSTOP, id="second-stopped", marks=pytest.mark.faults),
+    ],
 )
 def test_a_lost_process_is_named_by_the_others(victim, signum, group, tmp_path):
     for index in (0, 1):

@@ -67,7 +67,7 @@ def test_impossible_settings_are_refused_with_their_key(text, problem):
         load_config(CONFIG, [f"launcher={text}"])
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_killed_process_is_replaced_and_the_weights_agree(
     undisturbed, data, tmp_path, capfd, monkeypatch
 ):
@@ -92,14 +92,15 @@ def test_a_killed_process_is_replaced_and_the_weights_agree(
         np.testing.assert_allclose(run.weights()[name], array, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "victim", "code"),
     [
-        (signal.SIGKILL, "raylet/raylet", "R388"),
-        (signal.SIGKILL, "ray::Host", "R388"),
         (signal.SIGTERM, "the run", "R375"),
-        (signal.SIGKILL, "the run", ""),
+        *(
+            pytest.param(signal.SIGKILL, *of, marks=pytest.mark.faults)
+            for of in [("raylet/raylet", "R388"), ("ray::Host", "R388"), ("the run", "")]
+        ),
     ],
 )
 def test_nothing_that_was_started_outlives_ray_or_the_run(signum, victim, code, tmp_path):

@@ -22,6 +22,7 @@ ROWS, DIM, BATCH, CAPACITY = 30, 8, 16, 64
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 KINDS = ("single", "single_weighted", "bags", "bags_weighted", "ragged", "ragged_weighted")
 PARTS = {"one device": 1, "2×2": 2, "8": 8}
+MESHES = ["8", *(pytest.param(mesh, marks=pytest.mark.thorough) for mesh in ("one device", "2×2"))]
 
 
 def batch_of(rng, kind, n_parts):
@@ -58,10 +59,7 @@ def batches(features, references, n_parts, n):
 
 @pytest.mark.parametrize(
     ("mesh", "placement"),
-    [
-        ("8", "row"),
-        ("2×2", "column"),
-    ],
+    [("8", "row"), pytest.param("2×2", "column", marks=pytest.mark.thorough)],
 )
 def test_six_kinds_of_features_share_one_table_in_one_step(mesh, placement):
     tables = [
@@ -125,7 +123,7 @@ def random_bags(rng, name):
     return [rng.integers(-1, ROWS + 1, n) for n in lengths]
 
 
-@pytest.mark.parametrize("mesh", PARTS)
+@pytest.mark.parametrize("mesh", MESHES)
 def test_the_gradients_of_weights_are_those_of_the_closed_form(mesh):
     rng = np.random.default_rng(3)
     tables = {c: TableConfig(c, ROWS, DIM, combiner=c, placement="row") for c in COMBINERS[:3]}
@@ -155,7 +153,7 @@ def test_the_gradients_of_weights_are_those_of_the_closed_form(mesh):
         np.testing.assert_allclose(found[n], expected, rtol=1e-5, atol=1e-6, err_msg=n)
 
 
-@pytest.mark.parametrize("mesh", PARTS)
+@pytest.mark.parametrize("mesh", MESHES)
 def test_a_weight_that_is_learned_takes_its_step_with_the_table(mesh):
     """As a history whose places have learned weights, under a loss that depends on both."""
     table = TableConfig("t", ROWS, DIM, optimizer=SGD(0.5), combiner="mean", placement="row")
@@ -195,7 +193,8 @@ class WithPlaces(Lookup):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "placement"), [("8", "row"), ("2×2", "column"), ("one device", "replicated")]
+    ("mesh", "placement"),
+    [("8", "row"), pytest.param("2×2", "column", marks=pytest.mark.thorough)],
 )
 def test_bags_without_any_place_are_zeros_and_train_nothing(mesh, placement):
     tables = [

@@ -99,15 +99,18 @@ def tower(optimizer=None, configs=None, **kwargs):
 MIXED = ("row", "column", "replicated")
 
 
-def cases(*first):
+def cases(*always, thorough=()):
     """Returns parameters whose second is the kind of the row operations."""
     marks = {"pure": [], "native": list(NATIVE.marks)}
-    return [pytest.param(*of, marks=marks[of[1]]) for of in first]
+    return [
+        pytest.param(*of, marks=marks[of[1]] + [pytest.mark.thorough] * (of in thorough))
+        for of in (*always, *thorough)
+    ]
 
 
 @pytest.mark.parametrize(
     ("mesh", "kind"),
-    cases(("one device", "pure"), ("2×2", "pure"), ("8", "native")),
+    cases(("2×2", "pure"), ("8", "native"), thorough=[("one device", "pure")]),
 )
 def test_global_clipping_measures_dense_and_sparse_together(mesh, kind):
     """Duplicates summed first; where the limit is far, nothing is clipped."""
@@ -148,7 +151,7 @@ def everything(model):
 
 @pytest.mark.parametrize(
     ("mesh", "kind"),
-    cases(("one device", "pure"), ("8", "native")),
+    cases(("8", "native"), thorough=[("one device", "pure")]),
 )
 def test_a_step_whose_gradient_is_no_number_is_skipped_under_a_scaled_loss(mesh, kind):
     configs = tables()
@@ -224,7 +227,10 @@ def test_a_mixed_policy_trains_float32_tables(policy, kind):
 
 @pytest.mark.parametrize(
     ("mesh", "kind", "limit"),
-    cases(("one device", "pure", None), ("2×2", "pure", 0.05), ("8", "native", 0.05)),
+    cases(
+        ("2×2", "pure", 0.05),
+        thorough=[("one device", "pure", None), ("8", "native", 0.05)],
+    ),
 )
 def test_accumulated_gradients_are_those_of_one_large_batch(mesh, kind, limit):
     configs = tables(MIXED if mesh != "8" else ("row", "replicated", "row"))
@@ -245,7 +251,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(mesh, kind, limit):
             assert_same(model, reference)
 
 
-@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("at", [1, pytest.param(0, marks=pytest.mark.thorough)])
 def test_a_skipped_step_is_no_part_of_what_is_accumulated(at):
     inner = optimizers.SGD(RATE, gradient_accumulation_steps=2)
     model = tower(optimizers.LossScaleOptimizer(inner, 2.0**10))
@@ -313,8 +319,7 @@ def test_counts_begin_again_with_each_epoch():
     assert logs["exchange_overflows"] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("mesh", ["1×1", "8"])
-def test_a_step_is_compiled_once(mesh):
+def test_a_step_is_compiled_once():
     compiled_here = []
 
     def listen(event, duration_s, **about):
@@ -322,7 +327,7 @@ def test_a_step_is_compiled_once(mesh):
             compiled_here.append(duration_s)
 
     configs = tables()
-    with on_mesh(mesh, configs):
+    with on_mesh("8", configs):
         model, (x, y) = tower(configs=configs), next(batches(1))
         jax.monitoring.register_event_duration_secs_listener(listen)
         try:

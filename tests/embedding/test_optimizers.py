@@ -150,7 +150,7 @@ def slot_of(variable, table):
     scope="module",
     params=[
         pytest.param(("one device", "native"), marks=NATIVE.marks),
-        ("8", "pure"),
+        pytest.param(("8", "pure"), marks=pytest.mark.thorough),
     ],
     ids=", ".join,
 )
@@ -183,7 +183,7 @@ ALL = {
 @pytest.mark.parametrize(
     ("mesh", "placement", "kind", "dtype"),
     [
-        ("8", "row", "pure", "float32"),
+        pytest.param("8", "row", "pure", "float32", marks=pytest.mark.thorough),
         ("2×2", "column", "pure", "float32"),
         pytest.param("8", "row", "native", "bfloat16", marks=NATIVE.marks),
     ],

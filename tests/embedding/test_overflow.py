@@ -87,8 +87,11 @@ def rows_and_nodes(sharding, bags, options, places):
 
 @pytest.fixture(
     scope="module",
-    params=[("max", "auto"), ("mean", "rows"), ("mean", "both")],
-    ids=["ids", "bags", "nodes"],
+    params=[
+        pytest.param(("max", "auto"), id="ids"),
+        pytest.param(("mean", "rows"), id="bags", marks=pytest.mark.thorough),
+        pytest.param(("mean", "both"), id="nodes"),
+    ],
 )
 def narrow(request):
     """A model on eight devices whose chunks hold one id: nearly every batch overflows."""

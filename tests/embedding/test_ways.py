@@ -32,13 +32,22 @@ from recsys.embedding.traffic import ExchangeOptions
 
 ROWS, DIM, BATCH, LENGTH = 40, 4, 64, 12
 N_PARTS = {"8": 8, "2×2": 2}
+# Mixed: each way in one step. Clipped: what is sent is squared too.
 CASES = [
-    ("rows", "row", "8", None),
-    ("nodes", "row", "8", 4),
-    ("mixed", "row", "8", 2),
-    ("dense", "row", "8", None),
-    ("dense", "row", "2×2", None),
-    ("dense", "replicated", "2×2", None),
+    ("mixed", "row", "8", 2, None),
+    ("nodes", "row", "8", 4, 0.05),
+    ("dense", "replicated", "2×2", None, 0.05),
+    *(
+        pytest.param(*case, marks=pytest.mark.thorough)
+        for case in (
+            ("rows", "row", "8", None, None),
+            ("rows", "row", "8", None, 0.05),
+            ("nodes", "row", "8", 4, None),
+            ("dense", "row", "8", None, None),
+            ("dense", "row", "2×2", None, None),
+            ("dense", "replicated", "2×2", None, None),
+        )
+    ),
 ]
 
 
@@ -134,11 +143,14 @@ def batches(mesh):
     return [batch(seed, N_PARTS[mesh]) for seed in range(3)]
 
 
-def assert_trains_as_gathered(exchange, placement, mesh, node, clipnorm, monkeypatch):
+@pytest.mark.parametrize(("exchange", "placement", "mesh", "node", "clipnorm"), CASES)
+def test_what_is_exchanged_otherwise_trains_the_same_tables(
+    exchange, placement, mesh, node, clipnorm, monkeypatch
+):
     expected_losses, expected, predicted = gathered(placement, mesh, clipnorm)
     steps = batches(mesh)
     if exchange == "mixed":
-        # Each way in one step: single ids as rows, learned bags by nodes, those of places too.
+        # Single ids as rows, learned bags by nodes, those of places too.
         monkeypatch.setattr("recsys.embedding.exchange.way_of", mixed_ways)
         exchange = "rows"
     with trained(exchange, placement, mesh, steps, clipnorm, node) as (model, losses):
@@ -150,25 +162,10 @@ def assert_trains_as_gathered(exchange, placement, mesh, node, clipnorm, monkeyp
             np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("exchange", "placement", "mesh", "node"), CASES)
-def test_what_is_exchanged_otherwise_trains_the_same_tables(
-    exchange, placement, mesh, node, monkeypatch
-):
-    assert_trains_as_gathered(exchange, placement, mesh, node, None, monkeypatch)
-
-
 @pytest.mark.parametrize(
-    ("exchange", "placement", "mesh", "node"),
-    [
-        *(("rows", "row", "8", None), ("nodes", "row", "8", 4)),
-        ("dense", "replicated", "2×2", None),
-    ],
+    ("exchange", "node"),
+    [("nodes", 4), pytest.param("gathered", None, marks=pytest.mark.thorough)],
 )
-def test_so_it_does_where_all_gradients_are_clipped(exchange, placement, mesh, node, monkeypatch):
-    assert_trains_as_gathered(exchange, placement, mesh, node, 0.05, monkeypatch)
-
-
-@pytest.mark.parametrize(("exchange", "node"), [("gathered", None), ("nodes", 4)])
 def test_a_mask_gives_the_bits_of_weights_that_are_0_or_1(exchange, node):
     tables = {
         combiner: TableConfig(

@@ -74,12 +74,6 @@ def by_hand(query, candidate, item_row, log_q, temperature, known):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "jit"),
-    [("native", True), ("blocks", True), ("blocks", False)],
-    ids=["native", "blocks", "eager"],
-    indirect=["kernels"],
-)
-@pytest.mark.parametrize(
     ("item_row", "known"),
     [
         ([1, 2, 3, 4, 5], []),
@@ -98,7 +92,7 @@ def by_hand(query, candidate, item_row, log_q, temperature, known):
         "all are known",
     ],
 )  # fmt: skip
-def test_loss_is_the_softmax_over_the_set_of_candidates(kernels, item_row, known, jit):
+def test_loss_is_the_softmax_over_the_set_of_candidates(kernels, item_row, known):
     rng = np.random.default_rng(0)
     item_row = np.array(item_row, np.int32)
     n_candidates, n_queries = len(item_row), min(5, len(item_row))
@@ -110,7 +104,7 @@ def test_loss_is_the_softmax_over_the_set_of_candidates(kernels, item_row, known
     def loss(query, candidate, item_row, log_q, known):
         return sampled_softmax(query, candidate, item_row, log_q, 0.2, known=known)
 
-    found = (jax.jit(loss) if jit else loss)(query, candidate, item_row, log_q, known)
+    found = jax.jit(loss)(query, candidate, item_row, log_q, known)
     assert float(found) == pytest.approx(
         by_hand(query, candidate, item_row, log_q, 0.2, known), rel=1e-5, abs=1e-6
     )
@@ -150,20 +144,13 @@ def test_row_zero_fills_lists_of_known_items_up_and_masks_nothing(kernels):
 @pytest.mark.parametrize(
     ("n_queries", "n_candidates", "dim", "items", "known"),
     [
-        (1, 1, 1, 1, 0),
         (1, 30, 4, 5, 1),
-        (8, 8, 16, 100, 0),
         (9, 9, 3, 4, 2),
-        (37, 50, 20, 20, 6),
-        (130, 300, 64, 50, 0),
         (130, 300, 64, 250, 20),
         (24, 24, 1030, 30, 3),
     ],
-    ids=[
-        "one", "one query", "a block", "a block and one", "uneven", "many copies", "many known",
-        "wider than C takes",
-    ],
-)  # fmt: skip
+    ids=["one query", "a block and one", "many known", "wider than C takes"],
+)
 def test_loss_and_gradients_are_those_in_float64(
     kernels, n_queries, n_candidates, dim, items, known
 ):
@@ -172,9 +159,9 @@ def test_loss_and_gradients_are_those_in_float64(
 
 @settings(max_examples=20)
 @given(  # Of few shapes: each is compiled.
-    n_queries=st.sampled_from([1, 8, 20]),
+    n_queries=st.sampled_from([1, 20]),
     n_negatives=st.sampled_from([0, 12]),
-    dim=st.sampled_from([1, 9]),
+    dim=st.just(9),
     items=st.integers(1, 30),
     known=st.just(4),
     weightless=st.floats(0, 0.9),

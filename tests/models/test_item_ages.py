@@ -214,13 +214,20 @@ def test_where_recency_alone_decides_a_model_with_ages_finds_the_newest_items(tm
     found = best_of_a_stranger(model, n)
     assert (plain >= newest).mean() <= 0.5
     assert (found >= newest).mean() >= 0.8
-    # Weights of two days' half-life find what was taken most of late, which isn't the newest.
-    weighed = fitted(tmp_path / "data", tmp_path / "weighed", half_life=2 / DAYS)
-    assert (plain > (DAYS - 6) * BORN).mean() <= 0.5
-    assert (best_of_a_stranger(weighed, n) > (DAYS - 6) * BORN).mean() >= 0.8
     # On another day others were new.
     then = best_of_a_stranger(model, n, asked_at=20 * DAY // 60)
     assert ((then > 17 * BORN) & (then <= 20 * BORN)).mean() >= 0.8
+
+
+@pytest.mark.thorough
+def test_weights_of_two_days_half_life_find_what_was_taken_most_of_late(tmp_path):
+    """Which isn't the newest."""
+    write_world(tmp_path / "data")
+    n = BORN * (TAKEN_FOR - 1)
+    plain = best_of_a_stranger(fitted(tmp_path / "data", tmp_path / "plain"), n)
+    weighed = fitted(tmp_path / "data", tmp_path / "weighed", half_life=2 / DAYS)
+    assert (plain > (DAYS - 6) * BORN).mean() <= 0.5
+    assert (best_of_a_stranger(weighed, n) > (DAYS - 6) * BORN).mean() >= 0.8
 
 
 @pytest.mark.parametrize(

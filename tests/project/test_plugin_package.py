@@ -81,7 +81,7 @@ class Installed:
         roots = [str(ROOT), str(self.site)]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
 
-    def recsys(self, *words):
+    def recsys(self, *words, code=0):
         run = subprocess.run(
             [sys.executable, "-m", "recsys", *map(str, words)],
             cwd=self.folder,
@@ -90,7 +90,7 @@ class Installed:
             text=True,
             check=False,
         )
-        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+        assert run.returncode == code, run.stdout[-2000:] + run.stderr[-4000:]
         return run
 
 
@@ -168,40 +168,21 @@ def test_a_killed_training_ends_with_the_bits_of_the_run(installed, run):
     assert digest(resumed) == digest(one(installed.folder, "training.json").parent)
 
 
-LATER = """
-import json, sys
-from recsys.cli import main
-from recsys.stages.train import main as train
-warm, refused = json.loads(sys.argv[1])
-train(warm)
-main(refused)
-"""
-
-
-@pytest.fixture(scope="module")
-def later(installed, run):
-    """A model that goes on from the run's, and what a wrong option ended with."""
+@pytest.mark.thorough
+def test_a_model_of_the_package_is_gone_on_from(installed, run):
     warm, words = training_of(installed, "warm", epochs=1)
-    words += ["--base", str(one(installed.folder, "training.json").parent)]
-    refused = ["run", str(installed.config), "--set", "train.loss={type: margin, margin: -1.0}"]
-    ended = subprocess.run(
-        [sys.executable, "-c", LATER, json.dumps([words, refused])],
-        env=installed.environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return warm, ended
-
-
-def test_a_model_of_the_package_is_gone_on_from(installed, later):
-    training = json.loads((later[0] / "training.json").read_text())
+    installed.recsys("train", *words, "--base", one(installed.folder, "training.json").parent)
+    training = json.loads((warm / "training.json").read_text())
     carried = training["warm_start"]["carried"]
     assert carried["users"]["kept"] > 100
     before = json.loads(one(installed.folder, "training.json").read_text())["curve"]
     assert training["curve"][0]["loss"] < before[0]["loss"]
 
 
-def test_options_of_the_package_are_checked_as_strictly_as_ours(later):
-    assert later[1].returncode == 2, later[1].stderr[-3000:]
-    assert "'train.loss.margin'" in later[1].stderr
+def test_options_of_the_package_are_checked_as_strictly_as_ours(installed):
+    wrong = "train.loss={type: margin, margin: -1.0}"
+    refused = installed.recsys("run", installed.config, "--set", wrong, code=2)
+    assert "'train.loss.margin'" in refused.stderr
 
 
 @pytest.mark.thorough

@@ -17,7 +17,6 @@ SEQUENCE = SequenceConfig(layers=1, heads=2, width=6, dropout=0.0)
 POOLINGS = {
     "mean": {"pooling": "mean"},
     "attention": {"pooling": "attention"},
-    "one block": {"pooling": "sequence", "sequence": SEQUENCE},
     "two blocks": {
         "pooling": "sequence",
         "sequence": SEQUENCE.model_copy(update={"layers": 2}),

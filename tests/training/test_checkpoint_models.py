@@ -78,7 +78,7 @@ def assert_same_bits(one, two):
         np.testing.assert_array_equal(value, two[path], err_msg=path)
 
 
-@pytest.mark.parametrize("mesh", ["8", "2×2", "one device"])
+@pytest.mark.parametrize("mesh", ["8", pytest.param("2×2", marks=pytest.mark.thorough)])
 def test_goes_on_as_if_nothing_had_stopped_it(tmp_path, mesh):
     with on_mesh(mesh, TABLES):
         store, model = CheckpointStore(tmp_path, {}), made(seed=1)
@@ -94,7 +94,10 @@ def test_goes_on_as_if_nothing_had_stopped_it(tmp_path, mesh):
         assert_same_bits(numbers(other), numbers(model))
 
 
-def test_goes_on_on_another_mesh_from_the_same_numbers(tmp_path):
+@pytest.mark.parametrize(
+    "mesh", ["2×2", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("4", "one device"))]
+)
+def test_goes_on_on_another_mesh_from_the_same_numbers(tmp_path, mesh):
     with on_mesh("8", TABLES):
         store, model = CheckpointStore(tmp_path, {}), made(seed=1)
         train(model, range(3))
@@ -102,12 +105,11 @@ def test_goes_on_on_another_mesh_from_the_same_numbers(tmp_path):
         store.close()
         saved = numbers(model)
         train(model, range(3, 7))
-    for mesh in ("4", "one device", "2×2"):
-        with on_mesh(mesh, TABLES):
-            store, other = CheckpointStore(tmp_path, {}), made(seed=2)
-            assert store.restore(variables_of(other)).step == 3
-            store.close()
-            assert_same_bits(numbers(other), saved)
-            train(other, range(3, 7))
-            for path, value in numbers(model).items():
-                np.testing.assert_allclose(numbers(other)[path], value, rtol=1e-4, atol=1e-6)
+    with on_mesh(mesh, TABLES):
+        store, other = CheckpointStore(tmp_path, {}), made(seed=2)
+        assert store.restore(variables_of(other)).step == 3
+        store.close()
+        assert_same_bits(numbers(other), saved)
+        train(other, range(3, 7))
+        for path, value in numbers(model).items():
+            np.testing.assert_allclose(numbers(other)[path], value, rtol=1e-4, atol=1e-6)

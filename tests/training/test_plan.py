@@ -1,6 +1,7 @@
 """The plan holds what the step of the real model, on real arrays, is proven to hold."""
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -77,7 +78,10 @@ def trained(config):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["model.table_placement=row", "train.known_positives=3"],
+        pytest.param(
+            ["model.table_placement=row", "train.known_positives=3"],
+            marks=pytest.mark.thorough,
+        ),
         [
             "mesh={data: 4, model: 2}",
             "model.table_placement=column",
@@ -119,8 +123,9 @@ def test_a_plan_is_what_the_step_of_the_real_model_holds(overrides):
 # --- hosts
 
 
-def on_hosts(n, *overrides):
-    chosen = config("train.batch_size=64", *overrides, f"train.node_devices={N // n}")
+@functools.cache
+def on_hosts(n):
+    chosen = config("train.batch_size=64", f"train.node_devices={N // n}")
     plan = make_plan(chosen, rows(70_000, 60_000), N)
     hosts = Hosts(n, N // n, link=10**9, fabric=10**8, disk=10**7)
     return plan, HostsPlan.of(plan, hosts)

@@ -43,26 +43,11 @@ def stage(**model):
     }
 
 
-def trained(folder, data, told, devices=2):
-    run = Run(folder, data, told, devices)
+def trained(folder, data, told):
+    """On one device: `test_one_and_two_devices_learn_alike`, and one takes a quarter less CPU."""
+    run = Run(folder, data, told, devices=1)
     run.finish_here()
     return run
-
-
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("whole"), data, stage())
-
-
-def test_the_rule_of_the_next_item_is_learned(whole):
-    saved = load_model(whole.model)
-    first = np.arange(ITEMS)
-    history = np.zeros((ITEMS, HISTORY), np.int32)
-    # Rows are one above the items; the newest item comes first.
-    history[:, 1], history[:, 0] = first + 1, after(first) + 1
-    query = embed_queries(saved.model, np.zeros(ITEMS, np.int32), history, saved.inputs)
-    scores = query @ np.load(whole.model / "candidates.npy")[1:].T
-    assert (scores.argmax(axis=1) == after(after(first))).mean() > 0.85
 
 
 SOON, LATE = 60, 10**6
@@ -101,14 +86,14 @@ def timed_stage(**changes):
 
 @pytest.fixture(scope="module")
 def timed(timed_data, tmp_path_factory):
-    # On one device: `test_one_and_two_devices_learn_alike`, and one takes a quarter less CPU.
-    return trained(tmp_path_factory.mktemp("timed"), timed_data, timed_stage(), devices=1)
+    return trained(tmp_path_factory.mktemp("timed"), timed_data, timed_stage())
 
 
 def test_what_comes_next_is_told_by_the_time_that_has_passed(timed):
     saved = load_model(timed.model)
     items = np.load(timed.model / "candidates.npy")[1:]
     first, found = np.arange(ITEMS), {}
+    # Rows are one above the items; the newest item comes first.
     history, age = np.zeros((ITEMS, HISTORY), np.int32), np.full((ITEMS, HISTORY), -1, np.int32)
     history[:, 1], history[:, 0] = first + 1, after(first) + 1
     for gap in (SOON, LATE):
@@ -176,7 +161,7 @@ def stage_of_kinds():
 @pytest.fixture(scope="module")
 def of_kinds(data_of_kinds, tmp_path_factory):
     folder = tmp_path_factory.mktemp("of-kinds")
-    return trained(folder, data_of_kinds, stage_of_kinds(), devices=1)
+    return trained(folder, data_of_kinds, stage_of_kinds())
 
 
 def found_by_kind(model, tells=True):
@@ -215,6 +200,7 @@ def test_times_and_kinds_are_refused_before_training_where_the_data_have_none(tm
         Run(tmp_path / "run", folder, stage_of_kinds(), devices=1).finish_here()
 
 
+@pytest.mark.thorough
 def test_one_and_two_devices_learn_alike(data, tmp_path):
     few = stage()
     few["train"] |= {"epochs": 7}

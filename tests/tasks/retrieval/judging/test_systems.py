@@ -41,7 +41,11 @@ def world(exported_world):
     return exported_world
 
 
-@pytest.fixture(scope="module", params=[None, 2], ids=["in memory", "on devices"])
+@pytest.fixture(
+    scope="module",
+    params=[None, pytest.param(2, marks=pytest.mark.thorough)],
+    ids=["in memory", "on devices"],
+)
 def mesh(request):
     """Where the candidates lie; on devices they are split as over those of several processes."""
     return request.param and device_mesh(devices=request.param)

@@ -86,7 +86,7 @@ _WITHOUT_FEATURES = {
     "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
 }
 
-_EXPORTED = ("sequence", "fold-in", "times", "ages")
+_EXPORTED = ("sequence", "times", "ages")
 
 
 def of_kinds(*first):

@@ -204,7 +204,7 @@ def test_a_model_isnt_made_before_the_choice(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["file", "none"])
+@pytest.mark.parametrize("order", ["file", pytest.param("none", marks=pytest.mark.thorough)])
 def test_the_defaults_learn_what_users_like(order, tmp_path):
     rule = SplitRule("last_out" if order == "file" else "random", order)
     folder = write_world(tmp_path / "data", rule)
