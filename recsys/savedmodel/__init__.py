@@ -7,7 +7,6 @@ row_slices        rows of large arrays, read slice by slice
 id_table          ids to rows inside the graph
 raw_features      raw columns to token rows inside the graph
 tables            embedding tables of a Keras model
-scores            a module that scores rows
 parity            comparison with the trainer's results
 warmup            TensorFlow Serving's warm-up requests
 """
