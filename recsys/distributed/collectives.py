@@ -76,17 +76,17 @@ class Group:
         firsts = (b + s for b in range(0, self.n_devices, block) for s in range(self.stride))
         return [list(range(first, first + block, self.stride)) for first in firsts]
 
-    def place(self) -> jax.Array:
+    def index(self) -> jax.Array:
         """Returns the index of this device in its group, a scalar int32."""
-        place = jax.lax.axis_index(self.axis)
-        return place if self.size == self.n_devices else place // self.stride % self.size
+        index = jax.lax.axis_index(self.axis)
+        return index if self.size == self.n_devices else index // self.stride % self.size
 
     def members(self) -> jax.Array:
         """Returns the indices along the axis of the devices of this one's group `[size]` int32."""
         numbers = jnp.arange(self.size, dtype=jnp.int32)
         if self.size == self.n_devices:
             return numbers
-        first = jax.lax.axis_index(self.axis) - self.place() * self.stride
+        first = jax.lax.axis_index(self.axis) - self.index() * self.stride
         return first + numbers * self.stride
 
 

@@ -231,10 +231,10 @@ def _lookups_of_node(
     """
     node, peers = sharding.node, sharding.peers
     n_bags = node.size * here.plan.bags
-    lookups = _gathered(node, here, peers.place().astype(jnp.int32) * n_bags)
+    lookups = _gathered(node, here, peers.index().astype(jnp.int32) * n_bags)
     owner, local = jnp.divmod(lookups.rows, shard_rows)
     is_ours = (lookups.rows >= 0) & (owner < sharding.n_shards)
-    is_ours &= owner % node.size == node.place()
+    is_ours &= owner % node.size == node.index()
     rows = owner // node.size * shard_rows + local
     return lookups._replace(rows=jnp.where(is_ours, rows, -1)), n_bags
 

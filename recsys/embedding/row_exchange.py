@@ -273,7 +273,7 @@ def _replace_node_chunks(
     if exchange.payload == exchange.between:
         return received
     node = exchange.node
-    first = exchange.group.place() // node.size * node.size
+    first = exchange.group.index() // node.size * node.size
     near = jax.lax.dynamic_slice_in_dim(rows, first, node.size)
     near = tiered(lambda x: swap_chunks(x, node, exchange.payload), near).reshape(near.shape)
     return jax.lax.dynamic_update_slice_in_dim(received, near, first, 0)

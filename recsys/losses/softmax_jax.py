@@ -232,7 +232,7 @@ def _swept(batch: SoftmaxBatch, sweep: Sweep, sharing: CandidateSharing) -> Sequ
             "log_q": gather_parts(batch.log_q, group),
             "candidate": all_gather(batch.candidate, group, sharing.dtype),
         }
-        first = group.place() * len(batch.query)
+        first = group.index() * len(batch.query)
         losses, *gradients = sweep(batch._replace(**of_group, first=first))
         if not gradients:
             return (losses,)

@@ -152,7 +152,7 @@ def test_each_group_keeps_to_itself(name, kind):
     swap = over_devices(lambda x: collectives.swap_chunks(x, group, kind))
     chunks = x.reshape(8 * group.size, -1, 3)
     np.testing.assert_array_equal(np.reshape(swap(chunks), (8, 8, 3)), swapped)
-    at = over_devices(lambda x: jax.numpy.stack([group.place(), *group.members()])[None])
+    at = over_devices(lambda x: jax.numpy.stack([group.index(), *group.members()])[None])
     for place, (own, *others) in enumerate(np.asarray(at(np.arange(8)))):
         assert others[own] == place
         assert others in members
