@@ -36,11 +36,11 @@ from recsys.savedmodel.loading import load_saved_model  # noqa: E402
 from recsys.savedmodel.parity import in_batches  # noqa: E402
 from recsys.tasks.retrieval.serving import parity  # noqa: E402
 from recsys.tasks.retrieval.serving.candidates import popularity_shares  # noqa: E402
-from recsys.tasks.retrieval.serving.parity import compare_scores  # noqa: E402
-from recsys.tasks.retrieval.serving.reference import (  # noqa: E402
+from recsys.tasks.retrieval.serving.parity import (  # noqa: E402
     RetrievalReference,
-    raw_probes,
+    compare_scores,
 )
+from recsys.tasks.retrieval.serving.reference import raw_probes  # noqa: E402
 from recsys.tasks.retrieval.serving.side import RetrievalServing  # noqa: E402
 
 stage = load_stage(folder / "export.json", ExportStage)

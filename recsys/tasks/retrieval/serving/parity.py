@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,14 +16,20 @@ import tensorflow as tf
 from recsys.data.item_table import read_is_item
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.ragged import slices
-from recsys.savedmodel.parity import Report, Request, difference, in_batches, parts, refused
+from recsys.savedmodel.parity import (
+    Reference,
+    Report,
+    Request,
+    difference,
+    in_batches,
+    parts,
+    refused,
+)
 from recsys.savedmodel.row_slices import read_rows
 from recsys.savedmodel.signatures import POPULAR, POPULARITY
 from recsys.tasks.retrieval.serving.quantization import best_scores, check_parity, stored
+from recsys.tasks.retrieval.serving.reference import RetrievalProbes
 from recsys.tasks.retrieval.serving.requests import example
-
-if TYPE_CHECKING:
-    from recsys.tasks.retrieval.serving.reference import RetrievalReference
 
 _BLOCK_ROWS = 2048
 
@@ -47,7 +53,7 @@ class Answers:
 
 def compare_scores(
     answers: Sequence[Answers],
-    reference: RetrievalReference,
+    reference: RetrievalProbes,
     embeddings: np.ndarray,
     is_item: np.ndarray,
 ) -> float:
@@ -83,7 +89,7 @@ def compare_scores(
     return worst
 
 
-def _check_sources(answers: Answers, reference: RetrievalReference) -> None:
+def _check_sources(answers: Answers, reference: RetrievalProbes) -> None:
     expected = np.asarray([source.encode() for source in reference.source], object)
     wrong = np.flatnonzero(answers.source != expected)
     if len(wrong):
@@ -97,7 +103,7 @@ def _check_sources(answers: Answers, reference: RetrievalReference) -> None:
 
 
 def _blocks(
-    is_popular: np.ndarray, reference: RetrievalReference, embeddings: np.ndarray
+    is_popular: np.ndarray, reference: RetrievalProbes, embeddings: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields parts of the item rows, and the scores that they must have `[n, part]`."""
     for part in slices(len(embeddings), _BLOCK_ROWS):
@@ -111,7 +117,7 @@ _ITEMS = 512
 """Items that are embedded at a time."""
 
 
-def check(model: Any, bundle: Path, reference: RetrievalReference, report: Report) -> float:
+def check(model: Any, bundle: Path, reference: RetrievalProbes, report: Report) -> float:
     """Compares a loaded SavedModel, queried with raw ids, with the trainer's results by row.
 
     The embeddings of all probes and all items, the candidates of all probes, in
@@ -146,8 +152,8 @@ def check(model: Any, bundle: Path, reference: RetrievalReference, report: Repor
 
 
 def _ranked(
-    ask: Any, reference: RetrievalReference, items: Vocabulary
-) -> tuple[list[Answers], RetrievalReference]:
+    ask: Any, reference: RetrievalProbes, items: Vocabulary
+) -> tuple[list[Answers], RetrievalProbes]:
     """Returns what the signatures that rank answer, and what is expected of them."""
     n = len(reference.query)
 
@@ -172,7 +178,7 @@ def _ranked(
     return answers, reference
 
 
-def inputs_of(signature: Any, reference: RetrievalReference, part: slice) -> dict[str, tf.Tensor]:
+def inputs_of(signature: Any, reference: RetrievalProbes, part: slice) -> dict[str, tf.Tensor]:
     """Returns the inputs of a signature for some probes; others are padding, for the stored."""
     of_probes = {name: texts[part] for name, texts in reference.probes.items()}
     n = len(of_probes["user_id"])
@@ -185,11 +191,11 @@ def inputs_of(signature: Any, reference: RetrievalReference, part: slice) -> dic
     return inputs
 
 
-def _answer(signature: Any, reference: RetrievalReference, part: slice) -> dict[str, tf.Tensor]:
+def _answer(signature: Any, reference: RetrievalProbes, part: slice) -> dict[str, tf.Tensor]:
     return signature(**inputs_of(signature, reference, part))
 
 
-def _examples(reference: RetrievalReference, part: slice) -> tf.Tensor:
+def _examples(reference: RetrievalProbes, part: slice) -> tf.Tensor:
     facts = {name: fact[part] for name, fact in reference.facts.items()}
     probes = zip(reference.user_id[part], reference.history[part], strict=True)
     serialized = [
@@ -234,9 +240,22 @@ def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) 
     return Answers(signature, rows, outputs["scores"], outputs["source"])
 
 
-def request(model: Any, reference: RetrievalReference, number: int) -> Request:
+def request(model: Any, reference: RetrievalProbes, number: int) -> Request:
     """Returns a request of one user: to `recommend`, or to `prepare_query` if vectors are apart."""
     signature = "prepare_query" if reference.vectors == "apart" else "recommend"
     probe = number % len(reference)
     inputs = inputs_of(model.signatures[signature], reference, slice(probe, probe + 1))
     return signature, inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalReference(RetrievalProbes, Reference):
+    """The results that a bundle of retrieval must reproduce."""
+
+    def check(self, model: Any, bundle: Path, report: Report) -> float:
+        """Compares embeddings and best items; see `Reference.check`."""
+        return check(model, bundle, self, report)
+
+    def request(self, model: Any, number: int) -> Request:
+        """Returns a request of one user; see `Reference.request`."""
+        return request(model, self, number)

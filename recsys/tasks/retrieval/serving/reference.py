@@ -14,7 +14,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.history_facts import Facts
 from recsys.data.vocabulary import Vocabulary, stand_ins
-from recsys.savedmodel.parity import Reference, Report, Request
 from recsys.savedmodel.signatures import QUERY_TIME, Arrays, fact_texts
-from recsys.tasks.retrieval.serving import parity
 from recsys.tasks.retrieval.serving.quantization import Kind
 
 PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "options.json"
@@ -33,7 +31,7 @@ _COLUMNS = ("user_id", "history", "query", "source")
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalReference(Reference):
+class RetrievalProbes:
     """The results that a bundle must reproduce.
 
     Attributes:
@@ -90,14 +88,6 @@ class RetrievalReference(Reference):
             facts={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
             **json.loads((folder / OPTIONS).read_text()),
         )
-
-    def check(self, model: Any, bundle: Path, report: Report) -> float:
-        """Compares embeddings and best items; see `Reference.check`."""
-        return parity.check(model, bundle, self, report)
-
-    def request(self, model: Any, number: int) -> Request:
-        """Returns a request of one user; see `Reference.request`."""
-        return parity.request(model, self, number)
 
 
 def raw_probes(

@@ -32,7 +32,8 @@ from recsys.system.events import emit
 from recsys.tasks.model_folder import TrainedModel, load_model, read_probe
 from recsys.tasks.retrieval.serving.candidates import popularity_shares
 from recsys.tasks.retrieval.serving.graph import Retrieval
-from recsys.tasks.retrieval.serving.reference import RetrievalReference, raw_facts, raw_probes
+from recsys.tasks.retrieval.serving.parity import RetrievalReference
+from recsys.tasks.retrieval.serving.reference import raw_facts, raw_probes
 from recsys.tasks.retrieval.serving.requests import warm_up_requests
 from recsys.tasks.serving_side import STEP, ServingSide, Sources, tell
 

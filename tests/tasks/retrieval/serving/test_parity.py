@@ -23,8 +23,8 @@ pytest.importorskip("tensorflow")
 from recsys.bundles import parity_process
 from recsys.bundles.parity_process import check_absent, check_latency
 from recsys.tasks.retrieval.serving import parity
-from recsys.tasks.retrieval.serving.parity import Answers, compare_scores
-from recsys.tasks.retrieval.serving.reference import RetrievalReference, raw_probes
+from recsys.tasks.retrieval.serving.parity import Answers, RetrievalReference, compare_scores
+from recsys.tasks.retrieval.serving.reference import raw_probes
 
 
 @pytest.mark.parametrize("buckets", [0, 3])
@@ -159,6 +159,6 @@ for name in (*FORBIDDEN, "recsys.tasks.model_folder"):
     raise SystemExit(f"{name} can be imported")
 """
     environment = {**os.environ, "KERAS_BACKEND": ""}
-    reference = "recsys.tasks.retrieval.serving.reference:RetrievalReference"
+    reference = "recsys.tasks.retrieval.serving.parity:RetrievalReference"
     words = [sys.executable, "-c", script, reference]
     subprocess.run(words, env=environment, check=True)
