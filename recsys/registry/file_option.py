@@ -75,6 +75,7 @@ class File(os.PathLike[str]):
 
     @property
     def copy_name(self) -> str:
+        """Path of the copy within a model folder."""
         return f"{FOLDER}/{self.sha256[:_DIGITS]}/{Path(self.path).name}"
 
     @classmethod
