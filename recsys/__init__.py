@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recsys.config import Config as Config
     from recsys.config import ModelConfig as ModelConfig
     from recsys.config import RetrievalConfig as RetrievalConfig
+    from recsys.config import TermConfig as TermConfig
     from recsys.config import TrainConfig as TrainConfig
     from recsys.config import TwoTowerConfig as TwoTowerConfig
     from recsys.config.load import load_config as load_config
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from recsys.models import HistoryEncoder as HistoryEncoder
     from recsys.models import LookupModel as LookupModel
     from recsys.models import RetrievalModel as RetrievalModel
+    from recsys.models import Term as Term
     from recsys.models import TwoTower as TwoTower
     from recsys.models import layers as layers
     from recsys.registry import register_baseline as register_baseline
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from recsys.registry import register_row_optimizer as register_row_optimizer
     from recsys.registry import register_source as register_source
     from recsys.registry import register_task as register_task
+    from recsys.registry import register_term as register_term
     from recsys.registry.file_option import File as File
     from recsys.report.figures import plot_metrics as plot_metrics
     from recsys.serving.recommendations import LoadedBundle as LoadedBundle
@@ -77,7 +80,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _NAMES = {
-    "recsys.config": "Config ModelConfig RetrievalConfig TrainConfig TwoTowerConfig",
+    "recsys.config": "Config ModelConfig RetrievalConfig TermConfig TrainConfig TwoTowerConfig",
     "recsys.config.load": "load_config",
     "recsys.data.dataset": "Data open_data",
     "recsys.data.features": "Feature",
@@ -92,11 +95,11 @@ _NAMES = {
     "recsys.losses": "Loss losses",
     "recsys.metrics": "metrics",
     "recsys.metrics.metric": "Metric RankedLists",
-    "recsys.models": "HistoryEncoder LookupModel RetrievalModel TwoTower models",
+    "recsys.models": "HistoryEncoder LookupModel RetrievalModel Term TwoTower models",
     "recsys.models.layers": "layers",
     "recsys.registry": (
         "register_baseline register_encoder register_feature register_loss register_metric "
-        "register_model register_row_optimizer register_source register_task"
+        "register_model register_row_optimizer register_source register_task register_term"
     ),
     "recsys.registry.file_option": "File",
     "recsys.report.figures": "plot_metrics",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from recsys.evaluation.config import EvaluateStage as EvaluateStage
     from recsys.models.config import ModelConfig as ModelConfig
     from recsys.models.config import RetrievalConfig as RetrievalConfig
+    from recsys.models.config import TermConfig as TermConfig
     from recsys.models.config import TwoTowerConfig as TwoTowerConfig
     from recsys.registry.stage import stage_of as stage_of
     from recsys.strict import Repeats as Repeats
@@ -66,7 +67,7 @@ _NAMES = {
     ),
     "recsys.distributed.config": "LayoutRules MeshConfig parse_mesh",
     "recsys.evaluation.config": "BlessConfig BlessRule EvaluateConfig EvaluateStage",
-    "recsys.models.config": "ModelConfig RetrievalConfig TwoTowerConfig",
+    "recsys.models.config": "ModelConfig RetrievalConfig TermConfig TwoTowerConfig",
     "recsys.registry.stage": "stage_of",
     "recsys.strict": "Repeats Share Strict canonical_json",
     "recsys.tasks.config": "HardNegativesConfig TrainConfig TrainStage WarmStartConfig",

@@ -5,7 +5,7 @@ model: to the query time or, in a packed row of training, to the newest event of
 Models only use differences of ages. A weight is read as its bucket on a logarithmic scale, and a
 kind of event (`click`, `purchase`) as its index in the kinds of the data
 (`recsys.data.vocabulary.load_kinds`). The query time is a fact, too, for models that use the age
-of items (`recsys.models.times`).
+of items (`recsys.models.terms.item_age`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from recsys.data.config import AGES, ASKED_AT, KINDS, WEIGHTS
 from recsys.losses.squares import LeastSquares
-from recsys.registry import Choice
+from recsys.registry import Choice, name_of
 from recsys.registry.file_option import BY_CONTENT
 from recsys.strict import Strict
 
@@ -18,12 +18,54 @@ LEARNED_TEMPERATURE = (0.01, 10.0)
 2021, section 2.5); well below 10 the softmax is close to uniform."""
 
 
-class ItemAgeConfig(Strict):
+class TermConfig(Strict):
+    """Options of a term of the score. A term's own config is a subclass.
+
+    Attributes:
+        query_facts: Inputs of a query that the term reads, such as `asked_at`.
+    """
+
+    query_facts: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def columns(self) -> int:
+        """Floats that the term appends to the vectors of queries and candidates."""
+        return 0
+
+
+class ItemBiasConfig(TermConfig):
+    """A learned bias for each item."""
+
+    @property
+    def columns(self) -> int:
+        """One: the bias."""
+        return 1
+
+
+class ItemNeighboursConfig(TermConfig):
+    """Items averaged with the items that occur together with them."""
+
+    count: PositiveInt
+    """Number of neighbours of an item [items]."""
+
+
+class BagWeightsConfig(TermConfig):
+    """Weights of tokens by inverse document frequency."""
+
+
+class ItemAgeConfig(TermConfig):
     """The contribution of an item's age to its score."""
+
+    query_facts: ClassVar[tuple[str, ...]] = (ASKED_AT,)
 
     bins: Annotated[int, Field(ge=2, le=1024)] = 32
     """Number of reference times at which ages are computed, with equally many training events
     between two of them. Each adds one number to every vector."""
+
+    @property
+    def columns(self) -> int:
+        """One for each bin."""
+        return self.bins
 
 
 class ModelConfig(Strict):
@@ -79,6 +121,11 @@ class ModelConfig(Strict):
     between_nodes_dtype: Literal["float32", "bfloat16", "int8"] | None = None
     """The same from one node to another, where links are slow, in the exchanges `rows` and
     `nodes`; `null`: same as `exchange_dtype`."""
+
+    @property
+    def score_terms(self) -> tuple[TermConfig, ...]:
+        """The terms of the score, in the order in which they are built."""
+        return (BagWeightsConfig(),) if self.bag_weights == "idf" else ()
 
     def check(self, train: Any) -> None:
         """Checks that the model can be trained by a training loop.
@@ -136,6 +183,8 @@ class RetrievalConfig(ModelConfig):
     item_neighbours: NonNegativeInt = 0
     """Number of most co-occurring items that are averaged with an item in the candidate tower
     (LightGCN); 0: none [items]."""
+    terms: tuple[Annotated[Any, Choice("term")], ...] = ()
+    """More terms of the score, of plugins: `[{type: name, …}]`."""
     temperature: PositiveFloat = 0.15
     """Divisor of the similarity in the loss."""
     learn_temperature: bool = False
@@ -162,10 +211,29 @@ class RetrievalConfig(ModelConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _terms_are_listed_once(self) -> Self:
+        names = [name_of("term", term) for term in self.score_terms]
+        if len({*names}) < len(names):
+            raise ValueError(f"each term of the score must be listed once; received {names}")
+        return self
+
+    @property
+    def score_terms(self) -> tuple[TermConfig, ...]:
+        """The terms of the score, in the order in which they are built."""
+        n = self.item_neighbours
+        return (
+            *((ItemNeighboursConfig(count=n),) if n else ()),
+            *super().score_terms,
+            *((ItemBiasConfig(),) if self.item_bias else ()),
+            *((self.item_age,) if self.item_age else ()),
+            *self.terms,
+        )
+
     @property
     def vector_dim(self) -> int:
-        """Width of the compared vectors, including bias and ages [floats]."""
-        return self.dim + self.item_bias + (self.item_age.bins if self.item_age else 0)
+        """Width of the compared vectors, including the terms' columns [floats]."""
+        return self.dim + sum(term.columns for term in self.score_terms)
 
     @property
     def needs_order(self) -> bool:
@@ -198,7 +266,8 @@ class RetrievalConfig(ModelConfig):
     @property
     def query_facts(self) -> tuple[str, ...]:
         """Names of the inputs of a query besides rows and features, including the query time."""
-        return (*self.history_facts, *((ASKED_AT,) if self.item_age else ()))
+        of_terms = [fact for term in self.score_terms for fact in term.query_facts]
+        return tuple(dict.fromkeys((*self.history_facts, *of_terms)))
 
     @property
     def reads_times(self) -> bool:
@@ -375,7 +444,8 @@ class TwoTowerConfig(RetrievalConfig):
         fits = (
             self.user_id
             and self.similarity == "dot"
-            and not (self.item_bias or self.item_age or self.item_neighbours or self.user_gate)
+            and not (self.item_bias or self.item_age or self.item_neighbours or self.terms)
+            and self.user_gate is None
             and (self.temperature, self.learn_temperature) == (1.0, False)
             and (self.widths is None or self.history_tower)
         )
@@ -384,7 +454,7 @@ class TwoTowerConfig(RetrievalConfig):
                 "pooling fold_in solves for user vectors by dot products with the item vectors: set"
                 " user_id to true, similarity to dot, temperature to 1, and history_tower to true"
                 " unless widths is null; remove learn_temperature, item_bias, item_age,"
-                " item_neighbours and user_gate"
+                " item_neighbours, terms and user_gate"
             )
         return self
 

@@ -27,14 +27,11 @@ from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
 from recsys.losses.loss import TrainOptions
 from recsys.models.config import AutoConfig, ModelConfig
-from recsys.models.counted_layers import BagWeights
 from recsys.models.inputs import ModelInputs, ModelSpec, Side
 from recsys.models.layers import keras_seeds, name_attributes
+from recsys.models.terms.term import Lookup, Tensors, Term, TermTable, terms_of
 
-Tensors = dict[str, keras.KerasTensor]
 Tables = dict[str, TableConfig]
-Lookup = tuple[str, tuple[int | None, ...]]
-"""Name of the table that an input reads, and the shape of the input."""
 SMALL = 0.05
 """Entries of the features that a model is built with: a vector of zeros has no direction."""
 
@@ -90,6 +87,7 @@ class LookupModel(SparseModel):
         Config: Type of the model's config.
         spec: Config and sizes of the model.
         table_configs: Configs of the tables; they may be set until the model is built.
+        terms: The terms of `config.score_terms` by name, once the model is built.
 
     Raises:
         UsageError: The config is of another type (R346), or doesn't suit the data (R345).
@@ -121,7 +119,7 @@ class LookupModel(SparseModel):
         self.spec, self.seed = spec, seed
         self.compute_dtype_of_training = compute_dtype
         self.table_configs = self.make_tables(spec) if tables is None else tables
-        self.bag_weights: BagWeights | None = None
+        self.terms: dict[str, Term] = {}
         self._reads_tables = True
 
     def __init_subclass__(cls, makes_layers: bool = True, **kwargs: Any) -> None:
@@ -186,10 +184,11 @@ class LookupModel(SparseModel):
 
     @classmethod
     def table_sizes(cls, spec: ModelSpec) -> dict[str, tuple[int, int]]:
-        """Returns rows and width of each table: `users`, `items`, and one for each feature."""
-        dim = spec.config.dim
+        """Returns rows and width of each table: `users`, `items`, terms' tables and features."""
+        dim, rows = spec.config.dim, {"users": spec.user_rows, "items": spec.item_rows}
+        of_terms = {name: (rows[t.rows_of], t.dim) for name, t in tables_of_terms(spec).items()}
         features = {f.name: (f.rows, f.dim) for f in spec.features}
-        return {"users": (spec.user_rows, dim), "items": (spec.item_rows, dim), **features}
+        return {**{name: (n, dim) for name, n in rows.items()}, **of_terms, **features}
 
     @classmethod
     def make_tables(
@@ -208,7 +207,7 @@ class LookupModel(SparseModel):
         config = spec.config
         stddev = {"users": config.user_init_stddev or config.init_stddev}
         optimizers = {"users": user_optimizer or optimizer}
-        return {
+        tables = {
             name: TableConfig(
                 name,
                 rows,
@@ -227,6 +226,17 @@ class LookupModel(SparseModel):
             )
             for name, (rows, dim) in cls.table_sizes(spec).items()
         }
+        for name, own in tables_of_terms(spec).items():
+            table = tables[name]
+            table.initializer = keras.initializers.get(own.initializer)
+            if own.dim == 1 and table.placement == "column":
+                table.placement = "row"
+        return tables
+
+    def rows_of_table(self, name: str) -> str:
+        """Returns whose rows a table has: `users`, `items`, or the name of a feature."""
+        own = tables_of_terms(self.spec)
+        return own[name].rows_of if name in own else name
 
     @property
     def inputs_of_sides(self) -> tuple[InputSpec, ...]:
@@ -248,7 +258,13 @@ class LookupModel(SparseModel):
         features: dict[str, Lookup] = {
             f.name: (f.name, (None, f.width)) for f in self.spec.features
         }
-        return {"user_row": ("users", (None,)), "id_row": ("items", (None,)), **features}
+        of_terms = {
+            name: lookup
+            for term in terms_of(self.spec).values()
+            for name, lookup in term.lookups.items()
+        }
+        rows: dict[str, Lookup] = {"user_row": ("users", (None,)), "id_row": ("items", (None,))}
+        return {**rows, **of_terms, **features}
 
     @property
     def embedding(self) -> Any:
@@ -273,18 +289,28 @@ class LookupModel(SparseModel):
             lookups, tables = self.lookups, self.table_configs
             widths = {name: tables[lookups[name][0]].embedding_dim for name in names}
             return {name: ops.full((1, width), SMALL) for name, width in widths.items()}
-        ids = {name: inputs[name] for name in names}
+        ids, weights = self._ids_and_weights({name: inputs[name] for name in names})
+        return self.embedding(ids, weights=weights)
+
+    def _ids_and_weights(self, inputs: Tensors) -> tuple[Tensors, dict[str, Any]]:
+        """Returns the rows that inputs and terms look up, and their weights or None."""
         features = {feature.name for feature in self.spec.features}
-        weights = {
+        ids = dict(inputs)
+        weights: dict[str, Any] = {
             name: self.weights_of_tokens(name, x) if name in features else None
             for name, x in ids.items()
         }
-        return self.embedding(ids, weights=weights)
+        for term in self.terms.values():
+            for name, (rows, of_rows) in term.ids(inputs).items():
+                ids[name], weights[name] = rows, of_rows
+        return ids, weights
 
     def weights_of_tokens(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor:
         """Returns the weights of the tokens of a feature's bags `[…, width]`."""
-        if self.bag_weights is not None:
-            return self.bag_weights.of_tokens(feature, tokens)
+        for term in self.terms.values():
+            weights = term.token_weights(feature, tokens)
+            if weights is not None:
+                return weights
         return ops.greater(tokens, 0)  # Row 0 of a feature's table is padding.
 
     # --- the Keras model
@@ -292,18 +318,13 @@ class LookupModel(SparseModel):
     def build(self, input_shape: Any = None) -> None:
         """Creates every variable, in a fixed order."""
         self.embedding.build()
-        self._build_counted()
+        self.terms = terms_of(self.spec)
+        for term in self.terms.values():
+            term.build()
         name_attributes(self)
         with keras_seeds(self.seed + 5000):
             self.build_layers()
         self.built = True
-
-    def _build_counted(self) -> None:
-        """Creates the weights that `adapt` sets."""
-        if self.spec.config.bag_weights == "idf" and self.spec.features:
-            sizes = {f.name: f.rows for f in self.spec.features}
-            self.bag_weights = BagWeights(sizes, name="bag_weights")
-            self.bag_weights.build()
 
     def build_layers(self) -> None:
         """Creates the variables of the layers: calls the model on one example.
@@ -331,14 +352,24 @@ class LookupModel(SparseModel):
             events: The events that training sees.
             inputs: Vocabularies and features.
         """
-        if self.bag_weights is not None:
-            features = (*inputs.catalogue.features, *inputs.user_features)
-            self.bag_weights.adapt({f.name: f for f in features})
+        for term in self.terms.values():
+            term.adapt(events, inputs)
 
     @property
     def adapted(self) -> list[Any]:
         """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
-        return [] if self.bag_weights is None else list(self.bag_weights.weights)
+        return [weight for term in self.terms.values() for weight in term.adapted]
+
+    def without_terms(self, features: Tensors) -> tuple[Tensors, Tensors]:
+        """Splits what was looked up into the model's own features, and those of terms."""
+        names = {name for term in self.terms.values() for name in term.lookups}
+        own = {name: x for name, x in features.items() if name not in names}
+        return own, {name: x for name, x in features.items() if name in names}
+
+
+def tables_of_terms(spec: ModelSpec) -> dict[str, TermTable]:
+    """Returns the tables of a model's terms by name."""
+    return {name: table for term in terms_of(spec).values() for name, table in term.tables.items()}
 
 
 def model_class(config: ModelConfig) -> type[LookupModel]:

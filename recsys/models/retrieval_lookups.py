@@ -6,7 +6,7 @@ Inputs are rows of tables, never ids; beside those of `LookupModel` there are
     <fact>     [batch, history]   property of the events of histories, -1: unknown; of models
                                   whose config has `history_facts`
     asked_at   [batch]            time of the query [min], -1: after all training events;
-                                  of models whose config has `item_age`
+                                  of models with a term that reads it
 
 `id_row` and the features of items have a row for each candidate of the batch.
 """
@@ -14,17 +14,15 @@ Inputs are rows of tables, never ids; beside those of `LookupModel` there are
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
 from recsys.data.history_facts import ASKED, ASKED_AT, ITEM, OF_EVENTS, PLACE
-from recsys.embedding.optimizers import RowOptimizer
-from recsys.models.counted_layers import ItemGraph
 from recsys.models.inputs import ModelSpec
-from recsys.models.lookups import InputSpec, Lookup, LookupModel, Tables, Tensors
+from recsys.models.lookups import InputSpec, LookupModel
+from recsys.models.terms.term import Lookup, Tensors
 
 _PASSED = ("segment", "at", ASKED, *OF_EVENTS, PLACE)
 """Inputs of a query that read no table; nor does `asked_at`, which `query` doesn't get."""
@@ -33,37 +31,11 @@ _PASSED = ("segment", "at", ASKED, *OF_EVENTS, PLACE)
 class RetrievalLookups(LookupModel):
     """Reads a query, with its history, and candidates from the tables of a retrieval model."""
 
-    item_graph: ItemGraph | None = None
-
     @classmethod
     def table_sizes(cls, spec: ModelSpec) -> dict[str, tuple[int, int]]:
-        """Returns rows and width of each table, with `item_bias`; `users` only with `user_id`."""
-        sizes, config = super().table_sizes(spec), spec.config
-        users = {"users": sizes.pop("users")} if config.user_id else {}
-        biases = {"item_bias": (spec.item_rows, 1)} if config.item_bias else {}
-        return {**users, "items": sizes.pop("items"), **biases, **sizes}
-
-    @classmethod
-    def make_tables(
-        cls,
-        spec: ModelSpec,
-        optimizer: RowOptimizer | None = None,
-        user_optimizer: RowOptimizer | None = None,
-    ) -> Tables:
-        """Returns the tables by name: `users`, `items`, `item_bias`, and one for each feature.
-
-        Args:
-            spec: Config and sizes of the model.
-            optimizer: Optimizer of the tables; None for a model that is only read.
-            user_optimizer: Optimizer of the users' own rows, if it is another one.
-        """
-        tables = super().make_tables(spec, optimizer, user_optimizer)
-        if "item_bias" in tables:
-            bias = tables["item_bias"]
-            bias.initializer = keras.initializers.Zeros()
-            if bias.placement == "column":  # It has one.
-                bias.placement = "row"
-        return tables
+        """Returns rows and width of each table; `users` only with `user_id`."""
+        sizes = super().table_sizes(spec)
+        return {n: size for n, size in sizes.items() if n != "users" or spec.config.user_id}
 
     def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
         """Returns weights by which the lookup averages the items of histories.
@@ -88,7 +60,7 @@ class RetrievalLookups(LookupModel):
         own = super().inputs_of_sides
         history = [InputSpec("history", "user", (config.history,))]
         history += [InputSpec(name, "user", (config.history,)) for name in config.history_facts]
-        asked = [InputSpec(ASKED_AT, "user", ())] if config.item_age else []
+        asked = [InputSpec(ASKED_AT, "user", ())] if ASKED_AT in config.query_facts else []
         user = [x for x in own if x.side == "user" and (config.user_id or x.name != "user_row")]
         query = [*history, *asked, *user]
         if config.history_features:
@@ -102,22 +74,11 @@ class RetrievalLookups(LookupModel):
     def lookups(self) -> dict[str, Lookup]:
         """Table and shape of each input that reads a table."""
         config, own = self.spec.config, super().lookups
-        users = {"user_row": own.pop("user_row")} if config.user_id else {}
-        own.pop("user_row", None)
-        of_terms: dict[str, Lookup] = {}
-        if config.item_neighbours:
-            of_terms["item_neighbours"] = ("items", (None, config.item_neighbours))
-        if config.item_bias:
-            of_terms["item_bias"] = ("item_bias", (None,))
+        user_row = own.pop("user_row")
+        users = {"user_row": user_row} if config.user_id else {}
         # A history whose items are read one by one is single ids `[batch * history]`.
         history = (None, config.history) if self.averages_history else (None,)
-        read: dict[str, Lookup] = {
-            **users,
-            "history": ("items", history),
-            "id_row": own.pop("id_row"),
-            **of_terms,
-            **own,
-        }
+        read: dict[str, Lookup] = {**users, "history": ("items", history), **own}
         if config.history_features:
             of_items = self.spec.of_side("item")
             read |= {of_history(f.name): (f.name, (None, f.width)) for f in of_items}
@@ -126,20 +87,11 @@ class RetrievalLookups(LookupModel):
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
         """Returns the features that `query` and `candidate` read, of some inputs.
 
-        With `config.item_bias` there is `item_bias` `[candidates, 1]` beside `id_row`, which
-        is for neither.
+        There are also the lookups of terms, such as `item_bias` `[candidates, 1]`, which are for
+        neither.
         """
-        names = tuple(name for name in names if name not in (*_PASSED, ASKED_AT))
-        ids = {name: inputs[name] for name in names}
-        weights: dict[str, Any] = dict.fromkeys(names)
-        for feature in self.spec.features:
-            if feature.name in ids:
-                weights[feature.name] = self.weights_of_tokens(feature.name, ids[feature.name])
-        if self.spec.config.item_bias and "id_row" in ids:
-            ids["item_bias"], weights["item_bias"] = ids["id_row"], None
-        if self.item_graph is not None and "id_row" in ids:
-            name = "item_neighbours"
-            ids[name], weights[name] = self.item_graph.bags(ids["id_row"])
+        read = [name for name in names if name not in (*_PASSED, ASKED_AT)]
+        ids, weights = self._ids_and_weights({name: inputs[name] for name in read})
         if "history" not in ids:
             return self.embedding(ids, weights=weights)
         rows = inputs["history"]

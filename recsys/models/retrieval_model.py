@@ -13,22 +13,17 @@ from keras import ops
 from recsys import registry
 from recsys.data.catalogue import of_history
 from recsys.data.history_facts import ASKED_AT, UNKNOWN
-from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
 from recsys.losses.loss import SHARED_BY_ALL, TrainOptions
 from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
 from recsys.models.config import RetrievalConfig
-from recsys.models.counted_layers import ItemGraph
-from recsys.models.inputs import ModelInputs, ModelSpec, Side
+from recsys.models.inputs import ModelSpec, Side
 from recsys.models.layers import Latest, LogTemperature
-from recsys.models.lookups import SMALL, Tables, Tensors
+from recsys.models.lookups import SMALL, Tables
 from recsys.models.retrieval_lookups import RetrievalLookups
-from recsys.models.times import ItemAges
-
-_READ_BY_ID = {"users": "user_row", "items": "id_row", "item_bias": "item_bias"}
-"""Tables whose rows a user or a candidate reads one by one, and what `look_up` calls them."""
+from recsys.models.terms.term import Tensors
 
 
 class RetrievalModel(RetrievalLookups, makes_layers=False):
@@ -91,7 +86,6 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         self.training_loss: Loss = registry.Choice("loss").read(loss)
         self.sharing = SHARED_BY_ALL
         self.temperature: LogTemperature | None = None
-        self.item_ages: ItemAges | None = None
         self.regularisation: dict[str, float] = {}
         self._auxiliary = AuxiliaryLosses()
 
@@ -184,15 +178,16 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             self.temperature.build()
             self.temperature_log = Latest(name="temperature")
 
-    def _build_counted(self) -> None:
-        config, rows = self.spec.config, self.spec.item_rows
-        if config.item_neighbours:
-            self.item_graph = ItemGraph(rows, config.item_neighbours, name="item_graph")
-            self.item_graph.build()
-        super()._build_counted()
-        if config.item_age:
-            self.item_ages = ItemAges(rows, config.item_age.bins, name="item_ages")
-            self.item_ages.build()
+    @property
+    def _read_by_id(self) -> dict[str, str]:
+        """Names of the lookups that read single rows of a user or a candidate, by table."""
+        of_terms = {
+            table: name
+            for term in self.terms.values()
+            for name, (table, shape) in term.lookups.items()
+            if shape == (None,)
+        }
+        return {**of_terms, "users": "user_row", "items": "id_row"}
 
     def _build_loss_parts(self, added: list[str]) -> None:
         """Creates the metrics of what is added to the loss, by name."""
@@ -206,9 +201,8 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine.
 
-        With `config.item_bias` vectors are `[…, dim + 1]`: a query's last number is 1, that
-        of a candidate its bias, so that their dot product is the whole score. With
-        `config.item_age` there follow the numbers of `ItemAges`.
+        The columns of the terms follow, so that the dot product is the whole score; with
+        `config.item_bias` a query has a 1, a candidate its bias.
         """
         features = self.look_up(inputs, self.names_of_side("user"))
         return self._query_vectors(inputs, features, training=False)
@@ -229,7 +223,8 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         if not self.spec.config.trains_on_history:
             names = [name for name in names if name in inputs]
         features = self.look_up(inputs, names)
-        own = {_READ_BY_ID[table]: features[_READ_BY_ID[table]] for table in self.regularisation}
+        regularised = [self._read_by_id[table] for table in self.regularisation]
+        own = {name: features[name] for name in regularised}
         unbuilt = [layer for layer in self._flatten_layers() if not layer.built]
         with self._auxiliary.collecting() as added:
             query = self._query_vectors(inputs, features, training)
@@ -350,45 +345,20 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
     def _query_vectors(
         self, inputs: Tensors, features: Tensors, training: bool
     ) -> keras.KerasTensor:
-        parts = [self._compared(self._queries(features, training))]
-        if self.spec.config.item_bias:
-            parts.append(ops.ones_like(parts[0][:, :1]))
-        if self.item_ages is not None:
-            parts.append(self.item_ages.of_queries(inputs[ASKED_AT]))
-        return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+        features, of_terms = self.without_terms(features)
+        vectors = self._compared(self._queries(features, training))
+        read = {**inputs, **of_terms}
+        return _joined(vectors, [x.of_query(read, vectors) for x in self.terms.values()])
 
     def _candidate_vectors(
         self, inputs: Tensors, features: Tensors, training: bool
     ) -> keras.KerasTensor:
-        bias = features.pop("item_bias", None)
-        if self.item_graph is not None:
-            mean = features.pop("item_neighbours")
-            features["id_row"] = self.item_graph.averaged(features["id_row"], mean)
-        parts = [self._compared(self._candidates(features, training))]
-        if bias is not None:
-            parts.append(bias)
-        if self.item_ages is not None:
-            parts.append(self.item_ages.of_items(inputs["id_row"]))
-        return ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-
-    def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
-        """Sets the weights that are counted from the training data, before training.
-
-        Args:
-            events: The events that training sees.
-            inputs: Vocabularies and features.
-        """
-        super().adapt(events, inputs)
-        for layer in (self.item_graph, self.item_ages):
-            if layer is not None:
-                layer.adapt(events)
-
-    @property
-    def adapted(self) -> list[Any]:
-        """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
-        graph = [] if self.item_graph is None else list(self.item_graph.weights)
-        ages = [] if self.item_ages is None else self.item_ages.adapted
-        return [*graph, *super().adapted, *ages]
+        features, of_terms = self.without_terms(features)
+        read = {**inputs, **of_terms}
+        for term in self.terms.values():
+            features["id_row"] = term.item_row(features["id_row"], read)
+        vectors = self._compared(self._candidates(features, training))
+        return _joined(vectors, [x.of_candidate(read, vectors) for x in self.terms.values()])
 
     def compute_loss(
         self,
@@ -419,7 +389,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         )
         check_scalar(loss, f"The loss {type(self.training_loss).__name__}")
         for table, weight in self.regularisation.items():
-            rows = y_pred[_READ_BY_ID[table]]
+            rows = y_pred[self._read_by_id[table]]
             loss = loss + weight * ops.sum(ops.square(rows)) / y_pred["query"].shape[0]
         added: Any = {**y_pred.get("added", {})}
         regularizers = self.losses  # What layers add is in `added`.
@@ -467,6 +437,12 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             for name in config.history_facts:
                 features[name] = ops.full((1, config.history), UNKNOWN, "int32")
         return features
+
+
+def _joined(vectors: keras.KerasTensor, columns: Iterable[Any]) -> keras.KerasTensor:
+    """Returns vectors with the columns of the terms that have some."""
+    there = [x for x in columns if x is not None]
+    return ops.concatenate([vectors, *there], axis=-1) if there else vectors
 
 
 def _asks(error: KeyError, features: Tensors) -> bool:

@@ -20,8 +20,8 @@ from recsys.errors import UsageError
 from recsys.models import fold_in as fold_in
 from recsys.models.config import RetrievalConfig, TwoTowerConfig
 from recsys.models.layers import Tower, UserGate
-from recsys.models.lookups import Tensors
 from recsys.models.retrieval_model import RetrievalModel
+from recsys.models.terms.term import Tensors
 
 
 @registry.register_model("two_tower")

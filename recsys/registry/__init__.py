@@ -39,4 +39,5 @@ from recsys.registry.registered import register_model as register_model
 from recsys.registry.registered import register_row_optimizer as register_row_optimizer
 from recsys.registry.registered import register_source as register_source
 from recsys.registry.registered import register_task as register_task
+from recsys.registry.registered import register_term as register_term
 from recsys.registry.registered import registered_in as registered_in

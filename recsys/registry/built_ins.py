@@ -23,6 +23,13 @@ BUILT_INS = {
         "ligr": "recsys.models.sequences:Ligr LigrConfig",
         "hstu": "recsys.models.sequences:Hstu HstuConfig",
     },
+    "term": {
+        "item_neighbours": "recsys.models.terms.item_neighbours:ItemNeighbours"
+        " ItemNeighboursConfig",
+        "bag_weights": "recsys.models.terms.bag_weights:BagWeights BagWeightsConfig",
+        "item_bias": "recsys.models.terms.item_bias:ItemBias ItemBiasConfig",
+        "item_age": "recsys.models.terms.item_age:ItemAge ItemAgeConfig",
+    },
     "loss": {
         "bilateral_softmax": "recsys.losses.bilateral:BilateralSoftmax",
         "cosine_contrastive": "recsys.losses.contrastive:CosineContrastive",
@@ -81,6 +88,7 @@ BUILT_INS = {
 CONFIGS = {
     "model": "recsys.models.config",
     "encoder": "recsys.models.config",
+    "term": "recsys.models.config",
     "row_optimizer": "recsys.embedding.config",
 }
 

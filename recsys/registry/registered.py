@@ -221,6 +221,7 @@ def _of_kind(kind: str) -> Callable[..., Callable[[ClassT], ClassT]]:
 
 register_model = _of_kind("model")
 register_encoder = _of_kind("encoder")
+register_term = _of_kind("term")
 register_loss = _of_kind("loss")
 register_metric = _of_kind("metric")
 register_baseline = _of_kind("baseline")

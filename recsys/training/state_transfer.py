@@ -67,8 +67,9 @@ def transfer_state(
     report: Report = {}
     for number, table in enumerate(tables):
         report_progress(number, len(tables), f"takes over the table {table.name}")
-        own = sources[_ids_of(table)]
-        new = _new_rows(table, own, base, before, inputs, warm_start_of(stage).new_rows)
+        ids = model.rows_of_table(table.name)
+        own = sources[ids]
+        new = _new_rows(table, ids, own, base, before, inputs, warm_start_of(stage).new_rows)
         for variable in table.variables_by_row:
             values = base.array(variable.path)
             if values is None:  # The optimizer's slots differ; weights were checked.
@@ -111,13 +112,9 @@ def _without(axis: int | None, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for number, n in enumerate(shape) if number != axis)
 
 
-def _ids_of(table: Table) -> str:
-    """Returns whose ids the rows of a table have: a side, or a feature's tokens."""
-    return "items" if table.name == "item_bias" else str(table.name)
-
-
 def _new_rows(
     table: Table,
+    name: str,
     sources: RowSources,
     base: EarlierModel,
     before: ModelInputs,
@@ -129,7 +126,6 @@ def _new_rows(
     Padding, shared rows, and rows of ids without training positives are never a source, since
     they may hold their initial values.
     """
-    name = _ids_of(table)
     rows = np.flatnonzero(sources.is_new)
     survivors = np.flatnonzero(sources.source >= 0)
     features: Sequence[FeatureBags] = ()

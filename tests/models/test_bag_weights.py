@@ -1,6 +1,7 @@
 """A rare token of a bag weighs more: by counting in plain Python, and in the towers by numpy."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from benchmarks.public_splits import Csr, write_data_folder
 from recsys import TwoTower, open_data
 from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
-from recsys.models import counted_layers
-from recsys.models.counted_layers import inverse_frequencies
 from recsys.models.inputs import FeatureSpec
+from recsys.models.terms import bag_weights
+from recsys.models.terms.bag_weights import inverse_frequencies
 from recsys.training.trainer import Trainer
 
 GENRES = FeatureSpec(name="genres", rows=4, width=3, dim=3)
@@ -27,7 +28,7 @@ BAGS[0], BAGS[1], BAGS[2] = 0, 0, [1, 1, 0]
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=9), st.integers(1, 4))
 def test_a_weight_is_the_inverse_frequency_of_the_bags_that_have_the_token(lists, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counted_layers, "_BLOCK", block)
+        patch.setattr(bag_weights, "_BLOCK", block)
         found = inverse_frequencies(np.array(lists, np.int32).reshape(-1, 3), 7)
     bags = [set(bag) - {0} for bag in lists]
     n = sum(map(bool, bags))
@@ -38,7 +39,8 @@ def test_a_weight_is_the_inverse_frequency_of_the_bags_that_have_the_token(lists
 
 def model_of_bags(**options):
     model = build((GENRES,), **LINEAR, bag_weights="idf", **options)
-    model.bag_weights.adapt({"genres": FeatureBags("genres", 4, BAGS)})
+    catalogue = SimpleNamespace(features=[FeatureBags("genres", 4, BAGS)])
+    model.adapt(None, SimpleNamespace(catalogue=catalogue, user_features=()))
     return model
 
 
@@ -75,11 +77,11 @@ def test_the_items_of_a_history_read_it_too():
 
 def test_no_step_changes_the_weights():
     model = model_of_bags()
-    before = np.asarray(model.bag_weights.of_feature["genres"])
+    before = np.asarray(model.terms["bag_weights"].of_feature["genres"])
     x = a_batch()
     (log,) = trained(model, [{**x, "genres": BAGS[x["id_row"]]}])
     assert np.isfinite(log["loss"])
-    assert np.array_equal(before, model.bag_weights.of_feature["genres"])
+    assert np.array_equal(before, model.terms["bag_weights"].of_feature["genres"])
     assert {v.path for v in model.adapted} == {"two_tower/bag_weights/genres"}
     assert not any("bag_weights" in v.path for v in model.trainable_variables)
 
@@ -96,11 +98,11 @@ def test_training_counts_the_tokens_of_items_and_users(tmp_path):
     model = TwoTower.from_config(settings, data)
     result = Trainer(settings.train, tmp_path / "run", verbose=0).fit(model, data)
     for feature in (*data.catalogue.features, *data.user_features):
-        found = np.asarray(result.model.bag_weights.of_feature[feature.name])
+        found = np.asarray(result.model.terms["bag_weights"].of_feature[feature.name])
         np.testing.assert_array_equal(found, inverse_frequencies(feature.bags, feature.rows))
         assert len(set(found.tolist())) > 1
 
 
 def test_even_tokens_need_no_weights():
-    assert build((GENRES,), **LINEAR).bag_weights is None
-    assert build((), **LINEAR, bag_weights="idf").bag_weights is None
+    assert not build((GENRES,), **LINEAR).terms
+    assert not build((), **LINEAR, bag_weights="idf").terms["bag_weights"].weights

@@ -15,9 +15,9 @@ from recsys.data.history_facts import OLDEST
 from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
-from recsys.models import TwoTower
+from recsys.models import ModelSpec, TwoTower
 from recsys.models.config import ItemAgeConfig
-from recsys.models.times import KNOTS, ItemAges, item_births, moments
+from recsys.models.terms.item_age import KNOTS, ItemAge, item_births, moments
 from recsys.training.trainer import Trainer
 
 MINUTE, DAY = 60, 86_400
@@ -63,7 +63,9 @@ def test_of_many_events_moments_are_found_by_a_sample(monkeypatch):
 def layer_of(births, at, seed=0):
     """Returns a layer with these births and moments, its other numbers random."""
     rng = np.random.default_rng(seed)
-    layer = ItemAges(len(births), len(at))
+    config = TwoTowerConfig(item_age=ItemAgeConfig(bins=len(at)))
+    spec = ModelSpec(config=config, user_rows=1, item_rows=len(births), features=())
+    layer = ItemAge(config.item_age, spec)
     layer.build()
     layer.births.assign(np.array(births, np.int32))
     layer.moments.assign(np.array(at, np.int32))
@@ -92,7 +94,7 @@ def test_an_item_has_g_of_its_age_at_each_moment_and_one_value_before():
 def test_a_question_reads_the_last_moment_that_is_not_after_it():
     layer = layer_of([-1, 0], [10, 20, 20, 30])
     asked = np.array([0, 9, 10, 19, 20, 29, 30, 2**31 - 1, -1], np.int32)
-    found = np.asarray(layer.of_queries(asked))
+    found = np.asarray(layer.at_moment(asked))
     places = np.searchsorted([10, 20, 20, 30], np.where(asked < 0, 2**31 - 1, asked), "right") - 1
     assert places.tolist() == [-1, -1, 0, 0, 2, 2, 3, 3, 3]
     np.testing.assert_array_equal(found, np.arange(4) == places[:, None])
@@ -120,7 +122,7 @@ def test_what_comes_later_changes_no_number_of_a_moment(seed, n):
 def aged(similarity="cosine", **options):
     """Returns a model with random weights, whose items were born at its moments."""
     model = build(widths=None, similarity=similarity, item_age=AGED, **options)
-    layer = model.item_ages
+    layer = model.terms["item_age"]
     layer.moments.assign(np.arange(100, 700, 100))
     layer.births.assign(np.array([-1, *np.linspace(0, 650, ITEMS - 1)], np.int32))
     return model
@@ -133,7 +135,7 @@ def test_the_dot_product_is_similarity_bias_and_age(similarity):
     x["id_row"] = np.arange(ITEMS, dtype=np.int32)
     query, item = (run(model, f"embed_{side}", x) for side in ("query", "candidate"))
     assert query.shape[1] == item.shape[1] == model.config.vector_dim == 8 + 1 + 6
-    layer = model.item_ages
+    layer = model.terms["item_age"]
     numbers = np.asarray(layer.of_items(x["id_row"]))
     expected = query[:, :9] @ item[:, :9].T
     for n, place in enumerate([None, 0, 1, 2, 3, 5, 5, 5]):
@@ -149,7 +151,7 @@ def test_the_dot_product_is_similarity_bias_and_age(similarity):
 def test_a_step_learns_ages_and_leaves_births_and_moments_alone():
     model, x = aged(), batch()
     x["asked_at"] = np.arange(8, dtype=np.int32) * 90
-    layer = model.item_ages
+    layer = model.terms["item_age"]
     before = [np.asarray(v.value) for v in layer.weights]
     trained(model, [x])
     changed = [

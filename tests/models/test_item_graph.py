@@ -101,8 +101,9 @@ def graph_of(model, seed=0):
     rows = np.stack([rng.choice(ITEMS - 1, n, replace=False) + 1 for _ in range(ITEMS)])
     shares = rng.random((ITEMS, n)) * (rng.random((ITEMS, n)) < 0.7)
     rows, shares[:2] = rows * (shares > 0), 0.0
-    model.item_graph.neighbours.assign(rows.astype(np.int32))
-    model.item_graph.shares.assign(shares.astype(np.float32))
+    graph = model.terms["item_neighbours"]
+    graph.neighbours.assign(rows.astype(np.int32))
+    graph.shares.assign(shares.astype(np.float32))
     return rows, shares
 
 
@@ -149,5 +150,6 @@ def test_a_step_teaches_neighbours_and_leaves_the_graph_alone():
     gradient = np.asarray(jax.grad(loss)(items.astype(np.float32)))
     trained(model, [x])
     np.testing.assert_allclose(weights(model)["items"], items - 0.1 * gradient, atol=1e-5)
-    np.testing.assert_array_equal(model.item_graph.neighbours.value, rows)
-    np.testing.assert_array_equal(model.item_graph.shares.value, shares.astype(np.float32))
+    graph = model.terms["item_neighbours"]
+    np.testing.assert_array_equal(graph.neighbours.value, rows)
+    np.testing.assert_array_equal(graph.shares.value, shares.astype(np.float32))

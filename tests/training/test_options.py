@@ -186,5 +186,5 @@ def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, 
         events = training_events(InteractionStore.open(data / "store").train, saved.stage.train)
         rows, shares = graph_neighbours(events, saved.items.n_rows, n)
         assert rows.any()
-        np.testing.assert_array_equal(saved.model.item_graph.neighbours.value, rows)
-        np.testing.assert_array_equal(saved.model.item_graph.shares.value, shares)
+        np.testing.assert_array_equal(saved.model.terms["item_neighbours"].neighbours.value, rows)
+        np.testing.assert_array_equal(saved.model.terms["item_neighbours"].shares.value, shares)

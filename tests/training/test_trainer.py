@@ -99,8 +99,8 @@ def trained(data, tmp_path_factory):
 
 def test_a_model_has_the_neighbours_of_what_it_was_trained_on(trained):
     result, _, _ = trained
-    graph = result.model.item_graph
-    rows, shares = graph_neighbours(result.events, graph.rows, 3)
+    graph = result.model.terms["item_neighbours"]
+    rows, shares = graph_neighbours(result.events, graph.spec.item_rows, 3)
     assert rows.any()
     np.testing.assert_array_equal(graph.neighbours.value, rows)
     np.testing.assert_array_equal(graph.shares.value, shares)

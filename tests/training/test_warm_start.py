@@ -153,8 +153,8 @@ def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
     model, report, _ = carried(base, NEW, asked)
     assert report["items"]["kept"] == 4
     # Rows are others now: the trainer counts anew, by `adapt`.
-    assert tuple(model.item_graph.neighbours.shape) == (8, 2)
-    assert not np.asarray(model.item_graph.neighbours.value).any()
+    assert tuple(model.terms["item_neighbours"].neighbours.shape) == (8, 2)
+    assert not np.asarray(model.terms["item_neighbours"].neighbours.value).any()
 
 
 def test_what_ages_add_goes_on_and_births_and_moments_are_counted_anew(tmp_path):
@@ -168,9 +168,9 @@ def test_what_ages_add_goes_on_and_births_and_moments_are_counted_anew(tmp_path)
         assert found[path].any()
         assert found[path].tobytes() == before[path].tobytes()
     # Rows and moments are others now: the trainer takes them by `adapt`.
-    assert (np.asarray(model.item_ages.births.value) == -1).all()
-    assert np.asarray(model.item_ages.births.value).shape == (8,)
-    assert np.asarray(model.item_ages.moments.value).tolist() == [0] * 5
+    assert (np.asarray(model.terms["item_age"].births.value) == -1).all()
+    assert np.asarray(model.terms["item_age"].births.value).shape == (8,)
+    assert np.asarray(model.terms["item_age"].moments.value).tolist() == [0] * 5
     assert now.model.architecture() == asked.model.architecture()
     assert stage().model.architecture() != asked.model.architecture()
 

@@ -9,8 +9,8 @@ from typing import Any
 def direction_width(manifest: Mapping[str, Any]) -> int | None:
     """Returns the number of an embedding's entries that are its direction; None: all.
 
-    A bias and the entries for ages are not part of it.
+    The columns of terms, such as a bias, are not part of it.
     """
     model = manifest.get("config", {}).get("model", {})
-    has_more = model.get("item_bias") or model.get("item_age")
+    has_more = any(model.get(key) for key in ("item_bias", "item_age", "terms"))
     return int(model["dim"]) if has_more else None

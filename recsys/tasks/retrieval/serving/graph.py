@@ -407,11 +407,11 @@ class RowEmbedder:
         Tables of features have a row for each token, which no user has alone.
         """
         spec = self._model.spec
-        others = {"items", "item_bias", *(feature.name for feature in spec.features)}
+        others = {"items", *(feature.name for feature in spec.features)}
         tables = [
             table.embeddings
             for table in self._model.embedding.tables
-            if table.rows == spec.user_rows and table.name not in others
+            if table.rows == spec.user_rows and self._model.rows_of_table(table.name) not in others
         ]
         read = [table for table in tables if isinstance(table, tf.Variable)]
         return [*read, self._user_is_trained, *self._user_bags.values()]

@@ -49,7 +49,7 @@ def read_events(
     read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
     if events.log.weight is not None or train.user_balance > 0 or train.half_life:
         read["weight"] = np.empty(n, np.float32)
-    if model.item_age:
+    if ASKED_AT in model.query_facts:
         read[ASKED_AT] = np.empty(n, np.int32)
     for number, part in split_sorted(numbers[order], events.starts):
         kept, to = events.shards[number], order[part]

@@ -17,6 +17,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models.config import AutoConfig, TwoTowerConfig
 from recsys.models.inference import embed_queries
 from recsys.models.inputs import ModelInputs
+from recsys.registry import name_of
 from recsys.system.events import emit
 from recsys.tasks.config import TrainConfig, TrainStage
 from recsys.tasks.data_shape import DataShape
@@ -74,9 +75,14 @@ class RetrievalTraining(TrainingSide):
             [f for f in config.history_facts if f not in store.facts],
         )
         needs = [_NEEDED[fact] for fact in missing]
-        read_times = {"model.item_age": config.item_age, "train.half_life": train.half_life}
+        read_times = [
+            f"model.{name_of('term', term)}"
+            for term in config.score_terms
+            if ASKED_AT in term.query_facts
+        ]
+        read_times += ["train.half_life"] if train.half_life else []
         if order != "time":
-            needs += [(key, "times", "timestamp") for key, value in read_times.items() if value]
+            needs += [(key, "times", "timestamp") for key in read_times]
         errors = [
             (f"{key} needs events that have {what}.", columns.format(column, key))
             for key, what, column in needs
@@ -191,7 +197,7 @@ class RetrievalTraining(TrainingSide):
         untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
         user_row[len(events) - len(untrained) :] = untrained
         facts = log.history_facts(config.history_facts, events, config.history)
-        if config.item_age:
+        if ASKED_AT in config.query_facts:
             facts[ASKED_AT] = minutes(log.timestamp[events])
         query = embed_queries(model, user_row, history, inputs, facts)
         arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}

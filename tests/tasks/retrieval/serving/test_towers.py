@@ -132,10 +132,9 @@ def write_model(folder, options, data):
             scale = 30.0 if folder.name == "model-large" else 0.5
             variable.assign(random_values(variable, number, scale))
     if config.item_age:
-        model.item_ages.moments.assign(_MOMENTS)
-    if model.bag_weights is not None:
-        features = (*inputs.catalogue.features, *inputs.user_features)
-        model.bag_weights.adapt({f.name: f for f in features})
+        model.terms["item_age"].moments.assign(_MOMENTS)
+    if "bag_weights" in model.terms:
+        model.terms["bag_weights"].adapt(None, inputs)
     model.settle([embed_catalogue(model, inputs)])
     loss = "sampled_softmax" if config.trains_on_history else "least_squares"
     save_model(folder, model, TrainStage(model=config, train=TrainConfig(loss=loss)), data)

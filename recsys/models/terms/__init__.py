@@ -1,0 +1,1 @@
+"""Terms of the score, one file each."""
