@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 NOT_TEXT = "not UTF-8 text"
 """Reason for a row whose bytes can't be decoded."""
 
-_EXAMPLES_A_REASON = 2
+_REASON_EXAMPLES = 2
 _EXAMPLE_CHARACTERS = 1000
 
 Tally = dict[Any, Any]
@@ -71,7 +71,7 @@ def letters_tally(letters: pa.RecordBatch) -> Tally:
     table = table.sort_by([("file", "ascending"), ("line", "ascending")])
     examples = {}
     for reason in by_reason:
-        first = table.filter(pc.equal(table["reason"], reason)).slice(0, _EXAMPLES_A_REASON)
+        first = table.filter(pc.equal(table["reason"], reason)).slice(0, _REASON_EXAMPLES)
         examples[reason] = [
             {**letter, "row": letter["row"][:_EXAMPLE_CHARACTERS]}
             for letter in first.drop_columns(["reason"]).to_pylist()
@@ -93,7 +93,7 @@ def _sum(value: Any, other: Any) -> Any:
         return add_up((value, other))
     if isinstance(value, list):
         both = sorted([*value, *other], key=lambda letter: (letter["file"], letter["line"]))
-        return both[:_EXAMPLES_A_REASON]
+        return both[:_REASON_EXAMPLES]
     return value + other
 
 

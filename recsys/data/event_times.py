@@ -30,7 +30,9 @@ _SHORT = np.uint64(33)
 """Leaves 31 bits, so that user and time are sorted as one number."""
 
 
-def places(file_index: int, line: np.ndarray, element: np.ndarray | None = None) -> pa.Array:
+def file_positions(
+    file_index: int, line: np.ndarray, element: np.ndarray | None = None
+) -> pa.Array:
     """Returns the positions among the rows of all files `[n]` int64 of rows of one file.
 
     Args:
@@ -52,7 +54,7 @@ def places(file_index: int, line: np.ndarray, element: np.ndarray | None = None)
     return pa.array((file_index << _FILE_BITS) + place, PLACE.type)
 
 
-def places_of_users(table: pa.Table) -> pa.Table:
+def positions_of_users(table: pa.Table) -> pa.Table:
     """Replaces the positions among all files by the positions among the user's rows (`PLACE`).
 
     Only positions of the same user can be compared: files may hold one user after the other,

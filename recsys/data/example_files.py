@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.sources.values import is_list, last_values, list_lengths
 
-_ROWS_OF_A_GROUP = 1 << 20
+_GROUP_ROWS = 1 << 20
 _MANY = {b"recsys:values": b"many"}
 
 
@@ -30,7 +30,7 @@ def write_examples(table: pa.Table, sink: BinaryIO) -> None:
         table: Columns of text, of numbers, or of lists of them; null means missing.
         sink: A binary file.
     """
-    pq.write_table(_as_lists(table), sink, row_group_size=_ROWS_OF_A_GROUP)
+    pq.write_table(_as_lists(table), sink, row_group_size=_GROUP_ROWS)
 
 
 def read_examples(file: str, columns: Sequence[str]) -> Iterator[pa.Table]:

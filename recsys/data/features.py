@@ -44,7 +44,7 @@ Value = Literal["text", "list", "number", "date"]
 """Type of a parsed value: text without surrounding whitespace, a list of texts, a finite float32,
 or a time int64 [seconds since 1970, UTC]."""
 
-BETWEEN_WORDS = r"(?:[a-z]+://|www\.)\S+|[^\pL\pM\pN_]+"
+WORD_SEPARATOR = r"(?:[a-z]+://|www\.)\S+|[^\pL\pM\pN_]+"
 """Pattern (RE2) of the text between two words in lower-case text; URLs are not words."""
 
 
@@ -182,7 +182,7 @@ class CategoriesFeature(BagFeature):
 
     value: ClassVar[Value] = "list"
     separator: str = "|"
-    """What stands between two categories."""
+    """Separator of two categories."""
 
     @property
     def detail(self) -> str:
@@ -208,11 +208,11 @@ class WordsFeature(BagFeature):
         """Returns the words of the first value of each row."""
         from recsys.data.ingest import feature_graph
 
-        return feature_graph.words(values, BETWEEN_WORDS)
+        return feature_graph.words(values, WORD_SEPARATOR)
 
     def split(self, column: pa.Array) -> pa.Array:
         """Returns the words of texts."""
-        spaced = pc.replace_substring_regex(pc.utf8_lower(column), BETWEEN_WORDS, " ")
+        spaced = pc.replace_substring_regex(pc.utf8_lower(column), WORD_SEPARATOR, " ")
         return super().split(pc.split_pattern(spaced, " ").flatten())
 
 

@@ -34,9 +34,9 @@ UNKNOWN = -1
 OLDEST = 1 << 30
 """Ages are clipped to this value, about 34 years [s]."""
 
-_OF_AN_OCTAVE, _LOWEST, _N_OCTAVES = 4, -8, 16
+_OCTAVE_BUCKETS, _LOWEST, _N_OCTAVES = 4, -8, 16
 LEAST_WEIGHTS = 2.0 ** (
-    _LOWEST + np.arange(_OF_AN_OCTAVE * _N_OCTAVES + 1, dtype=np.float64) / _OF_AN_OCTAVE
+    _LOWEST + np.arange(_OCTAVE_BUCKETS * _N_OCTAVES + 1, dtype=np.float64) / _OCTAVE_BUCKETS
 )
 """Lower bound of each bucket but the first `[buckets - 1]`: 1/256 … 256, four buckets per octave.
 The first bucket holds all smaller weights, the last all larger ones."""
@@ -74,7 +74,9 @@ def kind_numbers(rows: np.ndarray) -> np.ndarray:
     return rows.astype(np.int32) + UNKNOWN
 
 
-def all_of(names: Iterable[str], facts: Facts | None, history: np.ndarray) -> dict[str, np.ndarray]:
+def facts_or_unknown(
+    names: Iterable[str], facts: Facts | None, history: np.ndarray
+) -> dict[str, np.ndarray]:
     """Returns the named facts of histories, with `UNKNOWN` for facts that aren't given.
 
     Args:

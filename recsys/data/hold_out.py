@@ -25,7 +25,7 @@ from recsys.ragged import ranges
 
 Draw = Literal["newest", "last", "random", "popular", "given"]
 """How events are chosen, as in `train.validation.like`."""
-AT_ONCE: tuple[Draw, ...] = ("random", "popular", "given")
+ONE_QUERY_PER_USER: tuple[Draw, ...] = ("random", "popular", "given")
 """Draws whose events aren't newer than the kept ones: one query per user covers all of them."""
 
 _SEED = (0, 2)
@@ -68,7 +68,9 @@ def draw_of(events: EventLog, config: ValidationConfig, split: SplitRule) -> Dra
     return config.like
 
 
-def is_asked_at_once(events: EventLog, config: ValidationConfig | None, split: SplitRule) -> bool:
+def has_one_query_per_user(
+    events: EventLog, config: ValidationConfig | None, split: SplitRule
+) -> bool:
     """Returns whether the held-back events aren't newer than the events in the queries' histories.
 
     Args:
@@ -80,7 +82,9 @@ def is_asked_at_once(events: EventLog, config: ValidationConfig | None, split: S
         UsageError: See `draw_of`.
     """
     draw = draw_of(events, config or ValidationConfig(), split)
-    return draw in AT_ONCE and not (draw == "given" and _come_last(events, given_part(events)))
+    return draw in ONE_QUERY_PER_USER and not (
+        draw == "given" and _come_last(events, given_part(events))
+    )
 
 
 def _come_last(events: EventLog, held: np.ndarray) -> bool:
@@ -126,7 +130,7 @@ def held_back(events: EventLog, config: ValidationConfig, draw: Draw) -> np.ndar
         return given_part(events)
     power = config.popularity or 0.0
     if draw == "popular" and config.popularity is None:
-        power = popularity_power(events, given_part(events))
+        power = popularity_exponent(events, given_part(events))
     return random_share(events, config.share, power)
 
 
@@ -241,7 +245,7 @@ def _drawn_of_users(
     return is_held
 
 
-def popularity_power(events: EventLog, held: np.ndarray) -> float:
+def popularity_exponent(events: EventLog, held: np.ndarray) -> float:
     """Returns the exponent of popularity with which a part of the training positives was drawn.
 
     This is the exponent at which a draw of `random_share` has, on average, the same sum of log

@@ -11,7 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, TimestampUnit
-from recsys.data.event_times import COLUMN, PLACE, TIME, codes_of, places, places_of_users
+from recsys.data.event_times import (
+    COLUMN,
+    PLACE,
+    TIME,
+    codes_of,
+    file_positions,
+    positions_of_users,
+)
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
 from recsys.data.split import PART, Part
@@ -108,7 +115,7 @@ def parse_interactions(
         (is_bad_id(item), BAD_ITEM),
     ]
     if config.ordered_by == "file":
-        columns[PLACE.name] = places(file_index, batch.position, batch.element)
+        columns[PLACE.name] = file_positions(file_index, batch.position, batch.element)
     if names.timestamp is not None:
         times = columns[TIME.name] = raw_times(raw(names.timestamp), config)
         rules += [(times.is_null(), NO_TIME), (_is_out_of_time(times, now), OUT_OF_TIME)]
@@ -333,7 +340,7 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     """
     keys = duplicate_keys(table.column_names)
     kept, n_dropped = keep_first(table, keys)
-    return (places_of_users(kept) if PLACE.name in keys else kept), n_dropped
+    return (positions_of_users(kept) if PLACE.name in keys else kept), n_dropped
 
 
 def duplicate_keys(columns: Collection[str]) -> list[str]:

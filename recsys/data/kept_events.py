@@ -1,7 +1,7 @@
 """The events that training sees: the events of a log except the ones held back for validation.
 
-Numbers index the kept events, 0 … n - 1; places are indices in the log. Without a hold-out the
-two are the same, and nothing is copied. With one, each held-back event takes 8 bytes, and the
+A kept event has a number, 0 … n - 1, and an index in the log. Without a hold-out the two are the
+same, and nothing is copied. With one, each held-back event takes 8 bytes, and the
 kept items, if they are read at all, 4 bytes per event.
 """
 
@@ -29,7 +29,7 @@ class _Kept:
 
     held: np.ndarray
 
-    def places(self, numbers: np.ndarray) -> np.ndarray:
+    def log_indices(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the indices in the log of the kept events `numbers` `[b]`, as int64 `[b]`."""
         if not len(self.held):
             return numbers
@@ -79,10 +79,10 @@ class KeptShard(_Kept):
         Returns:
             Item rows `[b, length]` int32, the newest first, padded with 0.
         """
-        places = self.places(numbers)
+        indices = self.log_indices(numbers)
         if self._is_past_whole:
-            return self.shard.histories(places, length)
-        ends = places - self.shard.tied[places]
+            return self.shard.histories(indices, length)
+        ends = indices - self.shard.tied[indices]
         ends = ends - np.searchsorted(self.held, ends)
         return newest_first(self.item_row, self.offsets[self._user(numbers)], ends, length)
 
@@ -123,7 +123,7 @@ class KeptShard(_Kept):
         user, first_held = user[is_first], self.held[is_first]
         last_kept = self.offsets[user + 1] - 1
         has_kept = last_kept >= self.offsets[user]
-        newest, time = self.places(last_kept[has_kept]), self.shard.timestamp
+        newest, time = self.log_indices(last_kept[has_kept]), self.shard.timestamp
         return bool((time[newest] <= time[first_held[has_kept]]).all())
 
     def _user(self, numbers: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ class KeptEvents(_Kept):
     def items(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the items `[n]` int32 of the kept events `numbers` `[n]`, in any order."""
         order, items = np.argsort(numbers), np.empty(len(numbers), np.int32)
-        items[order] = self.log.item_row.gather_sorted(self.places(numbers[order]))
+        items[order] = self.log.item_row.gather_sorted(self.log_indices(numbers[order]))
         return items
 
     def item_counts(self, n_rows: int) -> np.ndarray:

@@ -185,7 +185,7 @@ def _is_last(user: np.ndarray, order: np.ndarray) -> np.ndarray:
     return is_last
 
 
-def nothing_on_one_side(split: Split, train: int, held_out: int) -> RecsysError:
+def one_sided_error(split: Split, train: int, held_out: int) -> RecsysError:
     """Returns the error for a split that leaves a part without positives."""
     cures = {
         "last_out": "Add data: users need at least two positives.",

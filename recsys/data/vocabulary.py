@@ -311,7 +311,7 @@ def merge_counts(tables: Sequence[pa.Table]) -> pa.Table:
 def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
     """Returns an id `[n_rows]` for each of `rows` `[...]`; other rows have none.
 
-    A row that unknown ids share has one of them, found by trying.
+    A row that unknown ids share gets one of them, found by trial.
     """
     ids = np.full(vocabulary.n_rows, "", object)
     rows = np.unique(rows)

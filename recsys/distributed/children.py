@@ -106,10 +106,10 @@ class Children:
             first: a process that was killed comes before one that failed because of it.
         """
         failed: list[int] = []
-        failed_at, is_asked = 0.0, False
+        failed_at, is_stopping = 0.0, False
         while True:
             codes = self.codes
-            if not is_asked:
+            if not is_stopping:
                 failed += [
                     index for index, code in enumerate(codes) if code and index not in failed
                 ]
@@ -117,9 +117,9 @@ class Children:
                 break
             failed_at = failed_at or (time.monotonic() if failed else 0.0)
             late_s = time.monotonic() - failed_at if failed else 0.0
-            if late_s > grace_s and not is_asked:
-                is_asked = True
-                self._ask()
+            if late_s > grace_s and not is_stopping:
+                is_stopping = True
+                self._request_stop()
             if late_s > 2 * grace_s:
                 self._kill()
             each()
@@ -137,9 +137,9 @@ class Children:
         if self.stop.add(signum):
             self._kill()
         else:
-            self._ask()
+            self._request_stop()
 
-    def _ask(self) -> None:
+    def _request_stop(self) -> None:
         """Asks all processes to save and stop."""
         for child in self._children:
             if child.stdin is not None:

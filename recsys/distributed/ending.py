@@ -19,16 +19,16 @@ from jax.experimental import multihost_utils
 
 from recsys.distributed.coordination import client, n_processes, process_index
 from recsys.errors import RecsysError, plugin_place
-from recsys.system.process import answer, as_told, log_traceback
+from recsys.system.process import answer, as_recsys_error, log_traceback
 from recsys.system.signals import StopSignals, signals_to
 
 HEARTBEAT_S = 20
 """Heartbeat timeout [s]. JAX notices a second or two later."""
 STEP_S = 1200.0
 """Timeout for a computation of all processes [s]; the first one includes compilation."""
-_ASK_S = 15.0
+_OTHERS_S = 15.0
 _LISTEN_S = 1.0
-_TOLD_S = 10.0
+_PUBLISH_S = 10.0
 _ENDED, _WAITED = "recsys/ended/", "recsys/waited/"
 _is_over = threading.Event()
 _listeners: list[threading.Thread] = []
@@ -124,7 +124,7 @@ def _give_up(limit_s: float, is_waiting: bool = True) -> NoReturn:
         limit_s: Time that it waited [s].
         is_waiting: Whether it waited for other processes.
     """
-    with calling_after(2 * _ASK_S, lambda: _exit(_too_late(limit_s, []))):
+    with calling_after(2 * _OTHERS_S, lambda: _exit(_too_late(limit_s, []))):
         # The service may be gone, or not respond.
         busy: list[int] = []
         with suppress(jax.errors.JaxRuntimeError):
@@ -139,7 +139,7 @@ def _not_waiting(is_waiting: bool) -> list[int]:
         return []
     if is_waiting:
         service.key_value_set(f"{_WAITED}{process_index()}", "")
-    time.sleep(_ASK_S)  # The others time out at about the same time.
+    time.sleep(_OTHERS_S)  # The others time out at about the same time.
     waited = {int(key.rpartition("/")[2]) for key, _ in service.key_value_dir_get(_WAITED)}
     return sorted(set(range(n_processes())) - waited)
 
@@ -160,10 +160,10 @@ def end_process(error: BaseException) -> NoReturn:
     """Ends this process with an error, which is sent to the others; they end with it, too."""
     if _listeners and any(map(_is_of_jax, _causes(error))):
         # Another process may be the cause. Then it, or JAX, ends this process in the meantime.
-        time.sleep(HEARTBEAT_S + _TOLD_S)
+        time.sleep(HEARTBEAT_S + _PUBLISH_S)
     # Other errors of JAX or of a broken connection aren't sent: all processes restart.
     if isinstance(error, OSError) or _is_of_plugin(error):
-        error = as_told(error)
+        error = as_recsys_error(error)
     _exit(error)
 
 
@@ -184,9 +184,9 @@ def _is_of_plugin(error: BaseException) -> TypeGuard[Exception]:
     return isinstance(error, Exception) and not is_jax and plugin_place(error) is not None
 
 
-def _tell(error: str) -> None:
+def _publish(error: str) -> None:
     """Sends an error to the others; process 0, which runs the service, waits for their errors."""
-    service, deadline = client(), time.monotonic() + _TOLD_S
+    service, deadline = client(), time.monotonic() + _PUBLISH_S
     with suppress(jax.errors.JaxRuntimeError):
         service.key_value_set(f"{_ENDED}{process_index()}", error)
         while process_index() == 0 and time.monotonic() < deadline:
@@ -218,9 +218,9 @@ def _exit(error: BaseException) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     if isinstance(error, RecsysError) and _listeners:
-        teller = threading.Thread(target=_tell, args=[json.dumps(error.to_json())], daemon=True)
+        teller = threading.Thread(target=_publish, args=[json.dumps(error.to_json())], daemon=True)
         teller.start()
-        teller.join(_TOLD_S + 1.0)  # The service may not respond.
+        teller.join(_PUBLISH_S + 1.0)  # The service may not respond.
     os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
 
 

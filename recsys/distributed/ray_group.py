@@ -31,7 +31,7 @@ from recsys.system.process import last_json_line, stage_environment, stage_main,
 from recsys.system.signals import StopSignals, signals_to
 
 _POLL_S = 0.1
-_WORDS_S = 3.0
+_REASON_S = 3.0
 """Time that the other hosts have to report a reason after one has failed [s]."""
 _SAVE_S = 120.0
 """Time that they have after a stop, since they save a checkpoint [s]."""
@@ -165,21 +165,21 @@ class _Member:
         self.code: int | None = None
         self.lost, self.printed, self.ended = "", "", 0.0
         self._offset, self._silent_s = 0, 0.0
-        self.ask()
+        self.poll()
 
     def __str__(self) -> str:
         return f"host {self.index} ({self.address})"
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """Polls the host."""
-        self.answer = self.actor.look.remote(self._offset)
+        self.answer = self.actor.poll.remote(self._offset)
 
-    def hear(self) -> None:
+    def read_answer(self) -> None:
         """Reads the host's answer, which has arrived."""
         try:
             self.code, log, self._offset, self.printed = ray.get(self.answer)
         except ActorUnavailableError:  # It may recover.
-            self.ask()
+            self.poll()
             return
         except RayError as error:
             self._lose(str(error).strip().splitlines()[-1])
@@ -187,7 +187,7 @@ class _Member:
         self._silent_s = 0.0
         sys.stderr.write(textwrap.indent(log, f"{self}: "))
         if self.code is None:
-            self.ask()
+            self.poll()
         else:
             self.ended = time.monotonic()
 
@@ -252,7 +252,7 @@ class _Group:
             words: Command line of the stage.
             progress: File for the events of the stage, which the first host writes.
         """
-        with signals_to(self._heed):
+        with signals_to(self._on_signal):
             try:
                 self._start(words, progress)
                 self._watch(progress)
@@ -291,23 +291,23 @@ class _Group:
 
     def _watch(self, progress: Path) -> None:
         """Waits until all processes have ended; if one fails, stops the others."""
-        relay, is_told, now = events.relay(progress), False, time.monotonic()
+        relay, is_stopping, now = events.relay(progress), False, time.monotonic()
         while running := [member for member in self._members if member.is_running]:
             answers = {member.answer: member for member in running}
             ready, _ = ray.wait([*answers], num_returns=len(answers), timeout=_POLL_S)
             before, now = now, time.monotonic()
             for answer, member in answers.items():
                 if answer in ready:
-                    member.hear()
+                    member.read_answer()
                 else:
                     member.wait(now - before, self._launcher.silent_s)
             relay()
-            if self._stop.is_set and not is_told:
-                is_told = True
+            if self._stop.is_set and not is_stopping:
+                is_stopping = True
                 for member in running:
                     member.actor.stop.remote()
             if failed := self._failed():
-                grace_s = _SAVE_S if is_told else _WORDS_S
+                grace_s = _SAVE_S if is_stopping else _REASON_S
                 if failed[0].is_cause or now - min(m.ended for m in failed) > grace_s:
                     return
         relay()
@@ -327,7 +327,7 @@ class _Group:
             for actor in self._actors:
                 ray.kill(actor)
 
-    def _heed(self, signum: int, _frame: Any) -> None:
+    def _on_signal(self, signum: int, _frame: Any) -> None:
         if self._stop.add(signum):
             sys.exit(1)
 

@@ -15,7 +15,7 @@ import ray
 from recsys.distributed.local import free_port
 from recsys.system.parent import as_parent, child_command
 
-_LOOK_S = 0.5
+_WAIT_S = 0.5
 _END_S = 5.0
 _LOG_BYTES = 1 << 20
 
@@ -59,7 +59,7 @@ class Host:
             process_group=0,
         )
 
-    def look(self, offset: int) -> tuple[int | None, str, int, str]:
+    def poll(self, offset: int) -> tuple[int | None, str, int, str]:
         """Waits briefly for the end of the process, and returns its state.
 
         Args:
@@ -70,7 +70,7 @@ class Host:
             position after them; and its stdout, once it has ended.
         """
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LOOK_S)
+            self._process.wait(_WAIT_S)
         code = self._process.poll()
         log = os.pread(self._log.fileno(), _LOG_BYTES, offset)
         if code is None:

@@ -18,7 +18,7 @@ from recsys.data.catalogue import (
     open_user_features,
 )
 from recsys.data.dataset import FeatureTable, feature_tables
-from recsys.data.history_facts import Facts, all_of
+from recsys.data.history_facts import Facts, facts_or_unknown
 from recsys.data.input_files import verify_inputs
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 from recsys.errors import UsageError
@@ -174,7 +174,7 @@ class ModelInputs:
         return {
             "user_row": trained_rows(user_row, self.users),
             "history": trained_rows(history, self.items),
-            **all_of(model.query_facts, facts, history),
+            **facts_or_unknown(model.query_facts, facts, history),
             **bags_of(self.user_features, user_row),
             **bags_of_histories(of_history, history),
         }

@@ -242,14 +242,14 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
     try:
         result = stage()
     except Exception as failure:  # noqa: BLE001 the parent reports it
-        error = as_told(failure)
+        error = as_recsys_error(failure)
         log_traceback()
         answer({"error": error.to_json()})
         sys.exit(error.exit_code)
     answer(result)
 
 
-def as_told(failure: Exception) -> RecsysError:
+def as_recsys_error(failure: Exception) -> RecsysError:
     """Returns the error that a stage reports for an exception."""
     if isinstance(failure, RecsysError):
         return failure

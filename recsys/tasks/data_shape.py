@@ -6,7 +6,7 @@ import dataclasses
 
 from recsys.data.config import Order, ValidationConfig
 from recsys.data.dataset import Data
-from recsys.data.hold_out import is_asked_at_once
+from recsys.data.hold_out import has_one_query_per_user
 
 _FEW_NEW = 0.01
 """Share of items without events up to which they have no effect."""
@@ -44,7 +44,7 @@ class DataShape:
                 int((part.offsets[1:] > part.offsets[:-1]).sum()) for part in data.train.shards
             ),
             items=data.spec.item_rows,
-            order="none" if is_asked_at_once(data.train, config, split) else split.order,
+            order="none" if has_one_query_per_user(data.train, config, split) else split.order,
             has_features=bool(catalogue.features or data.user_features),
             new_items=int(is_new.sum()) if catalogue.features else 0,
         )

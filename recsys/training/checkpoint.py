@@ -66,7 +66,7 @@ Variables = Mapping[str, keras.Variable]
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """The restored state from which a run continues.
+    """The restored state of a run.
 
     Attributes:
         step: Steps that were done.

@@ -26,7 +26,7 @@ from recsys.training.checkpoint import DAMAGED, CheckpointStore
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
 from recsys.training.saved_variables import all_finite, arrays_of, saved_variables, weights_of
-from recsys.training.training_log import TrainingLog, not_a_number
+from recsys.training.training_log import TrainingLog, non_finite_error
 from recsys.training.training_result import Progress, metrics_text
 
 _CURVE_POINTS = 200
@@ -168,7 +168,7 @@ class TrainingRun(keras.callbacks.Callback):
         if batch == 0:
             release_freed()  # Compiling the step took memory.
         if step == 1 and not math.isfinite(logs["loss"]):
-            raise not_a_number(progress, self.model, float(logs["loss"]))
+            raise non_finite_error(progress, self.model, float(logs["loss"]))
         self._profile(step)
         if self._has_end:
             self._watch.pause()
@@ -283,7 +283,7 @@ class TrainingRun(keras.callbacks.Callback):
             is_finite = bool(all_finite([*arrays.values()]))
         if not is_finite:
             received = "a weight that is NaN or infinite"
-            raise not_a_number(self._progress, self.model, received)
+            raise non_finite_error(self._progress, self.model, received)
         return arrays
 
     def _restore_best(self, step: int) -> None:

@@ -76,11 +76,11 @@ def table_optimizers(
         start: Updates before the run, of the model that a warm start continues.
     """
     rates = (train.table_learning_rate, train.user_learning_rate or train.table_learning_rate)
-    items, users = (_of_rows(train, rate, updates, start) for rate in rates)
+    items, users = (_row_optimizer(train, rate, updates, start) for rate in rates)
     return items, users
 
 
-def _of_rows(train: TrainConfig, peak: float, updates: int, start: int) -> RowOptimizer:
+def _row_optimizer(train: TrainConfig, peak: float, updates: int, start: int) -> RowOptimizer:
     options = train.table_optimizer
     optimizer: RowOptimizer = registry.class_of("row_optimizer", options)(
         learning_rate=_rate(peak, train, updates, start),

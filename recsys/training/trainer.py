@@ -217,7 +217,7 @@ class _Fit:
             # Two: an older checkpoint may name the previous one as the best.
             best = CheckpointStore(folders.best, folders.identity, 2, rows)
             stack.callback(best.close)
-            progress = self._restored(last) or self._begun()
+            progress = self._restore(last) or self._new_progress()
             if is_primary():
                 if not progress.step and base is None:
                     folders.note_what_changed()
@@ -303,7 +303,7 @@ class _Fit:
         _built_in[model] = self._folders.checkpoints
         return placements
 
-    def _restored(self, last: CheckpointStore) -> Progress | None:
+    def _restore(self, last: CheckpointStore) -> Progress | None:
         """Restores the model from the last checkpoint and returns its progress, or None."""
         restored = last.restore(saved_variables(self._model))
         if restored is None:
@@ -318,7 +318,7 @@ class _Fit:
         )
         return progress
 
-    def _begun(self) -> Progress:
+    def _new_progress(self) -> Progress:
         """Returns the progress of a new run, with the state of the earlier model, if any."""
         progress, base = Progress(), self._base
         if base is not None:

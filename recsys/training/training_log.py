@@ -82,7 +82,7 @@ class TrainingLog:
         now = time.perf_counter()
         loss = values.pop("loss")
         if not np.isfinite(loss):
-            raise not_a_number(progress, model, loss)
+            raise non_finite_error(progress, model, loss)
         seconds, waited = now - self._time, waited_s - self._waited_s
         progress.seconds += seconds
         progress.waited_s += waited
@@ -139,7 +139,7 @@ class TrainingLog:
             self._bar.update(step, [("loss", loss)], finalize=step == total)
 
 
-def not_a_number(progress: Progress, model: keras.Model, received: Any) -> RecsysError:
+def non_finite_error(progress: Progress, model: keras.Model, received: Any) -> RecsysError:
     """Returns the error of a run whose loss or weights are not finite.
 
     Learning rates are suggested if the loss had grown before, or if no plugin computes it.

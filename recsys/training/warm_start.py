@@ -60,8 +60,8 @@ class TrainingState:
         cut: Time at which its data were split [seconds since 1970, UTC].
         trained_until: Upper bound of the times of all events that it, or the models that it
             continued, was trained on [seconds since 1970, UTC].
-        updates: Updates of the weights, including those of the models that it continued.
-        steps: Steps, including those of the models that it continued.
+        updates: Updates of the weights, also in the models that it continued.
+        steps: Steps, also in the models that it continued.
         warm_starts: Number of models that it continued.
     """
 
@@ -137,7 +137,7 @@ class EarlierModel:
     def array(self, path: str) -> np.ndarray | SavedRows | None:
         """Returns a variable's values, memory-mapped, or None if it doesn't exist.
 
-        Those of a table are in the order of its rows.
+        A table's values are in the order of its rows.
         """
         file = self.weights.get(path) or self.kept.get(path)
         return None if file is None else open_variable(file)
@@ -166,9 +166,9 @@ def save_state(folder: Path, model: LookupModel, state: TrainingState) -> None:
 
     Every process calls it.
 
-    If validation chose the weights of an earlier step, the slots and moments are still those of
-    the last step, because the best model is kept without them. They only affect step sizes,
-    and those of the last step give smaller steps.
+    If validation chose the weights of an earlier step, the slots and moments are still from the
+    last step, because the best model is kept without them. They only affect step sizes, which
+    are smaller with the state of the last step.
 
     Args:
         folder: The model folder that `save_model` wrote.

@@ -99,7 +99,7 @@ def block():
 
 join()
 process_allgather(np.zeros(1))
-d.STEP_S, d._ASK_S = 3, 3
+d.STEP_S, d._OTHERS_S = 3, 3
 hangs = jax.process_index() == 1
 with OF():
     time.sleep(300) if hangs else process_allgather(np.zeros(1))

@@ -64,7 +64,7 @@ def hanging(function):
 
 
 if __name__ == "__main__":
-    ending.STEP_S, ending._ASK_S = 60.0, 10.0  # Compiling takes some of it.
+    ending.STEP_S, ending._OTHERS_S = 60.0, 10.0  # Compiling takes some of it.
     stage = importlib.import_module(sys.argv[1])
     module, _, path = sys.argv[2].partition(":")
     *owners, name = path.split(".")

@@ -69,7 +69,7 @@ from recsys.data.split import (
     Part,
     SplitRule,
     choose_cut,
-    nothing_on_one_side,
+    one_sided_error,
     remark_on_share,
     split_at,
     split_rows,
@@ -80,7 +80,7 @@ from recsys.system.events import emit
 
 SPLITS = ("train", "eval")
 STEP = "InteractionGen"
-_TEXTS_OF_A_FORMAT = 10_000
+_FORMAT_TEXTS = 10_000
 
 
 class InteractionSource(Strict):
@@ -255,8 +255,10 @@ class _Ingestion:
             facts["segments"] = self._count_reused(segments)
             text = json.dumps(facts["spans"], indent=1)
             (letters / "spans.json").write_text(text + "\n", encoding="utf-8")
-        by_place = {p: f for s in used for p, f in zip(s.files.places, s.files.paths, strict=True)}
-        files = [by_place[place] for place in sorted(by_place)]
+        by_index = {
+            i: f for s in used for i, f in zip(s.files.file_indices, s.files.paths, strict=True)
+        }
+        files = [by_index[index] for index in sorted(by_index)]
         summary = write_summary([*(span.tally for span in good), facts], letters, files)
         if self._is_window:
             seen.remember(numbered)
@@ -359,7 +361,7 @@ class _Ingestion:
             }
             if not all(events.values()):
                 counts = (sum(part["events"] for part in events[name]) for name in SPLITS)
-                raise nothing_on_one_side(self._source.split, *counts)
+                raise one_sided_error(self._source.split, *counts)
             days = [day for part in events["train"] for day, _ in part["days"]]
             return made, (max(days) + 1) * DAY_S if days else 0
         # Rows of different spans may be duplicates, which must be removed before days are counted.
@@ -480,7 +482,7 @@ def _cure_of_times(batch: RawBatch, config: InteractionsConfig) -> str:
     if name is None:
         return ""
     texts = pc.unique(to_ids(batch.columns.column(name)).drop_null())
-    formats = find_formats(texts.slice(0, _TEXTS_OF_A_FORMAT))
+    formats = find_formats(texts.slice(0, _FORMAT_TEXTS))
     if not formats or config.timestamp_format in formats:
         return ""
     named = " or ".join(map(repr, formats[:2]))

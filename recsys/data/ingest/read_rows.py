@@ -37,7 +37,7 @@ from recsys.data.sources.source_files import unreadable
 from recsys.errors import RecsysError, UsageError
 from recsys.system.events import emit
 
-_BYTES_OF_A_BUCKET = 64 << 20
+_BUCKET_BYTES = 64 << 20
 _FLUSH_BYTES = 64 << 20
 _COUNTS = -1
 """The bucket of counts and failures."""
@@ -103,7 +103,7 @@ class ReadPlan:
     @property
     def n_buckets(self) -> int:
         """Number of buckets, a power of two: so of two sources' numbers, one divides the other."""
-        return 1 << (sum(piece.n_bytes for piece in self.pieces) // _BYTES_OF_A_BUCKET).bit_length()
+        return 1 << (sum(piece.n_bytes for piece in self.pieces) // _BUCKET_BYTES).bit_length()
 
 
 def read_sources(

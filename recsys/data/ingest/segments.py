@@ -63,7 +63,7 @@ INDEX, FOLDER = "segments.json", "segments"
 SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
 """Splits rows of whole users into `train` and `eval`."""
 
-_BLOCKS_OF_A_SPAN = 32
+_SPAN_BLOCKS = 32
 
 
 # --- the plan
@@ -109,7 +109,7 @@ def whole_segment(span: SpanRows) -> Segment:
     """Returns the single segment of files without spans, with all their days."""
     days = list(span.days()) or [0]
     slices = tuple((0, bucket.get("rows", 0)) for bucket in span.buckets)
-    part = SpanPart(span.folder, span.places, slices)
+    part = SpanPart(span.folder, span.file_indices, slices)
     return Segment(days[0], days[-1], (0,), (part,), len(slices), span.key)
 
 
@@ -117,7 +117,7 @@ def _blocks(days: Iterable[int]) -> list[tuple[int, int]]:
     """Returns the first and last day of each block of a span."""
     ordered = sorted(days)
     width = 1
-    while len({day // width for day in ordered}) > _BLOCKS_OF_A_SPAN:
+    while len({day // width for day in ordered}) > _SPAN_BLOCKS:
         width *= 2
     groups = itertools.groupby(ordered, key=lambda day: day // width)
     blocks = [list(group) for _, group in groups]
@@ -130,9 +130,10 @@ def _segment(spans: Sequence[SpanRows], first: int, last: int) -> Segment:
     ]
     # Ranks decide which of two equal rows comes first, since indices change as the window moves.
     rank = {
-        place: n for n, place in enumerate(sorted(p for at in inside for p in spans[at].places))
+        place: n
+        for n, place in enumerate(sorted(p for at in inside for p in spans[at].file_indices))
     }
-    made_of = [[spans[at].key, [rank[place] for place in spans[at].places]] for at in inside]
+    made_of = [[spans[at].key, [rank[place] for place in spans[at].file_indices]] for at in inside]
     return Segment(
         first=first,
         last=last,

@@ -70,14 +70,14 @@ class SpanRows:
     Attributes:
         folder: Their folder.
         key: Hash of the files, the config and the code that they were made from.
-        places: Index of each of its files among all files of the window.
+        file_indices: Index of each of its files among all files of the window.
         buckets: The result of `write_span_rows` for each bucket; empty for one without rows.
             Their number is a power of two.
     """
 
     folder: Path
     key: str
-    places: tuple[int, ...]
+    file_indices: tuple[int, ...]
     buckets: Sequence[dict[str, Any]]
 
     def days(self, column: int = 1) -> dict[int, int]:
@@ -95,7 +95,7 @@ class SpanRows:
             days = bucket.get("days", [])
             before = sum(rows for day, rows, _ in days if day < first)
             slices.append((before, sum(rows for day, rows, _ in days if first <= day <= last)))
-        return SpanPart(self.folder, self.places, tuple(slices))
+        return SpanPart(self.folder, self.file_indices, tuple(slices))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +104,12 @@ class SpanPart:
 
     Attributes:
         folder: Folder of the span.
-        places: Index of each of its files among all files of the window.
+        file_indices: Index of each of its files among all files of the window.
         slices: For each bucket, the first row and the number of rows of these days.
     """
 
     folder: Path
-    places: tuple[int, ...]
+    file_indices: tuple[int, ...]
     slices: tuple[tuple[int, int], ...]
 
     def read(self, bucket: int, n_buckets: int) -> pa.Table | None:
@@ -128,7 +128,7 @@ class SpanPart:
             rows = rows.filter(pa.array(buckets == bucket))
         position = rows[POSITION.name].to_numpy()
         file_index = position >> POSITION_FILE_BITS
-        place = np.array(self.places, np.int64)[file_index]
+        place = np.array(self.file_indices, np.int64)[file_index]
         moved = position + ((place - file_index) << POSITION_FILE_BITS)
         at = rows.column_names.index(POSITION.name)
         return rows.set_column(at, POSITION, pa.array(moved, POSITION.type))

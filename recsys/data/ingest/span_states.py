@@ -71,7 +71,7 @@ class WindowSpan:
         folder, buckets = Path(), []
         if self.rows is not None:
             folder, buckets = self.rows.path, self.rows.facts["buckets"]
-        return SpanRows(folder, self.key, self.files.places, buckets)
+        return SpanRows(folder, self.key, self.files.file_indices, buckets)
 
     def count(self, what: str) -> int:
         """Returns its number of `rows` (good ones) or `duplicates`."""

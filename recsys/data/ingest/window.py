@@ -37,14 +37,14 @@ class SpanFiles:
         name: Its date, or its number as text.
         version: The newest version among its files.
         paths: Its files, in reading order.
-        places: Index of each file among all files of the window, ascending.
+        file_indices: Index of each file among all files of the window, ascending.
     """
 
     span: int | None
     name: str
     version: int
     paths: tuple[str, ...]
-    places: tuple[int, ...]
+    file_indices: tuple[int, ...]
 
 
 def has_spans(config: InteractionsConfig) -> bool:

@@ -28,7 +28,7 @@ from recsys.data.sources.text_source import is_valid_utf8, split_fields
 from recsys.errors import RecsysError
 from recsys.formats import counted
 
-_LOOK_BYTES = 4 << 20
+_SAMPLE_BYTES = 4 << 20
 _MOST_COLUMNS = 500
 
 
@@ -87,7 +87,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     path, size = files[0].path, files[0].size
     start = open_bytes(path, 0, size).read(START_BYTES)
     compression = compression_of(path, start)
-    start = open_bytes(path, 0, size, compression).read(_LOOK_BYTES)
+    start = open_bytes(path, 0, size, compression).read(_SAMPLE_BYTES)
     encoding, why, readings = _encoding(start)
     source = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
     file = open_source(files[0], source)
@@ -96,7 +96,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     repeated: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     if isinstance(file.source, CsvSource):
-        text = file.source.open(file).read(_LOOK_BYTES)
+        text = file.source.open(file).read(_SAMPLE_BYTES)
         may_be_lists = what == "interactions"
         table = understand_table(path, text, encoding, may_be_lists=may_be_lists)
         counts = Counter(table.names)
@@ -205,7 +205,7 @@ def _encoding(start: bytes) -> tuple[str, str, list[str]]:
 
 
 _LINES = 500
-_LINES_OF_A_ROW = 20
+_ROW_LINES = 20
 _MOST_ABOVE = 50
 _NEARLY_ALL = 0.95
 _DELIMITERS = (",", "\t", ";", "|", "::")
@@ -314,7 +314,7 @@ def _best_dialect(lines: Sequence[str]) -> tuple[float, int, CsvFormat]:
 def _rows_above(lines: Sequence[str], width: int, dialect: CsvFormat) -> int | None:
     """Returns the number of lines above the first three rows that fit; `None`: too many."""
     for at in range(min(_MOST_ABOVE, len(lines))):
-        rows = _rows(lines[at : at + 3 * _LINES_OF_A_ROW], dialect)[:3]
+        rows = _rows(lines[at : at + 3 * _ROW_LINES], dialect)[:3]
         if all(len(row) == width for row in rows):
             return at
     return None
@@ -379,7 +379,7 @@ def _rows(lines: Sequence[str], dialect: CsvFormat) -> list[list[str]]:
     rows: list[list[str]] = []
     at = 0
     while at < len(lines):
-        stops = range(at + 1, min(at + _LINES_OF_A_ROW, len(lines)) + 1)
+        stops = range(at + 1, min(at + _ROW_LINES, len(lines)) + 1)
         texts = ("\n".join(lines[at:stop]) for stop in stops)
         split = ((text, *split_fields(text, dialect)) for text in texts)
         row, fields, _ = next((row for row in split if not row[2]), ("", [], True))

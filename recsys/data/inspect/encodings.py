@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from recsys.data.inspect.names import shown
 
-_LOOK_BYTES = 1 << 16
+_SAMPLE_BYTES = 1 << 16
 _NEARLY_ALL = 0.99
 _LEAST_SCORE = 0.15
 _MOST_OTHERS = 3
@@ -45,8 +45,8 @@ def reading(lines: Sequence[bytes], name: str) -> str:
 
 def _first(lines: Sequence[bytes]) -> list[bytes]:
     sizes = itertools.accumulate(len(line) for line in lines)
-    return [line for line, size in zip(lines, sizes, strict=True) if size <= _LOOK_BYTES] or [
-        lines[0][:_LOOK_BYTES]
+    return [line for line, size in zip(lines, sizes, strict=True) if size <= _SAMPLE_BYTES] or [
+        lines[0][:_SAMPLE_BYTES]
     ]
 
 

@@ -168,21 +168,21 @@ def _inspect(
     advance: Advance,
 ) -> Inspection:
     """Inspects raw files once, without trying options."""
-    understood, profiles, mapped = _look_at_events(patterns, maps, now, sample, advance)
+    understood, profiles, mapped = _profile_events(patterns, maps, now, sample, advance)
     overlaps: dict[str, Overlap | None] = {}
-    looked: dict[str, tuple[Understood, dict[str, Profile]]] = {}
+    inspected: dict[str, tuple[Understood, dict[str, Profile]]] = {}
     taken = dict(mapped)
     # The overlap of ids can't be estimated from a small sample.
     n_ids = None if sample is None else max(sample, _IDS_COMPARED)
     for what, pattern in side_patterns.items():
         side = understand([pattern], what)
-        looked[what] = side, profile_columns(side, what, now, n_ids, advance)
-        overlap = find_overlap(ROLE[what], profiles, looked[what][1], taken)
+        inspected[what] = side, profile_columns(side, what, now, n_ids, advance)
+        overlap = find_overlap(ROLE[what], profiles, inspected[what][1], taken)
         overlaps[what] = overlap
         taken |= {} if overlap is None else {ROLE[what]: overlap.column}
     roles = find_roles(profiles, mapped, _hints(understood, profiles, overlaps))
     sides: dict[str, Side] = {}
-    for what, files in looked.items():
+    for what, files in inspected.items():
         names = [feature.name for other in sides.values() for feature in other.features]
         sides[what] = find_side(what, *files, roles, overlaps[what], names)
     for role in (role for role in NEEDED if role not in (*roles.decided, *mapped)):
@@ -211,7 +211,7 @@ def _inspect(
             undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
         elif not findings.n_positive:
             undecided = ["no row would be a positive; map other columns"]
-        elif sample is None and (strange := _strange_sides(roles, profiles, sides, findings)):
+        elif sample is None and (strange := _unmatched_sides(roles, profiles, sides, findings)):
             undecided = strange
         elif split.split != "time" and (globs := _globs_of_spans(patterns)):
             undecided = [
@@ -235,7 +235,7 @@ def _inspect(
     )
 
 
-def _strange_sides(
+def _unmatched_sides(
     roles: Roles, profiles: Mapping[str, Profile], sides: Mapping[str, Side], findings: Findings
 ) -> list[str]:
     """Returns a sentence on each file of items or users without any id of the interactions."""
@@ -271,7 +271,7 @@ def _no_id(what: str, side: Side, theirs: Profile) -> str:
     )
 
 
-def _look_at_events(
+def _profile_events(
     patterns: Sequence[str], maps: Sequence[str], now: int, sample: int | None, advance: Advance
 ) -> tuple[Understood, dict[str, Profile], dict[str, str]]:
     """Returns the layout of interactions, their profiles, and the columns given by `--map`."""

@@ -34,14 +34,14 @@ _PARTS = 100
 _MOST_NAMES = 2000
 """Maximum number of fields that Arrow converts to columns, since it pads each one."""
 _NAME = re.compile(rb'"([^"\\]*)"\s*:')
-_LOOK_BYTES = 8 << 20
-_LOOK_LINES = 10_000
+_SAMPLE_BYTES = 8 << 20
+_SAMPLE_LINES = 10_000
 _BLANKS = b"\xef\xbb\xbf \t\r\n"
 _EXACT, _INT64 = 2.0**53, 2.0**63
 MOST_DEEP = 64
 TOO_DEEP = f"nested more than {MOST_DEEP} deep"
-GIVEN_TWICE = "a field is given twice"
-_FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON, GIVEN_TWICE)
+DUPLICATE_FIELD = "a field is given twice"
+_FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON, DUPLICATE_FIELD)
 
 # Also matches a string without an end, so that each byte is searched only once.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -77,7 +77,7 @@ class JsonLinesSource(TextSource):
         Raises:
             RecsysError: None of the first lines is an object.
         """
-        rows = itertools.islice(self._first_objects(file), _LOOK_LINES)
+        rows = itertools.islice(self._first_objects(file), _SAMPLE_LINES)
         return Counter(name for row in rows for name in field_names(row))
 
     def check(self, file: Piece) -> Piece:
@@ -92,15 +92,15 @@ class JsonLinesSource(TextSource):
 
     def _first_objects(self, file: Piece) -> Iterator[dict[str, Any]]:
         stream = self.open(file)
-        text = stream.read(_LOOK_BYTES)
+        text = stream.read(_SAMPLE_BYTES)
         if _is_array(text):
             raise json_over_lines(file.file, text)
-        if len(text) == _LOOK_BYTES and b"\n" not in text:
-            text += stream.readline(LINE_LIMIT_BYTES - _LOOK_BYTES + 1)
+        if len(text) == _SAMPLE_BYTES and b"\n" not in text:
+            text += stream.readline(LINE_LIMIT_BYTES - _SAMPLE_BYTES + 1)
             if len(text) > LINE_LIMIT_BYTES:
                 raise long_line(file.file, 1, LINE_LIMIT_BYTES, text)
         lines = text.split(b"\n")
-        lines = lines[:-1] if len(text) == _LOOK_BYTES and len(lines) > 1 else lines
+        lines = lines[:-1] if len(text) == _SAMPLE_BYTES and len(lines) > 1 else lines
         has_object = False
         for row in map(_object, lines):
             if isinstance(row, dict):
@@ -223,7 +223,7 @@ class _ArrowParser:
         except pa.ArrowInvalid:
             return None
         columns = [pick_name(batch, name) for name in self._columns]
-        if any(map(_may_be_changed, columns)):
+        if any(map(_may_differ, columns)):
             return None
         return pa.RecordBatch.from_arrays(columns, names=list(self._columns))
 
@@ -284,14 +284,14 @@ def _is_unknown(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or pa.types.is_struct(kind)
 
 
-def _may_be_changed(column: pa.Array) -> bool:
+def _may_differ(column: pa.Array) -> bool:
     """Returns whether values may differ from those parsed line by line.
 
     There, lists of lists are JSON text; here, integers may have become doubles.
     """
     kind = column.type
     if pa.types.is_list(kind):
-        return pa.types.is_list(kind.value_type) or _may_be_changed(column.flatten())
+        return pa.types.is_list(kind.value_type) or _may_differ(column.flatten())
     if not pa.types.is_floating(kind):
         return False
     return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT), min_count=0).as_py())
@@ -315,17 +315,17 @@ def _paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _gives_twice(value: Any, columns: Sequence[str]) -> bool:
+def _has_duplicate(value: Any, columns: Sequence[str]) -> bool:
     """Returns whether an object has one of its columns (`a.b` for nested ones) twice."""
     if isinstance(value, list):
-        return any(_gives_twice(part, columns) for part in value)
+        return any(_has_duplicate(part, columns) for part in value)
     if not isinstance(value, dict) or not columns:
         return False
     tops = {column.partition(".")[0] for column in columns} | set(columns)
     if isinstance(value, _Repeating) and value.repeated & tops:
         return True
     return any(
-        _gives_twice(
+        _has_duplicate(
             part, [c.removeprefix(f"{name}.") for c in columns if c.startswith(f"{name}.")]
         )
         for name, part in value.items()
@@ -349,7 +349,7 @@ def _object(line: bytes, columns: Sequence[str] = ()) -> dict[str, Any] | int:
     except ValueError:
         value = None
     if isinstance(value, dict):
-        return 1 + _FAULTS.index(GIVEN_TWICE) if _gives_twice(value, columns) else value
+        return 1 + _FAULTS.index(DUPLICATE_FIELD) if _has_duplicate(value, columns) else value
     return 1 + _FAULTS.index(NOT_JSON) if line.strip() else -1
 
 

@@ -26,7 +26,7 @@ MOST_EVENTS = 1 << 20
 """Maximum number of events in one row."""
 
 _MOST_BYTES = 256 << 20
-_EVENTS_OF_A_BATCH = 1 << 17
+_BATCH_EVENTS = 1 << 17
 
 Path = tuple[str, ...]
 
@@ -216,7 +216,7 @@ def _bytes_beside(columns: pa.RecordBatch, lists: Mapping[str, pa.Array]) -> np.
 def _portions(rows: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Yields groups of rows with a bounded number of events, or single rows with more."""
     before = np.cumsum(lengths[rows]) - lengths[rows]
-    cuts = np.flatnonzero(np.diff(before // _EVENTS_OF_A_BATCH)) + 1
+    cuts = np.flatnonzero(np.diff(before // _BATCH_EVENTS)) + 1
     yield from (part for part in np.split(rows, cuts) if len(part))
 
 

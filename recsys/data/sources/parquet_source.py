@@ -23,8 +23,8 @@ from recsys.data.sources.source_files import file_size, open_file
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
-_ROWS_OF_A_BATCH = 1 << 17
-_BYTES_OF_A_BATCH = 64 << 20
+_BATCH_ROWS = 1 << 17
+_BATCH_BYTES = 64 << 20
 _SMALL_BYTES = 256 << 20
 _MOST_COLUMNS, _MOST_DEEP = 8192, 100
 # Thrift's compact protocol: the version of the format, an i32, and the length of the list of
@@ -106,7 +106,7 @@ class ParquetSource(Source):
             names = list(leaves.values())
             with _opened(piece.file, piece.size, names) as by_dictionary:
                 widest = max(_widest(by_dictionary, group, list(leaves)) for group in groups)
-            n_rows = max(1, min(_ROWS_OF_A_BATCH, _BYTES_OF_A_BATCH // max(1, widest)))
+            n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, widest)))
             batches = parquet.iter_batches(
                 n_rows, row_groups=list(groups), columns=names, use_threads=False
             )

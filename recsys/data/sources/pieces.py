@@ -80,27 +80,27 @@ def plan_pieces(
             or lacks a column; or no file has rows.
         UsageError: The config describes no format or no span.
     """
-    files = _look_at_files(source, what, columns, ids)
+    files = _checked_files(source, what, columns, ids)
     pieces = [piece for file in list(files) for piece in file.source.split(file, piece_bytes)]
     if not pieces:
         raise _no_rows(source, what)
     return pieces
 
 
-def _look_at_files(
+def _checked_files(
     source: SourceConfig, what: str, columns: Sequence[str], ids: Sequence[str] = ()
 ) -> Iterator[Piece]:
     """Yields each file as a single piece, after a check of its start."""
     _check_dialect(source.csv_format, what)
 
     @functools.cache
-    def look(file: SourceFile) -> Piece:
+    def checked(file: SourceFile) -> Piece:
         whole = take_folder_columns(open_source(file, source, columns))
         whole = dataclasses.replace(whole, ids=(*_id_columns(source), *ids))
         return whole.source.check(whole)
 
     for at, file in enumerate(match_files(source, what)):
-        yield dataclasses.replace(look(file), file_index=at)
+        yield dataclasses.replace(checked(file), file_index=at)
 
 
 def _no_rows(source: SourceConfig, what: str) -> RecsysError:
@@ -150,7 +150,7 @@ def read_all(
         advance: Called with the number of bytes of each batch.
     """
     n_read, has_rows = 0, False
-    for file in _look_at_files(source, what, columns):
+    for file in _checked_files(source, what, columns):
         # Splitting a file into several pieces would read all of it.
         for piece in file.source.split(file, WHOLE_FILES):
             has_rows = True

@@ -32,7 +32,7 @@ _MASK_DELTA = 0xA282EAD8
 DAMAGED = "damaged record: its checksum is wrong"
 NO_EXAMPLE = "not a tf.Example"
 
-_RECORDS_OF_A_BATCH = 1 << 15
+_BATCH_RECORDS = 1 << 15
 _Record = tuple[int, bytes, bool]
 """Number of a record, from 1 on, its bytes, and whether its checksum is correct."""
 
@@ -98,7 +98,7 @@ def _portions(file: Piece) -> Iterator[list[_Record]]:
     for number, (data, is_whole) in enumerate(read_records(file.file, stream), start=1):
         portion.append((number, data, is_whole))
         n_bytes += len(data)
-        if len(portion) == _RECORDS_OF_A_BATCH or n_bytes >= LINE_LIMIT_BYTES:
+        if len(portion) == _BATCH_RECORDS or n_bytes >= LINE_LIMIT_BYTES:
             yield portion
             portion, n_bytes = [], 0
     if portion:

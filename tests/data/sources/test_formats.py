@@ -17,7 +17,7 @@ from hypothesis import given
 
 from recsys.config import SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
-from recsys.data.sources.jsonl_source import GIVEN_TWICE, NOT_JSON
+from recsys.data.sources.jsonl_source import DUPLICATE_FIELD, NOT_JSON
 from recsys.data.sources.pieces import open_source, plan_pieces, read_piece
 from recsys.data.sources.source_files import SourceFile
 from recsys.data.sources.tfrecord_source import TFRecordSource, masked_crc
@@ -119,7 +119,7 @@ def test_a_line_that_gives_a_column_twice_is_a_dead_letter(tmp_path, line, is_re
     (tmp_path / "f.jsonl").write_bytes(good * n_good + line + b"\n" + good)
     _, lines, letters = read(tmp_path / "f.jsonl", ("a", "u.id"))
     assert len(lines) == n_good + 2 - is_rejected
-    assert [letter[:2] for letter in letters] == [(n_good + 1, GIVEN_TWICE)] * is_rejected
+    assert [letter[:2] for letter in letters] == [(n_good + 1, DUPLICATE_FIELD)] * is_rejected
 
 
 def test_nested_fields_and_names_with_dots_are_columns(tmp_path):

@@ -50,12 +50,12 @@ class BaselineData:
     has_times: bool = True
 
     @functools.cached_property
-    def places(self) -> np.ndarray:
-        """Rank of each item row by popularity `[item rows]` float32, see `places`."""
-        return places(self.is_item, self.counts)
+    def ranks(self) -> np.ndarray:
+        """Rank of each item row by popularity `[item rows]` float32, see `popularity_ranks`."""
+        return popularity_ranks(self.is_item, self.counts)
 
 
-def places(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
+def popularity_ranks(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
     """Returns the rank of each item row in an order `[item rows]` float32, the best the highest.
 
     Equal counts have equal ranks. Ranks are small integers, which float32 represents exactly,
@@ -70,12 +70,12 @@ def places(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
     return place.ravel().astype(np.float32)
 
 
-def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
+def item_sets(data: BaselineData, max_user_events: int | None = None) -> Any:
     """Returns the user-item matrix of the newest training events.
 
     Args:
         data: The training data.
-        most_of_a_user: Maximum number of newest events per user; None: all.
+        max_user_events: Maximum number of newest events per user; None: all.
 
     Returns:
         A matrix `[users, item rows]` float32 in CSR, 1 if the user has an event with the item.
@@ -91,9 +91,9 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
     if not len(item):
         raise LeftOutError("There is no training event of an item that the vocabulary knows.")
     n_of_users = np.unique(data.train.user_index(events), return_counts=True)[1]
-    if most_of_a_user is not None:
+    if max_user_events is not None:
         ends = np.cumsum(n_of_users)
-        item = item[np.repeat(ends, n_of_users) - np.arange(len(item)) <= most_of_a_user]
-        n_of_users = np.minimum(n_of_users, most_of_a_user)
+        item = item[np.repeat(ends, n_of_users) - np.arange(len(item)) <= max_user_events]
+        n_of_users = np.minimum(n_of_users, max_user_events)
     offsets = np.concatenate([[0], np.cumsum(n_of_users)])
     return as_sets(RaggedRows(item, offsets), len(data.is_item))

@@ -190,7 +190,7 @@ class Ials(Baseline):
         taken = taken[:, rows]
         objective = self.objective(taken)
         vectors = factorise(taken, objective, self)
-        return FittedIals(rows, vectors, objective, data.places)
+        return FittedIals(rows, vectors, objective, data.ranks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,26 +201,26 @@ class FittedIals:
         rows: Item rows that have a vector `[items]`.
         vectors: Their vectors `[items, dim]` float32.
         objective: The objective.
-        places: Rank of each item row by popularity `[item rows]` float32.
+        ranks: Rank of each item row by popularity `[item rows]` float32.
     """
 
     rows: np.ndarray
     vectors: np.ndarray
     objective: Objective
-    places: np.ndarray
+    ranks: np.ndarray
 
     def scorer(self, queries: Queries) -> DotProducts:
         """Returns the scorer of the items for `queries`."""
         dim = self.vectors.shape[1]
         query = np.zeros((len(queries), dim + 1), np.float32)
         for block in queries.seen.blocks(_BLOCK_ITEMS):
-            taken = as_sets(queries.seen.part(block), len(self.places))[:, self.rows]
+            taken = as_sets(queries.seen.part(block), len(self.ranks))[:, self.rows]
             query[block, :dim] = solve(taken, self.vectors, len(self.rows), self.objective)
             # One more entry, for the popularity of the items.
             query[block, dim] = np.diff(taken.indptr) == 0
-        candidates = np.zeros((len(self.places), dim + 1), np.float32)
+        candidates = np.zeros((len(self.ranks), dim + 1), np.float32)
         candidates[self.rows, :dim] = self.vectors
-        candidates[:, dim] = self.places
+        candidates[:, dim] = self.ranks
         return DotProducts(query, candidates)
 
 

@@ -35,7 +35,7 @@ class ItemKnn(Baseline):
     neighbours: PositiveInt = 100
     """Neighbours that an item keeps."""
     shrinkage: NonNegativeFloat = 10.0
-    """What is added below the fraction, so that few common users count little."""
+    """Summand in the denominator of a similarity, which lowers it for few common users."""
     events_of_user: PositiveInt = 500
     """Newest events of a user that are learned from. Pairs grow with their square: one user
     of 10,000 events would make as many as 400 of 500, and say less than those do."""
@@ -48,7 +48,7 @@ class ItemKnn(Baseline):
         """
         taken = item_sets(data, self.events_of_user)
         neighbours = nearest(taken, self.neighbours, self.shrinkage)
-        return FittedKnn(neighbours, data.places - data.places.max() - 1.0)
+        return FittedKnn(neighbours, data.ranks - data.ranks.max() - 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

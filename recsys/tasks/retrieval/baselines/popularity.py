@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from recsys.registry import register_baseline
 from recsys.tasks.judging_side import Baseline, LeftOutError
-from recsys.tasks.retrieval.baselines.baseline import BaselineData, places
+from recsys.tasks.retrieval.baselines.baseline import BaselineData, popularity_ranks
 from recsys.tasks.retrieval.judging.scores import DotProducts
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Popularity(Baseline):
         """
         if not data.counts[data.is_item].any():
             raise LeftOutError("No item has a training positive.")
-        return SameForAll(data.places)
+        return SameForAll(data.ranks)
 
 
 @register_baseline("recent_popularity")
@@ -79,7 +79,7 @@ class RecentPopularity(Baseline):
         if not recent[data.is_item].any():
             newest = _newest_of_items(data)
             recent = _counts_since(data.train, newest - length_s + 1, n_rows)
-        return SameForAll(places(data.is_item, recent, data.counts))
+        return SameForAll(popularity_ranks(data.is_item, recent, data.counts))
 
 
 def _counts_since(train: EventLog, since: int, n_rows: int) -> np.ndarray:

@@ -1,12 +1,12 @@
 """The judging side of retrieval: how its models are measured.
 
-side                the judging side: the case, its slices, and what only retrieval reports
-queries             held-out events as queries with histories and answers
-slices              parts of the queries and of the answers
+side                the judging side: the case, its slices, and retrieval's own report
+queries             held-out events as queries with histories and labels
+slices              parts of the queries and of the held-out events
 systems             models and bundles in the item rows of the data
 bundle_process      query embeddings of a bundle, from a process with TensorFlow
 measurement         ranks, lists and metrics of one system
-scores              scorers, and checks of their numbers
+scores              scorers, and checks for NaN
 ranking             exact ranks and lists over the whole catalogue
 ranking_devices     the same in JAX, on one or more devices
 sharded_candidates  embeddings of a catalogue, split over devices

@@ -1,7 +1,7 @@
 """The query embeddings of a bundle, from a process that runs its SavedModel.
 
-Starting TensorFlow costs 12 s of a core, more than the embeddings do, and an evaluation
-never imports it: one process serves all requests to a bundle. Both sides exchange files.
+Starting TensorFlow takes 12 s of a core, more than the embeddings, and an evaluation never
+imports it: one process serves all requests to a bundle. The processes exchange files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from recsys.data.history_facts import Facts
 from recsys.system.process import AskedStage, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
-"""What `_MODULE` reads: `user_id` of each query, and item rows of the bundle `[n, history]`, the
-newest first; and what it writes: `[n, dim]` float32."""
+"""Input files of `_MODULE`: the `user_id` of each query, and item rows of the bundle
+`[n, history]`, the newest first; and its output file: `[n, dim]` float32."""
 FACTS = "facts.npz"
-"""What it reads too: what is known of the histories, each `[n, history]` int32."""
+"""Input file with the facts of the histories, each `[n, history]` int32."""
 
 _MODULE = "recsys.tasks.retrieval.serving.embed"
-# The devices are JAX's: TensorFlow would take what memory is left on a GPU.
+# JAX uses the devices: TensorFlow would take the remaining memory of a GPU.
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
@@ -32,7 +32,7 @@ class BundleProcess(AskedStage):
     """Computes query embeddings of a bundle in a process that ends with this object.
 
     Args:
-        bundle: A whole bundle.
+        bundle: A complete bundle.
     """
 
     def __init__(self, bundle: Path) -> None:
@@ -48,7 +48,7 @@ class BundleProcess(AskedStage):
             user_ids: Ids of the users `[n]`, text; at least one.
             history: Item rows of the bundle `[n, history]` int32, the newest first,
                 padded with 0.
-            facts: What is known of the histories, each `[n, history]` int32; see
+            facts: Facts of the histories, each `[n, history]` int32; see
                 `recsys.data.history_facts`.
 
         Raises:

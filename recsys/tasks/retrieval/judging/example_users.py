@@ -31,7 +31,7 @@ def example_users(
     *,
     mask_seen: bool = True,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns recommendations as of the cut, with the history before it.
+    """Returns recommendations at the time of the cut, with the history before it.
 
     Args:
         wanted: Ids of users; empty: the three users known to training with the
@@ -42,9 +42,9 @@ def example_users(
         mask_seen: Whether items of the user's history are excluded.
 
     Returns:
-        The users with `history`, `recommended`, of the latter what turned out to be right
-        (`held_out`), and what the last blessed model recommends (`blessed_recommended`);
-        and the wanted ids that the data don't know.
+        The users with `history`, `recommended`, the recommended items that are held out
+        (`held_out`), and the last blessed model's recommendations (`blessed_recommended`);
+        and the wanted ids that are not in the data.
     """
     store = data.store
     ids = list(wanted) or _busiest(store)
@@ -94,7 +94,7 @@ def _recommended(
 
 
 def _held_out(store: InteractionStore, ids: Sequence[str]) -> list[np.ndarray]:
-    """Returns the held-out item rows of each of `ids`, each row once."""
+    """Returns the unique held-out item rows of each of `ids`."""
     places = store.eval_users.find(pa.array(ids, pa.large_string()))
     offsets, rows = store.eval.offsets, store.eval.item_row
     return [
@@ -126,7 +126,7 @@ def _queries_at_cut(
         RaggedRows.of(store.train.item_row[events] for events in of_users),
         RaggedRows.of(held_out),
         facts={name: RaggedRows.of(of_user[name] for of_user in facts) for name in store.facts},
-        asked_at=np.full(n, minutes(store.cut)) if store.split.order == "time" else None,
+        query_time=np.full(n, minutes(store.cut)) if store.split.order == "time" else None,
     )
 
 
@@ -138,18 +138,18 @@ _MOST_POINTS = 2_000
 
 
 def exposure(times_shown: np.ndarray, counts: np.ndarray, k: int) -> dict[str, Any]:
-    """Returns how often items are recommended, by how popular they are.
+    """Returns how often items are recommended, by their popularity.
 
     Args:
-        times_shown: Lists that each item of the catalogue is in `[items]`.
-        counts: Training positives of each `[items]`.
-        k: Places of a list that count.
+        times_shown: Number of lists that contain each item of the catalogue `[items]`.
+        counts: Number of training positives of each item `[items]`.
+        k: Cut-off of the lists.
 
     Returns:
-        `k`; `points`: training positives and lists of single items, the most shown ones
-        and, of more than 2,000, as many others drawn at random; `bins`: items whose
-        training positives are 0, 1, 2 to 3, 4 to 7, …, with their shares of the training
-        positives and of the places in lists.
+        `k`; `points`: training positives and lists of single items, the most recommended
+        and, if there are more than 2,000, as many others drawn at random; `bins`: items with
+        0, 1, 2 to 3, 4 to 7, … training positives, with their shares of the training
+        positives and of the positions in lists.
     """
     return {"k": k, "points": _points(times_shown, counts), "bins": _bins(times_shown, counts)}
 

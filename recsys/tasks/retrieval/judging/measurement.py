@@ -39,9 +39,9 @@ class Case:
         ks: Cut-offs, ascending.
         metrics: The metrics to compute.
         mask_seen: Whether items of the user's history are left out of the list.
-        sampled_negatives: Items that a list is drawn from; None: all.
-        seed: Seed of that draw.
-        repeats: The positives that repeat an item; None: not known.
+        sampled_negatives: Number of random items to rank the positives among; None: all items.
+        seed: Seed of this sample.
+        repeats: Counts of the positives that repeat an item; None if unknown.
         counts: Fields of `evaluation.json`.
     """
 
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def user(self) -> np.ndarray:
-        """User of each query `[n]`."""
+        """Index of each query's user `[n]`."""
         return self.queries.user
 
     @functools.cached_property
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def computed(self) -> tuple[Metric, ...]:
-        """The metrics that can be computed: among sampled items there are no whole lists."""
+        """The metrics that can be computed: sampled negatives give no whole lists."""
         if self.sampled_negatives is None:
             return self.metrics
         return tuple(metric for metric in self.metrics if not metric.needs_lists)
@@ -84,7 +84,7 @@ class Case:
         is_candidate: np.ndarray | None = None,
         progress: Progress | None = None,
     ) -> RankResults:
-        """Ranks the positives, by the scores of a system; see `measure`."""
+        """Ranks the positives by the scores of a system; see `measure`."""
         positives, is_item = self.queries.positives, self.items.is_candidate
         own, negatives = is_item if is_candidate is None else is_candidate, self.sampled_negatives
         if negatives is None:
@@ -92,7 +92,7 @@ class Case:
         return rank_sampled(scorer, positives, self.masked, own, is_item, negatives, self.seed)
 
     def measured(self, ranking: RankResults, seconds: float) -> Measured:
-        """Returns the metrics of a system that took so long [s] to rank."""
+        """Returns the metrics of a system whose ranking took `seconds`."""
         started, lists = time.monotonic(), self.lists(ranking)
         values = self.values(lists, self.computed)
         overall = totals(self.computed, lists, self.ks)
@@ -107,7 +107,7 @@ class Case:
 
         Args:
             ranking: The ranks and lists of a system.
-            which: The positives that count `[positives]` bool; None: all.
+            which: Mask of the positives to count `[positives]` bool; None: all.
         """
         positives = self.queries.positives
         chosen = slice(None) if which is None else which
@@ -127,7 +127,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Measured(judging_side.Measured):
-    """The measurements of one system.
+    """The values of one system.
 
     Attributes:
         ranking: Ranks of the positives, and the lists.
@@ -145,13 +145,13 @@ def measure(
     """Measures a system.
 
     Args:
-        scorer: Its scores.
+        scorer: Scorer of the system.
         case: The shared inputs.
-        is_candidate: Which item rows it can recommend `[item rows]` bool; None: all items.
-        progress: Is called with the number of queries done, and with that of all.
+        is_candidate: Item rows that it can recommend `[item rows]` bool; None: all items.
+        progress: Called with the number of finished queries and the total.
 
     Raises:
-        RecsysError: A score is no number (R405).
+        RecsysError: A score is NaN (R405).
     """
     started = time.monotonic()
     ranking = case.rank(scorer, is_candidate, progress)

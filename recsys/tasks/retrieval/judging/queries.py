@@ -1,8 +1,8 @@
 """The queries of an evaluation: user, time, known history, and positives.
 
-A held-out event may repeat an item that its user had seen before. A model that leaves out
-what users have seen, as the served one does by default, can never give it: such events are
-counted, and are answers of a query only where `repeats` is `include`.
+A held-out event may repeat an item that its user has seen before. A model that masks seen items,
+as the served one does by default, can never recommend it. Such events are counted, and are labels
+of a query only if `repeats` is `include`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ _BLOCK_ROWS = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """Queries `[n]`, those of a user next to each other, in time order.
+    """Queries `[n]`, grouped by user, in time order.
 
     Attributes:
         user: Evaluation user of each query `[n]`, an index into `store.eval_users`.
-        user_row: Row of that user `[n]` int32, of its own or shared with others.
-        seen: Items of the user before the query, item rows, the oldest first.
-        positives: Held-out items of the query, item rows, each once.
-        idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 for
-            a user without one, and where it isn't computed.
-        facts: Those of the requested facts of each of `seen` that the data have, in its
-            order; see `recsys.data.history_facts`.
-        asked_at: When each query is asked `[n]` int32 [minutes since 1970]; None: the events
-            have no times.
+        user_row: Row of that user `[n]` int32, own or shared.
+        seen: Item rows of the user's events before the query, the oldest first.
+        positives: Unique held-out item rows of the query.
+        idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 without
+            such an event, or if it isn't computed.
+        facts: The requested facts that the data have, for each of `seen`, in its order; see
+            `recsys.data.history_facts`.
+        query_time: Query times `[n]` int32 [minutes since 1970]; None: the events have no times.
     """
 
     user: np.ndarray
@@ -47,13 +46,13 @@ class Queries:
     positives: RaggedRows
     idle_s: np.ndarray | None = None
     facts: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
-    asked_at: np.ndarray | None = None
+    query_time: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.user)
 
     def select(self, chosen: np.ndarray) -> Queries:
-        """Returns the queries `chosen` `[n]`: a mask, or places."""
+        """Returns the queries that `chosen` `[n]` selects: a mask, or indices."""
         return Queries(
             self.user[chosen],
             self.user_row[chosen],
@@ -61,7 +60,7 @@ class Queries:
             self.positives.select(chosen),
             None if self.idle_s is None else self.idle_s[chosen],
             {name: lists.select(chosen) for name, lists in self.facts.items()},
-            None if self.asked_at is None else self.asked_at[chosen],
+            None if self.query_time is None else self.query_time[chosen],
         )
 
     def histories(self, length: int) -> np.ndarray:
@@ -71,8 +70,8 @@ class Queries:
     def fact_inputs(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
         """Returns the facts of `histories`, each `[n, length]` int32, and of the queries."""
         known = {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
-        if ASKED_AT in names and self.asked_at is not None:
-            known[ASKED_AT] = self.asked_at
+        if ASKED_AT in names and self.query_time is not None:
+            known[ASKED_AT] = self.query_time
         return known
 
     def _newest(self, lists: RaggedRows, length: int) -> np.ndarray:
@@ -80,11 +79,11 @@ class Queries:
 
 
 def protocol_of(store: InteractionStore, chosen: Protocol | None) -> Protocol:
-    """Returns the protocol of the queries: the one chosen, or the one that fits the split.
+    """Returns the protocol of the queries: the chosen one, or the default for the split.
 
     Raises:
-        UsageError: Each moment was chosen, and nothing says that held-out events come after
-            what is known.
+        UsageError: Each moment was chosen, but held-out events may not come after the
+            training events.
     """
     split, order = store.split.split, store.split.order
     if chosen == "each_moment" and (split == "random" or order == "none"):
@@ -106,17 +105,17 @@ def make_queries(
 
     Args:
         store: The positives, split at the cut.
-        kind: `each_moment`: one query for each user and second with held-out
-            events, knowing all that the user did before that second. `at_cut`:
-            one query a user, knowing what the user did before the cut.
-        most: Queries at the most. Where there are more, users are chosen at random,
-            the same ones each time, each with all of its queries; at least one.
-        seed: Seed of that draw.
+        kind: `each_moment`: one query for each user and second with held-out events, with
+            all events of the user before that second. `at_cut`: one query per user, with the
+            user's events before the cut.
+        most: Maximum number of queries. If there are more, a reproducible sample of users
+            is drawn, each with all of its queries; at least one user.
+        seed: Seed of that sample.
         facts: Facts of the histories to include, if the store has them; each takes as much
-            memory as the histories. The time of a query is its second, or the cut.
+            memory as the histories. The query time is its second, or the cut.
 
     Raises:
-        RecsysError: Nothing is held out.
+        RecsysError: No event is held out.
     """
     log = store.eval
     if len(log) == 0:
@@ -141,14 +140,14 @@ def make_queries(
         positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
         idle_s=_idle(store, user, starts, kind),
         facts={name: _seen(store, user, starts, (name, now)) for name in known},
-        asked_at=minutes(now) if store.split.order == "time" else None,
+        query_time=minutes(now) if store.split.order == "time" else None,
     )
 
 
 def _idle(
     store: InteractionStore, user: np.ndarray, starts: np.ndarray, kind: Protocol
 ) -> np.ndarray | None:
-    """Returns the time since the event before each query `[n]` int64 [s]; -1 for none.
+    """Returns the time since the event before each query `[n]` int64 [s]; -1 without one.
 
     None if it is unknown: without times, or if held-out events don't come last.
     """
@@ -166,12 +165,12 @@ def _idle(
 
 
 def keep_rankable(queries: Queries, is_item: np.ndarray, mask_seen: bool = True) -> np.ndarray:
-    """Returns which queries `[n]` bool have an item besides the positives left to rank.
+    """Returns which queries have an item to rank besides the positives `[n]` bool.
 
     Args:
         queries: The queries.
-        is_item: Which item rows are items `[item rows]` bool.
-        mask_seen: Whether what users did before is left out of their lists.
+        is_item: Whether each item row is an item `[item rows]` bool.
+        mask_seen: Whether seen items are masked in the lists.
     """
     seen = queries.seen if mask_seen else RaggedRows.empty(len(queries))
     n_taken = np.empty(len(queries), np.int64)
@@ -185,10 +184,10 @@ def keep_rankable(queries: Queries, is_item: np.ndarray, mask_seen: bool = True)
 
 
 def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
-    """Returns which queries `[n]` bool stay, so that there are `most` or fewer.
+    """Returns which queries to keep `[n]` bool, so that at most `most` are left.
 
-    Users are taken at random, each with all queries; one with more than there is room for
-    is skipped. If none fits, the user with the fewest queries stays.
+    Users are drawn at random, each with all queries; a user with too many for the remaining
+    number is skipped. If none fits, the user with the fewest queries is kept.
     """
     users, counts = np.unique(user, return_counts=True)
     chosen, room = [], most
@@ -212,8 +211,8 @@ def _seen(
     Args:
         store: The positives, split at the cut.
         user: Evaluation user of each query `[n]`.
-        starts: Its first event among those held out `[n]`.
-        fact: What is returned in place of items, and when each query is asked `[n]`.
+        starts: Index of its first held-out event `[n]`.
+        fact: Name of a fact to return instead of items, and the query times `[n]`.
     """
     train_start, train_end = train_slices(store, store.trained_user[user])
     eval_start = store.eval.offsets[user]
@@ -227,7 +226,7 @@ def _seen(
             return np.asarray(log.item_row[events])
         return log.facts([fact[0]], events, fact[1][query])[fact[0]]
 
-    # One by one: index arrays for all of them would take six times the memory.
+    # One by one: index arrays for all queries would take six times the memory.
     for query in range(len(starts)):
         start, middle, end = (offsets[query], offsets[query] + n_train[query], offsets[query + 1])
         rows[start:middle] = read(store.train, train_start[query], train_end[query], query)
@@ -236,12 +235,12 @@ def _seen(
 
 
 def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the training events of `users` begin and end `[b]` int64.
+    """Returns the start and end of the training events of `users` `[b]` int64.
 
     Args:
         store: The positives, split at the cut.
-        users: Users of the training log `[b]`; -1 for one without training events, who
-            gets an empty slice.
+        users: Users of the training log `[b]`; -1 without training events, which gives
+            an empty slice.
     """
     known, offsets = users >= 0, store.train.offsets
     start, end = np.zeros((2, len(users)), np.int64)
@@ -250,7 +249,7 @@ def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray
 
 
 def without_twins(rows: np.ndarray, counts: np.ndarray) -> RaggedRows:
-    """Returns lists of `counts` rows each, an item at most once in a list."""
+    """Returns lists of `counts` rows each, with unique items."""
     owner = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((rows, owner))
     rows, owner = rows[order], owner[order]
@@ -262,14 +261,14 @@ def without_twins(rows: np.ndarray, counts: np.ndarray) -> RaggedRows:
 
 @dataclasses.dataclass(frozen=True)
 class Repeats:
-    """How many positives repeat an item.
+    """Counts of positives that repeat an item.
 
     Attributes:
-        users: Users with some.
-        queries: Queries with some.
-        positives: All of them.
+        users: Number of users with such positives.
+        queries: Number of queries with such positives.
+        positives: Number of such positives.
         share: Their share of all positives [0..1].
-        only: Queries whose positives all repeat an item.
+        only: Number of queries without other positives.
     """
 
     users: int
@@ -280,7 +279,7 @@ class Repeats:
 
     @classmethod
     def of(cls, queries: Queries, is_repeated: np.ndarray) -> Repeats:
-        """Counts the positives `is_repeated` `[positives]` bool of `queries`."""
+        """Counts the positives of `queries` that `is_repeated` `[positives]` bool marks."""
         n_positives = np.diff(queries.positives.offsets)
         owner = queries.positives.owner()[is_repeated]
         n_repeated = np.bincount(owner, minlength=len(queries))
@@ -294,12 +293,12 @@ class Repeats:
 
 
 def repeated(queries: Queries, is_item: np.ndarray) -> np.ndarray:
-    """Returns which positives `[positives]` bool are of an item that is in the query's `seen`.
+    """Returns which positives have an item that is in the query's `seen` `[positives]` bool.
 
     Args:
         queries: The queries.
-        is_item: Which item rows are items `[item rows]` bool; items that share one of the
-            other rows can't be told apart, and count as new.
+        is_item: Whether each item row is an item `[item rows]` bool; items in other, shared
+            rows can't be distinguished, and count as new.
     """
     is_repeated = np.zeros(len(queries.positives.rows), bool)
     for block in queries.seen.blocks(_BLOCK_ROWS):
@@ -311,11 +310,11 @@ def repeated(queries: Queries, is_item: np.ndarray) -> np.ndarray:
 
 
 def without(queries: Queries, is_repeated: np.ndarray) -> Queries:
-    """Returns the queries with the other positives alone; those that have none are left out.
+    """Returns the queries without the marked positives; queries with no others are left out.
 
     Args:
         queries: The queries.
-        is_repeated: Which positives are left out `[positives]` bool.
+        is_repeated: Positives to leave out `[positives]` bool.
     """
     if not is_repeated.any():
         return queries

@@ -1,13 +1,12 @@
-"""Exact ranks and top lists over the full catalogue, in blocks that fit memory.
+"""Exact ranks and top-k lists over the full catalogue, in blocks that fit into memory.
 
-Where the C kernel is available it ranks, on all cores; a host's devices are the same cores
-and memory, so it ignores them. On other devices, unless there is little to rank, and where
-there is no kernel the candidates are spread over all local devices (`ranking_devices`), or
-stay on those of several processes, on which they lie.
+If available, the C kernel ranks on all cores. A host's JAX devices share its cores and memory, so
+it ignores them. Otherwise, or on other devices unless there is little to rank, the candidates
+are spread over all local devices (`ranking_devices`), or stay on the devices of several processes.
 
-Ranks among a few random items (`rank_sampled`) are there to reproduce papers that report
-such figures. They say little of the ranks among all items, and may order two models the
-other way round (Krichene and Rendle, 2020), so nothing else here uses them.
+Ranks among a few random items (`rank_sampled`) are for reproducing published figures. They say
+little about the ranks among all items, and may reverse the order of two models (Krichene and
+Rendle, 2020), so they are used for nothing else.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from recsys.tasks.retrieval.judging.scores import (
     check_scores,
 )
 
-# Queries of a job: with more of them a candidate is brought into the caches less often,
-# with fewer the cores end at the same time.
+# Queries per job: with more, a candidate is loaded into the caches less often; with fewer, the
+# cores finish at the same time.
 _MOST_QUERIES = 42 * kernel.QUERIES_STEP
 _FEWEST_QUERIES = 4 * kernel.QUERIES_STEP
 _JOBS_A_CORE = 4
 _FEW_PRODUCTS = 2**37
-"""Products that a host computes in less time than it takes to compile a GPU's program."""
+"""Number of products that a host computes faster than the program for a GPU is compiled."""
 _GIVEN_SCORES = 2**25
 """Scores per call of a scorer; 128 MiB."""
 
@@ -52,24 +51,24 @@ def rank(
 ) -> RankResults:
     """Ranks the positives of every query among all items that the user hasn't seen.
 
-    Of items with one score the one with the smaller row comes first. A positive that is
-    left out ranks behind every item, be it seen or none that the vocabulary knows.
+    Ties go to the lower row. A positive that is left out, because it is seen or unknown to
+    the vocabulary, ranks after every item.
 
-    Every score is one float32 sum over the dimensions, wherever it is needed, so that
-    ties are exact. The result is the same to the last bit for any number of threads; between
-    the kernel and JAX the last place of a score may differ.
+    Every score is one float32 sum over the dimensions, wherever it is computed, so that ties
+    are exact. The result is the same to the last bit for any number of threads; between the
+    kernel and JAX the last digit of a score may differ.
 
     Args:
         scorer: Scores items for queries; `DotProducts` is fastest.
         positives: Held-out item rows of each query.
-        seen: Item rows of each query that are left out of its list, positives too.
-        is_candidate: Which item rows are items `[item rows]` bool; row 0 is none.
-        k: Items of the top lists; cut to the number of candidates.
-        progress: Is called now and then with the number of queries done.
+        seen: Item rows to leave out of each query's list, maybe including positives.
+        is_candidate: Whether each item row is an item `[item rows]` bool; row 0 is not.
+        k: Length of the top lists, at most the number of candidates.
+        progress: Called with the number of finished queries and the total.
 
     Raises:
-        RecsysError: A score is NaN, or could exceed float32 (R405); lists or arrays don't
-            fit each other (R410).
+        RecsysError: A score is NaN, or could exceed float32 (R405); the sizes of lists or
+            arrays differ (R410).
     """
     is_candidate = np.asarray(is_candidate, bool)
     k = min(k, int(is_candidate.sum()))
@@ -81,7 +80,7 @@ def rank(
             candidates = _floats(candidates)
         scorer = DotProducts(_floats(scorer.query), candidates)
         check_products(scorer.query, scorer.candidates, is_candidate)
-    # What a sum starts from; NaN: it is no candidate.
+    # Initial values of the sums; NaN: not a candidate.
     start = np.where(is_candidate, np.float32(0), np.float32(np.nan))
     report = progress or (lambda done, total: None)
     if _is_for_host(scorer, len(positives)):
@@ -94,8 +93,8 @@ def rank(
 
 
 def _is_for_host(scorer: Scorer, n_queries: int) -> bool:
-    """Returns whether the C kernel ranks, not the devices of JAX."""
-    if not isinstance(scorer, DotProducts):  # Given scores come from this host.
+    """Returns whether to rank with the C kernel instead of JAX's devices."""
+    if not isinstance(scorer, DotProducts):  # Other scores are computed on this host.
         return kernels.status().available
     if not isinstance(scorer.candidates, np.ndarray):
         return False
@@ -111,7 +110,7 @@ def _rank_on_host(
     k: int,
     progress: Progress,
 ) -> RankResults:
-    """Ranks by the C kernel, on all cores; see `rank`. NaN in `bias`: the row is no candidate."""
+    """Ranks with the C kernel, on all cores; see `rank`. NaN in `bias` means no candidate."""
     n_queries, n_rows, done = len(positives), len(bias), 0
     out = RankResults.empty(len(positives.rows), n_queries, k)
     is_product = isinstance(scorer, DotProducts)
@@ -193,18 +192,18 @@ def rank_sampled(
     """Ranks each query's positives among themselves and random negatives.
 
     Args:
-        scorer: Gives the scores.
+        scorer: Scores items for queries.
         positives: Held-out item rows of each query.
-        masked: Item rows of each query that are left out; a positive among them ranks last.
-        is_candidate: Which item rows can be recommended `[item rows]` bool.
-        is_item: Which item rows are items at all `[item rows]` bool.
-        n_negatives: Negatives of each query, drawn evenly without replacement from the
-            items that are neither positives nor masked; all of them where there are fewer.
-            Those that can't be recommended then drop out.
-        seed: Seed of the draw; with it, the same negatives for whatever is measured.
+        masked: Item rows to leave out for each query; a positive among them ranks last.
+        is_candidate: Item rows that can be recommended `[item rows]` bool.
+        is_item: Whether each item row is an item `[item rows]` bool.
+        n_negatives: Number of negatives per query, drawn uniformly without replacement from the
+            items that are neither positives nor masked; all of them if there are fewer.
+            Negatives that can't be recommended are then removed.
+        seed: Seed of the draw; equal seeds give all systems the same negatives.
 
     Returns:
-        Ranks among the drawn; the lists are empty.
+        Ranks among the drawn items, and empty lists.
 
     Raises:
         RecsysError: A score is NaN (R405).
@@ -235,7 +234,7 @@ def rank_sampled(
 
 
 def _places(scores: np.ndarray, listed: np.ndarray) -> np.ndarray:
-    """Returns the place `[item rows]` of each listed row, ties in the order of the rows."""
+    """Returns the rank of each listed row `[item rows]`; ties go to the lower row."""
     place = np.zeros(len(scores), np.int64)
     place[listed[np.lexsort((listed, -scores[listed]))]] = np.arange(1, len(listed) + 1)
     return place

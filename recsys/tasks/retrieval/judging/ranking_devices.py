@@ -1,14 +1,13 @@
-"""Ranking in JAX alone, with the candidates spread over devices.
+"""Ranking in JAX, with the candidates spread over devices.
 
-For accelerators, where there is no C compiler, and for candidates that lie on the devices of
-several processes. A device holds its own tiles of the
-catalogue and scores a block of queries against all of them; tiles and blocks have the
-same shapes on any number of devices, and so each score has the same bits. What devices
-exchange is the scores of the positives, counts, and top lists.
+For accelerators, hosts without a C compiler, and candidates on the devices of several processes.
+A device holds its own tiles of the catalogue, and scores a block of queries against all of them.
+Tiles and blocks have the same shapes on any number of devices, so that scores have the same
+bits. Devices exchange the scores of the positives, counts, and top lists.
 
-Scores are `[tiles, queries, tile]`: a tile is so many item rows, and the rows of a device
-follow each other. NaN stands for what isn't ranked: it is neither above nor equal to any
-score.
+Scores are `[tiles, queries, tile]`: a tile is a fixed number of item rows, and a device has
+consecutive rows. NaN marks scores that aren't ranked: it is neither greater than nor equal to
+any score.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from recsys.tasks.retrieval.judging.sharded_candidates import (
     tiles_of_device,
 )
 
-# Most scores of a block; a device holds its share of them up to three times.
+# Maximum number of scores in a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24
 _SCORES = 2**27
 _FEWEST_QUERIES = 8
@@ -58,7 +57,7 @@ def rank_on_devices(
     k: int,
     progress: Progress,
 ) -> RankResults:
-    """Ranks by JAX alone; see `ranking.rank`. NaN in `bias`: the row is no candidate."""
+    """Ranks in JAX; see `ranking.rank`. NaN in `bias` means no candidate."""
     mesh, table = Mesh(np.array(jax.local_devices()), ("items",)), None
     if isinstance(scorer, DotProducts):
         candidates = scorer.candidates
@@ -86,11 +85,11 @@ class _Job(NamedTuple):
     Attributes:
         k: Length of the top lists.
         positives: Item rows of each query.
-        seen: Item rows of each query that are left out; a positive among them ranks last.
+        seen: Item rows to leave out for each query; a positive among them ranks last.
         is_candidate: `[item rows]` bool.
         shapes: Sizes of blocks and tiles.
         mesh: The devices.
-        bias: `[all tiles, tile]` float32 on the devices; NaN: no candidate.
+        bias: `[all tiles, tile]` float32 on the devices; NaN: not a candidate.
     """
 
     k: int
@@ -102,7 +101,7 @@ class _Job(NamedTuple):
     bias: jax.Array
 
     def most_pairs(self, lists: RaggedRows) -> int:
-        """Returns how many rows of `lists` a block has at most, as a power of two."""
+        """Returns the maximum number of rows of `lists` in a block, as a power of two."""
         starts = np.arange(0, len(lists), self.shapes.block)
         ends = np.minimum(starts + self.shapes.block, len(lists))
         most = (lists.offsets[ends] - lists.offsets[starts]).max(initial=POSITIVES_STEP)
@@ -112,19 +111,19 @@ class _Job(NamedTuple):
     def of(
         cls, bias: np.ndarray, positives: RaggedRows, seen: RaggedRows, k: int, mesh: Mesh
     ) -> _Job:
-        """Returns the job, cut for the devices of `mesh`."""
+        """Returns the job, divided for the devices of `mesh`."""
         shapes = _shapes(len(positives), len(bias), k, mesh.size)
         placed = tiled(bias, mesh, fill=np.nan)
         return cls(k, positives, seen, ~np.isnan(bias), shapes, mesh, placed)
 
 
 def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
-    # All but the number of tiles is the same on any number of devices.
+    # Everything except the number of tiles is the same on any number of devices.
     tile, each = tile_rows(n_rows), tiles_of_device(n_rows, n_devices)
     tiles = -(-n_rows // tile)
     most = (_CPU_SCORES if jax.default_backend() == "cpu" else _SCORES) // (tiles * tile)
     block = min(max(power(most + 1) // 2, _FEWEST_QUERIES), power(n_queries))
-    # As many maxima as members of the groups that are looked at.
+    # Balances the number of maxima and the number of members in the selected groups.
     group = min(power(int((n_rows / max(k, 1)) ** 0.5)), tile)
     # Powers of two, so that few programs are compiled.
     return Shapes(block, tile, each, group, min(power(k), each * n_devices * tile))
@@ -133,12 +132,12 @@ def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
 def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> RankResults:
     n_queries, size = len(job.positives), job.shapes.block
     out = RankResults.empty(len(job.positives.rows), n_queries, job.k)
-    # Of one size in all blocks, for one program.
+    # The same size in all blocks, for a single program.
     most = job.most_pairs(job.seen), job.most_pairs(job.positives)
     waiting: list[tuple[slice, BlockResult]] = []
     for block in slices(n_queries, size):
         waiting.append((block, run(block, *_pairs(job, block, most, out))))
-        # The devices work on it while the results of the block before are taken.
+        # The devices compute it while the results of the previous block are stored.
         if len(waiting) > 1:
             _store_block(job, *waiting.pop(0), out, progress)
     for block, result in waiting:
@@ -162,7 +161,7 @@ def _pairs(job: _Job, block: slice, most: tuple[int, int], out: RankResults) -> 
 
 
 def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
-    """Returns one number for each query of the block and item row of its list."""
+    """Returns a number for each pair of a query of the block and an item row in its list."""
     part = lists.part(block)
     return np.asarray(part.owner() * len(job.is_candidate) + part.rows)
 
@@ -191,17 +190,17 @@ def _store_block(
 
 
 POSITIVES_STEP = 16
-"""Positives that are counted at a time."""
+"""Number of positives that are counted at a time."""
 
 
 class Shapes(NamedTuple):
-    """Sizes that a program is compiled for.
+    """The static sizes of a program.
 
     Attributes:
-        block: Queries.
-        tile: Item rows of a tile.
-        tiles: Tiles of each device.
-        group: Item rows of which one maximum is taken; they divide a tile.
+        block: Number of queries.
+        tile: Number of item rows in a tile.
+        tiles: Number of tiles per device.
+        group: Number of item rows with a common maximum; a divisor of `tile`.
         k: Length of the top lists.
     """
 
@@ -213,7 +212,7 @@ class Shapes(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Queries of the block and item rows, filled up with rows beyond the last.
+    """Queries of the block and item rows, padded with rows after the last.
 
     Attributes:
         query: `[pairs]` int32.
@@ -228,9 +227,9 @@ class BlockResult(NamedTuple):
     """The merged results of all devices for a block.
 
     Attributes:
-        before: Items that come before each positive `[positives]` int32.
+        before: Number of items before each positive `[positives]` int32.
         top: Best item rows `[block, k]` int32.
-        top_scores: Their scores `[block, k]` float32, -inf where nothing is left.
+        top_scores: Their scores `[block, k]` float32, padded with -inf.
         not_a_number: An item row whose score is NaN `[block]` int32, or -1.
     """
 
@@ -247,10 +246,10 @@ def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., BlockRe
     Its arguments:
         table: Candidates `[all tiles, tile, dim]` float32; or scores
             `[all tiles, block, tile]` if `is_given`. Split over the devices.
-        bias: Added to the scores `[all tiles, tile]` float32; NaN: no candidate. Split.
-        query: Query embeddings `[block, dim]` float32; not used if `is_given`.
+        bias: Added to the scores `[all tiles, tile]` float32; NaN: not a candidate. Split.
+        query: Query embeddings `[block, dim]` float32; unused if `is_given`.
         hidden: `Pairs` that aren't ranked.
-        positives: `Pairs` that are counted for, a multiple of `POSITIVES_STEP`.
+        positives: `Pairs` to rank, a multiple of `POSITIVES_STEP`.
     """
     own, all_ = split(mesh).spec, PartitionSpec()
     part = functools.partial(_part, shapes, mesh.axis_names, is_given)
@@ -270,7 +269,7 @@ def _part(
 ) -> BlockResult:
     first = jax.lax.axis_index(axes) * shapes.tiles
     scores = table if is_given else products(query, table)
-    # Those of row 0 or of no row at all may be anything.
+    # Scores of row 0 and of padding are arbitrary.
     bad = jnp.isnan(scores) & ~jnp.isnan(bias)[:, None, :]
     scores = scores + bias[:, None, :]
     scores = scores.at[_places(shapes, first, hidden)].set(jnp.nan, mode="drop")
@@ -284,7 +283,7 @@ def _part(
 
 
 def _places(shapes: Shapes, first: jax.Array, pairs: Pairs) -> tuple[jax.Array, ...]:
-    """Returns where pairs are among the scores of this device; others are past the end."""
+    """Returns the indices of pairs in the scores of this device; others are out of range."""
     tile = pairs.row // shapes.tile - first
     return jnp.where(tile < 0, shapes.tiles, tile), pairs.query, pairs.row % shapes.tile
 
@@ -307,17 +306,17 @@ def _before(scores: jax.Array, rows: jax.Array, own: jax.Array, positives: Pairs
 
 
 def _top(shapes: Shapes, scores: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the best rows of this device, and their scores, `[block, up to k]`.
+    """Returns the best rows of this device and their scores `[block, up to k]`.
 
-    The k best are in the k groups whose maxima are best: what is in another group has the
-    maxima of all of these before it, or equal and with smaller rows.
+    The k best scores are in the k groups with the greatest maxima: a score in another group comes
+    after all of these maxima, as it is lower, or equal with a higher row.
     """
     groups_a_tile = shapes.tile // shapes.group
     ranked = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     ranked = ranked.reshape(shapes.tiles, shapes.block, groups_a_tile, shapes.group)
     most = jnp.moveaxis(ranked.max(axis=3), 1, 0).reshape(shapes.block, -1)
     _, groups = jax.lax.top_k(most, min(shapes.k, most.shape[1]))
-    # In the order of their rows: of equal scores `top_k` takes the one that comes first.
+    # In the order of rows, since `top_k` takes the first of equal scores.
     groups = jnp.sort(groups, axis=1)
     query = jnp.arange(shapes.block)[:, None]
     members = ranked[groups // groups_a_tile, query, groups % groups_a_tile]
@@ -331,7 +330,7 @@ def _top(shapes: Shapes, scores: jax.Array, first: jax.Array) -> tuple[jax.Array
 def _merged(
     shapes: Shapes, axes: tuple[str, ...], rows: jax.Array, values: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # One device's after the other's: of equal scores the smaller rows come first.
+    # Concatenated in the order of devices, so that of equal scores the lower row comes first.
     rows, values = (jax.lax.all_gather(x, axes, axis=1, tiled=True) for x in (rows, values))
     values, places = jax.lax.top_k(values, shapes.k)
     return jnp.take_along_axis(rows, places, axis=1), values

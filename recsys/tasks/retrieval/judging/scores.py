@@ -1,6 +1,6 @@
-"""Scorers of items for queries, and the checks that all scores are numbers.
+"""Scorers of items for queries, and the checks for NaN.
 
-A NaN compares false and would rank silently, so every score is checked.
+Comparisons with NaN are false, so it would be ranked silently; therefore every score is checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Candidates: TypeAlias = "np.ndarray | ShardedCandidates"
 """Embeddings `[item rows, dim]` float32: in memory, or split over the devices of a mesh."""
 
 _LIMIT = 3e38
-"""No float32 is much larger."""
+"""Slightly below the largest float32."""
 
 
 class Scorer(Protocol):
@@ -28,16 +28,16 @@ class Scorer(Protocol):
     def scores(self, block: slice) -> np.ndarray:
         """Returns the scores `[queries of the block, item rows]` float32.
 
-        -inf stands for an item that can't be recommended: it comes behind all others.
+        -inf marks an item that can't be recommended: it ranks after all others.
 
         Args:
-            block: Which queries.
+            block: Slice of the queries.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class DotProducts:
-    """Scores that are dot products of embeddings: those are ranked fast.
+    """Dot products of embeddings, which are ranked fast.
 
     Attributes:
         query: Embedding of each query `[queries, dim]` float32.
@@ -48,7 +48,7 @@ class DotProducts:
     candidates: Candidates
 
     def __post_init__(self) -> None:
-        """Takes whatever NumPy takes as an array for candidates in memory."""
+        """Converts candidates in memory to an array."""
         if not hasattr(type(self.candidates), "largest_of_rows"):
             object.__setattr__(self, "candidates", np.asarray(self.candidates))
 
@@ -61,17 +61,17 @@ class DotProducts:
 
 
 def check_products(query: np.ndarray, candidates: Candidates, is_candidate: np.ndarray) -> None:
-    """Makes sure that no dot product, nor a part of its sum, can be too large or NaN.
+    """Checks that no dot product, nor a partial sum, can overflow or be NaN.
 
-    None is larger than `dim` times the largest number on each side.
+    None exceeds `dim` times the product of the largest magnitudes.
 
     Args:
         query: Query embeddings `[queries, dim]` float32.
         candidates: Item embeddings `[item rows, dim]` float32.
-        is_candidate: Which item rows matter `[item rows]` bool.
+        is_candidate: Item rows to check `[item rows]` bool.
 
     Raises:
-        RecsysError: One is not finite, or their products may be too large (R405).
+        RecsysError: An embedding is not finite, or a product may overflow (R405).
     """
     dim = query.shape[1]
     if dim * _largest(query) * _largest(candidates) < _LIMIT:
@@ -109,14 +109,11 @@ def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
 
 
 def check_scores(not_a_number: np.ndarray, first: int) -> None:
-    """Checks that all scores are numbers.
+    """Checks that no score is NaN.
 
     Args:
         not_a_number: An item row whose score is NaN `[queries]`, or -1.
-        first: Number of the first of these queries.
-
-    Raises:
-        RecsysError: A score is NaN (R405).
+        first: Index of the first of these queries.
     """
     bad = np.flatnonzero(not_a_number >= 0)
     if len(bad):
@@ -125,14 +122,14 @@ def check_scores(not_a_number: np.ndarray, first: int) -> None:
 
 
 def _largest(x: Candidates) -> float:
-    """Returns the largest magnitude; NaN if there is one."""
+    """Returns the largest magnitude, or NaN if any number is NaN."""
     if isinstance(x, np.ndarray):
         return float(np.maximum(x.max(initial=0), -x.min(initial=0)))
     return float(x.largest_of_rows.max(initial=0))
 
 
 def largest_of_rows(x: Candidates) -> np.ndarray:
-    """Returns the largest magnitude of each row `[rows]` float64; NaN if there is one."""
+    """Returns the largest magnitude of each row `[rows]` float64, or NaN if it contains one."""
     if isinstance(x, np.ndarray):
         return np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0)).astype(np.float64)
     return x.largest_of_rows

@@ -1,7 +1,7 @@
 """Embeddings of a whole catalogue, split by item rows over devices of one or several processes.
 
-The rows of a device follow each other, in tiles that `ranking_devices` scores one by one. No
-process holds more of them than its devices do: other rows are fetched from their devices.
+A device has consecutive rows, in tiles that `ranking_devices` scores one by one. A process only
+holds the rows of its devices; other rows are fetched from their devices.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from recsys.models.inputs import ModelInputs
 from recsys.ragged import slices
 
 _TILES = 16
-"""Tiles of a small catalogue; a large one has more, of the largest size."""
+"""Number of tiles of a small catalogue; a large one has more tiles of the largest size."""
 _SMALLEST_TILE, _LARGEST_TILE = 128, 2**17
 _EMBEDDED_ROWS = 1024
-"""Rows that a device is given at a time."""
+"""Number of rows to embed at a time on each device."""
 _GATHERED_ROWS = 8192
 
 EmbedRows = Callable[[np.ndarray], jax.Array]
-"""Returns the embeddings `[n, dim]` float32 of rows `[n]`, as many on each device."""
+"""Returns the embeddings `[n, dim]` float32 of rows `[n]`, distributed evenly over devices."""
 
 _dot = functools.partial(
     jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
@@ -38,28 +38,28 @@ _dot = functools.partial(
 
 
 def tile_rows(n_rows: int) -> int:
-    """Returns the item rows of a tile, a power of two; the same for any number of devices."""
+    """Returns the number of item rows in a tile, a power of two, for any number of devices."""
     return min(max(power(-(-n_rows // _TILES)), _SMALLEST_TILE), _LARGEST_TILE)
 
 
 def tiles_of_device(n_rows: int, n_devices: int) -> int:
-    """Returns how many tiles each device holds."""
+    """Returns the number of tiles per device."""
     tiles = -(-n_rows // tile_rows(n_rows))
     return -(-tiles // n_devices)
 
 
 def power(n: int) -> int:
-    """Returns the smallest power of two that is not below `n`."""
+    """Returns the smallest power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def split(mesh: Mesh) -> NamedSharding:
-    """Returns how tiles are split over all devices of a mesh, whatever its axes."""
+    """Returns the sharding of tiles over all devices of a mesh, for any axes."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def products(query: jax.Array, table: jax.Array) -> jax.Array:
-    """Returns the dot products, each tile's by an operation of one shape.
+    """Returns the dot products, computed tile by tile with a fixed shape.
 
     Args:
         query: Query embeddings `[queries, dim]` float32.
@@ -72,13 +72,13 @@ def products(query: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def tiled(x: np.ndarray, mesh: Mesh, axis: int = 0, fill: float = 0) -> jax.Array:
-    """Returns an array in tiles on devices, cut from the axis of the item rows.
+    """Returns an array divided into tiles along the axis of the item rows, on devices.
 
     Args:
-        x: An array, one of whose axes are item rows.
+        x: An array with an axis of item rows.
         mesh: The devices.
         axis: That axis; the result has the axes `[all tiles, …, tile, …]`.
-        fill: What follows the last row.
+        fill: Padding after the last row.
     """
     size, own = tile_rows(x.shape[axis]), tiles_of_device(x.shape[axis], mesh.size)
     before, after = x.shape[:axis], x.shape[axis + 1 :]
@@ -94,7 +94,7 @@ def tiled(x: np.ndarray, mesh: Mesh, axis: int = 0, fill: float = 0) -> jax.Arra
 
 
 def padded(x: np.ndarray, size: int, axis: int = 0, fill: float = 0) -> np.ndarray:
-    """Returns `x` with an axis filled up to a size."""
+    """Returns `x` with an axis padded to a size."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return np.pad(x, widths, constant_values=fill)
@@ -102,16 +102,16 @@ def padded(x: np.ndarray, size: int, axis: int = 0, fill: float = 0) -> np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class ShardedCandidates:
-    """Candidate embeddings `[item rows, dim]` float32 that lie on the devices of a mesh.
+    """Candidate embeddings `[item rows, dim]` float32 on the devices of a mesh.
 
-    Under several processes each of them asks the same of it, in the same order.
+    With several processes, each must call the same methods in the same order.
 
     Attributes:
-        table: `[all tiles, tile, dim]` float32, the tiles split over the devices; rows behind
-            the last one are anything.
-        n_rows: Item rows.
+        table: `[all tiles, tile, dim]` float32, the tiles split over the devices; rows after
+            the last one are arbitrary.
+        n_rows: Number of item rows.
         mesh: The devices.
-        width: How many numbers of an embedding are returned; None: all.
+        width: Number of an embedding's entries to return; None: all.
     """
 
     table: jax.Array
@@ -126,11 +126,11 @@ class ShardedCandidates:
 
     @classmethod
     def embedded(cls, embed: EmbedRows, n_rows: int, mesh: Mesh) -> ShardedCandidates:
-        """Embeds a catalogue where it is to lie, some rows of each device at a time.
+        """Embeds a catalogue directly on its devices, some rows of each device at a time.
 
         Args:
             embed: Embeds item rows.
-            n_rows: Item rows.
+            n_rows: Number of item rows.
             mesh: The devices.
         """
         tile, tiles = tile_rows(n_rows), tiles_of_device(n_rows, mesh.size)
@@ -140,7 +140,7 @@ class ShardedCandidates:
         started: Any = ()
         for before in range(0, tiles * tile, n):
             block = embed(np.minimum(first + before, n_rows - 1))
-            with ending_after():  # A block ahead, so that devices needn't wait for the host.
+            with ending_after():  # One block ahead, so that devices needn't wait for the host.
                 jax.block_until_ready(started)
             if table is None:
                 table = _zeros((mesh.size * tiles, tile, block.shape[1]), mesh)
@@ -158,12 +158,12 @@ class ShardedCandidates:
         return self.embedded(embed, len(rows), self.mesh)
 
     def without(self, is_left_out: np.ndarray) -> ShardedCandidates:
-        """Returns it with zeros for the rows of a mask `[item rows]` bool; it is used up."""
+        """Returns the candidates with zeros in masked rows `[item rows]` bool; consumes itself."""
         mask = tiled(is_left_out, self.mesh)
         return dataclasses.replace(self, table=_zeroed(self.table, mask))
 
     def own_parts(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yields the rows of this process's devices, and their embeddings, tile by tile."""
+        """Yields slices of the rows on this process' devices and their embeddings, by tile."""
         tile = self.table.shape[1]
         for shard in self.table.addressable_shards:
             index: Any = shard.index
@@ -174,11 +174,11 @@ class ShardedCandidates:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Item rows, and the numbers of an embedding."""
+        """Number of item rows, and of entries per embedding."""
         return self.n_rows, self.table.shape[2] if self.width is None else self.width
 
     def __len__(self) -> int:
-        """Returns how many item rows."""
+        """Returns the number of item rows."""
         return self.n_rows
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
@@ -194,12 +194,12 @@ class ShardedCandidates:
         return out.reshape(*wanted.shape, self.shape[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns all of them in memory, which few catalogues fit."""
+        """Returns all embeddings in memory; a large catalogue may not fit."""
         return np.asarray(self[np.arange(self.n_rows)], dtype)
 
     @functools.cached_property
     def largest_of_rows(self) -> np.ndarray:
-        """The largest magnitude of each row `[item rows]` float64; NaN if there is one."""
+        """The largest magnitude of each row `[item rows]` float64, or NaN if it contains one."""
         with ending_after():
             largest = np.asarray(_largest(self.table, self.mesh))
         return largest.reshape(-1)[: self.n_rows].astype(np.float64)
@@ -234,7 +234,7 @@ def _zeroed(table: jax.Array, mask: jax.Array) -> jax.Array:
 def _stored(
     table: jax.Array, block: jax.Array, tile: np.int32, at: np.int32, mesh: Mesh
 ) -> jax.Array:
-    """Writes rows of each device into one of its tiles, from a row of that on."""
+    """Writes rows of each device into one of its tiles, starting at a row of the tile."""
 
     def store(table: jax.Array, block: jax.Array, tile: jax.Array, at: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(table, block[None], (tile, at, jnp.int32(0)))
@@ -259,8 +259,8 @@ def _gathered(table: jax.Array, rows: np.ndarray, mesh: Mesh) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="mesh")
 def _largest(table: jax.Array, mesh: Mesh) -> jax.Array:
-    """Returns the largest magnitude of each row `[all tiles, tile]`; NaN if there is one."""
-    # XLA's largest of several numbers need not be NaN where one of them is.
+    """Returns the largest magnitude of each row `[all tiles, tile]`, or NaN."""
+    # XLA's maximum isn't necessarily NaN if one of the numbers is.
     is_number = ~jnp.isnan(table).any(axis=2)
     largest = jnp.where(is_number, jnp.abs(table).max(axis=2), jnp.nan)
     return jax.lax.with_sharding_constraint(largest, NamedSharding(mesh, PartitionSpec()))

@@ -1,4 +1,4 @@
-"""The judging side of retrieval: queries on held-out events, and exact ranks of the answers."""
+"""The judging side of retrieval: queries on held-out events, and exact ranks of the positives."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
 
 _FIT_S = 6 * 3600.0
-"""Time limit of a baseline, which the other processes wait for [s]."""
+"""Timeout of the other processes for a baseline [s]."""
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
 
 
 class RetrievalJudging(JudgingSide[System, Case, Measured]):
-    """Ranks held-out events of every query among the whole catalogue."""
+    """Ranks the held-out events of each query among the whole catalogue."""
 
     sliced = ("recall", "ndcg", "mrr")
 
     def open_folder(self, folder: Path, name: str, mesh: DeviceMesh | None) -> System:
-        """Returns the system of a model folder.
+        """Returns the system for a model folder.
 
         Raises:
-            RecsysError: It is damaged (R310), computes something else than when it was trained
-                (R311) or no numbers (R402), or shares no item with the data (R403).
+            RecsysError: It is damaged (R310), computes other numbers than in training (R311) or
+                NaN (R402), or shares no item with the data (R403).
         """
         return System(name, open_folder(folder, name, mesh), self.data)
 
     def open_bundle(
         self, bundle: Path, manifest: Mapping[str, Any], name: str, mesh: DeviceMesh | None
     ) -> System:
-        """Returns the system of a bundle; `RecsysError` as `open_folder`, or R409."""
+        """Returns the system for a bundle; raises `RecsysError` as `open_folder`, or R409."""
         return System(name, open_bundle(bundle, manifest, name, mesh), self.data)
 
     def open_model(self, model: Any, name: str) -> System:
-        """Returns the system of a `TrainedModel`, or of a built model for the rows of the data."""
+        """Returns the system for a `TrainedModel`, or for a built model of these data."""
         return System(name, open_object(model, self.data, name), self.data)
 
     @functools.cached_property
@@ -77,18 +77,17 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
         return protocols.protocol_of(self.data.store, self.stage.evaluate.query)
 
     def case(self, systems: Mapping[str, System]) -> Case:
-        """Returns the case of the queries that can be ranked.
+        """Returns the case with the queries that can be ranked.
 
         Raises:
-            RecsysError: Nothing is held out (R401), or nothing of it can be found (R407, R408,
-                R412).
+            RecsysError: No event is held out (R401), or none can be found (R407, R408, R412).
         """
         return self._case(self.protocol, systems)
 
     def other_cases(
         self, systems: Mapping[str, System]
     ) -> Mapping[str, tuple[Case, Sequence[Baseline]]]:
-        """Returns the case of the other protocol; none if the two don't differ."""
+        """Returns the case of the other protocol, if the two differ."""
         if self.data.store.split.split != "time":
             return {}
         other = _OTHER[self.protocol]
@@ -128,7 +127,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
         """Returns the slices by user, activity, recency, popularity, repeats and features."""
         store, catalogue, queries = self.data.store, self.data.catalogue, case.queries
         is_repeated = np.zeros(len(queries.positives.rows), bool)
-        if not case.mask_seen:  # Else they are left out of the queries.
+        if not case.mask_seen:  # Otherwise they are not in the queries.
             is_repeated = protocols.repeated(queries, catalogue.is_item)
         parts = make_slices(
             queries,
@@ -147,7 +146,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
     def slice_values(
         self, part: Slice, case: Case, measured: Measured, keys: Collection[str]
     ) -> Values:
-        """Returns the values in a slice; of positives, those of the ranks of these alone."""
+        """Returns the values in a slice; for a slice of positives, only from their ranks."""
         metrics = [metric for metric in case.computed if {*metric.keys(case.ks)} & {*keys}]
         if part.of != "queries":
             return case.values(case.lists(measured.ranking, part.which), metrics)

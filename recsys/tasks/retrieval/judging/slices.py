@@ -1,7 +1,7 @@
-"""Parts of the queries, and of the held-out events, that figures are given for.
+"""Slices of the queries and of the held-out events, with separate figures.
 
-A slice of queries takes some queries whole. A slice of positives takes some held-out
-events: their ranks are those in the whole list, and the others count as no answers.
+A slice of queries consists of whole queries. A slice of positives consists of held-out events:
+their ranks are those in the whole list, and other events don't count as labels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACTIVITY = {
     21: "21 to 100 events before",
     101: "more than 100 events before",
 }
-"""Names of slices by their lowest numbers of events before the query."""
+"""Names of slices by the lowest number of events before the query."""
 _RECENCY = {
     0: "back within an hour",
     _HOUR_S: "back within a day",
@@ -36,7 +36,7 @@ _RECENCY = {
     7 * _DAY_S: "back within 30 days",
     30 * _DAY_S: "back after more than 30 days",
 }
-"""Names of slices by the shortest times since the user's last event [s]."""
+"""Names of slices by the shortest time since the user's last event [s]."""
 _MOST_VALUES = 12
 
 
@@ -49,17 +49,17 @@ def make_slices(
     user_features: Sequence[FeatureBags] = (),
     names: Sequence[str] = (),
 ) -> list[Slice]:
-    """Returns the slices that are not empty, those of one kind next to each other.
+    """Returns the slices that are not empty, grouped by kind.
 
     Args:
         queries: The queries.
         is_trained: Whether each query's user has training events `[queries]` bool.
-        is_repeated: Whether each positive is of an item that its user had seen
+        is_repeated: Whether each positive has an item that its user has seen
             `[positives]` bool.
-        counts: Training positives of each item row `[item rows]`.
+        counts: Number of training positives of each item row `[item rows]`.
         catalogue: The items.
         user_features: Features of the users, by user row.
-        names: Features whose values are slices.
+        names: Features with a slice for each value.
     """
     rows = queries.positives.rows
     parts = [
@@ -101,13 +101,13 @@ def never_found(repeats: Repeats) -> Slice:
 
 
 def _between(kind: str, values: np.ndarray, names: Mapping[int, str]) -> Iterator[Slice]:
-    """Yields slices of queries whose values are from each border of `names` up to the next."""
+    """Yields slices of queries whose values are from each key of `names` up to the next."""
     for (low, name), high in zip(names.items(), [*list(names)[1:], np.inf], strict=True):
         yield Slice(kind, name, "queries", (values >= low) & (values < high))
 
 
 def _popularity(rows: np.ndarray, counts: np.ndarray, is_item: np.ndarray) -> Iterator[Slice]:
-    """By the thirds of the training positives, the most popular items first; cold ones apart."""
+    """Yields thirds of the training positives, the most popular items first, and new items."""
     counts = np.where(is_item, counts, 0)
     order = np.argsort(-counts, kind="stable")
     before = np.cumsum(counts[order]) - counts[order]

@@ -1,8 +1,8 @@
 """The systems that an evaluation compares, in the item rows of a data folder.
 
-A system is a model folder or a bundle with a vocabulary of its own. Where it is not the one
-of the data folder, items and users go from one to the other by their ids, as a client of
-the served model would name them.
+A system is a model folder or a bundle with its own vocabulary. If it differs from the data
+folder's, items and users are translated by their ids, as a client of the served model would
+give them.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class SystemEmbeddings:
 
     Attributes:
         items: Vocabulary of its items.
-        candidates: Item embeddings `[item rows, dim]` float32, which may be written to.
-        history: Items of a history that it reads.
-        queries: From ids of users `[n]` text and item rows `[n, history]` int32, the
-            newest first, padded with 0, to embeddings `[n, dim]` float32; of a system that
-            reads facts also from what is known of the histories, each `[n, history]` int32.
-        width: How many numbers of an embedding tell what is alike: all but bias and ages; None:
-            all.
-        facts: What it reads of a question and its history: see `recsys.data.history_facts`.
-        kinds: The kinds of events that it knows, by number.
+        candidates: Item embeddings `[item rows, dim]` float32, which may be overwritten.
+        history: Maximum length of a history.
+        queries: Maps ids of users `[n]` text and item rows `[n, history]` int32, the newest
+            first, padded with 0, to embeddings `[n, dim]` float32; if the system reads facts, it
+            also takes facts of the histories, each `[n, history]` int32.
+        width: Number of an embedding's entries that define similarity (without bias and ages);
+            None: all.
+        facts: Names of the facts that it reads: see `recsys.data.history_facts`.
+        kinds: The kinds of events that it knows, by index.
     """
 
     items: Vocabulary
@@ -70,7 +70,7 @@ def check_numbers(name: str, embeddings: Candidates) -> None:
         embeddings: The embeddings.
 
     Raises:
-        RecsysError: Some are NaN or infinite (R402).
+        RecsysError: An embedding is NaN or infinite (R402).
     """
     is_finite = np.isfinite(largest_of_rows(embeddings))
     if not is_finite.all():
@@ -81,19 +81,19 @@ def check_numbers(name: str, embeddings: Candidates) -> None:
 
 
 def open_folder(folder: Path, name: str, mesh: DeviceMesh | None = None) -> SystemEmbeddings:
-    """Reads a model folder, and checks that it still computes what its trainer did.
+    """Reads a model folder, and checks that it computes the same as in training.
 
     Args:
-        folder: What a training wrote.
+        folder: A model folder.
         name: Display name.
-        mesh: Devices to split tables and candidates over; None: all are in this process.
+        mesh: Devices to split tables and candidates over; None: this process holds them whole.
 
     Raises:
-        RecsysError: It is damaged (R310), computes something else than when it was
-            trained (R311), or no numbers (R402).
+        RecsysError: It is damaged (R310), or computes other numbers than in training (R311)
+            or NaN (R402).
     """
     trained, probe = load_model(folder, mesh=mesh), read_probe(folder)
-    meet()  # The disks of the processes may be unlike.
+    meet()  # The processes may read at different speeds.
     inference = Inference(trained.model)
     embeddings = of_model(inference, trained.inputs, name, mesh)
     query = inference.queries(probe.user_row, probe.history, trained.inputs, probe.facts)
@@ -107,10 +107,10 @@ def open_folder(folder: Path, name: str, mesh: DeviceMesh | None = None) -> Syst
 
 
 def open_object(model: Any, data: Data, name: str) -> SystemEmbeddings:
-    """Returns the embeddings of a `TrainedModel`, or of a built model for the rows of `data`."""
+    """Returns the embeddings of a `TrainedModel`, or of a built model of `data`."""
     if not hasattr(model, "embed_query"):
         return of_model(Inference(model.model), model.inputs, name)
-    # A training knows which rows it saw: validation may have held all events of one back.
+    # A training result knows the trained rows: validation may hold back all events of one.
     trained = getattr(model, "training_result", None)
     of_data = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
     return of_model(Inference(model), of_data if trained is None else trained.inputs, name)
@@ -122,17 +122,17 @@ def of_model(
     """Returns the embeddings of a model in memory.
 
     Args:
-        inference: Embeds by the model.
-        inputs: What is known of users and items, by row.
+        inference: Inference with the model.
+        inputs: Vocabularies, features and histories of users and items, by row.
         name: Display name.
-        mesh: Where the candidates are to lie; None: in this process.
+        mesh: Devices of the candidates; None: in this process.
 
     Raises:
-        RecsysError: It computes no numbers (R402).
+        RecsysError: An embedding is NaN or infinite (R402).
     """
     candidates = embedded_catalogue(inference, inputs, None if mesh is None else mesh.backend_mesh)
     check_numbers(name, candidates)
-    # Another system's layout may be the active one by the time that this one embeds.
+    # Another system's layout may be active when this one embeds.
     layout: Any = keras.distribution.distribution()
 
     def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
@@ -160,15 +160,16 @@ def open_bundle(
         bundle: A bundle whose files match its manifest.
         manifest: Its manifest.
         name: Display name.
-        mesh: Devices to split the candidates over; None: all are in this process.
+        mesh: Devices to split the candidates over; None: this process holds them whole.
 
     Raises:
-        RecsysError: It lacks what measuring needs (R409), or an embedding is not finite (R402).
+        RecsysError: It lacks something that the evaluation needs (R409), or an embedding is not
+            finite (R402).
     """
     items, of_file, history = read_bundle(bundle, manifest)
     candidates = of_file if mesh is None else ShardedCandidates.of(of_file, mesh.backend_mesh)
     check_numbers(name, candidates)
-    # TensorFlow holds what a server of the bundle does: on the first host only.
+    # TensorFlow needs as much memory as a server of the bundle, so only on the first host.
     process = BundleProcess(bundle) if is_primary() else None
 
     def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
@@ -182,19 +183,19 @@ def open_bundle(
 
 
 def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, np.ndarray, int]:
-    """Returns the items of a bundle, their embeddings, and the items of a history that it reads.
+    """Returns the items of a bundle, their embeddings, and the maximum length of a history.
 
     Args:
         bundle: The bundle.
         manifest: Its manifest.
 
     Raises:
-        RecsysError: It lacks what measuring needs (R409).
+        RecsysError: It lacks something that the evaluation needs (R409).
     """
     try:
         history = int(manifest["config"]["model"]["history"])
         items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
-        # Copy on write: the rows are read where they lie.
+        # Copy on write, without reading the file into memory.
         candidates = np.load(bundle / "item_embeddings.npy", mmap_mode="c", allow_pickle=False)
         if candidates.ndim != 2 or len(candidates) != items.n_rows:
             raise ValueError(f"{candidates.shape} embeddings of {items.n_rows} item rows")
@@ -209,36 +210,36 @@ def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, 
 
 
 class System:
-    """A model that is measured, seen through the item rows of a data folder.
+    """A model to measure, mapped to the item rows of a data folder.
 
-    The history of a query is translated item by item. One that the system doesn't know
-    keeps its place, as an unknown id in the `history` of a served model does: it reads
-    row 0, which counts nothing, or the hash row that such ids share. One without an id in
-    the data (of row 0, or of a hash row of theirs) reads row 0 where the vocabularies
-    differ, because nobody knows its id; where they are the same its row is kept. Kinds of
-    events are translated too; one that it doesn't know counts as unknown.
+    The history of a query is translated item by item. An item that the system doesn't know
+    keeps its position, like an unknown id in the `history` of a served model: it reads row 0,
+    which is ignored, or the hash row of its id. An item without an id in the data (in row 0, or
+    in a hash row) reads row 0 if the vocabularies differ, because its id is unknown; if they
+    are the same, it keeps its row. Kinds of events are translated, too; kinds that the system
+    doesn't know become unknown.
 
     Args:
         name: Display name.
-        embeddings: What it computes, in its own rows.
+        embeddings: Its embeddings, in its own rows.
         data: The data folder.
 
     Attributes:
         name: Display name.
-        is_candidate: Which item rows of the data it can recommend `[item rows]` bool.
+        is_candidate: Item rows of the data that it can recommend `[item rows]` bool.
         candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
 
     Raises:
         RecsysError: It shares no item with the data (R403), or was trained on events that
-            the data hold out (R411).
+            are held out in the data (R411).
     """
 
     def __init__(self, name: str, embeddings: SystemEmbeddings, data: Data) -> None:
         self.name, self._data, self._embed = name, data, embeddings.queries
         self.history: int = embeddings.history
-        """Items of a history that it reads, the newest ones."""
+        """Maximum number of newest items in a history."""
         self.facts = embeddings.facts
-        """What it reads of them beside items: see `recsys.data.history_facts`."""
+        """Names of the facts that it reads: see `recsys.data.history_facts`."""
         its, ours = embeddings.items, data.items
         if its.split != ours.split or its.cut > data.store.cut:
             raise RecsysError(
@@ -272,7 +273,7 @@ class System:
 
     @property
     def directions(self) -> Candidates:
-        """What tells how alike two items are `[item rows, dim]`: no bias."""
+        """Part of the embeddings that defines similarity `[item rows, dim]`, without biases."""
         if isinstance(self.candidates, np.ndarray):
             return self.candidates[:, : self._width]
         return dataclasses.replace(self.candidates, width=self._width)
@@ -281,7 +282,7 @@ class System:
         """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
 
         Raises:
-            RecsysError: One of them is not finite (R402), or the bundle can't be loaded.
+            RecsysError: An embedding is not finite (R402), or the bundle can't be loaded.
         """
         ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
         facts = queries.fact_inputs(self.facts, self.history)
@@ -293,14 +294,14 @@ class System:
         """Returns the query embeddings `[n, dim]` float32 of users with the given histories.
 
         Args:
-            user_ids: Ids of the users `[n]`, text; unknown ones may be among them.
+            user_ids: Ids of the users `[n]`, text; they may be unknown.
             history: Item rows of the data `[n, history]` int32, the newest first, padded
-                with 0. What the system knows of the users' past is not read.
-            facts: What is known of the histories, each `[n, history]` int32, for a system that
-                reads it.
+                with 0. Histories that the system has stored are not used.
+            facts: Facts of the histories, each `[n, history]` int32, for a system that reads
+                them.
 
         Raises:
-            RecsysError: As `queries`.
+            RecsysError: See `queries`.
         """
         if not len(user_ids):
             return np.zeros((0, self.candidates.shape[1]), np.float32)
@@ -313,7 +314,7 @@ class System:
 
 
 def _own_kinds(ours: Sequence[str], its: Sequence[str]) -> np.ndarray:
-    """Returns a system's number of each kind of the data `[kinds + 1]` int32; last of unknown."""
+    """Returns a system's index for each kind of the data `[kinds + 1]` int32; unknown is last."""
     number = {kind: n for n, kind in enumerate(its)}
     return np.array([*(number.get(kind, UNKNOWN) for kind in ours), UNKNOWN], np.int32)
 
@@ -321,12 +322,12 @@ def _own_kinds(ours: Sequence[str], its: Sequence[str]) -> np.ndarray:
 def _in_rows(
     candidates: Candidates, rows: np.ndarray | None, is_candidate: np.ndarray
 ) -> Candidates:
-    """Returns candidates by the rows of data, zeros for those that aren't candidates there.
+    """Returns candidates by the rows of the data, with zeros for rows that aren't candidates.
 
     Args:
-        candidates: Embeddings of a system's own rows; used up.
+        candidates: Embeddings by the system's own rows; consumed.
         rows: The system's row of each row of the data `[item rows]`; None: the same.
-        is_candidate: Which rows of the data it can recommend `[item rows]` bool.
+        is_candidate: Rows of the data that the system can recommend `[item rows]` bool.
     """
     if not isinstance(candidates, np.ndarray):
         of_rows = candidates if rows is None else candidates.taken(rows)
@@ -337,9 +338,9 @@ def _in_rows(
 
 
 def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:
-    """Returns their row of each of our rows `[our rows]` int32; None where rows are the same.
+    """Returns their row for each of our rows `[our rows]` int32; None if rows are the same.
 
-    Of a row without an id the row is 0.
+    Rows without an id map to row 0.
     """
     if ours.fingerprint() == theirs.fingerprint():
         return None

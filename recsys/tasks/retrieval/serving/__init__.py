@@ -1,12 +1,12 @@
 """The serving side of retrieval: the SavedModel of its bundles.
 
-side              what a bundle consists of
-graph             the signatures, and what is stored of users and items
-candidates        the best k inside the graph
+side              the contents of a bundle
+graph             the signatures, and the stored users and items
+candidates        exact top-k inside the graph
 stored_users      users with their histories
 quantization      item embeddings in fewer bits
-reference         the trainer's results that a bundle must reproduce
+reference         the results in training that a bundle must reproduce
 requests          requests to the signatures
-parity            the comparison with them
+parity            the comparison with the reference
 embed             a process that embeds queries for the evaluation
 """

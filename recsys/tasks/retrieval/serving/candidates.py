@@ -20,15 +20,15 @@ from recsys.savedmodel.variables import constant
 from recsys.tasks.retrieval.serving.quantization import StoredEmbeddings
 
 ONE_BLOCK_ROWS = 131_072
-"""Items that are scored without a loop."""
+"""Maximum number of items that are scored without a loop."""
 
 BLOCK_ROWS = 65_536
 MOST_SCORES = 1 << 25
-"""A block has a multiple of `BLOCK_ROWS` items: as many as give `MOST_SCORES` (128 MiB), so
-that a single query of many items has few blocks, and a large batch little memory."""
+"""A block has a multiple of `BLOCK_ROWS` items, for about `MOST_SCORES` scores (128 MiB): a single
+query over many items needs few blocks, and a large batch little memory."""
 
 Allow = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Tells which items may be recommended `[b, n]` bool, of a first row and of `n` rows."""
+"""Returns which items may be recommended `[b, n]` bool, given the first row and the number `n`."""
 
 _Best = tuple[tf.Tensor, tf.Tensor]
 
@@ -37,11 +37,11 @@ class GraphRanker(tf.Module):
     """The items, by row.
 
     Args:
-        embeddings: Of each item row `[item rows, dim]`; None: they lie apart, and everybody
-            is answered by popularity.
-        is_item: Which rows are items `[item rows]` bool.
-        popularity: What they score for who nothing is known of `[item rows]` float32.
-        k: Candidates of an answer; at most as many as there are item rows.
+        embeddings: Embeddings of the item rows `[item rows, dim]`; None: they are not in the
+            bundle, and all queries get popular items.
+        is_item: Whether each row is an item `[item rows]` bool.
+        popularity: Scores for queries without information `[item rows]` float32.
+        k: Number of candidates per query, at most the number of item rows.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class GraphRanker(tf.Module):
         self._values = self._scale = None
         if embeddings is not None:
             self._values = constant(embeddings.values, tf.as_dtype(embeddings.values.dtype))
-            # Short numbers are made floats block by block: no more than in a catalogue of one.
+            # Quantized numbers are converted to floats block by block, to bound the memory.
             if embeddings.values.dtype != np.float32:
                 self._most_rows = max(BLOCK_ROWS, ONE_BLOCK_ROWS)
             if embeddings.scale is not None:
                 self._scale = constant(embeddings.scale, tf.float32)
-        # Row 0 is masked with what the user did.
+        # Row 0 is masked together with the user's history.
         self._is_item = None if is_item[1:].all() else constant(is_item, tf.bool)
         self._popularity = constant(popularity, tf.float32)
 
@@ -75,15 +75,14 @@ class GraphRanker(tf.Module):
     ) -> _Best:
         """Returns scores `[b, k]`, the best first, and item rows `[b, k]`.
 
-        Of equal scores the smaller row comes first. Where fewer items remain, the rest
-        has `NO_SCORE` and any row.
+        Ties go to the lower row. If fewer than k items remain, the others have the score
+        `NO_SCORE` and an arbitrary row.
 
         Args:
             query: Embeddings `[b, dim]`.
-            by_popularity: Which queries are answered by popularity `[b]` bool.
-            hidden: Item rows that each query's answer must not have `[b, any]`, row 0
-                among them.
-            allow: Which items may be recommended; None: all.
+            by_popularity: Queries that get popular items `[b]` bool.
+            hidden: Item rows to exclude for each query `[b, any]`, including row 0.
+            allow: Items that may be recommended; None: all.
         """
 
         def block(start: tf.Tensor, size: tf.Tensor) -> _Best:
@@ -106,7 +105,7 @@ class GraphRanker(tf.Module):
 
         def step(start: tf.Tensor, scores: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             more = block(start, tf.minimum(n_rows, self._n_rows - start))
-            # The smaller rows stand first, so that they stay first among equals.
+            # The lower rows come first, since `top_k` takes the first of equal scores.
             both = tf.concat([scores, more[0]], axis=1)
             scores, places = tf.math.top_k(both, self._k)
             rows = tf.gather(tf.concat([rows, more[1]], axis=1), places, batch_dims=1)
@@ -117,7 +116,7 @@ class GraphRanker(tf.Module):
             lambda start, *_: start < self._n_rows,
             step,
             (tf.constant(0), *nothing),
-            # Blocks that are scored side by side would need the memory of them all.
+            # Computing blocks in parallel would need the memory of all of them.
             parallel_iterations=1,
             shape_invariants=(tf.TensorShape([]), *2 * [tf.TensorShape([None, self._k])]),
         )
@@ -168,26 +167,25 @@ class GraphFilters(tf.Module):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that restrict the items of a query."""
+        """Names of the inputs that filter the items of a query."""
         return tuple(self._filters)
 
     def allow(self, only: Mapping[str, tf.Tensor]) -> Allow:
         """Returns which items are allowed.
 
-        Args:
-            only: Names of tokens `[b, any]` by `inputs`, padded with the empty string.
-                Padding alone allows any item; an item needs one of several tokens, and must
-                fit all features.
+        only: Names of tokens `[b, any]` by `inputs`, padded with the empty string.
+            Only padding allows any item. Otherwise an item must have one of the tokens, for
+            every feature.
         """
         wanted = {name: self._filters[name].wanted(names) for name, names in only.items()}
-        # Read once: a variable that is gathered from is copied at every read.
+        # Converted once: gathering from a variable copies it each time.
         bags = {name: tf.convert_to_tensor(self._filters[name].bags) for name in only}
 
         def allowed(start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
             n = tf.shape(next(iter(only.values())))[0]
             result = tf.fill([n, size], value=True)
             for name, tokens in wanted.items():
-                # Of a width that the graph knows before it runs.
+                # The width is static.
                 block = tf.slice(bags[name], [start, 0], [size, bags[name].shape[1]])
                 result &= _have(tokens, tf.ensure_shape(block, [None, bags[name].shape[1]]))
             return result
@@ -205,12 +203,12 @@ class _Filter(tf.Module):
         self._n_tokens, self.bags = len(tokens), bags
 
     def wanted(self, names: tf.Tensor) -> tf.Tensor:
-        """Returns which tokens each query allows `[b, tokens]` bool; all, if it names none."""
+        """Returns the tokens that each query allows `[b, tokens]` bool; all if it names none."""
         rows = self._table.lookup(names)
         n, width = tf.unstack(tf.shape(rows))
         who = tf.repeat(tf.range(n), width)
         places = tf.stack([who, tf.reshape(rows, [-1])], axis=1)
-        # Unknown names and padding have row 0, which stands for no token.
+        # Unknown names and padding have row 0, which is no token.
         named = tf.reshape(rows > 0, [-1])
         places = tf.boolean_mask(places, named)
         ones = tf.fill([tf.shape(places)[0]], value=1)
@@ -227,22 +225,21 @@ def _have(wanted: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
         bags: Token rows of the items of the block `[n, width]`.
     """
     has_token = tf.gather(wanted, bags[:, 0], axis=1)
-    # Token by token: all at once would be as wide as the bags.
+    # Token by token, since all at once would take the bags' width in memory.
     for column in range(1, bags.shape[1]):
         has_token |= tf.gather(wanted, bags[:, column], axis=1)
     return has_token
 
 
 def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.ndarray:
-    """Returns the share that each item has in the positives of all users `[item rows]` float32.
+    """Returns the share of each item in the positives of all users `[item rows]` float32.
 
-    Positives of all time count, before and after the cut, as in the baseline `popularity`. This
-    needs no reference time, and the answers of an old bundle don't change. Of equal items the
-    smaller row comes first.
+    All positives count, before and after the cut, as in the baseline `popularity`. This needs no
+    reference time, and the answers of an old bundle don't change. Ties go to the lower row.
 
     Args:
-        histories: What every user did.
-        is_item: Which item rows are items `[item rows]` bool; others have 0.
+        histories: The positives of every user.
+        is_item: Whether each item row is an item `[item rows]` bool; others have 0.
     """
     counts = np.bincount(histories.item_rows, minlength=len(is_item))
     shares = np.where(is_item, counts, 0) / max(1, len(histories.item_rows))

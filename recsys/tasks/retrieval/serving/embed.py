@@ -1,7 +1,7 @@
 """`python -m recsys.tasks.retrieval.serving.embed`: the query embeddings of a bundle.
 
-The evaluation runs without TensorFlow, so it starts this process, which answers until its stdin
-is closed. The SavedModel gets raw ids, as from a client.
+The evaluation runs without TensorFlow, so it starts this process, which answers requests until
+its stdin is closed. The SavedModel gets raw ids, as from a client.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ def embed(
 
     Args:
         graph: The bundle's SavedModel.
-        items: Its items.
-        folder: Holds `users.parquet`, the column `user_id` `[n]`, at least one, and
-            `histories.npy`, item rows of the bundle `[n, history]` int32, the newest
-            first, padded with 0, and `facts.npz`, what is known of them, each
-            `[n, history]` int32, and of the queries `[n]`; gets `embeddings.npy` `[n, dim]`
-            float32.
-        kinds: Its kinds of event, by number.
+        items: Vocabulary of its items.
+        folder: Folder with `users.parquet`, the column `user_id` `[n]`, at least one;
+            `histories.npy`, item rows of the bundle `[n, history]` int32, the newest first,
+            padded with 0; and `facts.npz`, facts of the histories, each `[n, history]` int32,
+            and of the queries `[n]`. `embeddings.npy` `[n, dim]` float32 is written to it.
+        kinds: Its kinds of events by index.
     """
     users = np.asarray(pq.read_table(folder / USERS)["user_id"].to_pylist(), object)
     rows = np.load(folder / HISTORIES, mmap_mode="r", allow_pickle=False)
@@ -55,7 +54,7 @@ def embed(
         size = block.stop - block.start
         padding = np.full((size, 1), "", object)
         inputs = dict.fromkeys(graph.signatures[_SIGNATURE], padding)
-        # An unknown item at the end: a history of padding alone would mean the stored one.
+        # An unknown item at the end, since a history of only padding means the stored one.
         unknown = np.full((size, 1), "?", object)
         history = np.concatenate([id_of_row[rows[block]], unknown], axis=1)
         inputs |= {"user_id": users[block], "history": history}
@@ -67,7 +66,7 @@ def embed(
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Embeds the queries of every folder that a question on stdin names."""
+    """Embeds the queries of each folder that a request on stdin names."""
     parser = argparse.ArgumentParser(
         prog="python -m recsys.tasks.retrieval.serving.embed", description=__doc__
     )

@@ -1,4 +1,4 @@
-"""Parity of retrieval: embeddings and best items must be the trainer's.
+"""Parity of retrieval: embeddings and best items must be the same as in training.
 
 Scores are compared in blocks of items; see `recsys.savedmodel.parity` for the tolerance.
 """
@@ -39,10 +39,10 @@ class Answers:
     """The answers of a signature to all probes.
 
     Attributes:
-        signature: Its name.
+        signature: Name of the signature.
         rows: Item rows `[n, k]`, the best first.
         scores: Their scores `[n, k]`.
-        source: What each answer says that it rests on `[n]`, bytes.
+        source: Source of each answer `[n]`, bytes.
     """
 
     signature: str
@@ -57,20 +57,19 @@ def compare_scores(
     embeddings: np.ndarray,
     is_item: np.ndarray,
 ) -> float:
-    """Returns the largest difference between found scores and the trainer's best.
+    """Returns the largest difference between the answers' scores and the best in training.
 
-    Ids are compared by their scores: two items of one score may change places.
+    Items are compared by their scores, since items with equal scores may be in any order.
 
     Args:
-        answers: Of each signature that recommends; alike in k and in what they rest on.
-        reference: What the trainer computed.
-        embeddings: Of each item row `[item rows, dim]`, memory-mapped.
-        is_item: Which item rows are items `[item rows]` bool.
+        answers: Answers of each ranking signature, with equal k and sources.
+        reference: The results in training.
+        embeddings: Embeddings of the item rows `[item rows, dim]`, memory-mapped.
+        is_item: Whether each item row is an item `[item rows]` bool.
 
     Raises:
-        RecsysError: A difference is over the tolerance (R532, R533), an answer rests on
-            something else than it must (R533), or short item
-            embeddings find too few (R538).
+        RecsysError: A difference exceeds the tolerance (R532, R533), an answer has the wrong
+            source (R533), or the recall of quantized item embeddings is too low (R538).
     """
     worst = 0.0
     is_popular = reference.source == POPULARITY
@@ -105,7 +104,7 @@ def _check_sources(answers: Answers, reference: RetrievalProbes) -> None:
 def _blocks(
     is_popular: np.ndarray, reference: RetrievalProbes, embeddings: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields parts of the item rows, and the scores that they must have `[n, part]`."""
+    """Yields slices of the item rows, and their expected scores `[n, part]`."""
     for part in slices(len(embeddings), _BLOCK_ROWS):
         block = stored(read_rows(embeddings, part.start, part.stop), reference.kind)
         scores = reference.query @ block.floats(slice(None)).T
@@ -114,28 +113,28 @@ def _blocks(
 
 
 _ITEMS = 512
-"""Items that are embedded at a time."""
+"""Number of items that are embedded at a time."""
 
 
 def check(model: Any, bundle: Path, reference: RetrievalProbes, report: Report) -> float:
-    """Compares a loaded SavedModel, queried with raw ids, with the trainer's results by row.
+    """Compares a loaded SavedModel, queried with raw ids, with the results in training by row.
 
-    The embeddings of all probes and all items, the candidates of all probes, in
-    batches of 0, 1, 7 and more, and the same from serialized tf.Examples. Where the vectors lie
-    apart: what each probe's answer rests on, and what is popular.
+    It compares the embeddings of all probes and all items, and the candidates of all probes, in
+    batches of 0, 1, 7 and more, and from serialized tf.Examples. If the vectors are not in the
+    bundle, it compares the sources of the answers, and the popular items.
 
     Args:
         model: The loaded SavedModel.
-        bundle: The unfinished bundle; vocabulary and item embeddings are read there.
-        reference: What the trainer computed.
-        report: Called after each check with what was checked.
+        bundle: The unfinished bundle, with vocabulary and item embeddings.
+        reference: The results in training.
+        report: Called after each check with a description.
 
     Returns:
         The largest difference of an embedding or of a score.
 
     Raises:
-        RecsysError: A difference is over the tolerance (R530 … R533), or short item
-            embeddings find too few (R538).
+        RecsysError: A difference exceeds the tolerance (R530 … R533), or the recall of
+            quantized item embeddings is too low (R538).
     """
     ask, n = model.signatures, len(reference.query)
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
@@ -154,7 +153,7 @@ def check(model: Any, bundle: Path, reference: RetrievalProbes, report: Report) 
 def _ranked(
     ask: Any, reference: RetrievalProbes, items: Vocabulary
 ) -> tuple[list[Answers], RetrievalProbes]:
-    """Returns what the signatures that rank answer, and what is expected of them."""
+    """Returns the answers of the ranking signatures, and the reference for them."""
     n = len(reference.query)
 
     def outputs(signature: str) -> dict[str, np.ndarray]:
@@ -179,7 +178,7 @@ def _ranked(
 
 
 def inputs_of(signature: Any, reference: RetrievalProbes, part: slice) -> dict[str, tf.Tensor]:
-    """Returns the inputs of a signature for some probes; others are padding, for the stored."""
+    """Returns the inputs of a signature for some probes; other inputs are padding."""
     of_probes = {name: texts[part] for name, texts in reference.probes.items()}
     n = len(of_probes["user_id"])
     of_probes["exclude_seen"] = np.zeros(n, bool)
@@ -206,17 +205,17 @@ def _examples(reference: RetrievalProbes, part: slice) -> tf.Tensor:
 
 
 def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
-    """Returns the largest difference between the found embeddings of items and the trainer's."""
+    """Returns the largest difference between the embeddings of items and those in training."""
     rows = np.flatnonzero(items.has_id())
     raw = set(signature.structured_input_signature[1]) - {"item_id"}
     worst = 0.0
     for part in parts(len(rows), _ITEMS):
-        # Batch by batch: all at once they may be as large as a table.
+        # In batches, since all embeddings may be as large as a table.
         ids = items.ids_of_rows.take(rows[part]).to_pylist()
         columns = {name: tf.fill([len(ids), 1], "") for name in raw}
         outputs = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
         outputs = outputs["embedding"].numpy()
-        # Ascending rows lie close together.
+        # Ascending rows are close together.
         start, stop = (rows[part][0], rows[part][-1] + 1) if ids else (0, 0)
         expected = read_rows(embeddings, start, stop)[rows[part] - start]
         worst = max(worst, difference("R531", "item embeddings", outputs, expected))
@@ -224,10 +223,10 @@ def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray)
 
 
 def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) -> Answers:
-    """Returns what a signature answered, in item rows.
+    """Returns the answers of a signature in item rows.
 
     Raises:
-        RecsysError: There is an item twice, or none where there should be one (R533).
+        RecsysError: An item is repeated or missing (R533).
     """
     ids, place = np.unique(outputs["candidate_ids"].astype(object), return_inverse=True)
     places = items.index.find(as_texts([id_.decode() for id_ in ids]))
@@ -241,7 +240,7 @@ def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) 
 
 
 def request(model: Any, reference: RetrievalProbes, number: int) -> Request:
-    """Returns a request of one user: to `recommend`, or to `prepare_query` if vectors are apart."""
+    """Returns a request of one user, to `recommend`, or to `prepare_query` without vectors."""
     signature = "prepare_query" if reference.vectors == "apart" else "recommend"
     probe = number % len(reference)
     inputs = inputs_of(model.signatures[signature], reference, slice(probe, probe + 1))

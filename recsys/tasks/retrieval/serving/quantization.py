@@ -1,9 +1,9 @@
-"""Item embeddings as the SavedModel stores them: float32, float16 or int8.
+"""Item embeddings as stored in the SavedModel: float32, float16 or int8.
 
-float16 halves them, int8 takes a quarter. An int8 has a scale for each row, symmetric:
-`number = int8 * scale`, `scale = largest of the row / 127` (Krishnamoorthi, "Quantizing
-deep convolutional networks for efficient inference", 2018, section 2.2: symmetric,
-per channel). Numbers are read back block by block, never all of them at once.
+float16 takes half of the memory, int8 a quarter. int8 is symmetric with a scale per row:
+`number = int8 * scale`, `scale = largest magnitude of the row / 127` (Krishnamoorthi, "Quantizing
+deep convolutional networks for efficient inference", 2018, section 2.2: symmetric, per channel).
+Numbers are dequantized block by block, never all at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Kind = Literal["float32", "float16", "int8"]
 BLOCK_ROWS = 65_536
 _SCORED_ROWS = 2048
 _LARGEST = 127
-# Two items whose exact scores differ by less may change places: float32 sums in any order.
+# Items whose exact scores differ by less may be in any order: float32 sums depend on the order.
 _ROUNDING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredEmbeddings:
-    """Embeddings of one of the kinds.
+    """Embeddings in one of the dtypes.
 
     Attributes:
         values: `[rows, dim]` float32, float16 or int8.
-        scale: What the int8 of a row are multiplied by `[rows]` float32; None: by 1.
+        scale: Factor of each row `[rows]` float32; None: 1.
     """
 
     values: np.ndarray
@@ -42,7 +42,7 @@ class StoredEmbeddings:
         return len(self.values)
 
     def floats(self, rows: slice) -> np.ndarray:
-        """Returns the numbers of some rows `[n, dim]` float32, as the graph reads them."""
+        """Returns the dequantized numbers of some rows `[n, dim]` float32, as in the graph."""
         values = np.asarray(self.values[rows], np.float32)
         return values if self.scale is None else values * self.scale[rows, None]
 
@@ -51,7 +51,7 @@ def stored(embeddings: np.ndarray, kind: Kind) -> StoredEmbeddings:
     """Returns `embeddings` `[rows, dim]` float32, memory-mapped or not, as `kind`.
 
     Raises:
-        RecsysError: A number is too large for a float16 (R539).
+        RecsysError: A number is too large for float16 (R539).
     """
     if kind == "float32":
         return StoredEmbeddings(embeddings)
@@ -79,20 +79,20 @@ def check_parity(
     is_item: np.ndarray,
     least: float,
 ) -> float:
-    """Returns the recall of answers against those of exact float32, at their own k.
+    """Returns the recall of answers relative to exact float32, at their own k.
 
-    An item counts that is as good as the last of the exact k, so that of equal ones any
-    may be there.
+    An item counts as found if its score is at least that of the last of the exact k, so ties
+    may be in any order.
 
     Args:
-        answers: Item rows of each answer `[n, k]`, 0: none.
+        answers: Item rows of each answer `[n, k]`, padded with 0.
         query: Embedding of each query `[n, dim]` float32.
         embeddings: Exact embeddings of the item rows `[rows, dim]` float32.
-        is_item: Which rows are items `[rows]` bool.
-        least: The lowest recall that is allowed [0..1].
+        is_item: Whether each row is an item `[rows]` bool.
+        least: Lowest allowed recall [0..1].
 
     Raises:
-        RecsysError: It is lower (R538).
+        RecsysError: The recall is lower (R538).
     """
     k = min(answers.shape[1], int(is_item.sum()))
     if not k or not len(answers):
@@ -123,9 +123,9 @@ def best_scores(
 
     Args:
         rows: The item rows `[n, k]`.
-        blocks: Parts of all item rows, and their scores `[n, part]`, which are written to:
-            all scores are never there at once.
-        is_item: Which rows are items `[rows]` bool.
+        blocks: Slices of the item rows, and their scores `[n, part]`, which are overwritten;
+            one at a time, to bound the memory.
+        is_item: Whether each row is an item `[rows]` bool.
     """
     n, k = rows.shape
     best = np.full((n, k), -np.inf, np.float32)

@@ -1,11 +1,11 @@
-"""The trainer's results for some probes, which an exported bundle must reproduce.
+"""The results in training for some probes, which an exported bundle must reproduce.
 
-They are passed to the process that checks the bundle in a folder:
+They are passed in a folder to the process that checks the bundle:
 
     probes.parquet     user_id, history, query and source of each probe, in raw ids, and the
                        facts of the histories
-    popularity.npy     score of each item row for users about whom nothing is known
-    options.json       how the items are stored, and the requirements for the bundle
+    popularity.npy     score of each item row for users without any information
+    options.json       storage of the items, and the requirements for the bundle
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class RetrievalProbes:
         history: Item ids of each probe `[n, length + 1]`, text, the newest first.
         query: Embedding of each probe `[n, dim]` float32.
         source: Required source of each answer `[n]`, text, one of `SOURCES`.
-        popularity: Score of each item row for users about whom nothing is known `[item rows]`
+        popularity: Score of each item row for users without any information `[item rows]`
             float32.
-        kind: What the SavedModel stores the candidates as.
-        min_parity: Share of the exact best that it must find nevertheless [0..1].
-        vectors: Where the candidates are, `bundle` or `apart`.
+        kind: Dtype of the candidates in the SavedModel.
+        min_parity: Minimum recall of the exact best candidates [0..1].
+        vectors: Location of the candidates, `bundle` or `apart`.
         facts: Facts of `history`, each `[n, length + 1]` text.
     """
 
@@ -59,14 +59,14 @@ class RetrievalProbes:
 
     @property
     def probes(self) -> Arrays:
-        """What the probes ask, by input of a signature."""
+        """Inputs of the probes, by name of the signature's input."""
         return {"user_id": self.user_id, "history": self.history, **self.facts}
 
     def __len__(self) -> int:
         return len(self.query)
 
     def save(self, folder: Path) -> None:
-        """Writes the reference into `folder`, which exists."""
+        """Writes the reference into `folder`, which must exist."""
         probes = {**self.probes, "query": self.query, "source": self.source}
         columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
         pq.write_table(pa.table(columns), folder / PROBES)
@@ -77,7 +77,7 @@ class RetrievalProbes:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads what `save` wrote."""
+        """Reads a reference that `save` wrote."""
         probes = pq.read_table(folder / PROBES).to_pydict()
         return cls(
             user_id=np.asarray(probes["user_id"], object),
@@ -95,8 +95,8 @@ def raw_probes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns user ids `[n]` and histories `[n, length + 1]`, as a client sends them.
 
-    An unknown id follows each history, so that an empty one is given as empty and
-    not taken for the stored one.
+    An unknown id follows each history, so that an empty one isn't replaced by the stored
+    history.
 
     Args:
         users: Vocabulary of the users.
@@ -113,11 +113,11 @@ def raw_probes(
 
 
 def raw_facts(facts: Facts, kinds: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Returns facts as texts `[n, …]`, as a client sends them: for `raw_probes`.
+    """Returns facts as texts `[n, …]`, as a client sends them with `raw_probes`.
 
     Args:
         facts: The facts.
-        kinds: The kinds of event by number.
+        kinds: The kinds of events by index.
     """
     return {
         name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")

@@ -15,7 +15,7 @@ def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict
 
     Args:
         names: Names of the inputs by signature.
-        probes: Texts of queries by input, `user_id` `[n]` and `history` `[n, length]` among them.
+        probes: Texts of queries by input, including `user_id` `[n]` and `history` `[n, length]`.
     """
     users, histories = probes["user_id"], probes["history"]
     n = len(users)
@@ -38,7 +38,7 @@ def example(
     facts: Mapping[str, Iterable[str]] | None = None,
     **flags: int,
 ) -> bytes:
-    """Returns a serialized tf.Example that asks for a user with a history."""
+    """Returns a serialized tf.Example for a user with a history."""
     made = tf.train.Example()
     feature = made.features.feature
     feature["user_id"].bytes_list.value.append(user_id.encode())

@@ -1,4 +1,4 @@
-"""What a bundle of retrieval consists of."""
+"""The contents of a retrieval bundle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from recsys.tasks.retrieval.serving.reference import raw_facts, raw_probes
 from recsys.tasks.retrieval.serving.requests import warm_up_requests
 from recsys.tasks.serving_side import STEP, ServingSide, Sources, tell
 
-if TYPE_CHECKING:  # A room above.
+if TYPE_CHECKING:  # On an upper floor.
     from recsys.bundles.config import ExportStage
 
 
@@ -112,15 +112,15 @@ class RetrievalServing(ServingSide):
         }
 
     def reference(self) -> RetrievalReference:
-        """Returns the trainer's results for the probes."""
+        """Returns the results in training for the probes."""
         return self._reference
 
     def warm_up(self, names: Mapping[str, Sequence[str]]) -> Mapping[str, Arrays]:
-        """Returns requests of the probes."""
+        """Returns requests for the probes."""
         return warm_up_requests(names, self._reference.probes)
 
     def card_fields(self) -> dict[str, Any]:
-        """Returns what the model card says of retrieval."""
+        """Returns the retrieval fields of the model card."""
         trained = self.saved.stage
         similarity = trained.model.similarity
         return {
@@ -152,7 +152,7 @@ class RetrievalServing(ServingSide):
 
 
 def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> np.ndarray:
-    """Returns what an answer must rest on `[n]`, of user rows `[n]` and item rows `[n, length]`."""
+    """Returns the required source of each answer `[n]`, for user rows and `[n, length]` items."""
     spec = saved.model.spec
     own = trained_rows(user_row, saved.users) >= saved.users.first_own_row
     names = {feature.name for feature in spec.of_side("user")}
@@ -169,13 +169,13 @@ def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> 
 def _raw_features(
     folder: Path | None, data: Path, side: Side, saved: TrainedModel
 ) -> RawFeatures | None:
-    """Returns what turns raw columns of items, or of users, into token rows.
+    """Returns the transform from raw columns of items or users to token rows.
 
     Args:
         folder: Output of Transform; None: the one that `ingest` stored in `data`, if the
             model reads features of this side.
         data: The data folder.
-        side: Whose columns.
+        side: Side of the columns.
         saved: The model.
     """
     widths = {feature.name: feature.width for feature in saved.model.spec.of_side(side)}
@@ -192,7 +192,7 @@ def _raw_features(
 
 
 def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
-    """Returns the histories of `data`, whose rows must be those of the model."""
+    """Returns the histories of `data`, after a check that its rows are the model's."""
     for name, of_model in (("users", saved.users), ("items", saved.items)):
         of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
         if of_model.fingerprint() != of_data.fingerprint():

@@ -1,4 +1,4 @@
-"""The users in a SavedModel: their ids, rows and histories, and how they are taken out again."""
+"""The users in a SavedModel: their ids, rows and histories, and how to remove them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StoredUsers(tf.Module):
 
     Args:
         saved: The model.
-        histories: What every user did.
+        histories: The positives of every user.
     """
 
     def __init__(self, saved: TrainedModel, histories: ServingHistories) -> None:
@@ -38,7 +38,7 @@ class StoredUsers(tf.Module):
         silent, silent_rows = _without_events(saved.users, histories)
         ids = pa.concat_arrays([histories.ids, silent])
         self._table = IdTable(ids, np.arange(1, len(ids) + 1))
-        # Place 0 is the unknown user, who did nothing.
+        # Index 0 is the unknown user, without events.
         rows = np.concatenate([[0], histories.user_rows, silent_rows])
         self._rows = constant(rows, tf.int32)
         ends = np.full(len(silent), histories.offsets[-1])
@@ -46,7 +46,7 @@ class StoredUsers(tf.Module):
         self._offsets = constant(offsets, tf.int32 if offsets[-1] < 2**31 else tf.int64)
         self._items = constant(np.append(histories.item_rows, 0), tf.int32)
         if histories.times is not None:
-            # At the end the newest of all: the default time of a query.
+            # The last entry is the newest time of all, the default query time.
             newest = histories.times.max() if len(histories.times) else 0
             self._times = constant(np.append(histories.times, newest), tf.int64)
         self._facts = {
@@ -59,7 +59,7 @@ class StoredUsers(tf.Module):
         return self._table.lookup(user_id)
 
     def rows(self, user: tf.Tensor, user_id: tf.Tensor) -> tf.Tensor:
-        """Returns the row `[b]` of each user, by number; an unknown one has that of its id."""
+        """Returns the row `[b]` of each user by number; unknown users have the row of their id."""
         shared = hash_rows(user_id, self._n_hash_rows)
         return tf.where(user > 0, tf.gather(self._rows, user), shared)
 
@@ -72,11 +72,11 @@ class StoredUsers(tf.Module):
         """Returns a fact of the events that `newest` returns `[b, length]` int32.
 
         Args:
-            name: The fact, of `recsys.data.history_facts`.
+            name: Name of the fact, from `recsys.data.history_facts`.
             user: Numbers of users `[b]`.
-            now: Texts `[b, any]`, of which the first is the moment from which ages count back;
-                empty: the newest event.
-            length: Items of a user.
+            now: Texts `[b, any]`, of which the first is the query time, to which ages are
+                relative; empty: the newest event.
+            length: Maximum number of items per user.
         """
         places, is_inside = self._newest_places(user, length)
         if name == AGES and now is not None:
@@ -90,7 +90,7 @@ class StoredUsers(tf.Module):
         return tf.where(is_inside, fact, UNKNOWN)
 
     def _newest_places(self, user: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the places of the newest events `[b, length]`, and which of them are there."""
+        """Returns the indices of the newest events `[b, length]`, and which of them exist."""
         start, end = self._slice(user)
         places = end[:, None] - 1 - tf.range(length, dtype=tf.int64)
         is_inside = places >= start[:, None]
@@ -99,7 +99,7 @@ class StoredUsers(tf.Module):
     def history(self, user: tf.Tensor) -> tf.RaggedTensor:
         """Returns the item rows of users `[b, any]`, the oldest first."""
         places = tf.ragged.range(*self._slice(user))
-        # By its values: gathered ragged, the variable is read whole, and copied for that.
+        # Gathers the values, since a ragged gather would copy the whole variable.
         return places.with_values(tf.gather(self._items, places.values))
 
     def _slice(self, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -108,7 +108,7 @@ class StoredUsers(tf.Module):
 
 
 def _without_events(users: Vocabulary, histories: ServingHistories) -> tuple[pa.Array, np.ndarray]:
-    """Returns ids and rows of the users who have a row, for their features, and did nothing."""
+    """Returns ids and rows of users with a row, because of their features, but without events."""
     is_silent = pc.invert(pc.is_in(users.own_ids, value_set=histories.ids))
     is_silent = pc.and_(is_silent, users.own_ids.is_valid())
     places = np.flatnonzero(is_silent.to_numpy(zero_copy_only=False))
@@ -116,14 +116,14 @@ def _without_events(users: Vocabulary, histories: ServingHistories) -> tuple[pa.
 
 
 class StoredIds:
-    """Users whom the SavedModel of a bundle knows.
+    """The numbers of users in a bundle's SavedModel.
 
     Args:
         bundle: The bundle.
         ids: Users to look up.
 
     Attributes:
-        numbers: The number of each of `ids` that it knows.
+        numbers: Numbers of the `ids` that the SavedModel knows.
     """
 
     def __init__(self, bundle: Path, ids: Sequence[str]) -> None:
@@ -138,13 +138,13 @@ class StoredIds:
         self.numbers = {id_: int(numbers[place]) for id_, place in self._places.items()}
 
     def overwritten(self, rows: Sequence[int]) -> Rows:
-        """Returns what becomes of the variables' rows.
+        """Returns the new values of the variables' rows after the users are removed.
 
         Args:
-            rows: Rows that the users have of their own.
+            rows: The users' own rows.
         """
         changes: Rows = {}
-        # A copy of the next entry takes the place of one: searches find the first of equals.
+        # An entry is replaced by a copy of the next one: searches find the first of equal ones.
         left = np.setdiff1d(np.arange(len(self._table[0])), [*self._places.values()])
         following = {place: left[np.searchsorted(left, place)] for place in self._places.values()}
         for name, values in zip(("_first", "_second", "_numbers"), self._table, strict=True):
@@ -166,7 +166,7 @@ class StoredIds:
         return changes
 
     def key(self, path: str) -> str:
-        """Returns the key in the checkpoint of the variable at a path of attributes."""
+        """Returns the checkpoint key of the variable at a path of attributes."""
         return str(self._node(path).attributes[0].checkpoint_key)
 
     def _get(self, path: str) -> Any:

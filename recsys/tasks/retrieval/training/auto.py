@@ -116,7 +116,7 @@ def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
         "dim": 128,
         "feature_dim": 256,
         "user_id": False,
-        "history": min(50, max(1, shape.events // _EVENTS_PER_PLACE)) if shape.events else 50,
+        "history": min(50, max(1, shape.events // _EVENTS_PER_POSITION)) if shape.events else 50,
         "pooling": SasRecConfig(dropout=0.5),
         "history_tower": True,
         "widths": (),
@@ -190,7 +190,7 @@ _FEW, _MANY = 20, 80
 _MOST_WITH_NEIGHBOURS = 1_000_000
 """Maximum number of items for neighbours: each device holds the neighbours of all items, 8 bytes
 each."""
-_EVENTS_PER_PLACE = 4
+_EVENTS_PER_POSITION = 4
 """Minimum number of events per position of a history: a batch has at least one history."""
 _ENOUGH = 12_000_000
 """Number of examples in a training, unless two epochs have more."""

@@ -258,7 +258,7 @@ class BatchSource:
         is_split = self.multiple > 1 or not self.part.is_whole
         if not self.model.distinct_history or is_split or self.train.accumulate > 1:
             return 0  # Devices have separate parts; accumulated batches must have equal shapes.
-        positions = np.linspace(0, self.steps_per_epoch - 1, _LOOKED_AT).astype(np.int64)
+        positions = np.linspace(0, self.steps_per_epoch - 1, _SAMPLED_BATCHES).astype(np.int64)
         random = np.random.default_rng([self.train.seed, 4])
         parts = [self._examples(0, np.array([n])) for n in np.unique(positions) * self.batch_size]
         return items_for([self._query(examples, random)["history"] for examples in parts])
@@ -317,7 +317,7 @@ def drop_rows(
 
 # --- unique items of histories
 
-_LOOKED_AT = 8
+_SAMPLED_BATCHES = 8
 """Number of batches from which the number of unique items is estimated."""
 
 _MARGIN, _MULTIPLE = 1.125, 128

@@ -54,7 +54,7 @@ def read_events(
     for number, part in split_sorted(numbers[order], events.starts):
         kept, to = events.shards[number], order[part]
         ordered, shard = numbers[to] - events.starts[number], kept.shard
-        places = kept.places(ordered)
+        places = kept.log_indices(ordered)
         for name in names:
             read[name][to] = getattr(shard, name)[places]
         if model.history and model.history_of == "others":

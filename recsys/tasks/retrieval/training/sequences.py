@@ -155,7 +155,7 @@ class SequenceSource(BatchSource):
         width, log = self.model.history, self.events.log
         # One column more than the history, since the newest example is not part of it.
         numbers = end[:, None] - 1 - np.arange(width + 1)
-        places = self.events.places(np.maximum(numbers, 0).ravel())
+        places = self.events.log_indices(np.maximum(numbers, 0).ravel())
         user, time = (
             x.reshape(numbers.shape) for x in (log.user_index(places), log.timestamp[places])
         )
@@ -217,7 +217,7 @@ def _row_shares(events: KeptEvents, n_rows: int, new: int, n_items: int) -> np.n
     for first in range(0, end + new - 1, _EVENTS_AT_ONCE):
         last = min(first + _EVENTS_AT_ONCE, end + new - 1)
         numbers = np.arange(max(0, first - new + 1), last)
-        item = events.log.item_row[events.places(numbers)]
+        item = events.log.item_row[events.log_indices(numbers)]
         order = np.argsort(item, kind="stable")
         distance = np.where(np.diff(item[order]) == 0, np.diff(order), new)
         beginnings = np.full(len(item), new)

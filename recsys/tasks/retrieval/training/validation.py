@@ -10,7 +10,7 @@ import numpy as np
 
 from recsys.data.config import ValidationConfig
 from recsys.data.history_facts import minutes
-from recsys.data.hold_out import AT_ONCE
+from recsys.data.hold_out import ONE_QUERY_PER_USER
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError
 from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
@@ -130,7 +130,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     user = log.user_index(held)
     is_first = np.ones(len(held), bool)
     is_first[1:] = user[1:] != user[:-1]
-    if model.history_of != "others" and events.draw not in AT_ONCE:
+    if model.history_of != "others" and events.draw not in ONE_QUERY_PER_USER:
         time = log.timestamp[held]
         is_first[1:] |= time[1:] != time[:-1]
     first = np.flatnonzero(is_first)
@@ -141,7 +141,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     places = held[ranges(first, end - first)]
     seen = _seen(events, user[first], first)
     now = log.timestamp[held[first]]
-    if events.draw in AT_ONCE:  # The query time is after all events, as in the evaluation.
+    if events.draw in ONE_QUERY_PER_USER:  # The query time is after all events.
         newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
         now = np.full(len(first), newest)
     facts = log.facts(model.history_facts, seen.rows, np.repeat(now, np.diff(seen.offsets)))
@@ -151,7 +151,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
         seen=RaggedRows(log.item_row[seen.rows], seen.offsets),
         positives=without_twins(log.item_row[places], end - first),
         facts={name: RaggedRows(fact, seen.offsets) for name, fact in facts.items()},
-        asked_at=minutes(now),
+        query_time=minutes(now),
     )
 
 

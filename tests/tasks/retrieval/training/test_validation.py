@@ -12,11 +12,11 @@ from recsys.data.event_log import EventLog
 from recsys.data.history_facts import OLDEST
 from recsys.data.hold_out import (
     given_part,
+    has_one_query_per_user,
     held_back,
-    is_asked_at_once,
     last_events,
     newest_share,
-    popularity_power,
+    popularity_exponent,
     random_share,
 )
 from recsys.data.kept_events import KeptEvents
@@ -71,15 +71,15 @@ def test_one_event_cannot_be_divided():
         held_back(log, ValidationConfig(share=0.5), "newest")
 
 
-def slow_queries(log, held, is_asked_at_once):
+def slow_queries(log, held, has_one_query_per_user):
     """(user row, seen, positives) of each query, by a loop."""
     times, items = np.asarray(log.timestamp), np.asarray(log.item_row)
     users = log.user_index(np.arange(len(log)))
-    moments = sorted({(users[e], 0 if is_asked_at_once else times[e]) for e in held})
+    moments = sorted({(users[e], 0 if has_one_query_per_user else times[e]) for e in held})
     for user, moment in moments:
         own = [e for e in range(len(log)) if users[e] == user]
         kept = [items[e] for e in own if e not in held]
-        if is_asked_at_once:
+        if has_one_query_per_user:
             before, positives = [], {items[e] for e in own if e in held}
         else:
             before = [items[e] for e in own if e in held and times[e] < moment]
@@ -214,7 +214,9 @@ def test_a_tilted_share_goes_by_popularity_within_each_user(power):
 @pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.0])
 def test_the_power_of_a_part_is_that_which_it_was_drawn_with(power):
     log = many_events()
-    assert popularity_power(log, random_share(log, 0.05, power)) == pytest.approx(power, abs=0.15)
+    assert popularity_exponent(log, random_share(log, 0.05, power)) == pytest.approx(
+        power, abs=0.15
+    )
 
 
 # --- which draw, and what it needs
@@ -274,7 +276,7 @@ def test_by_default_the_draw_is_that_of_the_test_part(split, names_part, draw):
 def test_users_are_asked_at_once_where_held_out_events_are_no_newer(rule, like, at_once):
     log = make_log(np.array([1, 5, 9]), np.array([1, 1, 2]), np.array([3, 4, 3]))
     config = None if like is None else ValidationConfig(like=like)
-    assert is_asked_at_once(log, config, rule) == at_once
+    assert has_one_query_per_user(log, config, rule) == at_once
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["last", "first", "random"]), st.integers(1, 3))
@@ -295,7 +297,7 @@ def test_a_given_part_is_asked_at_once_unless_it_comes_last(seed, part, n_shards
         columns = [column[mixed] for column in (user, *rows)]
         shards.append(sorted_shard(*columns, len(lengths), valid=valid[mixed]))
     log = EventLog(tuple(shards))
-    assert is_asked_at_once(log, None, SplitRule("given", "time")) == (part != "last")
+    assert has_one_query_per_user(log, None, SplitRule("given", "time")) == (part != "last")
 
 
 @pytest.mark.parametrize(
