@@ -2,30 +2,28 @@
 
 Conventions of every signature:
 
-- Ids and raw columns are text, normalised as the ingest does it (Unicode NFC). An id
-  that the vocabularies don't know reads row 0, or a row that such ids share.
-- `history` `[batch, any length]` holds item ids, the newest first; the empty
-  string is padding. A row of nothing but padding stands for the stored history of
-  its user; any other row replaces it. An unknown item keeps its place in a
-  history and counts nothing, as in training.
-- Raw columns `[batch, any]` are those that the features are made of, padded with the
-  empty string. Where all columns of a row are empty, the features are the stored ones.
-- What a model reads of a history's events beside items are texts `[batch, any]` too, padded
-  with the empty string, which means unknown: `history_age`, how long before the question each
-  item of `history` was, in seconds; `history_weight`, the weight of each event; `history_kind`,
-  its kind, of which one that the data don't have is unknown too. With ages there
-  is `query_time`, one value: the moment of the question, a time as raw columns have it, from
-  which stored histories count back; empty: the newest event that is stored. A model that knows
-  how old items are (`model.item_age`) reads it too; empty: after all training events.
-- `exclude_seen` masks what the user did, stored or given.
-- Candidates come best first, always `k` of them: a client that wants fewer takes the first
-  ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
-- `known` tells whether the data hold the user, or the item.
-- `source` tells what an answer rests on, see `recsys.savedmodel.signatures`. Where nothing is
-  known it is `popularity`, and the scores are the items' shares of all positives.
-- Where the vectors lie apart (`export.vectors`) nothing ranks but `popular`, by popularity.
-- Every item with a row can be recommended, one without a single interaction too: its
-  embedding is made of its features.
+- Ids and raw columns are text, normalised as in the ingest (Unicode NFC). An out-of-vocabulary
+  id reads row 0, or the hash row of the id.
+- `history` `[batch, any length]` holds item ids, the newest first; the empty string is padding.
+  A row of only padding is replaced by the user's stored history; any other row replaces the
+  stored history. An unknown item keeps its position in a history and is ignored, as in training.
+- Raw columns `[batch, any]` are the inputs of the features, padded with the empty string. If all
+  columns of a row are empty, the stored features are used.
+- Facts of a history's events are texts `[batch, any]`, too, and the empty string means unknown:
+  `history_age`, the time from each item of `history` to the query, in seconds; `history_weight`,
+  the weight of each event; `history_kind`, its kind, which is also unknown if it isn't in the
+  data. With ages there is `query_time`, a single value in the format of a raw time column, to
+  which the ages of stored histories are relative; empty: the newest stored event. A model that
+  uses the age of items (`model.item_age`) reads it, too; empty: after all training events.
+- `exclude_seen` masks the items of the stored and the given history.
+- Candidates come best first, always `k` of them; a client that needs fewer takes the first ones.
+  If fewer than `k` items remain, the others are `""` with the score `NO_SCORE`.
+- `known` is whether the data contain the user or the item.
+- `source` is the information that an answer is based on, see `recsys.savedmodel.signatures`.
+  Without any it is `popularity`, and the scores are the items' shares of all positives.
+- If the vectors are not in the bundle (`export.vectors`), only `popular` ranks, by popularity.
+- Every item with a row can be recommended, even without any interaction: its embedding is then
+  computed from its features.
 """
 
 from __future__ import annotations
@@ -75,21 +73,21 @@ _Tensors = dict[str, tf.Tensor]
 
 
 class Retrieval(tf.Module):
-    """Answers with the best candidates of the whole catalogue, exactly.
+    """Recommends the exact best candidates of the whole catalogue.
 
     Args:
         saved: The model.
-        item_embeddings: Of each item row `[item rows, dim]` float32; None: they lie apart, and
-            what isn't answered by popularity is ranked elsewhere.
-        histories: What every user did.
-        raw_items: From raw columns of items to token rows; None where there are none.
-        raw_users: The same for users.
-        k: Candidates of an answer.
-        kind: What the item embeddings are stored as.
+        item_embeddings: Embeddings of the item rows `[item rows, dim]` float32; None: they are
+            not in the bundle, and only popular items are ranked here.
+        histories: The positives of every user.
+        raw_items: Maps raw columns of items to token rows; None without features.
+        raw_users: Maps raw columns of users to token rows; None without features.
+        k: Number of candidates per query.
+        kind: Dtype in which the item embeddings are stored.
         excludes_seen: Default of `exclude_seen` in tf.Examples.
 
     Raises:
-        RecsysError: The item embeddings can't be stored so (R539).
+        RecsysError: The item embeddings don't fit the dtype (R539).
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Retrieval(tf.Module):
         self._excludes_seen = excludes_seen
         self._tower_variables = list(self._towers.variables)
         is_item = saved.catalogue.is_item
-        # Histories may name items that are no longer candidates.
+        # Histories may contain items that are no longer candidates.
         self._items = VocabularyRows(saved.items)
         self._kind_table = (
             IdTable(saved.inputs.kinds, np.arange(1, len(saved.inputs.kinds) + 1))
@@ -126,7 +124,7 @@ class Retrieval(tf.Module):
         bags = self._towers.item_bag_tables
         self._filters = GraphFilters(saved.catalogue.features, bags)
         self._users = StoredUsers(saved, histories)
-        # By this name `recsys forget` finds them in any copy of a bundle.
+        # `recsys forget` finds them by this name in any copy of a bundle.
         self._of_user_rows = self._towers.of_user_rows
 
     def signatures(self) -> dict[str, Any]:
@@ -174,13 +172,13 @@ class Retrieval(tf.Module):
         exclude_ids: tf.Tensor,
         **others: tf.Tensor,
     ) -> _Tensors:
-        """Answers as `recommend` does, with some items alone.
+        """Answers like `recommend`, with filters of the items.
 
         Args:
-            user_id: As in `recommend`.
-            history: As in `recommend`.
-            exclude_seen: As in `recommend`.
-            exclude_ids: Item ids that are left out `[b, any]`, padded with `""`.
+            user_id: See `recommend`.
+            history: See `recommend`.
+            exclude_seen: See `recommend`.
+            exclude_ids: Ids of items to exclude `[b, any]`, padded with `""`.
             **others: Raw columns of the users; and `only_<feature>` `[b, any]` for each
                 feature of the items with named tokens, see `GraphFilters.allow`.
         """
@@ -198,10 +196,10 @@ class Retrieval(tf.Module):
         exclude_ids: tf.Tensor,
         **only: tf.Tensor,
     ) -> _Tensors:
-        """Answers everybody by popularity, else as `recommend_filtered` does.
+        """Answers all queries by popularity, otherwise like `recommend_filtered`.
 
-        For bundles whose vectors lie apart: clients call it if `prepare_query` answers that
-        nothing is known of the query.
+        For bundles without vectors: clients call it if the `source` of `prepare_query` is
+        `popularity`.
         """
         user, seen = self._seen(user_id, history, exclude_seen)
         source = tf.fill([tf.shape(user)[0]], POPULARITY)
@@ -210,12 +208,12 @@ class Retrieval(tf.Module):
         return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
 
     def recommend_examples(self, examples: tf.Tensor) -> _Tensors:
-        """Answers serialized tf.Examples `[b]` as `recommend` does.
+        """Answers serialized tf.Examples `[b]` like `recommend`.
 
-        Their features: `user_id`, one text; `history`, any number of texts;
-        `exclude_seen`, one integer, where it is missing 1 or, in a bundle whose config
-        includes repeats, 0; and the facts of the history and the raw columns of the users,
-        any number of texts each.
+        Their features are `user_id`, one text; `history`, any number of texts;
+        `exclude_seen`, one integer, by default 1, or 0 in a bundle whose config includes
+        repeats; and the facts of the history and the raw columns of the users, any number of
+        texts each.
         """
         columns = self._query_columns
         parsed = tf.io.parse_example(
@@ -234,12 +232,12 @@ class Retrieval(tf.Module):
     def prepare_query(
         self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor, **raw: tf.Tensor
     ) -> _Tensors:
-        """Returns what is needed to rank elsewhere, exactly as `recommend` does.
+        """Returns the inputs for ranking outside of the graph, with the result of `recommend`.
 
-        `embedding` `[b, dim]`, `known` and `source` `[b]`, and the item rows to leave out,
+        They are `embedding` `[b, dim]`, `known` and `source` `[b]`, and the item rows to mask,
         `seen_rows` `[seen]` int32: those of query `i` are at `seen_offsets[i]` …
-        `seen_offsets[i + 1]`, `[b + 1]` int64. Where `source` is `popularity` the
-        embedding says nothing: ask `recommend`.
+        `seen_offsets[i + 1]`, `[b + 1]` int64. If `source` is `popularity`, the embedding is
+        meaningless: call `recommend`.
         """
         user, seen = self._seen(user_id, history, exclude_seen)
         query = self._query(user, user_id, history, raw)
@@ -260,7 +258,7 @@ class Retrieval(tf.Module):
     def embed_candidate(self, item_id: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
         """Returns the item's `embedding` `[b, dim]` and whether it is `known` `[b]`.
 
-        One that isn't has the embedding of its features, if raw columns are given.
+        An unknown item has the embedding of its features, if raw columns are given.
         """
         row = self._items(item_id)
         bags = _fresh(self._raw_items, item_id, raw, self._towers.item_bags(row))
@@ -277,7 +275,7 @@ class Retrieval(tf.Module):
 
     @property
     def _query_columns(self) -> tuple[str, ...]:
-        """Texts `[b, any]` that a query may bring beside user and history."""
+        """Names of the optional texts `[b, any]` of a query, besides user and history."""
         of_users = self._raw_users.columns if self._raw_users else ()
         return (*query_facts(self._towers.facts), *of_users)
 
@@ -295,7 +293,7 @@ class Retrieval(tf.Module):
     ) -> Query:
         """Embeds queries; `user` `[b]` holds the users' numbers, `columns` the `_query_columns`."""
         row, length = self._users.rows(user, user_id), self._towers.history
-        # What stands behind is never read.
+        # The rest is never read.
         rows_given = _padded(self._items(history[:, :length]), length, 0)
         has_history = tf.reduce_any(history != "", axis=1)
         rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
@@ -314,13 +312,13 @@ class Retrieval(tf.Module):
     def _given(self, name: str, texts: tf.Tensor) -> tf.Tensor:
         """Returns a fact of the events of given histories `[b, n]` int32, from texts `[b, n]`."""
         if name == KINDS and self._kind_table is not None:
-            return self._kind_table.lookup(trimmed(texts)) + UNKNOWN  # The number 0 is unknown.
+            return self._kind_table.lookup(trimmed(texts)) + UNKNOWN  # Number 0 is unknown.
         return fact_of_numbers(name, texts)
 
     def _seen(
         self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor
     ) -> tuple[tf.Tensor, tf.RaggedTensor]:
-        """Returns the users' numbers `[b]`, and the item rows to mask; row 0 always."""
+        """Returns the users' numbers `[b]`, and the item rows to mask, including row 0."""
         user = self._users.numbers(user_id)
         seen = tf.concat([self._users.history(user), self._items(history)], axis=1)
         seen = tf.ragged.boolean_mask(seen, _as_ragged(exclude_seen, seen))
@@ -341,15 +339,15 @@ def _padded(values: tf.Tensor, length: int, padding: int) -> tf.Tensor:
     """Returns values `[b, n]` int32 as `[b, length]`, padded at the end."""
     missing = length - tf.shape(values)[1]
     padded = tf.pad(values, [[0, 0], [0, missing]], constant_values=padding)
-    return tf.ensure_shape(padded, [None, length])  # Layers read it before it runs.
+    return tf.ensure_shape(padded, [None, length])  # Layers need the static shape.
 
 
 def _as_ragged(flags: tf.Tensor, like: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns each row's flag for each value of the row of `like`."""
+    """Returns each row's flag, repeated for the values of the row of `like`."""
     return like.with_values(tf.gather(flags, like.value_rowids()))
 
 
-# --- users and items by row, and how they are embedded
+# --- embeddings of users and items by row
 
 
 Bags = dict[str, tf.Tensor]
@@ -360,7 +358,7 @@ class Query(NamedTuple):
 
     Attributes:
         embedding: `[b, dim]` float32.
-        source: What each was made of `[b]` string, one of `recsys.savedmodel.signatures.SOURCES`.
+        source: Source of each one `[b]` string, one of `recsys.savedmodel.signatures.SOURCES`.
     """
 
     embedding: tf.Tensor
@@ -368,7 +366,7 @@ class Query(NamedTuple):
 
 
 class RowEmbedder:
-    """Reads a model, what is stored of users and items, and which of them have a trained row.
+    """Embeds queries and items with a model and the stored features, by row.
 
     Args:
         saved: A model, loaded with Keras on TensorFlow.
@@ -386,7 +384,7 @@ class RowEmbedder:
         self.facts: tuple[str, ...] = saved.model.spec.config.query_facts
         self.history_facts: tuple[str, ...] = saved.model.spec.config.history_facts
         self._reads_items = saved.model.spec.config.history_features
-        # A model without layers reads none.
+        # A model without layers has no inputs for features.
         self._user_features = [feature.name for feature in saved.model.spec.of_side("user")]
         self._user_is_trained = _is_trained(saved.users)
         self._item_is_trained = _is_trained(saved.items)
@@ -395,16 +393,16 @@ class RowEmbedder:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """Everything that the towers read."""
+        """All variables that the towers read."""
         bags = [*self._user_bags.values(), *self.item_bag_tables.values()]
         trained = [self._user_is_trained, self._item_is_trained]
         return [*variables_of(self._model), *trained, *bags]
 
     @property
     def of_user_rows(self) -> list[tf.Variable]:
-        """The variables with a row for each user row: tables of users, and what is stored of them.
+        """The variables with a row for each user row: tables and stored features of users.
 
-        Tables of features have a row for each token, which no user has alone.
+        The tables of features have a row for each token, which many users share.
         """
         spec = self._model.spec
         others = {"items", *(feature.name for feature in spec.features)}
@@ -423,14 +421,14 @@ class RowEmbedder:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`.
             bags: Token rows `[b, width]` of each feature of the users.
-            facts: What the model reads of their events, each `[b, history]` int32, and of the
-                questions `[b]`.
+            facts: Facts of the histories that the model reads, each `[b, history]` int32, and of
+                the queries `[b]`.
         """
         rows = {
             "user_row": _or_0(self._user_is_trained, user_row),
             "history": _or_0(self._item_is_trained, history),
         }
-        # An untrained user reads row 0; one without a row of its own shares a smaller row.
+        # An untrained user reads row 0; one without its own row reads a lower, shared row.
         has_row = (rows["user_row"] >= self._first_own_row) & self._reads_user_row
         tokens = [tf.reduce_any(bags[name] > 0, axis=1) for name in self._user_features]
         of_items = self.item_bags(rows["history"]) if self._reads_items else {}
@@ -450,25 +448,25 @@ class RowEmbedder:
         return self._model.embed_candidate({"id_row": row, **bags})
 
     def user_bags(self, user_row: tf.Tensor) -> Bags:
-        """Returns the token rows that are stored of `user_row` `[b]`."""
+        """Returns the stored token rows of `user_row` `[b]`."""
         return {name: tf.gather(bag, user_row) for name, bag in self._user_bags.items()}
 
     def item_bags(self, item_row: tf.Tensor) -> Bags:
-        """Returns the token rows that are stored of `item_row` `[b]`."""
-        # Read, not gathered from: a variable that is gathered from is copied at every read,
-        # and filters read these whole.
+        """Returns the stored token rows of `item_row` `[b]`."""
+        # Converted once, since gathering from a variable copies it each time, and filters read
+        # all of them.
         read = {name: tf.convert_to_tensor(bag) for name, bag in self.item_bag_tables.items()}
         return {name: tf.gather(bag, item_row) for name, bag in read.items()}
 
 
 def _is_trained(vocabulary: Vocabulary) -> tf.Variable:
-    """Returns which addresses read their own row of the table `[rows]` bool; others read 0."""
+    """Returns which rows are trained `[rows]` bool; others read row 0 of the table."""
     rows = np.arange(vocabulary.n_rows)
     return constant(trained_rows(rows, vocabulary) == rows, tf.bool)
 
 
 def _or_0(is_trained: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of the table to read for addresses `[...]`."""
+    """Returns the table rows to read for rows `[...]`: 0 for untrained ones."""
     return tf.where(tf.gather(is_trained, rows), rows, 0)
 
 
@@ -477,6 +475,6 @@ def _variables(features: Iterable[FeatureBags]) -> dict[str, tf.Variable]:
 
 
 def _source(has_row: tf.Tensor, has_history: tf.Tensor, has_features: tf.Tensor) -> tf.Tensor:
-    """Returns the strongest of `SOURCES` for each query `[b]`, from what it has `[b]` bool."""
+    """Returns the best source for each query `[b]`, from the available information `[b]` bool."""
     weaker = tf.where(has_features, FEATURES, POPULARITY)
     return tf.where(has_row, USER, tf.where(has_history, HISTORY, weaker))
