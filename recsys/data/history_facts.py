@@ -19,9 +19,9 @@ from recsys.data.config import ASKED_AT as ASKED_AT  # Query time [min].
 from recsys.data.config import KINDS as KINDS  # Kinds of events.
 from recsys.data.config import WEIGHTS as WEIGHTS  # Buckets of events' weights.
 
-OF_EVENTS = (AGES, WEIGHTS, KINDS)
+EVENT_FACTS = (AGES, WEIGHTS, KINDS)
 """Facts of the events of a history; each is also an input of a bundle whose model reads it."""
-FACTS = (*OF_EVENTS, ASKED_AT)
+FACTS = (*EVENT_FACTS, ASKED_AT)
 ASKED = "asked_age"
 """In packed training, ages of the events to predict `[rows, examples per row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"

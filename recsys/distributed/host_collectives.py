@@ -110,7 +110,7 @@ def _value(answer: dict[str, Any]) -> Any:
     return answer["value"]
 
 
-def of_first(make: Callable[[], np.ndarray]) -> np.ndarray:
+def from_primary(make: Callable[[], np.ndarray]) -> np.ndarray:
     """Calls `make` on the first process only, and returns its array on every process.
 
     Raises:

@@ -39,12 +39,12 @@ class HistoryEncoder(keras.layers.Layer):
             `call(items, rows, training)` returns vectors `[batch, dim]` float32 of `items`
             `[batch, length, dim]`, the newest first, and their `rows` `[batch, length]`
             int32, 0 for none.
-        takes_places: Whether `call` also takes `place`, and then `items` `[n, dim]` once each;
-            see `AttentionPooling`. Others get the items in place.
+        uses_positions: Whether `call` also takes `place`, the index of each history entry in the
+            unique `items` `[n, dim]`; see `AttentionPooling`. Others get `items` by entry.
     """
 
     only_weighs: ClassVar[bool] = False
-    takes_places: ClassVar[bool] = False
+    uses_positions: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -69,20 +69,17 @@ class HistoryEncoder(keras.layers.Layer):
 
 @register_encoder("mean")
 @keras.saving.register_keras_serializable(package="recsys")
-class PlaceWeights(HistoryEncoder):
-    """Weighs the entries of a history by their place in it, the newest first.
-
-    Each place has a weight that is learned.
-    """
+class PositionWeights(HistoryEncoder):
+    """Weights the items of a history by position, the newest first, with learned weights."""
 
     only_weighs: ClassVar[bool] = True
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the weights of the places `[length]`, all of them equal at first."""
+        """Creates the weights of the positions `[length]`, initially equal."""
         self.place = self.add_weight(name="place", shape=(self.length,), initializer="zeros")
 
     def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the weights `[batch, length]` of `rows`; 0, and not in the bag, for row 0."""
+        """Returns the weights `[batch, length]` of `rows`; 0 for padding, which is left out."""
         return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
 
 
@@ -118,7 +115,7 @@ class AttentionPooling(HistoryEncoder):
         training_dtype: What training computes the scores in.
     """
 
-    takes_places: ClassVar[bool] = True
+    uses_positions: ClassVar[bool] = True
 
     def __init__(self, length: int, dim: int, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(length, dim, seed, **kwargs)

@@ -19,12 +19,12 @@ import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED, ASKED_AT, ITEM, OF_EVENTS, PLACE
+from recsys.data.history_facts import ASKED, ASKED_AT, EVENT_FACTS, ITEM, PLACE
 from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import InputSpec, LookupModel
 from recsys.models.terms.term import Lookup, Tensors
 
-_PASSED = ("segment", "at", ASKED, *OF_EVENTS, PLACE)
+_PASSED = ("segment", "at", ASKED, *EVENT_FACTS, PLACE)
 """Inputs of a query that read no table; nor does `asked_at`, which `query` doesn't get."""
 
 

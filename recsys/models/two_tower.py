@@ -121,7 +121,7 @@ class TwoTower(RetrievalModel):
         passed = ("segment", "at", ASKED, *self.config.history_facts)
         more: Tensors = {name: features[name] for name in passed if name in features}
         if PLACE in features:  # The items are there once each.
-            if self._encoder_type.takes_places:
+            if self._encoder_type.uses_positions:
                 more["place"] = features[PLACE]
             else:
                 items = ops.take(items, features[PLACE], axis=0)

@@ -14,7 +14,7 @@ BUILT_INS = {
         "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
     },
     "encoder": {
-        "mean": "recsys.models.encoders:PlaceWeights MeanConfig",
+        "mean": "recsys.models.encoders:PositionWeights MeanConfig",
         "none": "recsys.models.encoders:NoHistory NoHistoryConfig",
         "attention": "recsys.models.encoders:AttentionPooling AttentionConfig",
         "sequence": "recsys.models.encoders:SequenceEncoder SequenceConfig",

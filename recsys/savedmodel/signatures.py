@@ -16,9 +16,9 @@ import numpy as np
 from recsys.data.history_facts import (
     AGES,
     ASKED_AT,
+    EVENT_FACTS,
     KINDS,
     LEAST_WEIGHTS,
-    OF_EVENTS,
     UNKNOWN,
     WEIGHTS,
     Facts,
@@ -72,7 +72,7 @@ CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
 ISO = rf"{DAY}([T ]{CLOCK}(Z|[+-][0-9]{{2}}:[0-9]{{2}}| UTC)?)?"
 """What texts a signature reads as times, beside whole numbers below 0."""
 _OWN = (
-    "user_id", "item_id", "history", "exclude_seen", "exclude_ids", *OF_EVENTS, QUERY_TIME
+    "user_id", "item_id", "history", "exclude_seen", "exclude_ids", *EVENT_FACTS, QUERY_TIME
 )  # fmt: skip
 
 

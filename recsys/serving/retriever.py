@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.bundles.bundle import answers_of, check_answers, verify
-from recsys.data.history_facts import OF_EVENTS
+from recsys.data.history_facts import EVENT_FACTS
 from recsys.data.sources.values import plain_id
 from recsys.errors import UsageError
 from recsys.index.ann_index import read_index
@@ -44,7 +44,7 @@ from recsys.tasks.retrieval.manifest import direction_width
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
 _EXCLUDED = "exclude_ids"
-_OWN = ("user_id", "history", "exclude_seen", *OF_EVENTS, QUERY_TIME)
+_OWN = ("user_id", "history", "exclude_seen", *EVENT_FACTS, QUERY_TIME)
 _HISTORY_BLOCK = 512
 """Users whose histories are read at a time; the result is as wide as the longest."""
 _POPULAR_BLOCK = 64

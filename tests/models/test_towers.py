@@ -25,7 +25,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
 from recsys.models import ModelSpec
 from recsys.models.config import UserGateConfig
-from recsys.models.encoders import PlaceWeights
+from recsys.models.encoders import PositionWeights
 from recsys.models.inference import Inference
 from recsys.models.inputs import FeatureSpec
 from recsys.models.layers import UserGate
@@ -324,7 +324,7 @@ def test_a_history_needs_layers_and_an_encoder_of_items_to_pass_a_tower(options)
 
 def test_an_encoder_of_ones_own_that_only_weighs_passes_no_tower():
     @recsys.register_encoder("weighs_alone")
-    class WeighsAlone(PlaceWeights):
+    class WeighsAlone(PositionWeights):
         class Config(Strict):
             pass
 

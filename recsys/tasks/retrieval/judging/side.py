@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsys.distributed.host_collectives import agreed, of_first
+from recsys.distributed.host_collectives import agreed, from_primary
 from recsys.errors import RecsysError
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.metric import Items, Values, pooled, times_shown
@@ -118,7 +118,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
             raise LeftOutError(reason)
 
         def shared(field: str) -> np.ndarray:
-            return of_first(lambda: getattr(ranked[0], field))
+            return from_primary(lambda: getattr(ranked[0], field))
 
         ranking = RankResults(*map(shared, RankResults._fields))
         return case.measured(ranking, time.monotonic() - started)

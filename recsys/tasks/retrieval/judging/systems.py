@@ -20,7 +20,7 @@ import pyarrow as pa
 from recsys.data.dataset import Data
 from recsys.data.history_facts import KINDS, UNKNOWN, Facts
 from recsys.data.vocabulary import Vocabulary, load_kinds
-from recsys.distributed.host_collectives import is_primary, meet, of_first
+from recsys.distributed.host_collectives import from_primary, is_primary, meet
 from recsys.errors import RecsysError
 from recsys.formats import moment
 from recsys.models.inference import Inference
@@ -173,7 +173,7 @@ def open_bundle(
     process = BundleProcess(bundle) if is_primary() else None
 
     def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
-        return of_first(
+        return from_primary(
             lambda: np.zeros(0) if process is None else process.queries(user_ids, history, facts)
         )
 
