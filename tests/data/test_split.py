@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from recsys.data.event_times import places
+from recsys.data.event_times import file_positions
 from recsys.data.split import (
     DAY_S,
     choose_cut,
@@ -68,6 +68,6 @@ def test_the_second_of_the_cut_is_held_out():
 
 def test_more_files_than_places_can_tell_apart_are_refused():
     line = np.array([1])
-    assert places(2**17 - 1, line)[0].as_py() > places(2**17 - 2, line)[0].as_py()
+    assert file_positions(2**17 - 1, line)[0].as_py() > file_positions(2**17 - 2, line)[0].as_py()
     with pytest.raises(RecsysError, match="R266"):
-        places(2**17, line)
+        file_positions(2**17, line)
