@@ -122,9 +122,9 @@ class TokenFeature(Feature):
     """A feature with text tokens, which are looked up in a vocabulary or hashed."""
 
     min_count: PositiveInt = 1
-    """A token is known from this number of occurrences on."""
+    """Minimum number of occurrences of a known token."""
     hash_buckets: PositiveInt | None = None
-    """Rows that tokens are hashed into; `null`: each known token has a row."""
+    """Number of rows for hashed tokens; `null`: each known token has a row."""
 
     @abc.abstractmethod
     def texts(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
@@ -168,7 +168,7 @@ class BagFeature(TokenFeature):
     """The first few tokens of a value."""
 
     max_tokens: PositiveInt = 8
-    """Tokens kept of one item or user; the first ones."""
+    """Maximum number of tokens per item or user; the first ones are kept."""
 
     @property
     def width(self) -> int:
@@ -220,7 +220,7 @@ class BucketFeature(Feature):
     """Quantile buckets of the values."""
 
     buckets: Annotated[int, Field(ge=2)] = 10
-    """Buckets of a number or of a date."""
+    """Number of buckets of the values."""
 
     def table_rows(self, n_known: int = 0) -> int:
         """Returns the number of rows: row 0 and the buckets."""
@@ -254,7 +254,7 @@ class DateFeature(BucketFeature):
 
     value: ClassVar[Value] = "date"
     format: str | None = None
-    """How text of a `date` is written, as `interactions.timestamp_format`; `null`: ISO 8601."""
+    """Format of dates as text, like `interactions.timestamp_format`; `null`: ISO 8601."""
 
     @property
     def detail(self) -> str:

@@ -162,16 +162,16 @@ class Ials(Baseline):
     title = "iALS"
 
     dim: PositiveInt = 128
-    """Length of the vectors."""
+    """Width of the vectors."""
     sweeps: PositiveInt = 6
-    """How often all users and all items are solved."""
+    """Number of times that all users and all items are solved."""
     unobserved: PositiveFloat = 10.0
     """Weight of all pairs together, as a multiple of the number of the taken ones; the
     weight of one pair is 1 at the most."""
     regularisation: PositiveFloat = 0.005
     """Strength of the regularisation."""
     seed: NonNegativeInt = 0
-    """Seed of the first item vectors."""
+    """Seed of the initial item vectors."""
 
     def objective(self, taken: Any) -> Objective:
         """Returns the objective for the positive pairs `[users, items]`."""

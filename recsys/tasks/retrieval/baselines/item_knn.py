@@ -33,7 +33,7 @@ class ItemKnn(Baseline):
     title = "item-kNN"
 
     neighbours: PositiveInt = 100
-    """Neighbours that an item keeps."""
+    """Number of neighbours per item."""
     shrinkage: NonNegativeFloat = 10.0
     """Summand in the denominator of a similarity, which lowers it for few common users."""
     events_of_user: PositiveInt = 500
