@@ -35,8 +35,8 @@ def lazy_contents(
             # Keras' own default is TensorFlow, on which nothing trains.
             os.environ.setdefault("KERAS_BACKEND", "jax")
         module = importlib.import_module(homes[name])
-        if module.__name__.endswith(f".{name}"):
-            return module
+        if module.__name__.endswith(f".{name}"):  # As `recsys.losses`, which has no such name.
+            return getattr(module, name, module)
         return getattr(module, name)
 
     return sorted(homes), getattr_, lambda: sorted(homes)

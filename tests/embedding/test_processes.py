@@ -79,4 +79,4 @@ def test_two_processes_sum_without_the_reduce_scatter_that_gloo_damages():
     assert first == second
     assert first["wrong"] == 0
     assert "R397" in first["error"]
-    assert "recsys.distributed.collectives.reduce_scatter" in first["error"]
+    assert "recsys.distributed.collectives" in first["error"]
