@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
-    from recsys.models.saved_arrays import SavedRows
+    from recsys.embedding.saved_arrays import SavedRows
 
 SLICE_BYTES = 16 << 20
 """Of a slice: what is read at a time, to write a checkpoint and to load it."""

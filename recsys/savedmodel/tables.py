@@ -13,7 +13,7 @@ from recsys.embedding.table import Table
 from recsys.savedmodel.variables import filled_later
 
 if TYPE_CHECKING:
-    from recsys.models.saved_arrays import SavedRows
+    from recsys.embedding.saved_arrays import SavedRows
 
 
 def variables_of(model: SparseModel) -> list[tf.Variable]:

@@ -30,7 +30,7 @@ from recsys.savedmodel.row_slices import slice_bounds, slices
 from recsys.system.disk import free_there
 
 if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
-    from recsys.models.saved_arrays import SavedRows
+    from recsys.embedding.saved_arrays import SavedRows
 
 SMALL_BYTES = 1 << 20
 """A variable of `constant` up to this size has its content from the start."""

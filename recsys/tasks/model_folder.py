@@ -2,7 +2,7 @@
 
 model.json        spec, configs, versions, and the variables in order: see `recsys.models.summary`
 weights/N.npy     one file per variable; tables in the order of their rows, large ones of several
-                  processes in `weights/N/`: see `recsys.models.saved_arrays`
+                  processes in `weights/N/`: see `recsys.embedding.saved_arrays`
 vocabulary/       users.parquet, items.parquet; kinds.parquet if events have kinds
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
@@ -40,14 +40,7 @@ from recsys.embedding.layout import (
     tables_of,
     verify_placement,
 )
-from recsys.embedding.table import WEIGHTS, Table, chunk_rows, physical_order
-from recsys.embedding.table_rows import put_rows
-from recsys.errors import RecsysError
-from recsys.models.inference import Inference
-from recsys.models.inputs import ModelInputs, ModelSpec
-from recsys.models.lookups import LookupModel, model_class
-from recsys.models.retrieval_model import RetrievalModel
-from recsys.models.saved_arrays import (
+from recsys.embedding.saved_arrays import (
     NpyFile,
     SavedRows,
     SavedVariable,
@@ -56,6 +49,13 @@ from recsys.models.saved_arrays import (
     path_of,
     write_variables,
 )
+from recsys.embedding.table import WEIGHTS, Table, chunk_rows, physical_order
+from recsys.embedding.table_rows import put_rows
+from recsys.errors import RecsysError
+from recsys.models.inference import Inference
+from recsys.models.inputs import ModelInputs, ModelSpec
+from recsys.models.lookups import LookupModel, model_class
+from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.summary import SUMMARY, damaged, read_summary, summary_text
 from recsys.registry import plugins_needed
 from recsys.registry.file_option import IN_FOLDER, copy_files, read_in_folder

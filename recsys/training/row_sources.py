@@ -39,7 +39,7 @@ from scipy import sparse
 
 from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import IdIndex, Vocabulary
-from recsys.models.saved_arrays import SavedRows
+from recsys.embedding.saved_arrays import SavedRows
 
 NOWHERE = -1
 _MONTHS = 12

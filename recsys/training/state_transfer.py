@@ -12,10 +12,10 @@ import numpy as np
 
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
+from recsys.embedding.saved_arrays import SavedRows
 from recsys.embedding.table import Table, chunk_rows
 from recsys.embedding.table_rows import put_rows
 from recsys.models import LookupModel, ModelInputs
-from recsys.models.saved_arrays import SavedRows
 from recsys.tasks.config import TrainStage
 from recsys.tasks.model_folder import kept_weights
 from recsys.training.row_sources import (

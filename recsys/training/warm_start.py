@@ -2,7 +2,7 @@
 
 `training_state/` of a model folder holds the slots of the tables, the moments of the towers'
 optimizer and the random state of dropout, in the format of `weights/` (see
-`recsys.models.saved_arrays`). `state.json` lists them and holds the progress of the training.
+`recsys.embedding.saved_arrays`). `state.json` lists them and holds the progress of the training.
 `manifest.json` holds the size and the CRC-32 of all files that a later training reads (see
 `recsys.system.manifest`).
 """
@@ -25,9 +25,7 @@ from recsys.data.kept_events import KeptEvents
 from recsys.data.store import InteractionStore
 from recsys.distributed.host_collectives import agreed, jointly, note_on_primary
 from recsys.embedding.layout import tables_of
-from recsys.errors import RecsysError, UsageError
-from recsys.models import LookupModel, ModelInputs, ModelSpec
-from recsys.models.saved_arrays import (
+from recsys.embedding.saved_arrays import (
     SavedRows,
     SavedVariable,
     files_of,
@@ -35,6 +33,8 @@ from recsys.models.saved_arrays import (
     path_of,
     write_variables,
 )
+from recsys.errors import RecsysError, UsageError
+from recsys.models import LookupModel, ModelInputs, ModelSpec
 from recsys.models.summary import read_summary
 from recsys.registry.file_option import read_in_folder
 from recsys.system import manifest as manifests

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from places import SUPPORT
 
-from recsys.models.saved_arrays import open_variable, path_of
+from recsys.embedding.saved_arrays import open_variable, path_of
 from recsys.system.manifest import ManifestError, verify_files
 
 SCRIPTS = SUPPORT

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recsys.embedding.saved_arrays import SavedRows
 from recsys.errors import RecsysError
-from recsys.models.saved_arrays import SavedRows
 
 tf = pytest.importorskip("tensorflow")
 from recsys.savedmodel import row_slices, variables  # noqa: E402

@@ -38,11 +38,11 @@ from recsys.embedding import (  # noqa: E402
     SparseModel,
     TableConfig,
     activate,
+    saved_arrays,
     table_layout,
 )
 from recsys.embedding.sharding import physical_rows  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
-from recsys.models import saved_arrays  # noqa: E402
 from recsys.tasks.retrieval.training import mining as hard_negatives  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 10

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.embedding import sharding as module
+from recsys.embedding.saved_arrays import SavedRows, open_variable
 from recsys.embedding.sharding import (
     in_ranges,
     logical_rows,
     padded_rows,
     range_of,
 )
-from recsys.models.saved_arrays import SavedRows, open_variable
 
 
 @pytest.mark.parametrize(
