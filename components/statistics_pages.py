@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorflow_metadata.proto.v0 import statistics_pb2
 
-from recsys.report.statistics_page import write_statistics
+from recsys.report.run_figures import write_statistics
 
 Summaries = Mapping[str, Mapping[str, Any]]
 """Result of `summarize_split` for each split."""

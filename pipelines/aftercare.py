@@ -14,8 +14,7 @@ from absl import logging
 from recsys.config import Config
 from recsys.errors import RecsysError, plugin_error
 from recsys.formats import counted, size
-from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import RUNS, read_result
+from recsys.report.runs import RUNS, MissingError, read_result
 from recsys.runs.notifications import send_summary
 from recsys.runs.summary import run_summary
 from recsys.system import events

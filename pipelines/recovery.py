@@ -19,8 +19,15 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Event, Execution
 
 from recsys.bundles.publishing import only_publisher
 from recsys.errors import RecsysError
-from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import INDEX, RESULT, STEPS, RunRecord, read_steps, run_folders
+from recsys.report.runs import (
+    INDEX,
+    RESULT,
+    STEPS,
+    MissingError,
+    RunRecord,
+    read_steps,
+    run_folders,
+)
 from recsys.system.files import folders_in, remove
 
 _UNFINISHED = (Execution.NEW, Execution.RUNNING, Execution.CANCELED)

@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from recsys.tasks.retrieval.training.auto import for_data as for_data
     from recsys.training.trainer import Trainer as Trainer
     from recsys.training.training_result import TrainingResult as TrainingResult
-    from recsys.vectors.publication import VectorPublication as VectorPublication
-    from recsys.vectors.publication import publish_vectors as publish_vectors
+    from recsys.vectors import VectorPublication as VectorPublication
+    from recsys.vectors import publish_vectors as publish_vectors
 
 __version__ = VERSION
 
@@ -112,6 +112,6 @@ _NAMES = {
     "recsys.tasks.judging_side": "Baseline",
     "recsys.training.trainer": "Trainer",
     "recsys.training.training_result": "TrainingResult",
-    "recsys.vectors.publication": "VectorPublication publish_vectors",
+    "recsys.vectors": "VectorPublication publish_vectors",
 }
 __all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)

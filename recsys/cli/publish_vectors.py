@@ -35,7 +35,7 @@ def publish_vectors(
         keep: Number of newest publications to keep.
     """
     from recsys.bundles.publishing import latest
-    from recsys.vectors.publication import publish_vectors
+    from recsys.vectors import publish_vectors
 
     if model is not None and (config is not None or root is not None):
         rule = "MODEL can't be combined with --config or --root."

@@ -55,7 +55,7 @@ def run(config: ConfigArgument = None, sets: Sets = None, as_json: Json = False)
 
 def _summary(root: Path, run_id: str | None, name: str, error: RecsysError) -> dict[str, Any]:
     """Returns the summary of a failed run, from its record if it has one."""
-    from recsys.report.run_artifacts import MissingError
+    from recsys.report.runs import MissingError
     from recsys.runs.summary import read_summary, run_summary
 
     try:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
-from recsys.report.run_artifacts import Artifacts, MissingError
+from recsys.report.runs import Artifacts, MissingError
 from recsys.tasks.judging_side import BLESSED, MODEL
 
 _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
@@ -121,11 +121,8 @@ class Evaluated:
             return ""
         if ends[0] <= 0 <= ends[1]:
             return "level"
-        return (
-            "better"
-            if (ends[0] > 0) != (self.description(metric)["better"] == "lower")
-            else "worse"
-        )
+        is_up = self.description(metric)["better"] != "lower"
+        return "better" if (ends[0] > 0) == is_up else "worse"
 
     def description(self, metric: str) -> dict[str, Any]:
         """Returns `title`, `meaning` and `better` of a metric, with or without a cut-off."""

@@ -27,7 +27,7 @@ from recsys.formats import (
 from recsys.report.charts import Chart, Estimate, Scale, Series, draw_interval, key, shared_range
 from recsys.report.evaluated import Evaluated, RelativeDifference, cut_offs, metric_title
 from recsys.report.page import style_sheet, templates
-from recsys.report.run_artifacts import Artifacts, MissingError
+from recsys.report.runs import Artifacts, MissingError
 from recsys.tasks.judging_side import MODEL
 
 # --- the decision
@@ -297,9 +297,11 @@ def plot_metrics(result: EvaluationResult) -> Plot:
 _SHARES = {"recommended_share": (0, "the model's lists"), "training_share": (1, "training events")}
 
 
-def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns how often items are recommended, by their popularity."""
-    exposure = artifacts.evaluated.get("exposure")
+def read_exposure(artifacts: Artifacts) -> dict[str, Any] | None:
+    """Returns how often items are recommended, by popularity; None for a task without lists."""
+    if "exposure" not in artifacts.evaluated:
+        return None
+    exposure = artifacts.evaluated["exposure"]
     if not exposure:
         raise MissingError("The evaluation has no counts of recommendations per item.")
     bins, points = exposure.get("bins") or [], exposure.get("points") or []
@@ -325,17 +327,22 @@ def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
 _SHOWN_ITEMS = 10
 
 
-def read_people(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns the example users with their histories, and their recommendations now and before."""
+def read_users(artifacts: Artifacts) -> dict[str, Any] | None:
+    """Returns the example users with their histories, and their recommendations now and before.
+
+    None for a task without lists.
+    """
     evaluation = artifacts.evaluated
-    examples = evaluation.get("examples")
+    if "examples" not in evaluation:
+        return None
+    examples = evaluation["examples"]
     if not examples:
         raise MissingError("The evaluation has no example users.")
-    shown = [_person(example) for example in examples]
+    shown = [_user(example) for example in examples]
     return {"shown": shown, "unknown": evaluation.get("unknown_report_users") or []}
 
 
-def _person(example: Mapping[str, Any]) -> dict[str, Any]:
+def _user(example: Mapping[str, Any]) -> dict[str, Any]:
     history = example.get("history") or []
     now, before = (example.get(name) for name in ("recommended", "blessed_recommended"))
     now = (now or [])[:_SHOWN_ITEMS]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from recsys import formats
 from recsys.report.evaluated import repeats_in_words
-from recsys.report.run_artifacts import MissingError
+from recsys.report.runs import MissingError
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _FILTERS = (

@@ -16,13 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import yaml
 
+from recsys.errors import shortened
 from recsys.fingerprint import version_text
-from recsys.formats import count, figure, is_number
-from recsys.report.charts import Chart, Series
+from recsys.formats import ABSENT, count, figure, is_number, moment, share
+from recsys.report.charts import Chart, Series, draw_bars
 from recsys.report.evaluated import metric_title
-from recsys.report.run_artifacts import Artifacts, MissingError, read_array, read_json, read_table
-from recsys.report.runs import RecordedSteps, read_steps, spans_in_words, spans_of
-from recsys.report.statistics_page import read_column
+from recsys.report.page import render
+from recsys.report.runs import (
+    Artifacts,
+    MissingError,
+    RecordedSteps,
+    read_array,
+    read_json,
+    read_steps,
+    read_table,
+    spans_in_words,
+    spans_of,
+)
 
 _SIDES = ("users", "items")
 
@@ -90,14 +100,12 @@ def read_growths(artifacts: Artifacts) -> dict[str, Any]:
 def read_features(artifacts: Artifacts) -> list[dict[str, Any]]:
     """Returns the features of both sides."""
     folders = {"items": artifacts.data / "catalogue", "users": artifacts.data / "user_features"}
-    return [
-        _feature(side, folder, feature)
-        for side, folder in folders.items()
-        if side == "items" or folder.exists()
-        for feature in read_json(folder / "features.json", f"The list of the {side}' features")[
-            "features"
-        ]
-    ]
+    rows = []
+    for side, folder in folders.items():
+        if side == "items" or folder.exists():
+            listed = read_json(folder / "features.json", f"The list of the {side}' features")
+            rows += [_feature(side, folder, feature) for feature in listed["features"]]
+    return rows
 
 
 def _feature(side: str, folder: Path, feature: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +121,10 @@ def _feature(side: str, folder: Path, feature: Mapping[str, Any]) -> dict[str, A
     }
 
 
-# --- the validation of the data
+# --- the validation of the data, and its pages of statistics
+
+_SHOWN_CHARACTERS = 60
+_TOP_VALUES = 5
 
 
 def read_validations(artifacts: Artifacts) -> dict[str, Any]:
@@ -137,6 +148,80 @@ def _validation(validation: Mapping[str, Any]) -> dict[str, Any]:
     split = "train" if "train" in splits else min(splits)
     columns = [read_column(column) for column in splits[split]["columns"]]
     return {**validation, "split": split, "columns": columns}
+
+
+def write_statistics(path: Path, what: str, data_sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes a page that needs no network and no script.
+
+    Args:
+        path: File of the page.
+        what: `interactions`, `items` or `users`.
+        data_sets: By name the rows and the columns, as in `splits` of `validation.json`.
+
+    Raises:
+        OSError: The page can't be written.
+    """
+    columns: dict[str, list[dict[str, Any]]] = {}
+    for split, data_set in data_sets.items():
+        for column in data_set["columns"]:
+            shown = read_column(column, _TOP_VALUES) | {"split": split}
+            columns.setdefault(column["name"], []).append(shown)
+    page = render(
+        "statistics.html.jinja", what=what, data_sets=data_sets,
+        columns=dict(sorted(columns.items())),
+    )  # fmt: skip
+    path.write_text(page, encoding="utf-8", errors="replace")
+
+
+def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
+    """Returns the display form of one column of `validation.json`.
+
+    Args:
+        column: An entry of `columns`.
+        n_top: Number of most frequent texts to show.
+    """
+    if column["kind"] == "number":
+        write = moment if _is_time(column) else _plain
+        values = " … ".join(write(column[name]) for name in ("min", "median", "max"))
+        heights, spread = column["bars"], _spread(column)
+    else:
+        top = column.get("top", [])
+        frequent = ", ".join(
+            f"{shortened(text, _SHOWN_CHARACTERS)} ({share(part)})" for text, part in top[:n_top]
+        )
+        values = f"{count(column.get('unique'))} distinct: {frequent}"
+        heights, spread = [part for _, part in top], ""
+        if _is_even(column):
+            values, heights = f"{count(column['unique'])} distinct, none more frequent", []
+    return {**column, "shown": values, "spread": spread, "chart": draw_bars(heights)}
+
+
+def _is_time(column: Mapping[str, Any]) -> bool:
+    """Returns whether a column has times; earlier releases didn't write `is_time`."""
+    return bool(column.get("is_time", column["name"] == "timestamp"))
+
+
+def _is_even(column: Mapping[str, Any]) -> bool:
+    """Returns whether many texts are equally frequent, as ids are."""
+    top, unique = column.get("top") or [], column.get("unique")
+    if not top or not is_number(unique) or unique <= len(top):
+        return False
+    return bool(top[0][1] * unique < 1 + 1e-6)
+
+
+def _spread(column: Mapping[str, Any]) -> str:
+    """Returns mean, standard deviation and share of zeros; empty for times."""
+    if _is_time(column) or not is_number(column.get("mean")):
+        return ""
+    mean, deviation = (figure(column[name]) for name in ("mean", "std_dev"))
+    return f"mean {mean}, standard deviation {deviation}, {share(column['zeros'])} zeros"
+
+
+def _plain(value: Any) -> str:
+    """Returns a number as text: whole numbers in full, others with six digits."""
+    if not is_number(value):
+        return ABSENT
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
 
 
 # --- the training

@@ -12,9 +12,8 @@ from markupsafe import Markup
 
 from recsys.formats import is_number
 from recsys.report import figures, run_figures
-from recsys.report.page import read_part, render, templates
-from recsys.report.run_artifacts import Artifacts
-from recsys.report.runs import INDEX
+from recsys.report.page import Part, read_part, render, templates
+from recsys.report.runs import INDEX, Artifacts
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "verdict": figures.read_verdict,
@@ -24,7 +23,7 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "other": figures.read_other_protocol,
     "slices": figures.read_slices,
     "exposure": figures.read_exposure,
-    "people": figures.read_people,
+    "users": figures.read_users,
     "neighbours": run_figures.read_neighbours,
     "sources": run_figures.read_sources,
     "spans": run_figures.read_spans,
@@ -51,7 +50,10 @@ _SECTIONS = {
     "bundle": ("Bundle", "bundle"),
     "origin": ("Origin", ""),
 }
-"""Title of each section, and the part that it needs outside of a pipeline run."""
+"""Title of each section, and the part that it needs outside of a pipeline run.
+
+A section whose part of its own name is None is left out: the task makes none.
+"""
 
 
 def write_report(out: Path, **sources: Any) -> Path:
@@ -82,7 +84,8 @@ def write_report(out: Path, **sources: Any) -> Path:
         "titles": {
             name: title
             for name, (title, part) in _SECTIONS.items()
-            if artifacts.is_of_run or not part or not parts[part].missing
+            if parts.get(name) != Part(None, "")
+            and (artifacts.is_of_run or not part or not parts[part].missing)
         },
     }
     sections = {name: read_part(_section, name, parts) for name in ("tiles", "glance", *_SECTIONS)}

@@ -1,20 +1,26 @@
-"""The record of each run, `<root>/runs/<run id>/`: its steps while it runs, then its result.
+"""What a run leaves: its record, and the folders that its report reads.
 
-`steps.jsonl` has a line when the run starts and one for each step that ended, so that a killed run
-leaves what it did; `run.json` is there, whole, once the run has ended. Nothing else depends on the
-record: if it can't be written or read, a run reports that and continues.
+The record is `<root>/runs/<run id>/`. `steps.jsonl` has a line when the run starts and one for each
+step that ended, so that a killed run leaves what it did; `run.json` is there, whole, once the run
+has ended. Nothing else depends on the record: if it can't be written or read, a run reports that
+and continues.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from recsys.formats import count, is_number
-from recsys.report.run_artifacts import MissingError, read_json
+from recsys.system import files
 from recsys.system.commit import commit_text
 
 RUNS = "runs"
@@ -23,6 +29,105 @@ INDEX = "index.html"
 STEPS = "steps.jsonl"
 RESULT = "run.json"
 FORMAT = 1
+
+
+class MissingError(Exception):
+    """A part of the report has nothing to show; the text gives the reason as a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifacts:
+    """Inputs of the report.
+
+    Attributes:
+        config: The run's config as JSON.
+        dead_letters: Folder of the dead letters of each kind of data.
+        data: Data folder.
+        model: Model folder.
+        evaluation: Evaluation folder.
+        bundle: Bundle folder, if one was exported.
+        pushed: Served folder, if the bundle was pushed.
+        not_pushed: Reason why it was not pushed, if known.
+        validation: Folder of the data's validation, if there was one.
+        vocabularies: Folder of the vocabularies' diff, if there is one.
+        record: Folder of the run's record (`recsys.report.runs`), if it keeps one.
+    """
+
+    config: dict[str, Any]
+    dead_letters: Mapping[str, Path]
+    data: Path
+    model: Path
+    evaluation: Path
+    bundle: Path | None
+    pushed: str | None
+    not_pushed: str | None = None
+    validation: Path | None = None
+    vocabularies: Path | None = None
+    record: Path | None = None
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether they are from a pipeline run, not from `recsys evaluate`."""
+        return bool(self.dead_letters)
+
+    @functools.cached_property
+    def evaluated(self) -> dict[str, Any]:
+        """The content of `evaluation.json`."""
+        return read_json(self.evaluation / "evaluation.json", "The evaluation")
+
+    @functools.cached_property
+    def training(self) -> dict[str, Any]:
+        """The content of `training.json`."""
+        return read_json(self.model / "training.json", "The record of the training")
+
+    @functools.cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the bundle."""
+        if self.bundle is None:
+            raise MissingError("The run exported no bundle.")
+        return read_json(self.bundle / "manifest.json", "The bundle's manifest")
+
+    def bless(self) -> dict[str, Any]:
+        """Returns `bless` of the config; empty if missing."""
+        part = self.config.get("bless")
+        return part if isinstance(part, dict) else {}
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Returns the map in the file at `path`.
+
+    Args:
+        path: A JSON file.
+        what: Name of the content, which starts the error's sentence.
+
+    Raises:
+        MissingError: There is no such file, or it holds something else.
+    """
+    return dict(_read(files.read_json, path, what))
+
+
+def read_table(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
+    """Returns the Parquet file at `path`, or raises MissingError."""
+    return _read(functools.partial(pq.read_table, columns=columns), path, what)
+
+
+def read_array(path: Path, what: str) -> np.ndarray:
+    """Returns the NumPy file at `path`, memory-mapped, or raises MissingError."""
+    load = functools.partial(np.load, mmap_mode="r", allow_pickle=False)
+    return np.asarray(_read(load, path, what))
+
+
+def _read(read: Callable[[Path], Any], path: Path, what: str) -> Any:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise MissingError(f"{what} is missing: there is no {path.name}.") from None
+    except (OSError, ValueError, EOFError, pa.ArrowException) as error:
+        named = "" if str(error).startswith(path.name) else f"{path.name}: "
+        raise MissingError(f"{what} can't be read: {named}{error}.") from None
+
+
+# --- the record
 
 
 class RunRecord:
@@ -204,7 +309,7 @@ def _step(line: Mapping[str, Any]) -> Step:
 
 # --- spans
 
-SPAN_WORDS = {"late": "late", "empty": "empty", "set_aside": "set aside", "missing": "missing"}
+_KINDS = ("new", "late", "empty", "set_aside", "missing")
 _SHOWN_NAMES = 2
 
 
@@ -216,7 +321,7 @@ def spans_of(spans: Any) -> dict[str, list[str]] | None:
     """
     if not isinstance(spans, list):
         return None
-    by_kind: dict[str, list[str]] = {kind: [] for kind in ("new", *SPAN_WORDS)}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for span in spans:
         for kind, names in by_kind.items():
             if span.get(kind) is True or span.get("state") == kind:
@@ -226,11 +331,12 @@ def spans_of(spans: Any) -> dict[str, list[str]] | None:
 
 def spans_in_words(spans: Mapping[str, Sequence[str]] | None) -> list[str]:
     """Returns a phrase for each notable kind of spans."""
-    new = spans["new"] if spans else []
-    words = [f"new: {new[0]}" if len(new) == 1 else f"{count(len(new))} new"] if new else []
-    for kind, word in SPAN_WORDS.items():
-        if names := spans[kind] if spans else []:
+    words = []
+    for kind, names in (spans or {}).items():
+        if kind == "new" and len(names) > 1:
+            words.append(f"{count(len(names))} new")
+        elif names:
             more = len(names) - _SHOWN_NAMES
             tail = f" and {count(more)} more" if more > 0 else ""
-            words.append(f"{word}: {', '.join(names[:_SHOWN_NAMES])}{tail}")
+            words.append(f"{kind.replace('_', ' ')}: {', '.join(names[:_SHOWN_NAMES])}{tail}")
     return words

@@ -36,8 +36,7 @@ from recsys.data.features import DateFeature
 from recsys.data.sources.pieces import read_all
 from recsys.errors import RecsysError
 from recsys.formats import is_number
-from recsys.report.run_artifacts import read_json
-from recsys.report.runs import RUNS, RunRecord, read_result
+from recsys.report.runs import RUNS, RunRecord, read_json, read_result
 from recsys.runs.index import write_index
 from recsys.system.commit import commit_folder, commit_text, replacing
 from recsys.system.process import run_stage_with_config

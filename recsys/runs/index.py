@@ -12,8 +12,15 @@ from recsys.formats import count, counted, figure, is_number
 from recsys.report.charts import Chart, Series, key, spread
 from recsys.report.evaluated import Evaluated, metric_title, system_name
 from recsys.report.page import read_part, render
-from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import INDEX, RUNS, read_result, read_steps, run_folders, spans_in_words
+from recsys.report.runs import (
+    INDEX,
+    RUNS,
+    MissingError,
+    read_result,
+    read_steps,
+    run_folders,
+    spans_in_words,
+)
 from recsys.runs.summary import run_summary, unfinished_result
 from recsys.system.commit import commit_text
 from recsys.tasks.judging_side import BLESSED, MODEL

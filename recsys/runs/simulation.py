@@ -14,8 +14,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import count, duration, figure
 from recsys.report.evaluated import Evaluated
-from recsys.report.run_artifacts import read_json
-from recsys.report.runs import INDEX
+from recsys.report.runs import INDEX, read_json
 from recsys.runs.backtest import (
     ARMS,
     WARM,

@@ -12,11 +12,11 @@ from typing import Any
 
 from recsys.errors import BusyError, shortened
 from recsys.formats import change, count, counted, duration, ends_of, figure, is_number, span
-from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import (
     INDEX,
     RESULT,
     RUNS,
+    MissingError,
     read_result,
     read_steps,
     run_folders,

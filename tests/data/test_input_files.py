@@ -14,7 +14,7 @@ from recsys.evaluation.result import EvaluationResult
 from recsys.models import TwoTower
 from recsys.tasks.model_folder import load_model, save_candidates
 from recsys.training.trainer import Trainer
-from recsys.vectors.item_vectors import ItemVectors
+from recsys.vectors import ItemVectors
 
 
 def files_of(folder, *parts):

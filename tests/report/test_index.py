@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from report_run import Text, cells_of, text_of
 
-from recsys.report.run_artifacts import MissingError
-from recsys.report.runs import RunRecord, read_result, read_steps
+from recsys.report.runs import MissingError, RunRecord, read_result, read_steps
 from recsys.runs.index import write_index
 
 SCRIPT = "<script>alert('pwned')</script>"

@@ -16,8 +16,8 @@ from browser import CHROMIUM, Browser
 from report_evaluation import TITLES, evaluation
 from report_run import VALIDATION, Run, Text
 
+from recsys.report.run_figures import write_statistics
 from recsys.report.runs import RunRecord
-from recsys.report.statistics_page import write_statistics
 from recsys.runs.index import write_index
 
 SCRIPT = "<script>alert('pwned')</script><img src=https://example.org/a.png>"

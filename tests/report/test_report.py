@@ -312,8 +312,11 @@ def test_an_evaluation_without_lists_speaks_of_no_catalogue(run: Run) -> None:
         comparisons={},
         descriptions={"metrics": described, "baselines": {"constant": "Constant"}},
     )
-    part = section(run.report(), "metrics")
+    page = run.report()
+    part = section(page, "metrics")
     assert row_of(part, "log_loss")[1:3] == ["0.410", "0.690"]
+    assert not section(page, "exposure")
+    assert not section(page, "users")
     assert not re.search("catalogue|protocol|candidates", text_of(part), re.IGNORECASE)
 
 

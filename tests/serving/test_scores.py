@@ -23,7 +23,7 @@ from recsys.savedmodel.id_table import IdTable
 from recsys.serving.retriever import Retriever
 from recsys.serving.server.open_inference import messages
 from recsys.serving.server.service import load_version
-from recsys.vectors.item_vectors import ItemVectors
+from recsys.vectors import ItemVectors
 
 USERS, ITEMS = {"u1": 1.0, "u2": -1.0}, {"i1": 1.0, "i2": 3.0, "i3": 2.0}
 """The score of a pair is the product of both numbers, plus the price and the count."""

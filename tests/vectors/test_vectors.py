@@ -26,7 +26,7 @@ from recsys.data.item_table import write_catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests
-from recsys.vectors.publication import VectorPublication, publish_vectors
+from recsys.vectors import VectorPublication, publish_vectors
 
 DIM = 4
 DOCS = ROOT / "docs"
@@ -260,7 +260,7 @@ import resource, signal, sys
 if sys.argv[3:]:  # No file may become larger.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
-from recsys.vectors.publication import VectorPublication, publish_vectors
+from recsys.vectors import VectorPublication, publish_vectors
 publish_vectors(sys.argv[1], sys.argv[2], shard_rows=1000)
 """
 
