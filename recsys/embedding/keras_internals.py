@@ -1,11 +1,11 @@
-"""What this project takes from private modules of Keras: two classes without a public name.
+"""Classes from private modules of Keras that have no public name.
 
-`Functional` is the class of `keras.Model(inputs, outputs)`. A subclass of `keras.Model`
-is made functional by Keras replacing `keras.Model` among its bases by this class, for
-good; so a class that is to be functional, beside others that are not, must name it.
+`Functional` is the class of `keras.Model(inputs, outputs)`. To make a subclass functional, Keras
+permanently replaces `keras.Model` among its bases by this class, which would break its other
+subclasses. So a functional class must derive from it explicitly.
 
-`DataAdapter` is the one kind of input that `fit` takes as it is. A generator or a
-`PyDataset` of arrays that are on the devices already is converted and copied again.
+`DataAdapter` is the only kind of input that `fit` doesn't convert. Keras would copy arrays that are
+already on the devices if they came from a generator or a `PyDataset`.
 """
 
 from keras.src.models.functional import Functional

@@ -233,7 +233,7 @@ class Adagrad(RowOptimizer):
     kind: ClassVar[str] = "adagrad"
 
     def slot_list(self) -> tuple[Slot, ...]:
-        """Returns the accumulator, one number a weight."""
+        """Returns the accumulator, one number per weight."""
         return (Slot("accumulator", self.initial_accumulator_value),)
 
     def apply(
@@ -248,14 +248,14 @@ class Adagrad(RowOptimizer):
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(RowOptimizer):
-    """Adagrad with one accumulator a row: a ← a + mean(g²) (FBGEMM's row-wise Adagrad)."""
+    """Adagrad with one accumulator per row: a ← a + mean(g²) (FBGEMM's row-wise Adagrad)."""
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
     kind: ClassVar[str] = "row_wise_adagrad"
 
     def slot_list(self) -> tuple[Slot, ...]:
-        """Returns the accumulator, one number a row."""
+        """Returns the accumulator, one number per row."""
         return (Slot("accumulator", self.initial_accumulator_value, per_row=True),)
 
     def apply(
@@ -312,7 +312,7 @@ class Ftrl(RowOptimizer):
     kind: ClassVar[str] = "ftrl"
 
     def slot_list(self) -> tuple[Slot, ...]:
-        """Returns the accumulator and the linear term, one number a weight each."""
+        """Returns the accumulator and the linear term, one number per weight each."""
         return (Slot("accumulator", self.initial_accumulator_value), Slot("linear"))
 
     def apply(

@@ -1,11 +1,11 @@
-"""The arrays of a model folder: one `.npy` a variable, or its rows in several.
+"""The arrays of a model folder: one `.npy` per variable, or several with ranges of its rows.
 
     3.npy                   variable 3, whole; a table in the order of its rows
     3/shard-0-of-8.npy      the same, the first of eight ranges of rows
 
-Several processes write a large table in parts, each those of its own devices; one process,
-and all that is small, in one file. The JSON that describes a variable has the sizes and
-CRC-32 of its files. A reader gets one array in either case.
+If several processes train, each writes the parts of a large table that its own devices hold. Small
+variables, and all variables of a single process, are one file each. The JSON that describes a
+variable has the sizes and CRC-32 of its files. A reader gets one array in either case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from recsys.system import manifest as manifests
 from recsys.system.commit import sync_file
 
 _WHOLE_BYTES = 1 << 20
-"""A table up to this size is one file."""
+"""Maximum size of a table that is written as one file [bytes]."""
 
 
 class SavedVariable(NamedTuple):
@@ -40,8 +40,8 @@ class SavedVariable(NamedTuple):
 
     Attributes:
         variable: The variable.
-        table: The table that it belongs to, as its weights or one of its slots; None: to none.
-        dtype: Type of the numbers in the file.
+        table: Table whose weights or slot it is; None for other variables.
+        dtype: Dtype in the file.
     """
 
     variable: Any
@@ -50,20 +50,21 @@ class SavedVariable(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape, without padding."""
+        """Shape without padding."""
         shape = tuple(self.variable.shape)
         return shape if self.table is None else (self.table.rows, shape[1])
 
 
 class NpyFile:
-    """A `.npy` that is written piece by piece.
+    """A `.npy` file that is written in pieces.
 
-    By plain writes: a full disk is an error there, and ends the process in a memory map.
+    Not memory-mapped: a full disk raises an error in a write, but kills the process in a memory
+    map.
 
     Args:
-        path: The file.
+        path: Path of the file.
         shape: Shape of the whole array.
-        dtype: Type of its numbers.
+        dtype: Dtype of the array.
     """
 
     def __init__(self, path: Path, shape: Sequence[int], dtype: str = "<f4") -> None:
@@ -75,16 +76,16 @@ class NpyFile:
         self._add(header.getvalue())
 
     def write(self, values: np.ndarray) -> None:
-        """Adds values to the end."""
+        """Appends values."""
         self._add(np.ascontiguousarray(values, self._dtype).tobytes())
 
     def close(self) -> dict[str, Any]:
-        """Closes the file, and returns size and checksum for a manifest.
+        """Closes the file; returns its size and checksum for a manifest.
 
-        With several processes its bytes are on the disk on return.
+        If several processes train, the file is flushed to disk.
 
         Raises:
-            OSError: It couldn't be written.
+            OSError: Writing failed.
         """
         self._file.close()
         if jax.process_count() > 1:
@@ -101,21 +102,21 @@ class NpyFile:
 
 
 def write_variables(folder: Path, kept: Sequence[SavedVariable]) -> list[dict[str, Any]]:
-    """Writes variables into a folder, and returns how its JSON describes them.
+    """Writes variables into a folder; returns their descriptions for JSON.
 
-    Every process of a run calls it.
+    All processes of a run must call it.
 
     Args:
         folder: The folder; made if missing.
         kept: The variables, in order.
 
     Returns:
-        Of each `path` and `shape`, and the size and the CRC-32 of its files by their names
-        relative to the folder: `parts`, or `whole`.
+        `path` and `shape` of each variable, and size and CRC-32 of its files by name relative to
+        the folder, as `parts` or `whole`.
 
     Raises:
         OSError: The disk is full.
-        RecsysError: It is, in one of several processes.
+        RecsysError: The disk is full in another process.
     """
     numbers = [number for number, saved in enumerate(kept) if _is_in_parts(saved)]
     agreed(functools.partial(_make_room, folder, numbers))
@@ -131,7 +132,7 @@ def write_variables(folder: Path, kept: Sequence[SavedVariable]) -> list[dict[st
 
 
 def _make_room(folder: Path, in_parts: Sequence[int]) -> None:
-    """Makes the folders of parts, and removes what an earlier writer left otherwise."""
+    """Makes the folders of parts, and removes files of earlier writes."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -150,7 +151,7 @@ def _is_in_parts(saved: SavedVariable) -> bool:
 
 
 def _write_whole(path: Path, saved: SavedVariable) -> manifests.Files:
-    """Writes a variable in one file; of several processes the first one does."""
+    """Writes a variable to one file, on process 0."""
     file = NpyFile(path, saved.shape, saved.dtype) if is_primary() else None
     for chunk in _chunks(saved):
         if file is not None:
@@ -161,9 +162,9 @@ def _write_whole(path: Path, saved: SavedVariable) -> manifests.Files:
 
 
 def _chunks(saved: SavedVariable) -> Iterator[np.ndarray]:
-    """Yields a variable, a table in the order of its rows, chunk by chunk.
+    """Yields a variable in chunks, the rows of a table in logical order.
 
-    In every process of a run; a chunk at a time is gathered from the devices of several.
+    All processes must iterate: each chunk is gathered from their devices.
     """
     table, value = saved.table, saved.variable.value
     for chunk in [value] if table is None else logical_chunks(table, saved.variable):
@@ -180,7 +181,7 @@ def _gathered(value: jax.Array) -> np.ndarray:
 
 
 def _write_parts(folder: Path, number: int, saved: SavedVariable) -> manifests.Files:
-    """Writes the rows of a table that this process's devices are to have, a file a device."""
+    """Writes the row ranges of this process's devices, one file per device."""
     value = saved.variable.value
     n_parts = devices_of(value.sharding)
     rows, width = saved.shape
@@ -212,15 +213,15 @@ def _name(number: int, part: int, n_parts: int) -> str:
 
 
 class SavedRows:
-    """Rows `[rows, width]` of several files, as one array; memory-mapped.
+    """Rows `[rows, width]` of several memory-mapped files as one array.
 
     Args:
-        parts: The files' arrays, in order.
+        parts: Arrays of the files, in order.
 
     Attributes:
-        parts: These arrays.
-        shape: Shape of the whole.
-        dtype: Type of the numbers.
+        parts: Arrays of the files.
+        shape: Shape of the whole array.
+        dtype: Dtype of the array.
     """
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
@@ -231,27 +232,27 @@ class SavedRows:
 
     @property
     def size(self) -> int:
-        """How many numbers."""
+        """Number of entries."""
         return int(np.prod(self.shape))
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
+        """Bytes of an entry."""
         return self.dtype.itemsize
 
     def __len__(self) -> int:
-        """Returns how many rows."""
+        """Returns the number of rows."""
         return self.shape[0]
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int, int]]:
-        """Yields the arrays that hold the rows `start` … `stop`, and where in them these lie."""
+        """Yields the parts with rows `start` … `stop`, and the bounds of the rows in each."""
         for first, part in zip(self._starts[:-1].tolist(), self.parts, strict=True):
             low, high = max(start - first, 0), min(stop - first, len(part))
             if low < high:
                 yield part, low, high
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Returns the rows of a slice, or those of numbers `[n]` from 0 on, in memory."""
+        """Returns the rows of a slice or of non-negative indices `[n]`, in memory."""
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             read = [part[low:high] for part, low, high in self.pieces(start, stop)]
@@ -264,22 +265,22 @@ class SavedRows:
         return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns the whole in memory."""
+        """Returns the whole array, in memory."""
         return np.asarray(self[:], dtype)
 
 
 def files_of(described: Mapping[str, Any]) -> manifests.Files:
-    """Returns the files of a variable by name, of its description by `write_variables`."""
+    """Returns the files of a variable by name, from its description by `write_variables`."""
     return {**described.get("parts", {}), **described.get("whole", {})}
 
 
 def path_of(folder: Path, number: int, described: Mapping[str, Any]) -> Path:
-    """Returns where a variable lies: a file, or the folder of its parts.
+    """Returns the path of a variable: a file, or the folder of its parts.
 
     Args:
-        folder: The folder of all variables.
-        number: Which one it is.
-        described: Its description, of `write_variables`.
+        folder: Folder of all variables.
+        number: Index of the variable.
+        described: Its description by `write_variables`.
     """
     return folder / (str(number) if described.get("parts") else f"{number}.npy")
 
@@ -288,11 +289,11 @@ def open_variable(path: Path) -> np.ndarray | SavedRows:
     """Returns a variable, memory-mapped.
 
     Args:
-        path: What `path_of` returned.
+        path: Result of `path_of`.
 
     Raises:
         OSError: A file is missing or can't be read.
-        ValueError: A file is none of these, or the parts don't fit each other.
+        ValueError: A file is not a `.npy` file, or the shapes of the parts differ.
     """
     if path.suffix == ".npy":
         return np.load(path, mmap_mode="r", allow_pickle=False)

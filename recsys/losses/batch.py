@@ -167,7 +167,7 @@ def check_pair(query: Any, candidate: Any, of: str = "") -> None:
     """
     check_vectors(query, f"The result of {of}.query()" if of else "query")
     check_vectors(candidate, f"The result of {of}.candidate()" if of else "candidate")
-    widths = {query.shape[1], candidate.shape[1]} - {None}  # TensorFlow may not know one yet.
+    widths = {query.shape[1], candidate.shape[1]} - {None}  # TensorFlow may not know a width.
     if len(widths) > 1:
         raise RecsysError(
             "R334",
@@ -295,7 +295,7 @@ def mean_weights(weight: keras.KerasTensor) -> keras.KerasTensor:
 def nan_unless_finite(loss: keras.KerasTensor, *arrays: keras.KerasTensor) -> keras.KerasTensor:
     """Returns `loss`, or NaN if `arrays` hold NaN or infinity.
 
-    A query with infinite scores may not show in the mean loss.
+    The mean loss may hide a query with infinite scores.
     """
     is_finite = [ops.all(ops.isfinite(x)) for x in arrays]
     return ops.where(ops.all(ops.stack(is_finite)), loss, float("nan"))

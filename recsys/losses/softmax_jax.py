@@ -1,6 +1,6 @@
 """Losses over all candidates on JAX, without an array of queries × candidates.
 
-They are the losses of `QueryLoss`: softmax and mean hinge.
+The losses of a query are softmax and mean hinge, see `QueryLoss`.
 
 The forward pass computes the gradients with the losses, in one sweep over blocks of queries;
 the backward pass only scales them. Under a mesh each device sweeps its own queries over the
@@ -293,7 +293,7 @@ def _is_native(batch: SoftmaxBatch) -> bool:
 def native_gradients(
     batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss = SOFTMAX
 ) -> list[jax.Array]:
-    """Returns `_losses_and_gradients` by the C kernel."""
+    """Returns the losses and gradients as `_losses_and_gradients`, computed by the C kernel."""
     n_log_q = len(batch.log_q) if with_log_q else 0
     shapes = [batch.weight.shape, batch.query.shape, batch.candidate.shape, (n_log_q,)]
     return _native(batch, shapes, query_loss)
@@ -325,7 +325,7 @@ _dot = functools.partial(
 
 
 def block_losses(batch: SoftmaxBatch, query_loss: QueryLoss = SOFTMAX) -> jax.Array:
-    """Returns `_losses` in JAX, block by block."""
+    """Returns the losses as `_losses`, block by block in JAX."""
     is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
 
     def sweep(carry: None, index: jax.Array) -> tuple[None, jax.Array]:
@@ -339,7 +339,7 @@ def block_losses(batch: SoftmaxBatch, query_loss: QueryLoss = SOFTMAX) -> jax.Ar
 def block_gradients(
     batch: SoftmaxBatch, with_log_q: bool, query_loss: QueryLoss = SOFTMAX
 ) -> list[jax.Array]:
-    """Returns `_losses_and_gradients` in JAX, block by block."""
+    """Returns the losses and gradients as `_losses_and_gradients`, block by block in JAX."""
     query, candidate, scale = batch.query, batch.candidate, batch.scale
     n_queries, n_log_q = len(query), len(batch.log_q) if with_log_q else 0
     is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)

@@ -1,8 +1,7 @@
 """The metrics of an evaluation: one registered class each.
 
-    accuracy           recall, precision, hit_rate, ndcg, map, mrr, auc
-    beyond_accuracy    novelty, diversity, popularity_lift, coverage, gini
-    metric             what a metric is: `Metric`, `CatalogueMetric`, `RankedLists`
+    accuracy recall, precision, hit_rate, ndcg, map, mrr, auc beyond_accuracy novelty, diversity,
+    popularity_lift, coverage, gini metric base classes: `Metric`, `CatalogueMetric`, `RankedLists`
 
-A class of one's own is registered with `recsys.register_metric`, see `examples/custom_metric.py`.
+Register your own with `recsys.register_metric`, see `examples/custom_metric.py`.
 """

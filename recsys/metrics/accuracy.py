@@ -16,7 +16,7 @@ class Recall(Metric):
     meaning = "share of what came later that is in the list"
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the values `[n_queries]`."""
+        """Returns the values `[n_queries]` float64."""
         with np.errstate(invalid="ignore"):
             return np.asarray(lists.sum_by_query(lists.ranks <= k) / lists.n_positives)
 
@@ -29,7 +29,7 @@ class Precision(Metric):
     meaning = "share of the list that came later"
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the values `[n_queries]`."""
+        """Returns the values `[n_queries]` float64."""
         hits = lists.sum_by_query(lists.ranks <= k)
         return np.where(lists.n_positives > 0, hits / k, np.nan)
 
@@ -42,7 +42,7 @@ class HitRate(Metric):
     meaning = "share of the lists with at least one hit"
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the values `[n_queries]`."""
+        """Returns the values `[n_queries]` float64."""
         hits = lists.sum_by_query(lists.ranks <= k)
         return np.where(lists.n_positives > 0, hits > 0, np.nan)
 
@@ -59,7 +59,7 @@ class Ndcg(Metric):
     meaning = "recall that counts early places more"
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the values `[n_queries]`."""
+        """Returns the values `[n_queries]` float64."""
         gain = np.where(lists.ranks <= k, 1.0 / np.log2(1.0 + lists.ranks), 0.0)
         best = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
         ideal = best[np.minimum(lists.n_positives, k)]
@@ -79,7 +79,7 @@ class MeanAveragePrecision(Metric):
     meaning = "precision at each hit, averaged"
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the values `[n_queries]`."""
+        """Returns the values `[n_queries]` float64."""
         precision = np.where(lists.ranks <= k, lists.nth / lists.ranks, 0.0)
         with np.errstate(invalid="ignore"):
             return np.asarray(lists.sum_by_query(precision) / lists.n_positives)
@@ -94,7 +94,7 @@ class ReciprocalRank(Metric):
     has_cut_off = False
 
     def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
-        """Returns the values `[n_queries]`."""
+        """Returns the values `[n_queries]` float64."""
         best = np.where(lists.n_positives > 0, 0.0, np.nan)
         np.maximum.at(best, lists.query, 1.0 / lists.ranks)
         return best

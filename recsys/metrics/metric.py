@@ -220,8 +220,8 @@ class PooledMetric(Metric):
         """Returns the statistics of each user `[n_users, n_statistics]` float64, which add up.
 
         Args:
-            answers: What was measured, as the judging side of the task gives it; of retrieval a
-                `RankedLists`. Users are in the order of `np.unique`.
+            answers: Measured answers, as the task's judging side returns them; `RankedLists` for
+                retrieval. Users are in the order of `np.unique`.
         """
         raise NotImplementedError
 
@@ -231,7 +231,7 @@ class PooledMetric(Metric):
 
 
 class Statistics(NamedTuple):
-    """What a `PooledMetric` is computed from.
+    """Statistics of users, and the function that computes a `PooledMetric` from their sums.
 
     Attributes:
         of_users: Statistics of each user `[n_users, n_statistics]` float64.
@@ -293,7 +293,7 @@ def times_shown(top: np.ndarray, n_rows: int, k: int) -> np.ndarray:
 def popularity_before(seen: RaggedRows, items: Items) -> np.ndarray:
     """Returns the mean training positives of the items in each query's history `[queries]`.
 
-    Rows that are no items are left out; a history without items gives NaN.
+    Rows that are not items are left out; a history without items gives NaN.
 
     Args:
         seen: Item rows in the history of each query's user.

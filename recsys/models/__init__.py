@@ -1,6 +1,7 @@
 """Models over sharded tables.
 
-`LookupModel` is the base class, `RetrievalModel` the one of retrieval; `TwoTower` is built in.
+`LookupModel` is the base class, `RetrievalModel` the base class of retrieval models; `TwoTower` is
+built in.
 """
 
 from typing import TYPE_CHECKING

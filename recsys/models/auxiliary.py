@@ -1,4 +1,4 @@
-"""Auxiliary losses: what a model adds to its loss by name, with a weight."""
+"""Auxiliary losses: named, weighted terms that a model adds to its loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from recsys.errors import UsageError
 
 REGULARIZATION, OF_LAYERS = "regularization", "added_losses"
-"""Names of the sum of the weights' regularizers, and of what layers add by `add_loss`."""
+"""Names of the weights' regularizers and of the losses that layers add by `add_loss`."""
 _RESERVED = (
     "loss", "temperature", "unknown_ids", "exchange_overflows", "step", "epoch",
     REGULARIZATION, OF_LAYERS,
@@ -20,11 +20,11 @@ _NAME = re.compile(r"(?!val_)[A-Za-z][A-Za-z0-9_]*")
 
 
 class Added(NamedTuple):
-    """What was added under one name.
+    """The sum of the auxiliary losses of one name.
 
     Attributes:
-        value: The sum, a scalar.
-        weighted: The sum by weight, which the loss grows by.
+        value: Sum of the values, a scalar.
+        weighted: Weighted sum of the values, which is added to the loss.
     """
 
     value: Any
@@ -35,7 +35,7 @@ class AuxiliaryLosses:
     """Collects the auxiliary losses of one call of a model.
 
     Attributes:
-        names: Names that may be added, of which each has a metric; None until the model is built.
+        names: Names that may be added; each has a metric. None until the model is built.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class AuxiliaryLosses:
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, Added]]:
-        """Yields what is added within, by name; outside of it nothing is."""
+        """Yields the losses that the block adds, by name; outside of it `add` does nothing."""
         self._added = {}
         try:
             yield self._added
@@ -52,11 +52,11 @@ class AuxiliaryLosses:
             self._added = None
 
     def add(self, name: str, value: Any, weight: float = 1.0) -> None:
-        """Adds a scalar.
+        """Adds a scalar `value` to the loss, times `weight`.
 
         Raises:
-            UsageError: The name can't be one, the weight is no number, or the name was not
-                added when the model was built (R347).
+            UsageError: The name is invalid, the weight is not a number, or the name was not added
+                when the model was built (R347).
         """
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise UsageError(

@@ -128,13 +128,13 @@ class ModelConfig(Strict):
         return (BagWeightsConfig(),) if self.bag_weights == "idf" else ()
 
     def check(self, train: Any) -> None:
-        """Checks that the model can be trained by a training loop.
+        """Checks that the options of the training loop are compatible with the model.
 
         Args:
             train: A `TrainConfig`.
 
         Raises:
-            ValueError: It can't.
+            ValueError: They are not.
         """
 
     def architecture(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class RetrievalConfig(ModelConfig):
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights and vectors depend on, by key."""
-        # No weight depends on the moments.
+        # No weight depends on the bounds of the bins.
         return {**super().architecture(), "item_age": self.item_age is not None}
 
 
@@ -337,8 +337,8 @@ class PositionConfig(SelfAttentionConfig):
     """Whether to add the mean of the items so far, weighted by learned weights of their distance,
     to the output of self-attention. Training then starts close to `mean`."""
     event_weight: bool = False
-    """Whether self-attention reads the weight of each history event, as a learned embedding of its
-    bucket that is added to the item's; requires `data.interactions.columns.weight`."""
+    """Whether self-attention reads the weight of each history event: adds a learned embedding of
+    its bucket to the item's. Requires `data.interactions.columns.weight`."""
     event_kind: bool = False
     """Whether self-attention reads the kind of each history event, such as `click` or `purchase`,
     as a learned embedding that is added to the item's; requires
@@ -470,7 +470,7 @@ class TwoTowerConfig(RetrievalConfig):
         return self
 
     def check(self, train: Any) -> None:
-        """Checks that solved users train with the loss that they minimize."""
+        """Checks that `fold_in` is trained with the loss that its solution minimises."""
         if isinstance(self.pooling, FoldInConfig) and not isinstance(train.loss, LeastSquares):
             raise ValueError(
                 "model.pooling: fold_in requires the loss that it minimizes: set train.loss to"
@@ -514,7 +514,7 @@ class TwoTowerConfig(RetrievalConfig):
 
     @property
     def distinct_history(self) -> bool:
-        """Whether an item in several histories can pass the tower once: true without dropout."""
+        """Whether `query` can take the unique items of a batch's histories; false with dropout."""
         return self.history_tower and not self.dropout and self.trains_on_history
 
     def architecture(self) -> dict[str, Any]:
@@ -533,10 +533,10 @@ class TwoTowerConfig(RetrievalConfig):
 class AutoConfig(RetrievalConfig):
     """Chooses the model that suits the data, at the start of training.
 
-    Keys of every model that the config sets take precedence over the choice.
+    Keys that the config sets take precedence over the choice.
     """
 
     keep: tuple[str, ...] | None = None
     """Keys of `train` that the choice leaves unchanged; `null`: those that the config sets."""
     own: tuple[str, ...] | None = None
-    """Keys of the model that it leaves unchanged; `null`: those that the config sets."""
+    """Keys of the model that the choice leaves unchanged; `null`: those that the config sets."""

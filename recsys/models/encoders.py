@@ -1,12 +1,12 @@
-"""Encoders of a history into one vector: by weights of places, by attention, or not at all.
+"""Encoders of a history: weights of positions, attention, self-attention, or none.
 
 Self-attention: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; its
 layers are normalised before each part (pre-norm), which trains without a warm-up (Xiong et
 al., ICML 2020).
 
-A history `[batch, length]` holds rows of the item table, the newest first; 0 is padding,
-or an item that isn't known, and counts nothing wherever it stands. A history without an
-item becomes zeros, with finite gradients.
+A history `[batch, length]` holds rows of the item table, the newest first. 0 is padding or an
+unknown item, at any position, and is ignored. A history without items is encoded as zeros, with
+finite gradients.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from recsys.registry import register_encoder
 
 
 class HistoryEncoder(keras.layers.Layer):
-    """Turns a history into one vector; register a subclass with `recsys.register_encoder`.
+    """Encodes a history as one vector; register a subclass with `recsys.register_encoder`.
 
-    The fields of its `Config` are passed to the constructor, beside the arguments below.
-    Its weights are made in `build(input_shape=None)`.
+    The fields of its `Config` are passed to the constructor in addition to the arguments below.
+    `build(input_shape=None)` creates its weights.
 
     Args:
         length: Items of a history.
         dim: Width of an item and of the vector [floats].
         seed: Seed of the initial weights and of the dropout.
-        training_dtype: What training may compute in; all else computes in float32.
+        training_dtype: Dtype in which training may compute; inference computes in float32.
 
     Attributes:
         only_weighs: Whether `call(rows)` returns weights `[batch, length]` by which the
@@ -86,9 +86,10 @@ class PositionWeights(HistoryEncoder):
 @register_encoder("none")
 @keras.saving.register_keras_serializable(package="recsys")
 class NoHistory(HistoryEncoder):
-    """Leaves histories out: what a user is stands in the user's own row, and in features.
+    """Ignores histories: users are represented by their rows and features.
 
-    Without layers and with `dot` that is a matrix factorisation (Koren et al., Computer 2009).
+    Without layers and with `dot`, the model is a matrix factorisation (Koren et al., Computer
+    2009).
     """
 
     only_weighs: ClassVar[bool] = True
@@ -101,18 +102,18 @@ class NoHistory(HistoryEncoder):
 @register_encoder("attention")
 @keras.saving.register_keras_serializable(package="recsys")
 class AttentionPooling(HistoryEncoder):
-    """Weighs the items of a history by what they are and by their place.
+    """Mean of a history, weighted by attention over the embeddings and positions of its items.
 
-    The score of item h_l at place l is `v · tanh(W h_l + p_l)`; the weights are the
-    softmax of the scores (Bahdanau et al., ICLR 2015, by way of NAIS: He et al., TKDE
-    2018, and DIN: Zhou et al., KDD 2018). There the candidate is in the score; here it
-    can't be, since a query is embedded before its candidates are known.
+    The score of item h_l at position l is `v · tanh(W h_l + p_l)`; the weights are the softmax of
+    the scores (additive attention: Bahdanau et al., ICLR 2015). Unlike in NAIS (He et al., TKDE
+    2018) and DIN (Zhou et al., KDD 2018), the scores don't depend on the candidate, because a query
+    is embedded before its candidates are known.
 
     Args:
         length: Items of a history.
-        dim: Width of an item, and of W's output [floats].
+        dim: Width of an item and of W's output [floats].
         seed: Seed of the initial weights.
-        training_dtype: What training computes the scores in.
+        training_dtype: Dtype in which training computes the scores.
     """
 
     uses_positions: ClassVar[bool] = True
@@ -123,7 +124,7 @@ class AttentionPooling(HistoryEncoder):
         self.score = Linear(1, use_bias=False, seed=seed + 1, name="score")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the weights; those of the places `[length, dim]` are 0 at first."""
+        """Creates the weights; the position vectors `[length, dim]` are initially 0."""
         self.inner.build((None, self.dim))
         self.place = self.add_weight(
             name="place", shape=(self.length, self.dim), initializer="zeros"
@@ -140,11 +141,11 @@ class AttentionPooling(HistoryEncoder):
         """Returns the weighted sums `[batch, dim]` float32.
 
         Args:
-            items: The items' embeddings `[batch, length, dim]`; with `place` `[n, dim]`, those
-                of the batch once each.
+            items: Embeddings of the items `[batch, length, dim]`; with `place`, of the unique items
+                of the batch `[n, dim]`.
             rows: Their rows `[batch, length]`; 0 for none.
-            training: Whether `training_dtype` counts.
-            place: Which of `items` is where `[batch, length]`.
+            training: Whether to compute the scores in `training_dtype`.
+            place: Index of each history entry in `items` `[batch, length]` int32.
         """
         x = ops.cast(items, self.training_dtype if training else "float32")
         inner = self.inner(x)
@@ -156,9 +157,9 @@ class AttentionPooling(HistoryEncoder):
 
 
 def masked_softmax(scores: keras.KerasTensor, mask: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns the softmax float32 over the last axis, of the entries that `mask` lets through.
+    """Returns the softmax over the last axis of the entries where `mask` is true, float32.
 
-    Zeros, with gradients 0, where it lets none through.
+    Masked entries are 0. If all are masked, the gradients are 0 too.
     """
     scores = ops.where(mask, ops.cast(scores, "float32"), -1e9)
     top = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
@@ -168,19 +169,19 @@ def masked_softmax(scores: keras.KerasTensor, mask: keras.KerasTensor) -> keras.
 
 
 _BLOCK = 256
-"""Entries that attend at a time: no matrix is higher than that."""
+"""Queries per block of attention, which bounds the height of the attention matrix."""
 
 
 def in_blocks(
     attend: Callable[[slice, slice], keras.KerasTensor], n: int, length: int
 ) -> keras.KerasTensor:
-    """Returns what entries attend to `[batch, n, …]`, computed for blocks of them.
+    """Returns the output of attention `[batch, n, …]`, computed in blocks of queries.
 
     Args:
-        attend: Returns it for some of the entries, and some of all that they may see.
-        n: Entries.
-        length: All that they may see. Where they are as many they are the same, the newest
-            first, and none sees what is before it: half of the work is left out.
+        attend: Returns the output for a slice of the queries and a slice of the keys.
+        n: Number of queries.
+        length: Number of keys. If it equals `n`, queries and keys are the same entries, the newest
+            first, and attention is causal: a block skips the keys newer than its queries.
     """
     blocks = []
     for first in range(0, n, _BLOCK):
@@ -191,13 +192,13 @@ def in_blocks(
 
 @keras.saving.register_keras_serializable(package="recsys")
 class AttentionBlock(keras.layers.Layer):
-    """Attention with several heads, then a feed-forward layer, each added to its input.
+    """Multi-head attention, then a feed-forward layer, each with a residual connection.
 
     Args:
         dim: Width of an entry [floats].
         heads: Heads; must divide `dim`.
         width: Width of the feed-forward layer [floats].
-        dropout: Share of attention weights and activations that training drops [0..1).
+        dropout: Dropout rate of attention weights and activations [0..1).
         seed: Seed of the initial weights and of the dropout.
     """
 
@@ -233,13 +234,13 @@ class AttentionBlock(keras.layers.Layer):
         mask: keras.KerasTensor,
         training: bool = False,
     ) -> keras.KerasTensor:
-        """Returns the entries' new states `[batch, n, dim]`, in the type of `x`.
+        """Returns the new states of the entries `[batch, n, dim]`, in the dtype of `x`.
 
         Args:
-            x: The entries whose states are asked for `[batch, n, dim]`.
-            seen: All entries `[batch, length, dim]`.
-            mask: Which of them each sees, bool `[batch, n, length]`.
-            training: Whether entries are dropped.
+            x: Entries to compute, the queries `[batch, n, dim]`.
+            seen: All entries, the keys and values `[batch, length, dim]`.
+            mask: Whether a query attends to a key, bool `[batch, n, length]`.
+            training: Whether to apply dropout.
         """
         attended = self._attended(self.norm(x), self.norm(seen), mask, training)
         x = x + self._drop(self.out(attended), training)
@@ -268,17 +269,17 @@ class AttentionBlock(keras.layers.Layer):
 @register_encoder("sequence")
 @keras.saving.register_keras_serializable(package="recsys")
 class SequenceEncoder(HistoryEncoder):
-    """Returns the state of a history's newest item, which has seen all the older ones.
+    """Encodes a history by self-attention as the state of its newest item.
 
     Args:
-        length: Items of a history; each place has a vector that is learned.
+        length: Maximum length of a history; each position has a learned vector [items].
         dim: Width of an item [floats].
-        layers: Blocks, one after the other.
-        heads: Heads of each; must divide `dim`.
+        layers: Number of blocks.
+        heads: Attention heads of a block; must divide `dim`.
         width: Width of their feed-forward layers; None for `dim` [floats].
-        dropout: Share of activations that training drops [0..1).
+        dropout: Dropout rate of the activations [0..1).
         seed: Seed of the initial weights and of the dropout.
-        training_dtype: What training computes in; all else computes in float32.
+        training_dtype: Dtype in which training computes; inference computes in float32.
     """
 
     def __init__(
@@ -315,22 +316,22 @@ class SequenceEncoder(HistoryEncoder):
     def call(
         self, items: keras.KerasTensor, rows: keras.KerasTensor, training: bool = False
     ) -> keras.KerasTensor:
-        """Returns the state of the newest item `[batch, dim]` float32; zeros without one.
+        """Returns the state of the newest item `[batch, dim]` float32; zeros for an empty history.
 
         Args:
-            items: The items' embeddings `[batch, length, dim]`, the newest first.
+            items: Embeddings of the items `[batch, length, dim]`, the newest first.
             rows: Their rows `[batch, length]`; 0 for none.
-            training: Whether entries are dropped, and `training_dtype` counts.
+            training: Whether to apply dropout and compute in `training_dtype`.
         """
         is_item = rows > 0
         x = ops.cast(items * self.dim**0.5 + self.place, self._type(training))
         x = self._drop(x, training) * ops.cast(is_item, x.dtype)[..., None]
         place = ops.arange(self.length)
-        # The newest first: an item sees itself and what is behind it.
+        # The newest comes first: an item attends to itself and to the older items after it.
         mask = ops.logical_and(is_item[:, None, :], place[:, None] <= place[None, :])
         for block in self.blocks[:-1]:
             x = block(x, x, mask, training=training)
-        # All that is left to know is the newest item's state; it sees all others.
+        # Only the state of the newest item is needed from the last block; it attends to all items.
         newest = newest_item(is_item, x.dtype)
         own = ops.sum(x * newest[..., None], axis=1, keepdims=True)
         state = self.blocks[-1](own, x, is_item[:, None, :], training=training)[:, 0]

@@ -1,4 +1,4 @@
-"""Users solved from their histories, as implicit ALS folds them in when they are asked for."""
+"""Users solved from their histories at query time, as implicit ALS folds in new users."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from recsys.registry import register_encoder
 @register_encoder("fold_in")
 @keras.saving.register_keras_serializable(package="recsys")
 class FoldIn(HistoryEncoder):
-    """Solves the vector of least loss for the items of a history, those of training kept.
+    """Solves for the user vector with the least loss, given the trained item vectors.
 
-    Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM
-    2008, equation 4. With the n items y of a history, `G = mean y yᵀ` over the items that
-    training saw, w and λ, it is the u of
+    Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM 2008,
+    equation 4. For the n items y of a history, `G = mean y yᵀ` over the training items, and weights
+    w and λ, it solves for u in
 
         (Σ y yᵀ  +  w n G  +  λ √n I) u  =  Σ y
 
-    which is least of `Σ (1 - u · y)² + w n mean (u · y)² + λ √n |u|²`: that of
-    `recsys.losses.least_squares` for one user, but for the length, which counts by the root
-    of n (Rendle et al., RecSys 2022, have a power of the frequency too, by default the first).
-    An item that occurs twice counts twice.
+    which minimises `Σ (1 - u · y)² + w n mean (u · y)² + λ √n |u|²`. This is
+    `recsys.losses.least_squares` for one user, except that the squared norm is weighted by the root
+    of n (Rendle et al., RecSys 2022, use a power of the frequency, by default the first). An item
+    that occurs twice counts twice.
 
     Args:
         length: Items of a history.
         dim: Width of an item and of the vector [floats].
         negative_weight: The weight w.
         regularisation: The weight λ.
-        seed: Of nothing: all is solved.
+        seed: Unused.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class FoldIn(HistoryEncoder):
         self.negative_weight, self.regularisation = negative_weight, regularisation
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the Gramian `[dim, dim]`, which `settle` gives its value; no step changes it."""
+        """Creates the Gramian `[dim, dim]`, which `settle` sets and training doesn't change."""
         self.gramian = self.add_weight(
             name="gramian", shape=(self.dim, self.dim), initializer="zeros", trainable=False
         )
 
     def settle(self, items: Iterable[np.ndarray]) -> None:
-        """Takes the Gramian of the items.
+        """Sets the Gramian.
 
         Args:
-            items: Vectors of the items that training saw, in blocks `[n, dim]` float32.
+            items: Vectors of the training items, in blocks `[n, dim]` float32.
         """
         total, count = np.zeros((self.dim, self.dim)), 0
         for block in items:
@@ -70,12 +70,12 @@ class FoldIn(HistoryEncoder):
     def call(
         self, items: keras.KerasTensor, rows: keras.KerasTensor, training: bool = False
     ) -> keras.KerasTensor:
-        """Returns the solutions `[batch, dim]` float32; 0 for a history without an item.
+        """Returns the solutions `[batch, dim]` float32; 0 for an empty history.
 
         Args:
-            items: The items' vectors `[batch, length, dim]` float32.
+            items: Item vectors `[batch, length, dim]` float32.
             rows: Their rows `[batch, length]`; 0 for none.
-            training: Makes no difference.
+            training: Ignored.
         """
         is_item = ops.cast(rows > 0, "float32")
         items = items * is_item[..., None]
@@ -101,8 +101,8 @@ def _solved(system: keras.KerasTensor, sums: keras.KerasTensor) -> keras.KerasTe
 def _lapack_can_hang() -> bool:
     """Returns whether several devices share the threads that LAPACK waits for.
 
-    Each device's batch of systems holds a thread of the pool of jaxlib 0.10 while it waits
-    for others of the same pool: as many devices as threads wait for ever.
+    In jaxlib 0.10, each device's batch of systems holds a thread of the pool while it waits for
+    other threads of the same pool. With as many devices as threads this is a deadlock.
     """
     if keras.backend.backend() != "jax":
         return False
@@ -112,7 +112,7 @@ def _lapack_can_hang() -> bool:
 
 
 def _eliminated(system: keras.KerasTensor, sums: keras.KerasTensor) -> keras.KerasTensor:
-    """Solves by Gauss and Jordan; no pivots are sought, as systems are positive definite."""
+    """Solves by Gauss-Jordan elimination, without pivoting: the systems are positive definite."""
     rows = ops.concatenate([system, sums[..., None]], axis=-1)
     places = ops.arange(system.shape[1])
 

@@ -17,14 +17,14 @@ from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 
 _BLOCK, _UNIT = 1024, 128
-"""The most rows that a device embeds at a time, and what divides how many it does."""
+"""Maximum number of rows that a device embeds at a time, and a divisor of that number."""
 
 
 class Inference:
-    """Embeds by a model as it is at each call; compiled once.
+    """Computes embeddings with the current weights of a model; compiled once.
 
     Args:
-        model: The model. Under several processes each of them asks the same.
+        model: The model. All processes must make the same calls.
 
     Attributes:
         model: The model.
@@ -48,7 +48,7 @@ class Inference:
         Args:
             user_row: User rows `[n]` int32.
             history: Item rows `[n, history]` int32, the newest first, padded with 0.
-            inputs: What is known of users and items.
+            inputs: Vocabularies and features of users and items.
             facts: Facts of the histories, each `[n, history]`; see `ModelInputs.query`.
         """
 
@@ -70,8 +70,8 @@ class Inference:
         """Returns candidate embeddings `[n, dim]` float32, split by rows over the devices.
 
         Args:
-            item_rows: Their item rows `[n]`, as many for each device; one program for each n.
-            inputs: What is known of the items.
+            item_rows: Item rows `[n]`; n must divide among the devices. Each n compiles a program.
+            inputs: Vocabularies and features of the items.
         """
         sharding, n = _by_rows(), len(item_rows)
         if sharding is None:
@@ -98,8 +98,8 @@ class Inference:
     ) -> Iterator[np.ndarray]:
         """Runs a tower over blocks of one shape, so that it compiles once.
 
-        Each device embeds its part of a block, whose inputs its process makes; the host waits
-        once a block.
+        Each device embeds its part of a block. Its process makes the inputs of that part, and waits
+        once per block.
         """
         variables = self._variables()
         sharding = _by_rows()
@@ -145,14 +145,14 @@ def _split(
     inputs: Callable[[np.ndarray], dict[str, Any]],
     start: int = 0,
 ) -> dict[str, jax.Array]:
-    """Returns the inputs of a block on the devices; a process makes those of its own rows.
+    """Returns the inputs of a block on the devices; each process makes the inputs of its own rows.
 
     Args:
-        sharding: How its rows are split.
-        length: How many there are.
-        size: How many of them count.
-        inputs: Returns the inputs of some rows.
-        start: The first row of the block among them.
+        sharding: Sharding of the block's rows.
+        length: Number of rows of the block, including padding.
+        size: Number of rows without padding.
+        inputs: Returns the inputs of given rows.
+        start: Index of the first row of the block.
     """
     own = held_part(sharding, int(sharding.mesh.shape[sharding.spec[0]])).rows(length)
     return {
@@ -168,7 +168,8 @@ def _compiled(
 ) -> Any:
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
         scope = keras.StatelessScope(list(zip(model.variables, variables, strict=True)))
-        # A GPU would multiply in TF32, and no other machine would compute the same embeddings.
+        # A GPU would multiply in TF32 by default, and its embeddings would differ from other
+        # machines'.
         with scope, jax.default_matmul_precision("float32"):
             return embed(block)
 
@@ -176,7 +177,7 @@ def _compiled(
 
 
 def _by_rows() -> NamedSharding | None:
-    """Returns the sharding of a block over the devices; None where there is one device."""
+    """Returns the sharding of a block over the devices; None for one device."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return None
@@ -185,7 +186,7 @@ def _by_rows() -> NamedSharding | None:
 
 
 def _everywhere() -> Any:
-    """Returns the sharding of what every device, and so every process, has whole."""
+    """Returns the sharding of an array that is replicated on every device."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return None

@@ -35,11 +35,11 @@ class FeatureSpec(Strict):
     name: str
     """Name of the feature, of its table and of its input."""
     side: Side = "item"
-    """Whose feature it is."""
+    """Side that has the feature."""
     rows: PositiveInt
-    """Rows of its table, row 0 (padding) included."""
+    """Rows of its table, including row 0 (padding)."""
     width: PositiveInt
-    """Token rows of one item or user, padded with 0."""
+    """Maximum number of tokens of an item or user."""
     dim: PositiveInt
     """Width of its embedding [floats]."""
 
@@ -54,7 +54,7 @@ class ModelSpec(Strict):
     item_rows: PositiveInt
     """Rows of the item table."""
     features: tuple[FeatureSpec, ...]
-    """Features of the items, then those of the users."""
+    """Features of the items, then of the users."""
 
     @classmethod
     def of(
@@ -97,7 +97,7 @@ class ModelSpec(Strict):
         """Checks the config against the data.
 
         Raises:
-            UsageError: There are features, and no layer that could read them.
+            UsageError: The data has features, but the model has no layer that reads them.
         """
         is_bare = isinstance(self.config, TwoTowerConfig) and self.config.widths is None
         if is_bare and self.features:
@@ -122,9 +122,9 @@ class ModelInputs:
     Attributes:
         users: Vocabulary of the users.
         items: Vocabulary of the items.
-        catalogue: The items.
+        catalogue: Features of the items, and which rows are items.
         user_features: Features of the users.
-        kinds: The kinds of events, by number.
+        kinds: Names of the kinds of events, by number.
     """
 
     users: Vocabulary
@@ -160,14 +160,14 @@ class ModelInputs:
         model: RetrievalConfig,
         facts: Facts | None = None,
     ) -> dict[str, Any]:
-        """Returns the query's inputs.
+        """Returns the inputs of queries by name, int32.
 
         Args:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`, the newest first, padded with 0.
-            model: What the query reads.
-            facts: What is told of the items of the histories, each `[b, history]` int32, and of
-                the questions `[b]`; what isn't, and is read, is unknown. See
+            model: Config of the model, which determines the inputs.
+            facts: Properties of the events of the histories `[b, history]` int32, and of the
+                queries `[b]`, by name. Missing properties that the model reads are unknown. See
                 `recsys.data.history_facts`.
         """
         of_history = self.catalogue.features if model.history_features else ()
@@ -180,7 +180,7 @@ class ModelInputs:
         }
 
     def candidate(self, item_row: np.ndarray) -> dict[str, Any]:
-        """Returns the candidate's inputs for item rows `[b]`."""
+        """Returns the inputs of candidates by name, for item rows `[b]`."""
         return {
             "id_row": trained_rows(item_row, self.items),
             **bags_of(self.catalogue.features, item_row),
@@ -188,14 +188,14 @@ class ModelInputs:
 
 
 def trained_rows(rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """Returns the rows of the table to read for addresses.
+    """Returns the rows of the embedding table to read, the shape of `rows`; 0 for untrained rows.
 
-    A user or an item without training positives has an address but no trained row:
-    row 0, which `id_dropout` trained to stand in, is read in its place. Every caller
-    of the model, in training, evaluation and serving, passes its rows through here.
+    A user or an item without training positives has no trained embedding. It reads row 0, which
+    `id_dropout` trains to represent unknown ids. Training, evaluation and serving all pass their
+    rows through this function.
 
     Args:
         rows: User rows or item rows `[...]`.
-        vocabulary: Theirs, with training counts.
+        vocabulary: Vocabulary of these users or items, with training counts.
     """
     return np.where(vocabulary.row_counts[rows] > 0, rows, UNKNOWN_ROW).astype(np.int32)

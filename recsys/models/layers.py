@@ -1,7 +1,7 @@
-"""The layers of the models; they compute in the type of their inputs, over float32 weights.
+"""The layers of the models, which compute in the dtype of their inputs with float32 weights.
 
-Keras binds a layer's type of computation to the layer. Here it is a matter of the call:
-training may compute in bfloat16, and the same weights serve in float32.
+In Keras the compute dtype belongs to the layer. Here it depends on the call: training may compute
+in bfloat16, while serving uses the same weights in float32.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Linear(keras.layers.Layer):
 
     Args:
         units: Width of the output [floats].
-        use_bias: Whether a vector is added.
-        seed: Seed of the initial weights, which are Glorot's uniform ones.
+        use_bias: Whether to add a bias vector.
+        seed: Seed of the initial weights (Glorot uniform).
     """
 
     def __init__(self, units: int, use_bias: bool = True, seed: int = 0, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ class Linear(keras.layers.Layer):
             self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
 
     def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns `[..., units]` of `x` `[..., in]`, in its type."""
+        """Returns `[..., units]` of `x` `[..., in]`, in its dtype."""
         out = ops.matmul(x, ops.cast(self.kernel, x.dtype))
         return out if self.bias is None else out + ops.cast(self.bias, x.dtype)
 
@@ -57,7 +57,7 @@ class Norm(keras.layers.Layer):
     """Layer normalisation of the last axis (Ba et al., 2016), computed in float32.
 
     Args:
-        scale: What all entries are scaled by at first.
+        scale: Initial value of the scale.
     """
 
     def __init__(self, scale: float = 1.0, **kwargs: Any) -> None:
@@ -73,34 +73,34 @@ class Norm(keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=(width,), initializer="zeros")
 
     def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns `x` `[..., width]` with mean 0 and variance 1, scaled and moved, in its type."""
+        """Returns `x` `[..., width]` normalised, then scaled and shifted, in its dtype."""
         wide = ops.cast(x, "float32")
         off = wide - ops.mean(wide, axis=-1, keepdims=True)
         variance = ops.mean(ops.square(off), axis=-1, keepdims=True)
-        # The epsilon keeps a vector of equal entries, and its gradient, finite.
+        # The epsilon keeps the output and the gradient of a constant vector finite.
         out = off * ops.rsqrt(variance + _EPSILON) * self.gamma + self.beta
         return ops.cast(out, x.dtype)
 
 
 class Dropout:
-    """Drops entries in training, and scales the others up (Srivastava et al., JMLR 2014).
+    """Dropout with a checkpointed random state (Srivastava et al., JMLR 2014).
 
-    Its random state is a variable of the layer that makes it in its `build`, so that a
-    checkpoint holds it: what is dropped follows from seed and step.
+    The random state is a variable of the layer that creates the dropout in its `build`, so a
+    checkpoint contains it: the dropped entries are a function of seed and step.
 
     Args:
-        rate: Share of the entries that are dropped [0..1).
+        rate: Share of entries to drop [0..1).
         seed: Seed of the random numbers.
         name: Name of the variable.
     """
 
     def __init__(self, rate: float, seed: int, name: str = "dropout") -> None:
         self.rate = rate
-        # Keras names variables by their order of creation if we don't.
+        # Without a name, Keras names variables by their order of creation.
         self.generator = keras.random.SeedGenerator(seed, name=name) if rate else None
 
     def __call__(self, x: keras.KerasTensor, training: bool) -> keras.KerasTensor:
-        """Returns `x`, with entries dropped if `training`."""
+        """Returns `x`; if `training`, with entries dropped and the others scaled up."""
         if self.generator is None or not training:
             return x
         return keras.random.dropout(x, self.rate, seed=self.generator)
@@ -111,13 +111,13 @@ class Tower(keras.layers.Layer):
     """Maps the features of one side to a vector; replicated on every device.
 
     Args:
-        widths: Hidden widths [floats]; empty for a linear layer, None for no layer: the
-            vector is the anchor.
+        widths: Hidden widths [floats]; empty for one linear layer; None for no layer, so that the
+            output is `anchor`.
         dim: Width of the output [floats].
         seed: Seed of the initial weights and of the dropout.
-        activation: Activation of the hidden layers, as Keras calls it.
-        dropout: Share of the inputs and activations that training drops [0..1).
-        training_dtype: What training computes in; all else computes in float32.
+        activation: Keras name of the activation of the hidden layers.
+        dropout: Dropout rate of the inputs and activations [0..1).
+        training_dtype: Dtype in which training computes; inference computes in float32.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class Tower(keras.layers.Layer):
         """Returns vectors `[batch, dim]` float32.
 
         Args:
-            anchor: A first guess `[batch, dim]`; the tower learns what to add.
-            inputs: All that is known `[batch, in]`; not read by a tower without layers.
-            training: Whether entries are dropped, and `training_dtype` counts.
+            anchor: Vectors to which the output of the layers is added `[batch, dim]`.
+            inputs: Concatenated inputs `[batch, in]`; ignored without layers.
+            training: Whether to apply dropout and compute in `training_dtype`.
         """
         vector = self._drop(anchor, training)
         if self.out is not None:
@@ -176,14 +176,14 @@ class Tower(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="recsys")
 class UserGate(keras.layers.Layer):
-    """Weighs a user's own row against the history (SimpleX: Mao et al., CIKM 2021, eq. 4).
+    """Weighted sum of a user's row and the history (SimpleX: Mao et al., CIKM 2021, eq. 4).
 
-    With row p, history h and share g it is `g p + (1 - g) W h`; W begins as the identity, so
-    that training begins with the items themselves.
+    For row p, history h and share g it is `g p + (1 - g) W h`. W is initially the identity, so
+    training starts from the unmapped items.
 
     Args:
-        share: The share g of the row (0..1), at first where it is learned.
-        is_learned: Whether training goes on from it.
+        share: Share g of the row (0..1); its initial value if it is learned.
+        is_learned: Whether the share is trained.
     """
 
     def __init__(self, share: float, is_learned: bool, **kwargs: Any) -> None:
@@ -200,20 +200,20 @@ class UserGate(keras.layers.Layer):
             self.logit = self.add_weight(name="logit", shape=(), initializer=start)
 
     def call(self, row: keras.KerasTensor, history: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns vectors `[batch, dim]` float32 of users' rows and histories, as large."""
+        """Returns vectors `[batch, dim]` float32 of rows and histories `[batch, dim]`."""
         share = self.share if self.logit is None else ops.sigmoid(self.logit)
         return share * row + (1.0 - share) * ops.matmul(history, self.map)
 
 
 @keras.saving.register_keras_serializable(package="recsys")
 class LogTemperature(keras.layers.Layer):
-    """A temperature that training learns, by its logarithm.
+    """A learned temperature, stored as its logarithm.
 
-    After each step it is put back into `LEARNED_TEMPERATURE`. A bound inside the loss
-    would leave it without a gradient, and for good, once it is over.
+    After each step it is clipped to `LEARNED_TEMPERATURE`. Clipping in the loss instead would give
+    it a zero gradient for good once it exceeds a bound.
 
     Args:
-        start: The temperature to begin with, in `LEARNED_TEMPERATURE`.
+        start: Initial temperature, within `LEARNED_TEMPERATURE`.
     """
 
     def __init__(self, start: float, **kwargs: Any) -> None:
@@ -236,18 +236,18 @@ class LogTemperature(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="recsys")
 class Between(keras.constraints.Constraint):
-    """Puts weights back between two bounds.
+    """Clips weights to an interval.
 
     Args:
-        low: The lower one.
-        high: The upper one.
+        low: Lower bound.
+        high: Upper bound.
     """
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
 
     def __call__(self, w: Any) -> Any:
-        """Returns the weights, bounded."""
+        """Returns the clipped weights."""
         return ops.clip(w, self.low, self.high)
 
     def get_config(self) -> dict[str, float]:
@@ -257,18 +257,18 @@ class Between(keras.constraints.Constraint):
 
 @keras.saving.register_keras_serializable(package="recsys")
 class Latest(keras.metrics.Metric):
-    """Shows the last value that it was given."""
+    """Metric that reports the last value."""
 
     def __init__(self, name: str = "latest", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
         self.value = self.add_variable((), "zeros", name="value")
 
     def update_state(self, value: Any, *_: Any, **__: Any) -> None:
-        """Takes `value`, a scalar."""
+        """Sets the metric to `value`, a scalar."""
         self.value.assign(value)
 
     def result(self) -> Any:
-        """Returns the value, float32."""
+        """Returns the last value, a scalar float32."""
         return ops.convert_to_tensor(self.value)
 
 
@@ -277,7 +277,7 @@ _OF_KERAS = {"_layers", "_metrics", "_tracker", "_inbound_nodes", "_outbound_nod
 
 @contextlib.contextmanager
 def keras_seeds(seed: int) -> Iterator[None]:
-    """Seeds Python's random numbers meanwhile, from which Keras takes the seeds of layers."""
+    """Seeds Python's random numbers in the block: Keras draws the seeds of layers from them."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -287,9 +287,9 @@ def keras_seeds(seed: int) -> Iterator[None]:
 
 
 def name_attributes(layer: keras.layers.Layer) -> None:
-    """Names the layers that a layer or a model holds by the attributes that hold them.
+    """Names the layers of a layer or a model by their attributes.
 
-    Saved weights are found by the names of layers, and Keras numbers those of a process.
+    Saved weights are found by the names of layers; by default Keras numbers layers per process.
     """
     for name, value in list(vars(layer).items()):
         if name not in _OF_KERAS and not name.startswith("_self_"):  # As TensorFlow's are.
@@ -297,7 +297,7 @@ def name_attributes(layer: keras.layers.Layer) -> None:
 
 
 def _name_layers(name: str, value: Any) -> None:
-    """Names the layers of an attribute, unless their maker named them."""
+    """Names the layers of an attribute that have no explicit name."""
     if isinstance(value, list | tuple):
         for place, part in enumerate(value):
             _name_layers(f"{name}_{place}", part)
@@ -314,7 +314,7 @@ def _name_layers(name: str, value: Any) -> None:
 
 
 def _snake_case(name: str) -> str:
-    """Returns the name that Keras gives to a layer of a class."""
+    """Returns the default Keras name of a layer of this class."""
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -33,16 +33,16 @@ from recsys.models.terms.term import Lookup, Tensors, Term, TermTable, terms_of
 
 Tables = dict[str, TableConfig]
 SMALL = 0.05
-"""Entries of the features that a model is built with: a vector of zeros has no direction."""
+"""Entries of the features that a model is built with; zero vectors would have no direction."""
 
 
 class InputSpec(NamedTuple):
     """An input of a model.
 
     Attributes:
-        name: Its name.
-        side: Whether it belongs to the user or to the item.
-        shape: Its shape, without the batch; its dtype is int32.
+        name: Name of the input.
+        side: Side of the input, user or item.
+        shape: Shape without the batch axis; the dtype is int32.
     """
 
     name: str
@@ -53,9 +53,9 @@ class InputSpec(NamedTuple):
 class LookupModel(SparseModel):
     """A model that reads users, items and their features from sharded tables.
 
-    `recsys.Trainer` trains any such model as the task of its config says. A subclass makes its
-    layers in `__init__`, as any Keras model, and gives `call` and `compute_loss`; `Config` is its
-    typed config. `RetrievalModel` is the subclass for queries and candidates.
+    `recsys.Trainer` trains such a model by the task of its config. A subclass creates its layers in
+    `__init__`, as any Keras model, and implements `call` and `compute_loss`; `Config` is its typed
+    config. `RetrievalModel` is the subclass for queries and candidates.
 
         @recsys.register_model("pointwise")
         class Pointwise(recsys.LookupModel):
@@ -74,8 +74,8 @@ class LookupModel(SparseModel):
                 logits = y_pred["logit"]
                 return ops.mean(keras.losses.binary_crossentropy(x["label"], logits, True))
 
-    Variables are made by `build`, so that the tables may be placed on the devices and get
-    their optimizers first.
+    `build` creates the variables, so that the tables can be placed on the devices and get their
+    optimizers first.
 
     Args:
         spec: Config and sizes of the model.
@@ -86,19 +86,19 @@ class LookupModel(SparseModel):
     Attributes:
         Config: Type of the model's config.
         spec: Config and sizes of the model.
-        table_configs: Configs of the tables; they may be set until the model is built.
-        terms: The terms of `config.score_terms` by name, once the model is built.
+        table_configs: Configs of the tables; can be set until the model is built.
+        terms: Terms of `config.score_terms` by name.
 
     Raises:
-        UsageError: The config is of another type (R346), or doesn't suit the data (R345).
+        UsageError: The config has the wrong type (R346), or is incompatible with the data (R345).
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
     tables_can_grow = False  # They have the rows of the data; a warm start adds some.
     weights_by_row: ClassVar[Mapping[str, tuple[Literal["users", "items"], int]]] = {}
-    """Weights of layers with an entry for each row of users or items, which a warm start carries
-    over by id: whose rows, and the axis, by path without the model's name, such as
-    `{"head/kernel": ("items", 1)}`. Entries of new ids keep their initial values."""
+    """Weights with an entry for each row of users or items, which a warm start copies by id. Maps
+    the path without the model's name to `users` or `items` and the axis, such as `{"head/kernel":
+    ("items", 1)}`. Entries of new ids keep their initial values."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class LookupModel(SparseModel):
         self._reads_tables = True
 
     def __init_subclass__(cls, makes_layers: bool = True, **kwargs: Any) -> None:
-        """Has the layers that a subclass makes draw their seeds from the seed of the model."""
+        """Makes the layers that a subclass creates draw their seeds from the seed of the model."""
         super().__init_subclass__(**kwargs)
         if makes_layers and "__init__" in vars(cls):
             make: Any = vars(cls)["__init__"]
@@ -137,16 +137,16 @@ class LookupModel(SparseModel):
 
     @classmethod
     def from_config(cls, config: Any, data: Data | DataSpec, **kwargs: Any) -> Self:
-        """Returns a model of a config for data.
+        """Returns an unbuilt model for a config and data.
 
         Args:
             config: A whole `recsys.Config` (its `model` and `train` are read), or the
                 model's own config.
-            data: The data, or their sizes.
+            data: The data, or its sizes.
             **kwargs: Arguments of the constructor.
 
         Raises:
-            UsageError: The config is another model's, or doesn't suit the data.
+            UsageError: The config belongs to another model, or is incompatible with the data.
         """
         train = getattr(config, "train", None)
         if train is not None:
@@ -169,11 +169,11 @@ class LookupModel(SparseModel):
 
     @classmethod
     def options_of(cls, train: Any) -> dict[str, Any]:
-        """Returns the arguments of the constructor that a training loop determines."""
+        """Returns the constructor's arguments that follow from `train`, a `TrainConfig`."""
         return {"seed": train.seed, "compute_dtype": train.compute_dtype}
 
     def train_by(self, train: TrainOptions) -> None:
-        """Takes the options of a training loop that the loss depends on; by default none."""
+        """Sets the options of `train` that the loss depends on; by default none."""
 
     @property
     def config(self) -> Any:
@@ -201,8 +201,8 @@ class LookupModel(SparseModel):
 
         Args:
             spec: Config and sizes of the model.
-            optimizer: Optimizer of the tables; None for a model that is only read.
-            user_optimizer: Optimizer of the users' own rows, if it is another one.
+            optimizer: Optimizer of the tables; None for inference.
+            user_optimizer: Optimizer of the user table; None: `optimizer`.
         """
         config = spec.config
         stddev = {"users": config.user_init_stddev or config.init_stddev}
@@ -234,13 +234,13 @@ class LookupModel(SparseModel):
         return tables
 
     def rows_of_table(self, name: str) -> str:
-        """Returns whose rows a table has: `users`, `items`, or the name of a feature."""
+        """Returns what the rows of a table are: `users`, `items`, or the name of a feature."""
         own = tables_of_terms(self.spec)
         return own[name].rows_of if name in own else name
 
     @property
     def inputs_of_sides(self) -> tuple[InputSpec, ...]:
-        """The inputs: of the user, then of the item."""
+        """The inputs of the user, then of the item."""
         users, items = (
             [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
             for side in ("user", "item")
@@ -249,7 +249,7 @@ class LookupModel(SparseModel):
         return (user_row, *users, id_row, *items)
 
     def names_of_side(self, side: Side) -> tuple[str, ...]:
-        """Returns the names of the inputs of the user, or of the item."""
+        """Returns the names of the inputs of `side`, `user` or `item`."""
         return tuple(x.name for x in self.inputs_of_sides if x.side == side)
 
     @property
@@ -268,7 +268,7 @@ class LookupModel(SparseModel):
 
     @property
     def embedding(self) -> Any:
-        """The layer of the tables, made when it is first used."""
+        """The `ShardedEmbedding` of the tables, created on first use."""
         if not hasattr(self, "_embedding"):
             tables = self.table_configs
             configs = {
@@ -279,11 +279,11 @@ class LookupModel(SparseModel):
         return self._embedding
 
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the embeddings `[batch, dim]` float32 that inputs read from the tables.
+        """Returns the embeddings `[batch, dim]` float32 of inputs, by name.
 
         Args:
             inputs: Inputs by name.
-            names: Names of those to read.
+            names: Names of the inputs to look up.
         """
         if not self._reads_tables:
             lookups, tables = self.lookups, self.table_configs
@@ -327,9 +327,9 @@ class LookupModel(SparseModel):
         self.built = True
 
     def build_layers(self) -> None:
-        """Creates the variables of the layers: calls the model on one example.
+        """Creates the variables of the layers by calling the model on one example.
 
-        `look_up` returns small numbers meanwhile, and reads no table.
+        During this call `look_up` returns small numbers and reads no table.
         """
         self._reads_tables = False
         try:
@@ -338,7 +338,7 @@ class LookupModel(SparseModel):
             self._reads_tables = True
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds what isn't built; Keras' own would take a batch of `fit` to do so."""
+        """Builds the model if needed, without the batch of `fit` that Keras would take."""
         if not self.built:
             self.build()
         if self.optimizer is not None and not self.optimizer.built:
@@ -346,10 +346,10 @@ class LookupModel(SparseModel):
         self._post_build()
 
     def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
-        """Sets the weights that are counted from the training data, before training.
+        """Sets the weights that are counted from the training data; called before training.
 
         Args:
-            events: The events that training sees.
+            events: The training events.
             inputs: Vocabularies and features.
         """
         for term in self.terms.values():
@@ -357,11 +357,11 @@ class LookupModel(SparseModel):
 
     @property
     def adapted(self) -> list[Any]:
-        """The weights that `adapt` sets: no training changes them, and no warm start keeps them."""
+        """Weights that `adapt` sets; neither training nor a warm start changes them."""
         return [weight for term in self.terms.values() for weight in term.adapted]
 
     def without_terms(self, features: Tensors) -> tuple[Tensors, Tensors]:
-        """Splits what was looked up into the model's own features, and those of terms."""
+        """Splits looked-up features into the model's own and the terms'."""
         names = {name for term in self.terms.values() for name in term.lookups}
         own = {name: x for name, x in features.items() if name not in names}
         return own, {name: x for name, x in features.items() if name in names}
@@ -373,6 +373,6 @@ def tables_of_terms(spec: ModelSpec) -> dict[str, TermTable]:
 
 
 def model_class(config: ModelConfig) -> type[LookupModel]:
-    """Returns the class of the models of a config."""
+    """Returns the model class that is registered for a config."""
     cls: type[LookupModel] = registry.class_of("model", config)
     return cls

@@ -1,6 +1,6 @@
-"""The tables of a retrieval model, and what its inputs read of them.
+"""The tables of a retrieval model and the lookups of its inputs.
 
-Inputs are rows of tables, never ids; beside those of `LookupModel` there are
+Inputs are rows of tables, never ids. In addition to the inputs of `LookupModel` there are
 
     history    [batch, history]   rows of the item table, the newest first; 0 is padding
     <fact>     [batch, history]   property of the events of histories, -1: unknown; of models
@@ -25,7 +25,8 @@ from recsys.models.lookups import InputSpec, LookupModel
 from recsys.models.terms.term import Lookup, Tensors
 
 _PASSED = ("segment", "at", ASKED, *EVENT_FACTS, PLACE)
-"""Inputs of a query that read no table; nor does `asked_at`, which `query` doesn't get."""
+"""Inputs that `query` gets without a lookup. `asked_at` has no lookup either, and `query` doesn't
+get it."""
 
 
 class RetrievalLookups(LookupModel):
@@ -38,10 +39,10 @@ class RetrievalLookups(LookupModel):
         return {n: size for n, size in sizes.items() if n != "users" or spec.config.user_id}
 
     def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
-        """Returns weights by which the lookup averages the items of histories.
+        """Returns weights `[batch, history]` by which the lookup averages histories, or None.
 
-        `history` then reaches `query` as `[batch, dim]`, and its items are never there one
-        by one. A model that does so sets `averages_history`.
+        `query` then gets `history` as `[batch, dim]`; the single items are never in memory. A model
+        that returns weights must set `averages_history`.
 
         Args:
             rows: The histories `[batch, history]` int32.
@@ -55,7 +56,7 @@ class RetrievalLookups(LookupModel):
 
     @property
     def inputs_of_sides(self) -> tuple[InputSpec, ...]:
-        """The inputs: of the query, then of the candidate."""
+        """The inputs of the query, then of the candidate."""
         config = self.spec.config
         own = super().inputs_of_sides
         history = [InputSpec("history", "user", (config.history,))]
@@ -76,7 +77,7 @@ class RetrievalLookups(LookupModel):
         config, own = self.spec.config, super().lookups
         user_row = own.pop("user_row")
         users = {"user_row": user_row} if config.user_id else {}
-        # A history whose items are read one by one is single ids `[batch * history]`.
+        # The items of a history that is not averaged are single ids `[batch * history]`.
         history = (None, config.history) if self.averages_history else (None,)
         read: dict[str, Lookup] = {**users, "history": ("items", history), **own}
         if config.history_features:
@@ -85,10 +86,10 @@ class RetrievalLookups(LookupModel):
         return read
 
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the features that `query` and `candidate` read, of some inputs.
+        """Returns the features float32 of inputs, as `query` and `candidate` get them.
 
-        There are also the lookups of terms, such as `item_bias` `[candidates, 1]`, which are for
-        neither.
+        The result also has the lookups of terms, such as `item_bias` `[candidates, 1]`, which
+        `query` and `candidate` don't get.
         """
         read = [name for name in names if name not in (*_PASSED, ASKED_AT)]
         ids, weights = self._ids_and_weights({name: inputs[name] for name in read})
@@ -98,7 +99,7 @@ class RetrievalLookups(LookupModel):
         if self.averages_history:
             weights["history"] = self.history_weights(rows)
             return {**self.embedding(ids, weights=weights), "history_rows": rows}
-        # Single ids go to the device that has them, and not all of them to every device.
+        # Single ids are sent only to the device that has their rows.
         ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
         of_items = {of_history(f.name): f.name for f in self.spec.of_side("item")}
         of_items = {name: of_item for name, of_item in of_items.items() if name in ids}

@@ -29,9 +29,9 @@ from recsys.models.terms.term import Tensors
 class RetrievalModel(RetrievalLookups, makes_layers=False):
     """Embeds queries and candidates, which are compared by their dot product or cosine.
 
-    A subclass gives `query` and `candidate`. The loss, the temperature and the similarity are
-    here, the tables and their lookups in `RetrievalLookups`. Its layers are made in `__init__`, as
-    those of any Keras model; `Config` is its typed config:
+    A subclass implements `query` and `candidate`, and creates its layers in `__init__`, as any
+    Keras model. This class has the loss, the temperature and the similarity; `RetrievalLookups` has
+    the tables and their lookups. `Config` is the typed config:
 
         @recsys.register_model("my_retrieval")
         class MyRetrieval(recsys.RetrievalModel):
@@ -49,27 +49,27 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             def candidate(self, features, training=False):
                 return features["id_row"]
 
-    Variables are made by `build`, so that the tables may be placed on the devices and get
-    their optimizers first.
+    `build` creates the variables, so that the tables can be placed on the devices and get their
+    optimizers first.
 
     Args:
         spec: What the model is.
         tables: The tables by name; None: those of `make_tables`, without optimizers.
         seed: Seed of the initial weights and of the dropout.
-        loss: What training minimises: a `Loss`, or the name of one.
-        compute_dtype: What layers may compute in while they train, `float32` or
-            `bfloat16`. Weights, loss and lengths are float32 in any case.
+        loss: Training loss: a `Loss`, or its name.
+        compute_dtype: Dtype in which layers may compute in training, `float32` or `bfloat16`.
+            Weights, loss and norms are always float32.
 
     Attributes:
         Config: Type of the model's config.
         spec: What the model is.
-        table_configs: The configs of the tables; they may be set until the model is built.
-        sharing: How its loss shares the candidates of a batch; `train_by` sets it.
-        regularisation: Weight of the squared length of each row that a batch reads by its id,
-            by table; `train_by` sets it.
+        table_configs: Configs of the tables; can be set until the model is built.
+        sharing: How the loss shares the candidates of a batch; `train_by` sets it.
+        regularisation: Weight of the squared norm of each row that a batch looks up by id, by
+            table; `train_by` sets it.
 
     Raises:
-        UsageError: The model can't be what its spec says.
+        UsageError: The config has the wrong type (R346), or is incompatible with the data (R345).
     """
 
     Config: ClassVar[type[RetrievalConfig]] = RetrievalConfig
@@ -91,14 +91,14 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
     @classmethod
     def options_of(cls, train: Any) -> dict[str, Any]:
-        """Returns the arguments of the constructor that a training loop determines."""
+        """Returns the constructor's arguments that follow from `train`, a `TrainConfig`."""
         return {**super().options_of(train), "loss": train.loss}
 
     def train_by(self, train: TrainOptions) -> None:
-        """Takes what a training loop says of the loss, beside the loss itself.
+        """Sets `sharing` and `regularisation` from `train`, a `TrainConfig`.
 
         Raises:
-            UsageError: It regularises a table that the model doesn't have.
+            UsageError: It regularises a table that doesn't exist.
         """
         self.sharing = CandidateSharing.of_config(train)
         missing = sorted(set(train.table_regularisation) - set(self.table_configs))
@@ -111,27 +111,26 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             )
         self.regularisation = {str(name): x for name, x in train.table_regularisation.items()}
 
-    # --- what a subclass gives
+    # --- methods of a subclass
 
     def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
-        """Returns query vectors `[batch, dim]` float32; a cosine's lengths are set to 1 later.
+        """Returns query vectors `[batch, dim]` float32, not yet normalised.
 
         Args:
-            features: `user_row` `[batch, dim]`, unless `config.user_id` is off; `history`
-                `[batch, history, dim]`, the newest first; each feature of the users
-                `[batch, feature_dim]`; where `config.history_features`, `history.<feature>`
-                `[batch, history, feature_dim]` of each feature of the items; all float32.
-                `history_rows` `[batch, history]` int32 is 0 where a history has no item. While a
-                model whose config is `over_positions` trains, histories are packed `[rows,
-                history, …]`, and `segment` `[rows, history]` and `at` `[rows, batch / rows]` say
-                which of them an example reads: see
-                `recsys.tasks.retrieval.training.sequences.SequenceSource`. There is also what
-                `config.history_facts` names, `[batch, history]` int32, and with ages in packed
-                training `asked_age` `[rows, batch / rows]`. While a model whose config has
-                `distinct_history` trains, there may be `history_place` `[batch, history]`:
-                `history` `[n, dim]` and `history.<feature>` `[n, feature_dim]` are then of the
-                items once each, and it says which of them is where.
-            training: Whether the model trains.
+            features: Embeddings float32 and int32 inputs by name. `user_row` `[batch, dim]` (if
+                `config.user_id`), `history` `[batch, history, dim]`, the newest item first, and the
+                features of users `[batch, feature_dim]`. `history_rows` `[batch, history]` int32 is
+                0 at padding. With `config.history_features` also `history.<feature>` `[batch,
+                history, feature_dim]` of each item feature, and the inputs of
+                `config.history_facts` `[batch, history]` int32. In training, if
+                `config.over_positions`, histories are packed `[rows, history, …]`; `segment`
+                `[rows, history]`, `at` `[rows, batch / rows]` and, with ages, `asked_age` `[rows,
+                batch / rows]` select what an example reads, see
+                `recsys.tasks.retrieval.training.sequences.SequenceSource`. In training, if
+                `config.distinct_history`, there may be `history_place` `[batch, history]`, the
+                index of each history entry in `history` `[n, dim]` and `history.<feature>` `[n,
+                feature_dim]`, which then have the unique items.
+            training: Whether the model is trained.
         """
         raise NotImplementedError
 
@@ -141,14 +140,14 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         Args:
             features: `id_row` `[candidates, dim]`; each feature of the items `[candidates,
                 feature_dim]`; float32.
-            training: Whether the model trains.
+            training: Whether the model is trained.
         """
         raise NotImplementedError
 
     def build_layers(self) -> None:
-        """Creates the variables of the layers: embeds one query and one candidate.
+        """Creates the variables of the layers by embedding one query and one candidate.
 
-        A model that creates them otherwise overrides it, and is not checked before it trains.
+        An override may create them differently; its vectors are then not checked before training.
         """
         query = self._queries(self._examples("user"), training=False)
         candidate = self._candidates(self._examples("item"), training=False)
@@ -159,13 +158,13 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
     # --- the Keras model
 
     def settle(self, vectors: Iterable[np.ndarray]) -> None:
-        """Sets the weights that follow from the vectors of the items; here there are none.
+        """Sets the weights that are computed from the item vectors; by default none.
 
-        Training calls it before the model is validated, and at the end.
+        Training calls this before each validation, and at the end.
 
         Args:
-            vectors: Candidate vectors of the items that training saw, in blocks `[n, dim]`
-                float32, embedded as they are taken.
+            vectors: Candidate vectors of the training items, in blocks `[n, dim]` float32, which
+                are computed on demand.
         """
 
     def build(self, input_shape: Any = None) -> None:
@@ -180,7 +179,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
     @property
     def _read_by_id(self) -> dict[str, str]:
-        """Names of the lookups that read single rows of a user or a candidate, by table."""
+        """Names of the lookups of single rows of users or candidates, by table."""
         of_terms = {
             table: name
             for term in self.terms.values()
@@ -190,7 +189,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         return {**of_terms, "users": "user_row", "items": "id_row"}
 
     def _build_loss_parts(self, added: list[str]) -> None:
-        """Creates the metrics of what is added to the loss, by name."""
+        """Creates the metrics of the auxiliary losses, by name."""
         self._auxiliary.names = frozenset(added)
         if self._losses_of_layers():
             added.append(OF_LAYERS)
@@ -199,25 +198,24 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         self.loss_parts = {name: keras.metrics.Mean(name=name) for name in added}
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine.
+        """Returns query vectors `[batch, config.vector_dim]` float32, of norm 1 for a cosine.
 
-        The columns of the terms follow, so that the dot product is the whole score; with
-        `config.item_bias` a query has a 1, a candidate its bias.
+        The columns of the terms are appended, so that the dot product is the whole score: for
+        `config.item_bias` a 1 to queries, and the bias to candidates.
         """
         features = self.look_up(inputs, self.names_of_side("user"))
         return self._query_vectors(inputs, features, training=False)
 
     def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns candidate vectors `[candidates, dim]` float32, as `embed_query` does."""
+        """Returns candidate vectors `[candidates, vector_dim]` float32; see `embed_query`."""
         features = self.look_up(inputs, self.names_of_side("item"))
         return self._candidate_vectors(inputs, features, training=False)
 
     def call(self, inputs: Tensors, training: bool = False) -> Tensors:
-        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32.
+        """Returns `query` and `candidate` vectors by name, as `embed_query` and `embed_candidate`.
 
-        They are those of `embed_query` and `embed_candidate`, in training. There are also the
-        rows `[batch or candidates, width]` of tables that are regularised, and `added`, what
-        the model adds to the loss, by name.
+        The result also has the rows `[batch or candidates, width]` of regularised tables, and
+        `added`, the auxiliary losses by name.
         """
         names = [*self.names_of_side("user"), *self.names_of_side("item")]
         if not self.spec.config.trains_on_history:
@@ -240,11 +238,11 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         return {**outputs, "added": added} if added else outputs
 
     def add_auxiliary(self, name: str, value: keras.KerasTensor, weight: float = 1.0) -> None:
-        """Adds `weight * value` to the loss of a step; called in `query` or `candidate`.
+        """Adds `weight * value` to the loss of a step; call it in `query` or `candidate`.
 
-        Loss curve, TensorBoard, `training.json` and report show the mean of `value` under
-        `name`. Values of one name are summed. Where no step is computed it does nothing; it
-        must be called there too, since its metric is made when the model is built.
+        Loss curve, TensorBoard, `training.json` and report show the mean of `value` under `name`.
+        Values of one name are summed. Call it in inference too, where it has no effect: its metric
+        is created when the model is built.
 
             self.add_auxiliary("reconstruction", ops.mean(ops.square(x - y)), weight=0.1)
 
@@ -254,14 +252,15 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             weight: Weight of the value in the loss.
 
         Raises:
-            RecsysError: The value is no scalar (R334).
-            UsageError: The name or the weight is none, or the model was built without (R347).
+            RecsysError: The value is not a scalar (R334).
+            UsageError: The name or the weight is invalid, or the name was not added when the model
+                was built (R347).
         """
         check_scalar(value, f"The auxiliary loss {name!r}")
         self._auxiliary.add(name, value, weight)
 
     def _check_not_built_late(self, unbuilt: list[keras.layers.Layer]) -> None:
-        """Checks that no layer made its variables in a step, which then never train.
+        """Checks that no layer created variables in a step: they would never be trained.
 
         Raises:
             UsageError: One did (R334).
@@ -277,16 +276,16 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             )
 
     def _losses_of_layers(self) -> list[Any]:
-        """Returns what layers have added by `add_loss`, and forgets it.
+        """Returns the losses that layers have added by `add_loss`, and clears them.
 
-        Keras would forget it at the next call of the same layer, and the towers may share one.
+        Keras would clear them at the next call of the layer, and the towers may share a layer.
         """
         losses = [loss for layer in self._flatten_layers() for loss in layer._get_own_losses()]
         self._clear_losses()
         return losses
 
     def _queries(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        """Returns what `query` returns, which is checked."""
+        """Returns the checked result of `query`."""
         with self._naming_missing(features, "query"):
             vectors = self.query(features, training=training)
         at = features.get("at")
@@ -298,7 +297,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         return vectors
 
     def _candidates(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        """Returns what `candidate` returns, which is checked."""
+        """Returns the checked result of `candidate`."""
         with self._naming_missing(features, "candidate"):
             vectors = self.candidate(features, training=training)
         check_vectors(vectors, self._result_of("candidate"), features["id_row"].shape[0])
@@ -309,7 +308,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
     @contextlib.contextmanager
     def _naming_missing(self, features: Tensors, method: str) -> Iterator[None]:
-        """Names the features that there are if `method` asks for one that there isn't."""
+        """Turns a KeyError of a missing feature in `method` into an error that lists all."""
         there = sorted(features)
         try:
             yield
@@ -326,10 +325,10 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             ) from error
 
     def _check_finite(self, method: str, vectors: keras.KerasTensor) -> None:
-        """Checks what `method` returned of small numbers and an empty history.
+        """Checks the vectors that `method` returned for small numbers and an empty history.
 
         Raises:
-            RecsysError: A number of it isn't finite (R334).
+            RecsysError: One has entries that are not finite (R334).
         """
         if not _is_concrete(vectors) or bool(ops.all(ops.isfinite(vectors))):
             return
@@ -368,11 +367,11 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         sample_weight: Any = None,
         training: bool = True,
     ) -> keras.KerasTensor:
-        """Returns the loss, a scalar, with auxiliary losses, `add_loss` and regularizers.
+        """Returns the loss, including auxiliary losses, `add_loss` and regularizers; a scalar.
 
-        `x` has `item_row` and `log_q` beside the inputs; `weight` `[batch]`, that of each
-        example in the loss, where the events have one; and `known` where items that a
-        user is known to like are to be no negatives. See `recsys.losses.Loss`.
+        In addition to the inputs, `x` has `item_row` and `log_q`; `weight` `[batch]` if the events
+        have weights; and `known` if the known positives of a user are excluded from the negatives.
+        See `recsys.losses.Loss`.
         """
         if x is None or y_pred is None:
             raise ValueError("The loss needs the inputs and the embeddings.")
@@ -392,7 +391,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             rows = y_pred[self._read_by_id[table]]
             loss = loss + weight * ops.sum(ops.square(rows)) / y_pred["query"].shape[0]
         added: Any = {**y_pred.get("added", {})}
-        regularizers = self.losses  # What layers add is in `added`.
+        regularizers = self.losses  # `added` already has the losses of layers.
         if regularizers:
             total = sum(ops.sum(x) for x in regularizers)
             added[REGULARIZATION] = Added(total, total)
@@ -403,7 +402,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         return loss
 
     def _temperature(self) -> Any:
-        """Returns what the similarity is divided by; one that is learned is logged too."""
+        """Returns the temperature, and logs it if it is learned."""
         if self.temperature is None:
             return self.spec.config.temperature
         temperature = self.temperature.temperature()
@@ -411,15 +410,15 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         return temperature
 
     def _compared(self, vectors: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns vectors as they are compared by a dot product."""
+        """Returns vectors whose dot product is the similarity: normalised for a cosine."""
         if self.spec.config.similarity == "dot":
             return vectors
-        # An epsilon inside the root: a zero vector stays zero, with a finite gradient.
+        # With the epsilon inside the root, a zero vector stays zero and has a finite gradient.
         squares = ops.sum(ops.square(vectors), axis=-1, keepdims=True)
         return vectors / ops.sqrt(squares + 1e-12)
 
     def _examples(self, side: Side) -> Tensors:
-        """Returns features of one query without history, or of one candidate; small numbers."""
+        """Returns small numbers as features of one query without history, or of one candidate."""
         config, features = self.spec.config, {}
         widths = {f.name: f.dim for f in self.spec.features}
         for name in self.names_of_side(side):
@@ -440,13 +439,13 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
 
 def _joined(vectors: keras.KerasTensor, columns: Iterable[Any]) -> keras.KerasTensor:
-    """Returns vectors with the columns of the terms that have some."""
+    """Returns vectors with the columns of the terms appended."""
     there = [x for x in columns if x is not None]
     return ops.concatenate([vectors, *there], axis=-1) if there else vectors
 
 
 def _asks(error: KeyError, features: Tensors) -> bool:
-    """Returns whether an error is that of `features[name]`, and of no other dict."""
+    """Returns whether an error was raised by `features[name]` and not by another dict."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -455,9 +454,9 @@ def _asks(error: KeyError, features: Tensors) -> bool:
 
 
 def _is_concrete(x: Any) -> bool:
-    """Returns whether a tensor has numbers that can be looked at."""
+    """Returns whether a tensor has values, and isn't traced."""
     if keras.backend.backend() != "jax":
         return False
-    import jax  # Not there where a model is exported.
+    import jax  # JAX is not installed where a model is exported.
 
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)

@@ -1,12 +1,12 @@
 """Encoders of sequences that learn at every position: SASRec, LiGR and HSTU.
 
-Training packs the sequences of several users into a row, and an example reads the state of the
-newest item before it: one pass over a row serves all of its examples. Everywhere else a row is one
-user's history, and the newest item's state is read.
+Training packs the sequences of several users into a row. An example reads the state of the newest
+item before it, so one pass over a row serves all of its examples. In inference a row is the history
+of one user, and the state of its newest item is read.
 
-Rows `[rows, length]` are histories with the newest item first; 0 is padding, or an item that
-isn't known, and is seen by none. An item's place counts the items of its user that the row
-holds before it, so a history that is too long begins anew with the oldest item that is left.
+Rows `[rows, length]` are histories with the newest item first. 0 is padding or an unknown item,
+which no entry attends to. The position of an item is the number of older items of its user in the
+row, so positions of a truncated history start at its oldest remaining item.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ from recsys.models.times import N_BUCKETS, time_buckets
 from recsys.registry import register_encoder
 
 _BESIDE_MEAN = 0.05
-"""What states are scaled by at first beside a mean: to the size of the items' first weights."""
+"""Initial scale of states that are added to a mean: the size of the items' initial weights."""
 
 
 class PositionEncoder(HistoryEncoder):
-    """The stack that the encoders of sequences share; a subclass gives its blocks.
+    """The stack of blocks that the encoders of sequences share; a subclass makes the blocks.
 
     Args:
-        length: Items of a row; each place has a vector that is learned.
+        length: Length of a row; each position has a learned vector [items].
         dim: Width of an item [floats].
-        layers: Blocks, one after the other.
-        heads: Heads of each; must divide `dim`.
+        layers: Number of blocks.
+        heads: Attention heads of a block; must divide `dim`.
         dropout: Share of activations that training drops [0..1).
-        add_mean: Whether the mean of the items so far is added to a state, each weighted by
-            its distance: training then begins near the encoder `mean`.
-        event_weight: Whether a vector for the bucket of an event's weight is added to its item.
-        event_kind: Whether a vector for its kind is added too, as in MBHT (Yang et al.,
+        add_mean: Whether to add the mean of the items so far, weighted by distance, to a state.
+            Training then starts close to the encoder `mean`.
+        event_weight: Whether to add a learned vector of the bucket of an event's weight to its
+            item.
+        event_kind: Whether to add a learned vector of its kind, as in MBHT (Yang et al.,
             "Multi-Behavior Hypergraph-Enhanced Transformer for Sequential Recommendation", KDD
             2022).
-        fact_dropout: Share of training rows whose times, weights and kinds are hidden [0..1).
+        fact_dropout: Share of training rows whose times, weights and kinds are masked [0..1).
         seed: Seed of the initial weights and of the dropout.
-        training_dtype: What training computes in; all else computes in float32.
+        training_dtype: Dtype in which training computes; inference computes in float32.
     """
 
     _reads_times = False
@@ -85,11 +86,11 @@ class PositionEncoder(HistoryEncoder):
     def options_of_blocks(
         self, **given: keras.KerasTensor
     ) -> tuple[dict[str, keras.KerasTensor], dict[str, keras.KerasTensor]]:
-        """Returns further inputs of the blocks: of all but the last one, and of the last one.
+        """Returns further keyword arguments of the blocks: of all but the last, and of the last.
 
         Args:
-            **given: `chosen`, 1 at the columns that the last block computes, else 0 `[rows, n,
-                length]`; and what else `call` was given.
+            **given: `chosen` `[rows, n, length]`, 1 at the columns that the last block computes,
+                else 0; and the facts that `call` got.
         """
         return {}, {}
 
@@ -112,14 +113,14 @@ class PositionEncoder(HistoryEncoder):
         if self.event_weight:
             self.fact_vectors[WEIGHTS] = self._vectors("event_weight", N_WEIGHTS)
         if self.event_kind:
-            # As many for every data set, so that a new kind changes no shape.
+            # The same number for every data set, so that a new kind doesn't change a shape.
             self.fact_vectors[KINDS] = self._vectors("event_kind", MOST_KINDS)
         for block in self.blocks:
             block.build()
         self.norm.build((None, self.dim))
 
     def _vectors(self, name: str, n: int) -> Any:
-        """Makes vectors of the numbers `UNKNOWN`, 0 … `n` - 1 of a fact `[1 + n, dim]`."""
+        """Creates learned vectors `[1 + n, dim]` of the values `UNKNOWN`, 0 … `n` - 1 of a fact."""
         return self.add_weight(name=name, shape=(1 + n, self.dim), initializer="zeros")
 
     def call(
@@ -131,24 +132,24 @@ class PositionEncoder(HistoryEncoder):
         at: keras.KerasTensor | None = None,
         **facts: keras.KerasTensor,
     ) -> keras.KerasTensor:
-        """Returns states float32, zeros where there is no item: `[rows * n, dim]`.
+        """Returns states `[rows * n, dim]` float32; zeros at padding.
 
         Args:
-            items: The items' embeddings `[rows, length, dim]`, the newest first.
-            rows: Their rows of the table `[rows, length]`; 0 for none.
-            training: Whether entries are dropped, and `training_dtype` counts.
-            segment: Whose items they are `[rows, length]`, equal numbers are one user's; None:
-                each row is one user's.
-            at: Columns whose states are asked for `[rows, n]`, -1 for none; None: that of the
-                newest item, `n` is 1. Column `at[r, k]` is `k` or behind it: where `n` is
-                `length`, entry `k` isn't compared with newer columns.
-            **facts: Where they are read, `history_age`, `history_weight` and `history_kind`
-                `[rows, length]` int32, and with `at` `asked_age` `[rows, n]`: see
-                `recsys.data.history_facts`.
+            items: Embeddings of the items `[rows, length, dim]`, the newest first.
+            rows: Their rows of the table `[rows, length]` int32; 0 is padding.
+            training: Whether to apply dropout and compute in `training_dtype`.
+            segment: User of each item `[rows, length]` int32, as a number within the row; None:
+                each row has one user.
+            at: Columns whose states are returned `[rows, n]` int32, -1 for none; None: the column
+                of the newest item, `n` = 1. Requires `at[r, k] >= k`: if `n` is `length`, entry `k`
+                is not compared with newer columns.
+            **facts: The facts that the encoder reads: `history_age`, `history_weight` and
+                `history_kind` `[rows, length]` int32, and with `at` also `asked_age` `[rows, n]`.
+                See `recsys.data.history_facts`.
         """
         is_item, facts = rows > 0, self._hidden(facts, training)
         column = ops.arange(self.length)
-        # The newest first: an item sees itself and what is behind it.
+        # The newest comes first: an item attends to itself and to the older items after it.
         mask = ops.logical_and(is_item[:, None, :], column[:, None] <= column[None, :])
         if segment is not None:
             mask = ops.logical_and(mask, ops.equal(segment[:, :, None], segment[:, None, :]))
@@ -158,7 +159,7 @@ class PositionEncoder(HistoryEncoder):
         for name, vectors in self.fact_vectors.items():
             x = x + ops.take(vectors, facts[name] - UNKNOWN, axis=0)
         x = self._drop(ops.cast(x, dtype), training) * ops.cast(is_item, dtype)[..., None]
-        # The last block computes no other states than those that are read.
+        # The last block computes only the states that are read.
         chosen = (
             newest_item(is_item, dtype)[:, None] if at is None else _columns(at, self.length, dtype)
         )
@@ -176,7 +177,7 @@ class PositionEncoder(HistoryEncoder):
     def _hidden(
         self, facts: dict[str, keras.KerasTensor], training: bool
     ) -> dict[str, keras.KerasTensor]:
-        """Returns facts, with those of some rows unknown if `training`."""
+        """Returns facts; if `training`, the facts of some rows are replaced by `UNKNOWN`."""
         if not facts:
             return facts
         rows = ops.ones_like(next(iter(facts.values()))[:, :1], dtype="float32")
@@ -186,7 +187,7 @@ class PositionEncoder(HistoryEncoder):
     def _mean(
         self, items: keras.KerasTensor, mask: keras.KerasTensor, chosen: keras.KerasTensor
     ) -> keras.KerasTensor:
-        """Returns the weighted mean of what each chosen entry sees `[rows, n, dim]` float32."""
+        """Returns the weighted mean `[rows, n, dim]` of the items up to each chosen one."""
         weight = ops.take(ops.softplus(self.recency), distances(self.length), axis=0)
         weight = ops.where(mask, weight, 0.0)
         total = ops.sum(weight, axis=-1, keepdims=True)
@@ -201,15 +202,15 @@ class PositionEncoder(HistoryEncoder):
 
 
 def distances(length: int) -> np.ndarray:
-    """Returns how far back of each column another one is `[length, length]`; 0 for newer ones."""
+    """Returns the distance of each column to the older ones `[length, length]`, else 0."""
     column = np.arange(length)
     return np.maximum(column[None, :] - column[:, None], 0)
 
 
 def _columns(at: keras.KerasTensor, length: int, dtype: str) -> keras.KerasTensor:
-    """Returns 1 at the column `at` `[rows, n]` says, else 0 `[rows, n, length]`.
+    """Returns the one-hot encoding `[rows, n, length]` of the columns `at` `[rows, n]`.
 
-    Rows of a product with it are chosen exactly, and split over devices as the rows are.
+    A product with it selects entries exactly, and keeps the sharding of the rows.
     """
     return ops.cast(ops.equal(at[..., None], ops.arange(length, dtype="int32")), dtype)
 
@@ -217,15 +218,13 @@ def _columns(at: keras.KerasTensor, length: int, dtype: str) -> keras.KerasTenso
 @register_encoder("sasrec")
 @keras.saving.register_keras_serializable(package="recsys")
 class SasRec(PositionEncoder):
-    """Self-attention over the items so far (SASRec: Kang and McAuley, ICDM 2018).
+    """Causal self-attention (SASRec: Kang and McAuley, ICDM 2018).
 
-    Its layers are normalised before each part (pre-norm: Xiong et al., ICML 2020).
+    Its blocks are pre-norm (Xiong et al., ICML 2020).
 
     Args:
-        length: Items of a row.
-        dim: Width of an item [floats].
-        width: Width of the feed-forward layers; None for `dim` [floats].
-        **kwargs: As of `PositionEncoder`.
+        length: Items of a row. dim: Width of an item [floats]. width: Width of the feed-forward
+            layers; None for `dim` [floats]. **kwargs: Other arguments of `PositionEncoder`.
     """
 
     def __init__(self, length: int, dim: int, width: int | None = None, **kwargs: Any) -> None:
@@ -233,7 +232,7 @@ class SasRec(PositionEncoder):
         super().__init__(length, dim, **kwargs)
 
     def make_block(self, seed: int, name: str) -> keras.layers.Layer:
-        """Returns attention, then a feed-forward layer, each added to its input."""
+        """Returns an `AttentionBlock`."""
         width = self._width or self.dim
         return AttentionBlock(self.dim, self.heads, width, self.dropout, seed, name=name)
 
@@ -247,12 +246,12 @@ class SasRec(PositionEncoder):
 class Ligr(SasRec):
     """Self-attention with gates (LiGR: Borisyuk et al., "From Features to Transformers", 2025).
 
-    What attention and feed-forward layer add is gated by the input, and the feed-forward layer
+    The outputs of attention and feed-forward layer are gated by the input. The feed-forward layer
     is a SwiGLU (Shazeer, 2020), as in eSASRec (Tikhonovich et al., RecSys 2025).
     """
 
     def make_block(self, seed: int, name: str) -> keras.layers.Layer:
-        """Returns attention, then a feed-forward layer, each gated and added to its input."""
+        """Returns a `GatedBlock`."""
         width = self._width or self.dim
         return GatedBlock(self.dim, self.heads, width, self.dropout, seed, name=name)
 
@@ -282,7 +281,7 @@ class GatedBlock(AttentionBlock):
         mask: keras.KerasTensor,
         training: bool = False,
     ) -> keras.KerasTensor:
-        """Returns the entries' new states; see `AttentionBlock.call`."""
+        """Returns the new states of the entries; see `AttentionBlock.call`."""
         attended = self.out(self._attended(self.norm(x), self.norm(seen), mask, training))
         x = x + self._drop(ops.sigmoid(self.gate(x)) * attended, training)
         normed = self.feed_norm(x)
@@ -295,16 +294,17 @@ class GatedBlock(AttentionBlock):
 class Hstu(PositionEncoder):
     """Attention without a softmax, gated (HSTU: Zhai et al., ICML 2024).
 
-    With `relative_time` an entry sees how long before it each event was. In the last block that
-    is how long before the question: in training the moment of the event to predict, in serving
-    the moment that is asked for. There HSTU's own code has the next event's time in every block;
-    here no other block knows of an event what came after it.
+    With `relative_time`, attention depends on the time between an entry and each older event. The
+    last block uses the time between the query and the event; the query time is the time of the
+    event to predict in training, and the time of the request in serving. HSTU's own code uses the
+    time of the next event in every block; here no block before the last one depends on later
+    events.
 
     Args:
         length: Items of a row.
         dim: Width of an item [floats].
-        relative_time: Whether `call` is given times, and attention reads them.
-        **kwargs: As of `PositionEncoder`.
+        relative_time: Whether attention reads the times of events.
+        **kwargs: Other arguments of `PositionEncoder`.
     """
 
     def __init__(self, length: int, dim: int, relative_time: bool = False, **kwargs: Any) -> None:
@@ -313,7 +313,7 @@ class Hstu(PositionEncoder):
         super().__init__(length, dim, **kwargs)
 
     def make_block(self, seed: int, name: str) -> keras.layers.Layer:
-        """Returns one layer of gated attention, added to its input."""
+        """Returns an `HstuBlock`."""
         return HstuBlock(
             self.length,
             self.dim,
@@ -327,7 +327,7 @@ class Hstu(PositionEncoder):
     def options_of_blocks(
         self, **given: keras.KerasTensor
     ) -> tuple[dict[str, keras.KerasTensor], dict[str, keras.KerasTensor]]:
-        """Returns the columns, since a bias depends on them, and times where they are read."""
+        """Returns `chosen`, on which the biases depend, and the times if they are read."""
         of_last = {"chosen": given["chosen"]}
         if not self._reads_times:
             return {}, of_last
@@ -344,8 +344,8 @@ class Hstu(PositionEncoder):
 class HstuBlock(keras.layers.Layer):
     """Gated attention with pointwise weights `silu(q k + b) / length` (Zhai et al., eq. 1–3).
 
-    `b` is learned for each distance between two columns of a row and, with `relative_time`, for
-    each bucket of the time between them, of which it is the sum.
+    `b` is a learned bias of the distance between two columns of a row, plus, with `relative_time`,
+    one of the bucket of the time between them.
 
     Args:
         length: Items of a row.
@@ -353,7 +353,7 @@ class HstuBlock(keras.layers.Layer):
         heads: Heads; must divide `dim`.
         dropout: Share of activations that training drops [0..1).
         seed: Seed of the initial weights and of the dropout.
-        relative_time: Whether there are biases of times.
+        relative_time: Whether to add biases of times.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class HstuBlock(keras.layers.Layer):
         )
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the weights; those of the distances and times are 0 at first."""
+        """Creates the weights; the biases are initially 0."""
         self._drop = Dropout(self.dropout, self.seed)
         self._random = self._drop.generator  # Keras tracks attributes.
         self.distance = self.add_weight(name="distance", shape=(self.length,), initializer="zeros")
@@ -397,17 +397,17 @@ class HstuBlock(keras.layers.Layer):
         age: keras.KerasTensor | None = None,
         asked: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
-        """Returns the entries' new states `[rows, n, dim]`, in the type of `x`.
+        """Returns the new states of the entries `[rows, n, dim]`, in the dtype of `x`.
 
         Args:
-            x: The entries whose states are asked for `[rows, n, dim]`.
-            seen: All entries `[rows, length, dim]`.
-            mask: Which of them each sees `[rows, n, length]` bool.
-            training: Whether entries are dropped.
-            chosen: 1 at the column of each entry of `x`, else 0 `[rows, n, length]`; None: `x`
-                is `seen`.
-            age: With `relative_time`, ages of all entries `[rows, length]` int32 [s].
-            asked: With it, ages of the moments at which each entry of `x` looks back `[rows, n]`.
+            x: Entries to compute, the queries `[rows, n, dim]`.
+            seen: All entries, the keys and values `[rows, length, dim]`.
+            mask: Whether a query attends to a key `[rows, n, length]` bool.
+            training: Whether to apply dropout.
+            chosen: One-hot column of each entry of `x` `[rows, n, length]`; None: `x` is `seen`.
+            age: Ages of all entries `[rows, length]` int32 [s], with `relative_time`.
+            asked: Ages of the query times of the entries of `x` `[rows, n]` int32 [s], with
+                `relative_time`.
         """
         normed, all_normed = self.norm(x), self.norm(seen)
         query = self._in_heads(self.query(normed))

@@ -26,7 +26,7 @@ def summary_text(summary: dict[str, Any]) -> str:
 def read_summary(folder: Path) -> dict[str, Any]:
     """Returns the fields of the `model.json` of a model folder.
 
-    One without a digest, which an earlier version wrote, is not checked.
+    A file without a digest, written by an earlier version, is not checked.
 
     Raises:
         RecsysError: It is missing or damaged (R310).

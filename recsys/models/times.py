@@ -1,8 +1,8 @@
 """Buckets of the time between events.
 
-Bucket k holds the times t with floor(ln(max(1, t)) / 0.301) = k, each about a third longer than
-the one before, as in the code of HSTU (Zhai et al., "Actions Speak Louder than Words", ICML
-2024): 70 of them reach from a second to `OLDEST`, 34 years.
+Bucket k holds the times t with floor(ln(max(1, t)) / 0.301) = k, each about a third longer than the
+one before, as in the code of HSTU (Zhai et al., "Actions Speak Louder than Words", ICML 2024): 70
+of them reach from a second to `OLDEST`, 34 years.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from recsys.data.history_facts import OLDEST
 _WIDTH = 0.301
 _N_KNOWN = math.floor(math.log(OLDEST) / _WIDTH) + 1
 N_BUCKETS = 1 + _N_KNOWN
-"""The first is of times that nobody knows."""
+"""The first bucket is for unknown times."""
 
-# First second of each bucket, and of the one behind the last.
+# First second of each bucket, and the end of the last bucket.
 _FIRST = np.ceil(np.exp(_WIDTH * np.arange(_N_KNOWN + 1))).astype(np.int32)
 _FIRST[0] = 0
 
 
 def time_buckets(age: keras.KerasTensor, asked: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns the bucket of the time from an event to a later moment `[…]` int32.
+    """Returns the bucket of the time from an event to a later time `[…]` int32.
 
-    Exactly the same on every backend, though they round logarithms differently.
+    Equal on all backends, although they round logarithms differently.
 
     Args:
         age: Age of the event `[…]` int32 [s]; below 0: unknown.
-        asked: Age of the moment, likewise; both may be broadcast. A moment before the event is
-            taken for the event's own.
+        asked: Age of the later time, likewise; broadcast with `age`. A time before the event counts
+            as the time of the event.
 
     Returns:
-        0 where one of the two is unknown, else 1 … `N_BUCKETS` - 1.
+        0 if either age is unknown, else 1 … `N_BUCKETS` - 1.
     """
     passed = ops.maximum(age - asked, 0)
     guess = ops.log(ops.cast(ops.maximum(passed, 1), "float32")) / _WIDTH

@@ -1,4 +1,4 @@
-"""The two towers: users on one side, items on the other, a cosine or a dot between them.
+"""The two-tower model: a user tower and an item tower, compared by cosine or dot product.
 
 Two-tower retrieval with in-batch softmax: Yi et al., "Sampling-Bias-Corrected
 Neural Modeling for Large Corpus Item Recommendations", RecSys 2019.
@@ -26,13 +26,13 @@ from recsys.models.terms.term import Tensors
 
 @registry.register_model("two_tower")
 class TwoTower(RetrievalModel):
-    """A user tower and an item tower that share the item table."""
+    """The two-tower model: a user tower and an item tower that share the item table."""
 
     Config: ClassVar[type[RetrievalConfig]] = TwoTowerConfig
 
     @property
     def averages_history(self) -> bool:
-        """Whether the encoder of histories only weighs their items."""
+        """Whether the encoder only returns weights of the history's items."""
         return self._encoder_type.only_weighs
 
     def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
@@ -40,7 +40,7 @@ class TwoTower(RetrievalModel):
         return self.encoder(rows)
 
     def build_layers(self) -> None:
-        """Makes encoder and towers, and their variables."""
+        """Creates the encoder, the towers and their variables."""
         config, spec, dtype = self.config, self.spec, self.compute_dtype_of_training
         if config.history_tower and self.averages_history:
             raise UsageError(
@@ -61,7 +61,7 @@ class TwoTower(RetrievalModel):
         self.candidate_tower = self._tower("candidate_tower", self.seed + 2000)
         self.encoder.build()
         if not config.user_id:
-            # What a user without id and history starts from, where no row 0 can stand in.
+            # Anchor of users without id and history if there is no row 0 of the user table.
             normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed + 4000)
             self.nobody = self.add_weight(name="nobody", shape=(config.dim,), initializer=normal)
         self.gate: UserGate | None = None
@@ -94,15 +94,15 @@ class TwoTower(RetrievalModel):
         )
 
     def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
-        """Returns vectors `[batch, dim]` float32 of users, histories and users' features."""
+        """Returns query vectors `[batch, dim]` float32; see `RetrievalModel.query`."""
         rest = [features[name] for name in ("user_row", *self._user_features) if name in features]
         if not self.config.trains_on_history:
             return self._solved(features, rest, training)
         pooled = self._pooled(features, training)
         rows, at = features["history_rows"], features.get("at")
         if self.config.user_id:
-            # The user's own embedding is in the anchor too: without it a new user, with
-            # an empty history, would start from a zero vector, whose direction is noise.
+            # The anchor includes the user's embedding: without it, a new user with an empty history
+            # would start from a zero vector, whose direction is noise.
             anchor = pooled + rest[0] if self.gate is None else self.gate(rest[0], pooled)
         else:
             has_any = ops.any(rows > 0, axis=1) if at is None else ops.reshape(at >= 0, (-1,))
@@ -112,7 +112,7 @@ class TwoTower(RetrievalModel):
         return self.query_tower(anchor, inputs, training=training)
 
     def _pooled(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        """Returns the vectors `[batch, dim]` float32 that the encoder makes of histories."""
+        """Returns the encoded histories `[batch, dim]` float32."""
         rows, items = features["history_rows"], features["history"]
         if self.averages_history:
             return items
@@ -120,7 +120,7 @@ class TwoTower(RetrievalModel):
             items = self._items(items, features, training)
         passed = ("segment", "at", ASKED, *self.config.history_facts)
         more: Tensors = {name: features[name] for name in passed if name in features}
-        if PLACE in features:  # The items are there once each.
+        if PLACE in features:  # The items are unique.
             if self._encoder_type.uses_positions:
                 more["place"] = features[PLACE]
             else:
@@ -130,14 +130,14 @@ class TwoTower(RetrievalModel):
     def _solved(
         self, features: Tensors, rest: list[keras.KerasTensor], training: bool
     ) -> keras.KerasTensor:
-        """Returns what the encoder solves, and of a user without a history the own row.
+        """Returns the solved vectors `[batch, dim]`, and the rows of users without a history.
 
-        Training has rows alone.
+        In training all users are represented by their rows.
 
         Args:
             features: See `query`.
-            rest: The users' rows, and their features.
-            training: Whether the model trains.
+            rest: Rows and features of the users.
+            training: Whether the model is trained.
         """
         inputs = ops.concatenate([ops.zeros_like(rest[0]), *rest], axis=-1)
         own = self.query_tower(rest[0], inputs, training=training)
@@ -147,20 +147,20 @@ class TwoTower(RetrievalModel):
         return ops.where(has_any, self._pooled(features, training), own)
 
     def settle(self, vectors: Iterable[np.ndarray]) -> None:
-        """Gives an encoder that solves users the items' vectors; see `RetrievalModel.settle`."""
+        """Passes the item vectors to an encoder that solves users; see `RetrievalModel.settle`."""
         if not self.config.trains_on_history:
             self.encoder.settle(vectors)
 
     def _items(
         self, items: keras.KerasTensor, features: Tensors, training: bool
     ) -> keras.KerasTensor:
-        """Returns the vectors of a history's items, features included, by the candidate tower."""
+        """Returns the history items' vectors, with features, by the candidate tower."""
         bags = [features[of_history(f.name)] for f in self.spec.of_side("item")]
         inputs = ops.concatenate([items, *bags], axis=-1)
         return self.candidate_tower(items, inputs, training=training)
 
     def candidate(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
-        """Returns vectors `[candidates, dim]` float32 of items and their features."""
+        """Returns candidate vectors `[candidates, dim]` float32."""
         own, *bags = (features[name] for name in self.names_of_side("item"))
         inputs = ops.concatenate([own, *bags], axis=-1)
         return self.candidate_tower(own, inputs, training=training)

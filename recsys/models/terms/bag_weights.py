@@ -14,7 +14,7 @@ from recsys.models.terms.term import Term
 from recsys.registry import register_term
 
 _BLOCK = 2**16
-"""Bags that are counted at once."""
+"""Bags per block of the count."""
 
 
 @register_term("bag_weights")
@@ -27,11 +27,11 @@ class BagWeights(Term):
 
         w_t = 1 + ln((1 + n) / (1 + n_t))
 
-    with n items (or users), of which n_t have the token. The vector of a bag is Σ w_t e_t / Σ w_t.
+    for n items (or users), n_t of them with the token. The vector of a bag is Σ w_t e_t / Σ w_t.
     """
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the weights `[rows]` of each feature, 1."""
+        """Creates the weights `[rows]` of each feature, initially 1."""
         self.of_feature = {
             f.name: self.add_weight(
                 name=f.name, shape=(f.rows,), initializer="ones", trainable=False
@@ -47,7 +47,7 @@ class BagWeights(Term):
 
     @property
     def adapted(self) -> list[Any]:
-        """All of its weights."""
+        """All weights of the term."""
         return list(self.weights)
 
     def token_weights(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor:
@@ -60,13 +60,13 @@ def inverse_frequencies(bags: np.ndarray, rows: int) -> np.ndarray:
     """Returns the weight of each token `[rows]` float32.
 
     Args:
-        bags: Token rows `[n, width]`, 0 is padding; empty bags are not counted.
+        bags: Token rows `[n, width]`, padded with 0; empty bags are not counted.
         rows: Rows of the feature's table.
     """
     n_of_token, n = np.zeros(rows, np.int64), 0
     for start in range(0, len(bags), _BLOCK):
         block = np.sort(bags[start : start + _BLOCK], axis=1)
-        is_first = np.diff(block, axis=1, prepend=0) != 0  # Padding is in front.
+        is_first = np.diff(block, axis=1, prepend=0) != 0  # Padding comes first.
         n_of_token += np.bincount(block[is_first], minlength=rows)
         n += int(is_first.any(axis=1).sum())
     return (1 + np.log((1 + n) / (1 + n_of_token))).astype(np.float32)

@@ -22,35 +22,36 @@ _N_KNOTS = 16
 _HOUR = 60.0
 _STEP = math.log1p(OLDEST / 60 / _HOUR) / (_N_KNOTS - 1)
 KNOTS = np.expm1(_STEP * np.arange(_N_KNOTS)) * _HOUR
-"""Ages at which g is learned `[16]` [minutes]: evenly on the scale ln(1 + hours), to 34 years."""
+"""Ages at which g is learned `[16]` [min]: equidistant in ln(1 + hours), up to 34 years."""
 
 
 @register_term("item_age")
 class ItemAge(Term):
-    """Keeps when items were born, and learns what their age adds to their score.
+    """Adds a learned function of an item's age to its score.
 
-    The score of an item born at b, for a query at time t, is the similarity plus g(m - b): m is
-    the last of K moments that isn't after t, and g a learned function, the same for all items.
-    The item's K numbers are g of its ages at the K moments, the query's are 1 at its moment and 0
-    elsewhere, so that their dot product is that term.
+    The birth b of an item is the time of its first training event. For a query at time t, the score
+    is the similarity plus g(m - b), where m is the last of K reference times that is not after t,
+    and g is a learned function that all items share. The item's K columns are g of its ages at the
+    K reference times; the query's columns are the one-hot encoding of m. Their dot product is g(m -
+    b).
 
-    Ages are counted at a moment *before* the query, and an item is born with its first training
-    event, so an item's own event never reveals that the item exists: items that weren't seen
-    before the moment share a learned value with items without any event, as in serving. The last
-    moment is the end of the training events: all later queries have it, and no training example
-    does. Time-dependent biases of items in bins are Koren's ("Collaborative Filtering with
-    Temporal Dynamics", KDD 2009, section 4.1), there free numbers of each item; age as an input
-    of a ranking is Covington et al.'s "example age" (RecSys 2016, section 3.3).
+    Ages are measured at a reference time *before* the query, so an event never reveals that its own
+    item exists: items that are not born at the reference time share a learned value with items
+    without events, as in serving. The last reference time is the end of the training events: it is
+    used by all later queries and by no training example. Koren ("Collaborative Filtering with
+    Temporal Dynamics", KDD 2009, section 4.1) has time-dependent item biases in bins, with free
+    parameters for each item; Covington et al. (RecSys 2016, section 3.3) have the "example age" as
+    an input of a ranker.
 
-    Births and moments are weights that come from the training events and that no step changes,
-    so they are saved, restored and exported with the model. Each device holds all of them.
+    Births and reference times are non-trainable weights, so they are saved, restored and exported
+    with the model. They are replicated on all devices.
     """
 
     def __init__(self, options: ItemAgeConfig, spec: ModelSpec) -> None:
         super().__init__(options, spec, name="item_ages")
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates births `[rows]` and moments `[bins]` [min], g at its knots, and of the unseen."""
+        """Creates births `[rows]` and reference times `[bins]` [min], and the values of g."""
         options: dict[str, Any] = {"dtype": "int32", "trainable": False}
         unknown = keras.initializers.Constant(UNKNOWN)
         self.births = self.add_weight(
@@ -67,7 +68,7 @@ class ItemAge(Term):
         )
 
     def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
-        """Sets births and moments from the training events."""
+        """Sets births and reference times from the training events."""
         self.births.assign(item_births(events, self.spec.item_rows))
         self.moments.assign(moments(events, self.options.bins))
 
@@ -77,33 +78,33 @@ class ItemAge(Term):
         return [self.births, self.moments]
 
     def of_query(self, read: Tensors, vectors: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns `at_moment` of the query times."""
+        """Returns the queries' columns `[batch, bins]` float32; see `at_moment`."""
         return self.at_moment(read[ASKED_AT])
 
     def of_candidate(self, read: Tensors, vectors: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns `of_items` of the candidates."""
+        """Returns the candidates' columns `[candidates, bins]` float32; see `of_items`."""
         return self.of_items(read["id_row"])
 
     def of_items(self, rows: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the numbers `[b, bins]` float32 of items `[b]`: g of their ages."""
+        """Returns g of the ages of items `[b]` at the reference times, `[b, bins]` float32."""
         birth = ops.take(self.births, rows, axis=0)[:, None]
         moment = ops.convert_to_tensor(self.moments)[None, :]
         was_seen = ops.logical_and(birth != UNKNOWN, birth < moment)
         age = ops.cast(ops.where(was_seen, moment - birth, 0), "float32")
         place = ops.log1p(age / _HOUR) / _STEP
-        # Linear between two knots: of all others the weight is 0.
+        # Linear interpolation: all but two knots have weight 0.
         distance = ops.abs(place[..., None] - ops.arange(_N_KNOTS, dtype="float32"))
         of_age = ops.sum(ops.maximum(1.0 - distance, 0.0) * self.at_knots, axis=-1)
         return ops.where(was_seen, of_age, ops.convert_to_tensor(self.unseen))
 
     def at_moment(self, time: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the numbers `[b, bins]` float32 of queries.
+        """Returns the one-hot encoding `[b, bins]` float32 of the queries' reference times.
 
         Args:
-            time: Their times `[b]` int32 [min]; `UNKNOWN`: after all training events.
+            time: Query times `[b]` int32 [min]; `UNKNOWN`: after all training events.
 
         Returns:
-            1 at the last moment that isn't after the query; all 0 before the first moment.
+            1 at the last reference time that is not after the query; zeros before the first one.
         """
         time = ops.where(time == UNKNOWN, np.iinfo(np.int32).max, time)
         moment = ops.convert_to_tensor(self.moments)[None, :]
@@ -113,14 +114,14 @@ class ItemAge(Term):
 
 
 def item_births(events: KeptEvents, n_rows: int) -> np.ndarray:
-    """Returns when each item had its first event `[n_rows]` int32 [minutes since 1970, UTC].
+    """Returns the time of each item's first event `[n_rows]` int32 [minutes since 1970, UTC].
 
     Args:
-        events: The events that training sees.
-        n_rows: Item rows, row 0 included.
+        events: The training events.
+        n_rows: Item rows, including row 0.
 
     Returns:
-        `UNKNOWN` of an item without an event, and of row 0, which is none.
+        `UNKNOWN` for items without events and for row 0.
     """
     never = np.iinfo(np.int32).max
     births = np.full(n_rows, never, np.int32)
@@ -132,14 +133,14 @@ def item_births(events: KeptEvents, n_rows: int) -> np.ndarray:
 
 
 def moments(events: KeptEvents, n: int) -> np.ndarray:
-    """Returns moments `[n]` int32 [minutes since 1970, UTC], ascending, that divide the events.
+    """Returns the reference times `[n]` int32 [minutes since 1970, UTC], ascending.
 
-    About as many events lie before the first as between one and the next; the last is the
-    minute after the newest event.
+    They divide the events into bins of about equal size. The last one is the minute after the
+    newest event.
 
     Args:
-        events: The events that training sees; at least one.
-        n: How many moments.
+        events: The training events; at least one.
+        n: Number of reference times.
     """
     newest = max(int(minute.max()) for _, minute in _items_and_minutes(events))
     places = np.arange(1, n) * len(events.times) // n
@@ -147,7 +148,7 @@ def moments(events: KeptEvents, n: int) -> np.ndarray:
 
 
 def _items_and_minutes(events: KeptEvents) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the item row and the minute of each kept event, of a shard that has some."""
+    """Yields the item rows and minutes of the kept events, by shard."""
     for part in events.shards:
         if len(part):
             minute = minutes(part.shard.timestamp)

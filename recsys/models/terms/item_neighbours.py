@@ -17,21 +17,21 @@ from recsys.registry import register_term
 
 @register_term("item_neighbours")
 class ItemNeighbours(Term):
-    """Keeps the neighbours of each item, and averages an item with them: LightGCN for items.
+    """Averages items with their neighbours (LightGCN without user embeddings).
 
     LightGCN (He et al., "LightGCN: Simplifying and Powering Graph Convolution Network for
-    Recommendation", SIGIR 2020) has rows e⁰ of users and items, and layers
+    Recommendation", SIGIR 2020) has embeddings e⁰ of users and items, and layers
 
         e_u^(k+1) = Σ_{i of u} e_i^(k) / √(d_u d_i),    e_i^(k+1) = Σ_{u of i} e_u^(k) / √(d_u d_i)
 
-    whose mean over the layers is the vector. If users have no rows of their own (e_u⁰ = 0),
-    a user's vector is a weighted sum of the items of the history, which is layer 1, and an item's
+    and the final vector is the mean over the layers. Without user embeddings (e_u⁰ = 0), a user's
+    vector is a weighted sum of the items of the history (layer 1), and an item's vector is
 
         e_i = (e_i⁰ + Σ_j C_ij e_j⁰) / 2
 
-    for e_i¹ = 0, with C of `recsys.data.neighbours.graph_neighbours`, in which users are summed
-    out: a step reads rows of items only. Here a row of C is sampled, its `n` largest entries, and
-    scaled to sum 1. The neighbours are counted from the training events; each device holds all.
+    since e_i¹ = 0. C sums over the users (`recsys.data.neighbours.graph_neighbours`), so a step
+    reads only item rows. Only the `n` largest entries of each row of C are kept, and normalised to
+    sum 1. The neighbours are counted from the training events and replicated on all devices.
     """
 
     def __init__(self, options: ItemNeighboursConfig, spec: ModelSpec) -> None:
@@ -39,7 +39,7 @@ class ItemNeighbours(Term):
 
     @property
     def lookups(self) -> dict[str, Lookup]:
-        """The neighbours of each candidate."""
+        """The lookup of the candidates' neighbours, in the item table."""
         return {"item_neighbours": ("items", (None, self.options.count))}
 
     def build(self, input_shape: Any = None) -> None:
@@ -52,18 +52,18 @@ class ItemNeighbours(Term):
         self.shares = self.add_weight(name="shares", initializer="zeros", **options)
 
     def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
-        """Takes the neighbours of the training events."""
+        """Counts the neighbours from the training events."""
         rows, weights = graph_neighbours(events, *self.neighbours.shape)
         self.neighbours.assign(rows)
         self.shares.assign(weights)
 
     @property
     def adapted(self) -> list[Any]:
-        """All of its weights."""
+        """All weights of the term."""
         return list(self.weights)
 
     def ids(self, inputs: Tensors) -> dict[str, tuple[keras.KerasTensor, Any]]:
-        """Returns the neighbours of the candidates, and their weights."""
+        """Returns the rows of the neighbours `[candidates, n]` int32, and their weights."""
         if "id_row" not in inputs:
             return {}
         rows, shares = (
@@ -72,5 +72,5 @@ class ItemNeighbours(Term):
         return {"item_neighbours": (rows, shares)}
 
     def item_row(self, row: keras.KerasTensor, read: Tensors) -> keras.KerasTensor:
-        """Returns the means `[candidates, dim]` of own rows and the means of the neighbours."""
+        """Returns the means `[candidates, dim]` of the items' rows and their neighbours' means."""
         return (row + read["item_neighbours"]) / 2

@@ -1,4 +1,4 @@
-"""The base class of terms, the parts of a score that a model lists."""
+"""The base class of terms of the score."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recsys.models.inputs import ModelInputs, ModelSpec
 
 Tensors = dict[str, keras.KerasTensor]
 Lookup = tuple[str, tuple[int | None, ...]]
-"""Name of the table that an input reads, and the shape of the input."""
+"""Name of the table that a lookup reads, and the shape of its input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class TermTable:
     """A table of a term, with a row for each user or item.
 
     Attributes:
-        rows_of: Whose rows it has.
-        dim: Its width [floats].
+        rows_of: `users` or `items`, what the rows are.
+        dim: Width [floats].
         initializer: Initial values: a Keras initializer, or its name.
     """
 
@@ -35,7 +35,7 @@ class TermTable:
 class Term(keras.layers.Layer):
     """A term of the score, which a model lists in `config.score_terms`.
 
-    A subclass overrides what it needs and is registered; a config enables it by `model.terms`:
+    Register a subclass that overrides the methods it needs; a config enables it by `model.terms`:
 
         @recsys.register_term("item_popularity")
         class ItemPopularity(recsys.Term):
@@ -60,17 +60,17 @@ class Term(keras.layers.Layer):
             def of_candidate(self, read, vectors):
                 return self.scale * ops.take(self.log, read["id_row"])[:, None]
 
-    Its variables are saved, restored and exported with the model. `query` and `candidate` of the
-    model don't see what it looks up. `of_query`, `of_candidate` and `item_row` get `read`: the
+    Its variables are saved, restored and exported with the model. The model's `query` and
+    `candidate` don't get its lookups. `of_query`, `of_candidate` and `item_row` get `read`: the
     inputs by name, and the embeddings of the term's own lookups.
 
     Args:
-        options: The term's options.
+        options: Config of the term.
         spec: Config and sizes of the model.
-        name: Name of the layer; None: the name that the class is registered by.
+        name: Name of the layer; None: the registered name of the class.
 
     Attributes:
-        Config: Type of its options.
+        Config: Type of the config.
     """
 
     Config: ClassVar[type[Any]] = TermConfig
@@ -86,24 +86,24 @@ class Term(keras.layers.Layer):
 
     @property
     def tables(self) -> dict[str, TermTable]:
-        """Tables of its own by name."""
+        """The term's own tables by name; by default none."""
         return {}
 
     @property
     def lookups(self) -> dict[str, Lookup]:
-        """Table and shape of each lookup of its own, by name; of its tables or others."""
+        """Table and input shape of each lookup by name; by default none."""
         return {}
 
     def ids(self, inputs: Tensors) -> dict[str, tuple[keras.KerasTensor, Any]]:
-        """Returns rows to look up, and their weights or None, by name of the lookup.
+        """Returns the rows int32 to look up, and their weights or None, by name of the lookup.
 
         Args:
-            inputs: Rows that the model looks up: of the user, the item, or both.
+            inputs: Inputs that the model looks up, by name: of the user, the item, or both.
         """
         return {}
 
     def token_weights(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor | None:
-        """Returns weights of the tokens of a feature's bags `[…, width]`; None: not its job."""
+        """Returns weights of the tokens of a feature's bags `[…, width]`; None: no weights."""
         return None
 
     # --- the score of a retrieval model
@@ -126,21 +126,21 @@ class Term(keras.layers.Layer):
     # --- counted weights
 
     def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
-        """Sets the weights that are counted from the training data, before training.
+        """Sets the weights that are counted from the training data; called before training.
 
         Args:
-            events: The events that training sees.
+            events: The training events.
             inputs: Vocabularies and features.
         """
 
     @property
     def adapted(self) -> list[Any]:
-        """The weights that `adapt` sets: no step changes them, and no warm start keeps them."""
+        """Weights that `adapt` sets; neither training nor a warm start changes them."""
         return []
 
 
 def terms_of(spec: ModelSpec) -> dict[str, Term]:
-    """Returns the terms of a model by name, without variables."""
+    """Returns the unbuilt terms of a model by name."""
     chosen = {registry.name_of("term", options): options for options in spec.config.score_terms}
     return {
         name: registry.class_of("term", options)(options, spec) for name, options in chosen.items()
