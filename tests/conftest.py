@@ -22,8 +22,10 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # tests alone compile as users do.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_cpu_parallel_codegen_split_count=1"  # Cores are busy with other tests.
     # Later ones know MLIR alone, and stop at the flag.
-    + " --xla_cpu_use_fusion_emitters=false" * (metadata.version("jaxlib") < "0.11")
+    + " --xla_cpu_use_fusion_emitters=false"
+    * (metadata.version("jaxlib") < "0.11")
 )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 # Each core has a worker of its own: threads of BLAS and TensorFlow would wait for one another.
