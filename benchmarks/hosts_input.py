@@ -25,7 +25,7 @@ from typer import Option
 from benchmarks.input_pipeline import make_source, make_store
 from benchmarks.measure import print_line, run
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.data.batch_part import BatchPart
+from recsys.data.shuffle import BatchPart
 from recsys.data.store import InteractionStore
 from recsys.models.config import SasRecConfig
 from recsys.tasks.retrieval.training.batches import BatchSource, ReadCount

@@ -22,6 +22,7 @@ from components.artifacts import (
     set_parquet_splits,
 )
 from recsys.config import ItemsConfig, Strict, UsersConfig, VocabulariesConfig
+from recsys.data.dataset import seal_inputs
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
@@ -30,7 +31,6 @@ from recsys.data.ingest.entity_rows import (
 )
 from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
-from recsys.data.input_files import seal_inputs
 from recsys.data.split import BY_TIME, SplitRule
 
 CUT_PROPERTY = "cut"

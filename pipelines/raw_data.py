@@ -26,7 +26,6 @@ from components.ingest import EntityGen, EntitySource, InteractionGen
 from components.resolvers import EarlierStatistics, LatestBlessed, Previous, WarmBase
 from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, date_columns, feature_settings, id_column
-from recsys.data.event_times import PLACE, TIME
 from recsys.data.forgotten import digest_of
 from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
@@ -34,6 +33,7 @@ from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.transform import PREPROCESSING_FN
 from recsys.data.ingest.window import has_spans, window_digest
 from recsys.data.sources.source_files import files_digest, match_files
+from recsys.data.split import PLACE, TIME
 from recsys.errors import RecsysError
 from recsys.fingerprint import PIPELINE, code_fingerprint
 

@@ -22,9 +22,8 @@ import pyarrow.parquet as pq
 
 from recsys.bundles.bundle import MANIFEST, answers_of, check_answers, manifest_digest, verify
 from recsys.bundles.publishing import is_version, latest, versions
-from recsys.data.catalogue import Catalogue
-from recsys.data.input_files import CANDIDATES, verify_candidates, verify_inputs
-from recsys.data.item_table import CATALOGUE, catalogue_batches, catalogue_schema
+from recsys.data.catalogue import CATALOGUE, Catalogue, catalogue_batches, catalogue_schema
+from recsys.data.dataset import CANDIDATES, verify_candidates, verify_inputs
 from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, read_summary
 from recsys.savedmodel.row_slices import read_rows

@@ -6,6 +6,8 @@ Layout of the folder of a catalogue, or of the users' features, which have no ti
     titles.parquet      id and title of each item row from 1 on; an empty id is no item
     <feature>.npy       token rows `[rows, width]` int32, 0 is padding
     <feature>.tokens.parquet    names of the token rows, see `FeatureBags.tokens`
+
+A bundle has `catalogue/items.parquet` instead: ids, titles and named features of the items.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE, read_json
 
 SUMMARY, TITLES = "features.json", "titles.parquet"
+CATALOGUE = "catalogue/items.parquet"
+"""Catalogue of a bundle."""
+_RENAMED = {"feature_id": "id", "feature_title": "title"}
+"""Features whose names collide with columns of `CATALOGUE`, by their columns."""
 _CURE = "Name the folder that the InteractionEncoder wrote, or run again."
 _BATCH = 65_536
 
@@ -182,16 +188,6 @@ class Catalogue:
         return cls(ids, titles, open_features(folder, n_rows))
 
 
-def _write_summary(folder: Path, tables: Mapping[str, tuple[int, int]]) -> None:
-    features = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
-    (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
-
-
-def _write_token_names(folder: Path, feature: str, names: Sequence[str]) -> None:
-    table = pa.table({"token": pa.array(list(names), pa.string())})
-    pq.write_table(table, folder / f"{feature}.tokens.parquet")
-
-
 def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     """Opens the users' features in `folder`, memory-mapped; none if the folder doesn't exist.
 
@@ -222,9 +218,10 @@ def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
                 name=entry["name"],
                 rows=entry["rows"],
                 bags=np.load(folder / f"{entry['name']}.npy", mmap_mode="r", allow_pickle=False),
-                tokens=_token_names(folder, entry["name"], entry["rows"]),
+                tokens=Texts(names, "token", entry["rows"], cure=_CURE) if names.exists() else None,
             )
             for entry in described
+            for names in [folder / f"{entry['name']}.tokens.parquet"]
         )
     except (*DAMAGE, EOFError) as error:
         raise _damaged(folder, str(error)) from None
@@ -242,11 +239,6 @@ def _damaged(folder: Path, received: str) -> RecsysError:
         _CURE,
         received,
     )
-
-
-def _token_names(folder: Path, feature: str, n_rows: int) -> Texts | None:
-    path = folder / f"{feature}.tokens.parquet"
-    return Texts(path, "token", n_rows, cure=_CURE) if path.exists() else None
 
 
 TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
@@ -302,7 +294,8 @@ def write_features(
         if texts is not None:
             if len(texts) != tables[name][0]:
                 raise _misfit(name, f"{len(texts)} names of {tables[name][0]} rows")
-            _write_token_names(folder, name, texts)
+            table = pa.table({"token": pa.array(list(texts), pa.string())})
+            pq.write_table(table, folder / f"{name}.tokens.parquet")
     bags = {
         name: _new_column(folder / f"{name}.npy", (vocabulary.n_rows, width))
         for name, (_, width) in tables.items()
@@ -317,7 +310,8 @@ def write_features(
             bag[rows[is_own]] = used[is_own]
     for bag in bags.values():
         bag.flush()
-    _write_summary(folder, tables)
+    features = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
+    (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
 
 
 def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
@@ -336,3 +330,86 @@ def _misfit(feature: str, received: str) -> RecsysError:
         "Transform's output is damaged or of another run: run again: recsys run.",
         received,
     )
+
+
+# --- the catalogue of a bundle
+
+
+def write_catalogue(folder: Path, catalogue: Catalogue) -> None:
+    """Writes `catalogue/items.parquet` into the bundle `folder`.
+
+    Its columns are `id` and `title`, and for each feature a list of its token names, in the
+    order of the item's bag. A feature whose tokens have no names, such as hashed ones, has no
+    column. It has a line for each item row from 1 on; the id is empty for a row that is no
+    item. A feature named `id` or `title` has the column `feature_id` or `feature_title`.
+
+    Raises:
+        OSError: The disk is full.
+        RecsysError: The names of a feature's tokens are damaged (R230).
+    """
+    path = folder / CATALOGUE
+    path.parent.mkdir(exist_ok=True)
+    with pq.ParquetWriter(path, catalogue_schema(catalogue)) as writer:
+        for batch in catalogue_batches(catalogue, _BATCH):
+            writer.write_batch(batch)
+
+
+def catalogue_schema(catalogue: Catalogue) -> pa.Schema:
+    """Returns the schema of `catalogue_batches`: `id`, `title` and the named features."""
+    named = [feature for feature in catalogue.features if feature.tokens is not None]
+    columns = {feature: column for column, feature in _RENAMED.items()}
+    lists = [pa.field(columns.get(f.name, f.name), pa.list_(pa.string())) for f in named]
+    return pa.schema([("id", pa.string()), ("title", pa.string()), *lists])
+
+
+def catalogue_batches(catalogue: Catalogue, n_lines: int) -> Iterator[pa.RecordBatch]:
+    """Yields a line for each item row from 1 on, in batches of `n_lines`."""
+    named = [feature for feature in catalogue.features if feature.tokens is not None]
+    tokens = {f.name: pa.array(list(f.tokens or ()), pa.string()) for f in named}
+    for start in range(1, max(2, catalogue.n_rows), n_lines):
+        rows = slice(start, start + n_lines)
+        texts = [pa.array(x[rows], pa.string()) for x in (catalogue.ids, catalogue.titles)]
+        bags = [token_lists(feature, tokens[feature.name], rows) for feature in named]
+        yield pa.RecordBatch.from_arrays([*texts, *bags], schema=catalogue_schema(catalogue))
+
+
+def token_lists(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.ListArray:
+    """Returns the token names of some items as lists.
+
+    Args:
+        feature: The feature.
+        tokens: Name of each of its token rows.
+        rows: Item rows.
+    """
+    bags = np.asarray(feature.bags[rows])
+    is_there = bags > 0
+    offsets = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), tokens.take(pa.array(bags[is_there])))
+
+
+def read_is_item(bundle: Path) -> np.ndarray:
+    """Returns which item rows of a bundle are candidates `[item rows]` bool.
+
+    Raises:
+        OSError: There is no `titles.parquet`.
+        ValueError: It is damaged.
+    """
+    ids = pq.read_table(bundle / TITLES, columns=["id"])["id"].combine_chunks()
+    is_filled = pc.fill_null(pc.not_equal(ids, ""), False)
+    return np.concatenate([[False], is_filled.to_numpy(zero_copy_only=False)])
+
+
+def read_catalogue(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
+    """Returns the token names of each item row from 1 on, by feature.
+
+    Raises:
+        OSError: The file doesn't exist.
+        ValueError: It is damaged.
+    """
+    table = pq.read_table(bundle / CATALOGUE).drop(["id", "title"])
+    if table.num_columns and len(table) != n_rows - 1:
+        raise ValueError(f"{len(table)} lines for {n_rows} item rows")
+    if not all(pa.types.is_list(field.type) for field in table.schema):
+        raise ValueError(f"no lists of names: {table.schema}")
+    columns = zip(table.column_names, table.columns, strict=True)
+    return {_RENAMED.get(name, name): column.combine_chunks() for name, column in columns}

@@ -36,7 +36,7 @@ MOST_SKIPPED = 1000
 """Highest number of lines above a table that can be skipped."""
 AGES, WEIGHTS, KINDS = "history_age", "history_weight", "history_kind"
 """Inputs that hold properties of history events besides their items; see
-`recsys.data.history_facts`."""
+`recsys.data.event_log`."""
 ASKED_AT = "asked_at"
 """Input that holds the time of a query."""
 

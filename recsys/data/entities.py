@@ -22,9 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import ItemsConfig, UsersConfig, write_feature
-from recsys.data.event_times import mix
-from recsys.data.farmhash import fingerprints
 from recsys.data.features import Feature, Value
+from recsys.data.hashes import fingerprints, mix
 from recsys.data.interactions import (
     BAD_ITEM,
     BAD_USER,

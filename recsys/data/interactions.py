@@ -11,17 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, TimestampUnit
-from recsys.data.event_times import (
+from recsys.data.sources.source import RawBatch
+from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
+from recsys.data.split import (
     COLUMN,
+    PART,
     PLACE,
     TIME,
+    Part,
     codes_of,
     file_positions,
     positions_of_users,
 )
-from recsys.data.sources.source import RawBatch
-from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
-from recsys.data.split import PART, Part
 
 LONGEST_ID = 1024
 """Maximum length of an id in UTF-8 [bytes]."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.ragged import RaggedRows, ranges
 
 _BLOCK_PAIRS = 2**24

@@ -32,8 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.event_log import COLUMNS, EventLog, EventShard
-from recsys.data.history_facts import AGES, KINDS, WEIGHTS
+from recsys.data.event_log import AGES, COLUMNS, KINDS, WEIGHTS, EventLog, EventShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
@@ -116,7 +115,7 @@ class InteractionStore:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Facts of the events besides their items: see `recsys.data.history_facts`."""
+        """Facts of the events besides their items: see `recsys.data.event_log`."""
         known = {
             AGES: self.split.order == "time",
             WEIGHTS: self.train.weight is not None,
@@ -402,7 +401,7 @@ class ServingHistories:
         times: Time of each event `[events]` int64 [seconds since 1970, UTC]; None if not
             requested, or if the events have none.
         facts: Facts of each event except its age, by name `[events]` int32: see
-            `recsys.data.history_facts`.
+            `recsys.data.event_log`.
     """
 
     ids: pa.Array
@@ -419,7 +418,7 @@ def serving_histories(store: InteractionStore, facts: Collection[str] = ()) -> S
     Args:
         store: The positives.
         facts: Names of facts to include, if the store has them: see
-            `recsys.data.history_facts`.
+            `recsys.data.event_log`.
     """
     n_trained = len(store.train_users.rows)
     is_new = store.trained_user < 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.input_files import seal_inputs
+from recsys.data.dataset import seal_inputs
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.forget.files import fresh, replacing
 from recsys.forget.names import Names

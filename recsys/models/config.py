@@ -259,7 +259,7 @@ class RetrievalConfig(ModelConfig):
     def history_facts(self) -> tuple[str, ...]:
         """Names of the inputs that hold properties of history events besides their items.
 
-        A subset of `recsys.data.history_facts`; empty unless `over_positions`.
+        A subset of `recsys.data.event_log`; empty unless `over_positions`.
         """
         return ()
 

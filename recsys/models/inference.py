@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import held_part
-from recsys.data.history_facts import Facts
+from recsys.data.event_log import Facts
+from recsys.data.shuffle import held_part
 from recsys.distributed.ending import ending_after
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel

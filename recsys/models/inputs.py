@@ -17,9 +17,8 @@ from recsys.data.catalogue import (
     bags_of_histories,
     open_user_features,
 )
-from recsys.data.dataset import FeatureTable, feature_tables
-from recsys.data.history_facts import Facts, facts_or_unknown
-from recsys.data.input_files import verify_inputs
+from recsys.data.dataset import FeatureTable, feature_tables, verify_inputs
+from recsys.data.event_log import Facts, facts_or_unknown
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 from recsys.errors import UsageError
 from recsys.models.config import ModelConfig, RetrievalConfig, TwoTowerConfig
@@ -168,7 +167,7 @@ class ModelInputs:
             model: Config of the model, which determines the inputs.
             facts: Properties of the events of the histories `[b, history]` int32, and of the
                 queries `[b]`, by name. Missing properties that the model reads are unknown. See
-                `recsys.data.history_facts`.
+                `recsys.data.event_log`.
         """
         of_history = self.catalogue.features if model.history_features else ()
         return {

@@ -21,7 +21,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.dataset import Data, DataSpec
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError

@@ -19,7 +19,7 @@ import keras
 from keras import ops
 
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED, ASKED_AT, EVENT_FACTS, ITEM, PLACE
+from recsys.data.event_log import ASKED, ASKED_AT, EVENT_FACTS, ITEM, PLACE
 from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import InputSpec, LookupModel
 from recsys.models.terms.term import Lookup, Tensors

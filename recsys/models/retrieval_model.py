@@ -12,7 +12,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED_AT, UNKNOWN
+from recsys.data.event_log import ASKED_AT, UNKNOWN
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors

@@ -17,15 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.history_facts import (
-    AGES,
-    ASKED,
-    KINDS,
-    MOST_KINDS,
-    N_WEIGHTS,
-    UNKNOWN,
-    WEIGHTS,
-)
+from recsys.data.event_log import AGES, ASKED, KINDS, MOST_KINDS, N_WEIGHTS, UNKNOWN, WEIGHTS
 from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks, newest_item
 from recsys.models.layers import Dropout, Linear, Norm
 from recsys.models.times import N_BUCKETS, time_buckets
@@ -145,7 +137,7 @@ class PositionEncoder(HistoryEncoder):
                 is not compared with newer columns.
             **facts: The facts that the encoder reads: `history_age`, `history_weight` and
                 `history_kind` `[rows, length]` int32, and with `at` also `asked_age` `[rows, n]`.
-                See `recsys.data.history_facts`.
+                See `recsys.data.event_log`.
         """
         is_item, facts = rows > 0, self._hidden(facts, training)
         column = ops.arange(self.length)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.history_facts import OLDEST
+from recsys.data.event_log import OLDEST
 
 _WIDTH = 0.301
 _N_KNOWN = math.floor(math.log(OLDEST) / _WIDTH) + 1

@@ -15,7 +15,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.catalogue import of_history
-from recsys.data.history_facts import ASKED, PLACE
+from recsys.data.event_log import ASKED, PLACE
 from recsys.errors import UsageError
 from recsys.models import fold_in as fold_in
 from recsys.models.config import RetrievalConfig, TwoTowerConfig

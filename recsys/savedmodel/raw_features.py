@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from recsys.data.history_facts import AGES, LEAST_WEIGHTS, OLDEST, UNKNOWN
+from recsys.data.event_log import AGES, LEAST_WEIGHTS, OLDEST, UNKNOWN
 from recsys.data.sources.values import NUMBER
 from recsys.errors import RecsysError
 from recsys.savedmodel.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
@@ -61,7 +61,7 @@ def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
     The empty one is unknown; an age below 0 is 0.
 
     Args:
-        name: The fact, of `recsys.data.history_facts`.
+        name: The fact, of `recsys.data.event_log`.
         texts: Numbers: ages [s], or weights.
     """
     dtype = tf.float64 if name == AGES else tf.float32
@@ -88,7 +88,7 @@ def first_of(texts: tf.Tensor) -> tf.Tensor:
 def minutes_of_texts(texts: tf.Tensor) -> tf.Tensor:
     """Returns the minutes since 1970 of the first of texts `[b, any]`, `[b]` int32.
 
-    See `recsys.data.history_facts.minutes`; `UNKNOWN` stands for no time.
+    See `recsys.data.event_log.minutes`; `UNKNOWN` stands for no time.
     """
     moment = seconds(first_of(texts))
     minute = tf.cast(tf.clip_by_value(moment // 60, 0, tf.int32.max), tf.int32)

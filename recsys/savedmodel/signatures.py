@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recsys.data.history_facts import (
+from recsys.data.event_log import (
     AGES,
     ASKED_AT,
     EVENT_FACTS,
@@ -64,7 +64,7 @@ ONLY = "only_"
 QUERY_TIME = "query_time"
 """Input of a model that reads times, as text: the moment of the question, from which stored
 histories count back, and at which items have their ages. Facts of a given history are
-inputs too, `recsys.data.history_facts`: how long before the question each item was, in seconds,
+inputs too, `recsys.data.event_log`: how long before the question each item was, in seconds,
 and the weight and the kind of each event."""
 WHOLE = r"[0-9]{1,18}(\.0*)?"
 DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"

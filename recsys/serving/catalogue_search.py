@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.item_table import read_catalogue, read_is_item
+from recsys.data.catalogue import read_catalogue, read_is_item
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.index.ranker import best_of

@@ -19,7 +19,7 @@ import numpy as np
 
 from recsys.bundles.bundle import MANIFEST, answers_of, read_manifest, wrong_answers
 from recsys.bundles.publishing import latest
-from recsys.data.history_facts import AGES, KINDS, WEIGHTS
+from recsys.data.event_log import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import counted, html_table
 from recsys.savedmodel.signatures import QUERY_TIME, SCORE

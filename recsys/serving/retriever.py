@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.bundles.bundle import answers_of, check_answers, verify
-from recsys.data.history_facts import EVENT_FACTS
+from recsys.data.event_log import EVENT_FACTS
 from recsys.data.sources.values import plain_id
 from recsys.errors import UsageError
 from recsys.index.ann_index import read_index

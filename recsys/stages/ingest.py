@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recsys.config import Config, DataConfig
 from recsys.config.load import load_config
-from recsys.data.dataset import FACTS, GRAPHS, Data
+from recsys.data.dataset import FACTS, GRAPHS, Data, seal_inputs, verify_inputs
 from recsys.data.dead_letters import Tally, check_rejected
 from recsys.data.entities import EntityConfig
 from recsys.data.ingest.entity_rows import (
@@ -33,7 +33,6 @@ from recsys.data.ingest.entity_rows import (
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.read_rows import with_local_runner
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
-from recsys.data.input_files import seal_inputs, verify_inputs
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events

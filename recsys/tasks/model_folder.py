@@ -29,8 +29,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from recsys.data.catalogue import Catalogue
-from recsys.data.history_facts import FACTS, Facts
-from recsys.data.input_files import CANDIDATES, PARTS, seal_candidates, seal_inputs
+from recsys.data.dataset import CANDIDATES, PARTS, seal_candidates, seal_inputs
+from recsys.data.event_log import FACTS, Facts
 from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.host_collectives import agreed, is_primary, jointly
 from recsys.embedding.layout import (

@@ -10,11 +10,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from recsys.data.batch_part import BatchPart
 from recsys.data.dataset import Data
 from recsys.data.event_log import EventLog
-from recsys.data.hold_out import draw_of, held_back
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents, draw_of, held_back
+from recsys.data.shuffle import BatchPart
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError

@@ -17,7 +17,7 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import BatchPart, held_part
+from recsys.data.shuffle import BatchPart, held_part
 
 # Keras passes JAX arrays on unchanged only from its own `DataAdapter`s; it copies those of a
 # generator or a `PyDataset` to the host first.

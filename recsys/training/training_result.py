@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.embedding import TablePlacement
 from recsys.formats import html_facts
 from recsys.models import LookupModel, ModelInputs

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from recsys import registry
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.data.store import InteractionStore
 from recsys.distributed.host_collectives import agreed, jointly, note_on_primary
 from recsys.embedding.layout import tables_of

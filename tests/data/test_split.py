@@ -1,18 +1,23 @@
-"""The time cut lies at a midnight and holds out about the share asked for."""
+"""Splits by time, the last event, at random and as given, from files to the store."""
+
+import json
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
+from split_worlds import events, made_up, make, of_users, positives, source, unique, write
 
-from recsys.data.event_times import file_positions
 from recsys.data.split import (
     DAY_S,
     choose_cut,
     count_positive_days,
+    file_positions,
     split_at,
 )
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 
@@ -71,3 +76,139 @@ def test_more_files_than_places_can_tell_apart_are_refused():
     assert file_positions(2**17 - 1, line)[0].as_py() > file_positions(2**17 - 2, line)[0].as_py()
     with pytest.raises(RecsysError, match="R266"):
         file_positions(2**17, line)
+
+
+pytestmark = pytest.mark.pipeline
+
+
+def balanced(summary):
+    return summary["read"] == summary["good"] + summary["rejected"] + summary["duplicates"]
+
+
+def test_the_last_positive_of_each_user_is_held_out_in_the_order_of_the_files(tmp_path):
+    rows = made_up()
+    files = write(tmp_path / "in" / "a.csv", rows[:90]), write(tmp_path / "in" / "b.csv", rows[90:])
+    summary, store = make(source(files, "last_out", order="file"), tmp_path)
+    expected = of_users(positives(rows))
+    trained = {u: items[:-1] if len(items) > 1 else items for u, items in expected.items()}
+    held = {u: items[-1:] for u, items in expected.items() if len(items) > 1}
+    known = {item for items in trained.values() for item in items}
+    held = {u: items if items[0] in known else [None] for u, items in held.items()}
+    assert of_users(events(tmp_path, store, "train")) == trained
+    assert of_users(events(tmp_path, store, "eval")) == held
+    # Repeats are events of their own.
+    assert (summary["duplicates"], summary["good"]) == (0, len(rows))
+    assert balanced(summary)
+    manifest = json.loads((tmp_path / "data" / "store" / "store.json").read_text())
+    assert (manifest["split"], manifest["order"]) == ("last_out", "file")
+    # A history is what stands above in the files, the newest first.
+    log, places = store.train, np.arange(len(store.train))
+    for (user, _), place, history in zip(
+        events(tmp_path, store, "train"), places, log.histories(places, 4), strict=True
+    ):
+        before = np.asarray(log.item_row[log.offsets[log.user_index(places)[place]] : place])
+        assert history.tolist() == [*before[::-1].tolist(), 0, 0, 0, 0][:4], user
+
+
+def test_by_time_the_last_positive_is_the_one_with_the_latest_time(tmp_path):
+    rows = [("u", "i1", 5, 300), ("u", "i2", 5, 900), ("u", "i3", 1, 999), ("v", "i1", 5, 500)]
+    rows += [("u", "i4", 5, 100), ("w", "i4", 5, 50), ("w", "i2", 5, 50), ("x", "i2", 5, 10)]
+    rows = [(user, item, rating, 1_700_000_000 + time) for user, item, rating, time in rows]
+    files = write(tmp_path / "in.csv", rows, "user,item,rating,time")
+    columns = {"timestamp": "time"}
+    _, store = make(source(files, "last_out", columns=columns), tmp_path)
+    assert sorted(events(tmp_path, store, "eval")) == [("u", "i2"), ("w", "i2")]
+    assert of_users(events(tmp_path, store, "train"))["u"] == ["i4", "i1"]
+
+
+def test_a_random_split_holds_out_the_same_pairs_in_every_run(tmp_path):
+    rows = made_up(300)
+    config = source(write(tmp_path / "a.csv", rows), "random")
+    summary, store = make(config, tmp_path / "a")
+    chosen = positives(unique(rows))
+    train, held = (events(tmp_path / "a", store, part) for part in ("train", "eval"))
+    assert len(train) + len(held) == len(chosen)
+    assert balanced(summary)
+    assert summary["duplicates"] == len(rows) - len(unique(rows))
+    assert 0.18 < len(held) / len(chosen) < 0.30
+    # Everybody is left something to be known by.
+    assert {user for user, _ in held} <= {user for user, _ in train}
+    # New rows, in another order, move nothing of those who had something else anyway.
+    more = [*rows, *made_up(300, seed=1)][::-1]
+    _, later = make(source(write(tmp_path / "b.csv", more), "random"), tmp_path / "b")
+    later_train = set(events(tmp_path / "b", later, "train"))
+    items = {item for _, item in train}
+    assert not {pair for pair in held if pair[1] in items} & later_train
+
+
+def test_without_an_order_places_of_a_history_say_nothing(tmp_path):
+    rows = [(f"u{user}", f"i{item}", 5) for user in range(200) for item in range(10)]
+    _, store = make(source(write(tmp_path / "a.csv", rows), "random"), tmp_path)
+    first = [items[0] for items in of_users(events(tmp_path, store, "train")).values()]
+    assert len(set(first)) == 10
+    # Nothing of an ordinal goes for a date.
+    users = Vocabulary.load(tmp_path / "data" / "vocabulary" / "users.parquet")
+    assert (store.cut, int(users.last_seen.max())) == (0, 0)
+
+
+@pytest.mark.parametrize("by", ["column", "files"])
+def test_parts_that_the_data_name_are_taken_as_they_are(tmp_path, by):
+    rows = made_up()
+    parts = ["train" if n % 5 else "test" for n in range(len(rows))]
+    train, test = ([r for r, p in zip(rows, parts, strict=True) if p == which]
+                   for which in ("train", "test"))  # fmt: skip
+    if by == "column":
+        lines = [(*row, part) for row, part in zip(rows, parts, strict=True)]
+        lines.append(("u1", "i1", 5, "valid"))
+        files = write(tmp_path / "in.csv", lines, "user,item,rating,part")
+        config = source(files, "given", columns={"part": "part"})
+    else:
+        write(tmp_path / "in" / "a.csv", train)
+        held = write(tmp_path / "in" / "held.csv", test)
+        # The pattern names the held-out file too.
+        config = source(str(tmp_path / "in" / "*.csv"), "given", eval_files=held)
+    summary, store = make(config, tmp_path)
+    assert set(events(tmp_path, store, "train")) == set(positives(unique(train)))
+    known = {item for _, item in positives(unique(train))}
+    expected = {(u, i if i in known else None) for u, i in positives(unique(test))}
+    assert set(events(tmp_path, store, "eval")) == expected
+    reasons = {"part is in neither train_parts nor eval_parts": 1} if by == "column" else {}
+    assert summary["by_reason"] == reasons
+    assert balanced(summary)
+
+
+@pytest.mark.parametrize("by", ["column", "files"])
+def test_a_part_for_validation_is_trained_on_and_marked(tmp_path, by):
+    rows = unique(made_up())
+    parts = [("train", "valid", "test", "train")[n % 4] for n in range(len(rows))]
+    of = {which: [row for row, part in zip(rows, parts, strict=True) if part == which]
+          for which in ("train", "valid", "test")}  # fmt: skip
+    if by == "column":
+        lines = [(*row, part) for row, part in zip(rows, parts, strict=True)]
+        files = write(tmp_path / "in.csv", lines, "user,item,rating,part")
+        config = source(files, "given", columns={"part": "part"}, valid_parts=("valid",))
+    else:
+        paths = {which: write(tmp_path / "in" / f"{which}.csv", of[which]) for which in of}
+        named = {"valid_files": paths["valid"], "eval_files": paths["test"]}
+        config = source(str(tmp_path / "in" / "*.csv"), "given", **named)
+    summary, store = make(config, tmp_path)
+    train = events(tmp_path, store, "train")
+    valid = [pair for pair, is_valid in zip(train, store.train.valid, strict=True) if is_valid]
+    assert sorted(valid) == sorted(positives(of["valid"]))
+    assert sorted(train) == sorted(positives([*of["train"], *of["valid"]]))
+    assert balanced(summary)
+    # It is no feature of the examples, and nothing is marked where nothing is named.
+    assert store.eval.valid is None
+    names = [f.name for f in (tmp_path / "data" / "store" / "train" / "00000").iterdir()]
+    assert "valid.npy" in names
+    for file in (tmp_path / "examples").glob("Split-*/*.parquet"):
+        assert "part" not in pq.read_schema(file).names
+
+
+@pytest.mark.parametrize("parts", [{"eval_parts": ("held",)}, {"train_parts": ("all",)}])
+def test_a_split_with_nothing_on_one_side_is_refused(tmp_path, parts):
+    rows = [("u", "i", 5, "train"), ("u", "j", 5, "test"), ("v", "i", 5, "train")]
+    files = write(tmp_path / "in.csv", rows, "user,item,rating,part")
+    with pytest.raises(RecsysError) as caught:
+        make(source(files, "given", columns={"part": "part"}, **parts), tmp_path)
+    assert caught.value.code == "R265"

@@ -10,8 +10,14 @@ from hypothesis import given, settings
 
 from recsys.config import VocabularyConfig
 from recsys.data import vocabulary as vocabulary_module
-from recsys.data.vocabulary import COUNTS_SCHEMA, IdIndex, Vocabulary, count_codes, merge_counts
-from recsys.data.vocabulary_growth import grow
+from recsys.data.vocabulary import (
+    COUNTS_SCHEMA,
+    IdIndex,
+    Vocabulary,
+    count_codes,
+    grow,
+    merge_counts,
+)
 from recsys.errors import RecsysError
 
 DAY = 86_400

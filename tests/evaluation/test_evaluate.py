@@ -14,7 +14,7 @@ from recsys.config import (
     EvaluateConfig,
     EvaluateStage,
 )
-from recsys.data.input_files import seal_inputs
+from recsys.data.dataset import seal_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.config import BASELINES

@@ -18,8 +18,8 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
+from recsys.data.dataset import seal_inputs
 from recsys.data.hold_out import newest_share
-from recsys.data.input_files import seal_inputs
 from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
 from recsys.data.vocabulary import Vocabulary

@@ -11,8 +11,8 @@ from training_runs import on_devices
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.dataset import open_data
-from recsys.data.history_facts import OLDEST
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import OLDEST
+from recsys.data.hold_out import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower
@@ -55,7 +55,7 @@ def test_births_and_moments_are_those_of_the_kept_events(seed, n, n_shards, n_he
 
 
 def test_of_many_events_moments_are_found_by_a_sample(monkeypatch):
-    monkeypatch.setattr("recsys.data.kept_events._MOST_TIMES", 10)
+    monkeypatch.setattr("recsys.data.hold_out._MOST_TIMES", 10)
     log = log_of([[1] * 100], [np.arange(100) * MINUTE])
     assert moments(KeptEvents(log), 5).tolist() == [20, 40, 60, 80, 100]
 

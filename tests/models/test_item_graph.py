@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tower_models import BARE, ITEMS, batch, build, run, trained, weights
 
 from recsys.data import neighbours
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.data.neighbours import graph_neighbours
 from recsys.embedding import SGD
 

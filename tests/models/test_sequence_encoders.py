@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recsys.data.history_facts import MOST_KINDS, N_WEIGHTS, weight_buckets
+from recsys.data.event_log import MOST_KINDS, N_WEIGHTS, weight_buckets
 from recsys.models import encoders
 from recsys.models.sequences import Hstu, Ligr, SasRec
 from recsys.models.times import N_BUCKETS, time_buckets

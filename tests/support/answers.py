@@ -11,7 +11,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from recsys.bundles.bundle import write_manifest
-from recsys.data.item_table import write_catalogue
+from recsys.data.catalogue import write_catalogue
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.savedmodel import variables
 from recsys.serving.batch_file import as_batch

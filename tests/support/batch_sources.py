@@ -6,7 +6,7 @@ from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import EventLog
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.tasks.retrieval.training.batches import BatchSource
 
 N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20

@@ -14,7 +14,7 @@ from recsys.bundles.export import Sources, export
 from recsys.cli.recommend import _recommend_file as recommend_to_file
 from recsys.cli.recommend import _recommend_user as recommend_to_user
 from recsys.config import ExportConfig, ExportStage
-from recsys.data.history_facts import weight_buckets
+from recsys.data.event_log import weight_buckets
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import UsageError
 from recsys.savedmodel.loading import SavedModelGraph

@@ -9,7 +9,7 @@ import pytest
 from batch_sources import again, small_source
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.batch_part import held_part
+from recsys.data.shuffle import held_part
 from recsys.embedding import (
     TableConfig,
     activate,

@@ -21,8 +21,7 @@ from places import ROOT
 
 from recsys.bundles import bundle as bundles
 from recsys.cli import main
-from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.item_table import write_catalogue
+from recsys.data.catalogue import Catalogue, FeatureBags, write_catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.system import manifest as manifests

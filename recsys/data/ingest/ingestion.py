@@ -25,9 +25,8 @@ import pyarrow.parquet as pq
 from recsys.data.config import DataConfig, InteractionsConfig, Split
 from recsys.data.dead_letters import Tally, dead_letters, refuse_empty, summarize, write_summary
 from recsys.data.forgotten import Forgotten
-from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of, link, sweep
-from recsys.data.ingest.read_rows import ReadPlan, read_sources
+from recsys.data.ingest.read_rows import ReadPlan, read_sources, stage_query
 from recsys.data.ingest.segments import (
     EXAMPLES,
     FOLDER,
@@ -40,8 +39,7 @@ from recsys.data.ingest.segments import (
     whole_segment,
     write_index,
 )
-from recsys.data.ingest.span_rows import write_span_rows
-from recsys.data.ingest.span_states import (
+from recsys.data.ingest.spans import (
     Seen,
     WindowSpan,
     find_spans,
@@ -49,6 +47,7 @@ from recsys.data.ingest.span_states import (
     settings_of,
     span_of_files,
     with_missing,
+    write_span_rows,
 )
 from recsys.data.ingest.window import has_days, has_spans
 from recsys.data.inspect.profile import find_formats

@@ -38,12 +38,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.event_times import TIME, event_times
 from recsys.data.example_files import write_examples
 from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.read_rows import StepProgress, run_tasks
-from recsys.data.ingest.span_rows import SpanPart, SpanRows, join_parts
-from recsys.data.split import DAY_S, PART, count_positive_days
+from recsys.data.ingest.spans import SpanPart, SpanRows, join_parts
+from recsys.data.split import DAY_S, PART, TIME, count_positive_days, event_times
 from recsys.data.store import event_order
 from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
 

@@ -20,9 +20,8 @@ import pyarrow.compute as pc
 from recsys.data import event_log
 from recsys.data.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.entities import LEAST_JOIN
-from recsys.data.event_log import OPTIONAL, EventShard
+from recsys.data.event_log import MOST_KINDS, OPTIONAL, EventShard
 from recsys.data.example_files import read_split
-from recsys.data.history_facts import MOST_KINDS
 from recsys.data.ingest.segments import (
     COLUMNS,
     ITEMS,
@@ -43,8 +42,7 @@ from recsys.data.store import (
     settle,
     write_manifest,
 )
-from recsys.data.vocabulary import Vocabulary
-from recsys.data.vocabulary_growth import grow
+from recsys.data.vocabulary import Vocabulary, grow
 from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system.events import emit

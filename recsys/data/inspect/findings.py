@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from recsys.data.config import InteractionsConfig
 from recsys.data.dead_letters import letters_tally
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
-from recsys.data.event_times import mix
-from recsys.data.farmhash import fingerprints
+from recsys.data.hashes import fingerprints, mix
 from recsys.data.inspect.profile import Advance, HashCount
 from recsys.data.interactions import duplicate_keys, interaction_columns, parse_interactions
 from recsys.data.sources.pieces import read_all

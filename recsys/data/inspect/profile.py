@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import TimestampUnit
-from recsys.data.farmhash import fingerprints
+from recsys.data.hashes import fingerprints
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS

@@ -19,8 +19,8 @@ from recsys.data.config import (
     read_feature,
 )
 from recsys.data.entities import EARLIEST_DATE, EntityConfig
-from recsys.data.farmhash import fingerprints
 from recsys.data.features import Feature
+from recsys.data.hashes import fingerprints
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.findings import Findings, check_entities
 from recsys.data.inspect.names import name_score, words_of

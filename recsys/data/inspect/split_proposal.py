@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, Split
-from recsys.data.farmhash import fingerprints
+from recsys.data.hashes import fingerprints
 from recsys.data.inspect.names import shown, words_of
 from recsys.data.inspect.profile import Profile
 from recsys.data.sources.pieces import read_all

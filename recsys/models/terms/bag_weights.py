@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.models.inputs import ModelInputs
 from recsys.models.terms.term import Term
 from recsys.registry import register_term

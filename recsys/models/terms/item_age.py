@@ -10,8 +10,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.history_facts import ASKED_AT, OLDEST, UNKNOWN, minutes
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import ASKED_AT, OLDEST, UNKNOWN, minutes
+from recsys.data.hold_out import KeptEvents
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.models.config import ItemAgeConfig
 from recsys.models.inputs import ModelInputs, ModelSpec

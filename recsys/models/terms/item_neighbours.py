@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.data.neighbours import graph_neighbours
 from recsys.models.config import ItemNeighboursConfig
 from recsys.models.inputs import ModelInputs, ModelSpec

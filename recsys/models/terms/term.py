@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import keras
 
 from recsys import registry
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.models.config import TermConfig
 from recsys.models.inputs import ModelInputs, ModelSpec
 

@@ -25,7 +25,6 @@ from recsys.config import (
     VocabulariesConfig,
     VocabularyConfig,
 )
-from recsys.data.event_times import event_times
 from recsys.data.example_files import read_split
 from recsys.data.ingest import ingestion, read_rows, segments
 from recsys.data.ingest.cache import sweep
@@ -33,9 +32,9 @@ from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.segments import counts_of, segments_in_use
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
-from recsys.data.split import choose_cut
+from recsys.data.split import choose_cut, event_times
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary_growth import grow
+from recsys.data.vocabulary import grow
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline

@@ -7,11 +7,11 @@ import pyarrow.compute as pc
 from hypothesis import given
 
 from recsys.config import VocabularyConfig
-from recsys.data.farmhash import hash_buckets
+from recsys.data.hashes import hash_buckets
 from recsys.data.ingest.segments import FOLDER, SegmentPart, counts_of, write_events, write_index
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary_growth import grow
+from recsys.data.vocabulary import grow
 
 _CUT = 6
 _EVENTS = st.lists(

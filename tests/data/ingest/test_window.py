@@ -12,8 +12,7 @@ from hypothesis import given
 from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.ingest.cache import ContentCache, link, sweep
 from recsys.data.ingest.segments import plan_segments
-from recsys.data.ingest.span_rows import SpanRows
-from recsys.data.ingest.span_states import with_missing
+from recsys.data.ingest.spans import SpanRows, with_missing
 from recsys.data.ingest.window import Digests, check_sources, read_window, window_digest
 from recsys.errors import RecsysError
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.data.history_facts import Facts
+from recsys.data.event_log import Facts
 from recsys.system.process import AskedStage, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
@@ -49,7 +49,7 @@ class BundleProcess(AskedStage):
             history: Item rows of the bundle `[n, history]` int32, the newest first,
                 padded with 0.
             facts: Facts of the histories, each `[n, history]` int32; see
-                `recsys.data.history_facts`.
+                `recsys.data.event_log`.
 
         Raises:
             RecsysError: TensorFlow is missing (R542), can't load the bundle (R543), or the

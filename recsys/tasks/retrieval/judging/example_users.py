@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
-from recsys.data.history_facts import minutes
+from recsys.data.event_log import minutes
 from recsys.data.store import InteractionStore
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows

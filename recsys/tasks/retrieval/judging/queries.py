@@ -13,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from recsys.data.event_log import EventLog, newest_first
-from recsys.data.history_facts import ASKED_AT, minutes
+from recsys.data.event_log import ASKED_AT, EventLog, minutes, newest_first
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
@@ -36,7 +35,7 @@ class Queries:
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 without
             such an event, or if it isn't computed.
         facts: The requested facts that the data have, for each of `seen`, in its order; see
-            `recsys.data.history_facts`.
+            `recsys.data.event_log`.
         query_time: Query times `[n]` int32 [minutes since 1970]; None: the events have no times.
     """
 

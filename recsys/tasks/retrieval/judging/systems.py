@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.dataset import Data
-from recsys.data.history_facts import KINDS, UNKNOWN, Facts
+from recsys.data.event_log import KINDS, UNKNOWN, Facts
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.distributed.host_collectives import from_primary, is_primary, meet
 from recsys.errors import RecsysError
@@ -49,7 +49,7 @@ class SystemEmbeddings:
             also takes facts of the histories, each `[n, history]` int32.
         width: Number of an embedding's entries that define similarity (without bias and ages);
             None: all.
-        facts: Names of the facts that it reads: see `recsys.data.history_facts`.
+        facts: Names of the facts that it reads: see `recsys.data.event_log`.
         kinds: The kinds of events that it knows, by index.
     """
 
@@ -239,7 +239,7 @@ class System:
         self.history: int = embeddings.history
         """Maximum number of newest items in a history."""
         self.facts = embeddings.facts
-        """Names of the facts that it reads: see `recsys.data.history_facts`."""
+        """Names of the facts that it reads: see `recsys.data.event_log`."""
         its, ours = embeddings.items, data.items
         if its.split != ours.split or its.cut > data.store.cut:
             raise RecsysError(

@@ -35,7 +35,7 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.data.catalogue import FeatureBags, of_history
-from recsys.data.history_facts import ASKED_AT, KINDS, UNKNOWN
+from recsys.data.event_log import ASKED_AT, KINDS, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from recsys.data.item_table import read_is_item
+from recsys.data.catalogue import read_is_item
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.ragged import slices
 from recsys.savedmodel.parity import (

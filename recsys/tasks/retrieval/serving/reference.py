@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.history_facts import Facts
+from recsys.data.event_log import Facts
 from recsys.data.vocabulary import Vocabulary, stand_ins
 from recsys.savedmodel.signatures import QUERY_TIME, Arrays, fact_texts
 from recsys.tasks.retrieval.serving.quantization import Kind

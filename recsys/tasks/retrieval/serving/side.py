@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsys.data.dataset import GRAPHS
-from recsys.data.history_facts import KINDS
-from recsys.data.input_files import CANDIDATES, verify_candidates
-from recsys.data.item_table import write_catalogue
+from recsys.data.catalogue import write_catalogue
+from recsys.data.dataset import CANDIDATES, GRAPHS, verify_candidates
+from recsys.data.event_log import KINDS
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError

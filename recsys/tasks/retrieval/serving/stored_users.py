@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from recsys.data.history_facts import AGES, OLDEST, UNKNOWN
+from recsys.data.event_log import AGES, OLDEST, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.savedmodel.id_table import IdTable, hash_rows, places_of
@@ -72,7 +72,7 @@ class StoredUsers(tf.Module):
         """Returns a fact of the events that `newest` returns `[b, length]` int32.
 
         Args:
-            name: Name of the fact, from `recsys.data.history_facts`.
+            name: Name of the fact, from `recsys.data.event_log`.
             user: Numbers of users `[b]`.
             now: Texts `[b, any]`, of which the first is the query time, to which ages are
                 relative; empty: the newest event.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recsys.data.history_facts import ASKED
+from recsys.data.event_log import ASKED
 from recsys.models.lookups import InputSpec
 from recsys.tasks.config import TrainStage
 from recsys.tasks.retrieval.training.sequences import packing

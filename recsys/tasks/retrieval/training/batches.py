@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
-from recsys.data.history_facts import ASKED_AT, ITEM, PLACE
-from recsys.data.kept_events import KeptEvents
-from recsys.data.shuffle import epoch_order
+from recsys.data.event_log import ASKED_AT, ITEM, PLACE
+from recsys.data.hold_out import KeptEvents
+from recsys.data.shuffle import WHOLE, BatchPart, epoch_order
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig

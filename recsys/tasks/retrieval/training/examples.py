@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsys.data.event_log import split_sorted
-from recsys.data.history_facts import ASKED_AT, minutes
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import ASKED_AT, minutes, split_sorted
+from recsys.data.hold_out import KeptEvents
 from recsys.models.config import RetrievalConfig
 from recsys.tasks.config import TrainConfig
 

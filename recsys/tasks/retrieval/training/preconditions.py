@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recsys.data.catalogue import Catalogue
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.tasks.config import TrainConfig
 

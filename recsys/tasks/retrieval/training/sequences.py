@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
-from recsys.data.history_facts import AGES, ASKED, ages
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import AGES, ASKED, ages
+from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig

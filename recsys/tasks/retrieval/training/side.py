@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from recsys.data.batch_part import BatchPart
 from recsys.data.dataset import Data
-from recsys.data.history_facts import AGES, ASKED_AT, KINDS, WEIGHTS, minutes
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import AGES, ASKED_AT, KINDS, WEIGHTS, minutes
+from recsys.data.hold_out import KeptEvents
+from recsys.data.shuffle import BatchPart
 from recsys.distributed.host_collectives import agreed, note_on_primary
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import AutoConfig, TwoTowerConfig

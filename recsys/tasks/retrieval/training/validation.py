@@ -9,9 +9,8 @@ import keras
 import numpy as np
 
 from recsys.data.config import ValidationConfig
-from recsys.data.history_facts import minutes
-from recsys.data.hold_out import ONE_QUERY_PER_USER
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import minutes
+from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
 from recsys.errors import RecsysError
 from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
 from recsys.metrics.metric import RankedLists, per_query, per_user

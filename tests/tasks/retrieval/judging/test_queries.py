@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.stores import write_store
-from recsys.data.history_facts import FACTS, weight_buckets
+from recsys.data.event_log import FACTS, weight_buckets
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.errors import RecsysError

@@ -15,7 +15,7 @@ from tower_models import BARE, DROPPED, POOLINGS, random_values
 from recsys.bundles.bundle import read_manifest
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import FeatureBags
-from recsys.data.history_facts import FACTS, N_WEIGHTS, weight_buckets
+from recsys.data.event_log import FACTS, N_WEIGHTS, weight_buckets
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.config import TrainConfig
-from recsys.data.batch_part import BatchPart
 from recsys.data.catalogue import FeatureBags
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
+from recsys.data.shuffle import BatchPart
 from recsys.models.config import SasRecConfig, TwoTowerConfig
 from recsys.tasks.retrieval.training.batches import ReadCount
 from recsys.tasks.retrieval.training.sampling import HardNegatives

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.errors import RecsysError
 from recsys.tasks.retrieval.training.examples import read_events
 from recsys.training import prefetch as reader
@@ -317,7 +317,7 @@ def test_an_example_weighs_half_after_as_many_newer_events():
 
 
 def test_of_many_events_a_sample_says_how_many_are_newer(monkeypatch):
-    monkeypatch.setattr("recsys.data.kept_events._MOST_TIMES", 100)
+    monkeypatch.setattr("recsys.data.hold_out._MOST_TIMES", 100)
     rng = np.random.default_rng(0)
     user, time = rng.integers(1, N_USERS, 2000), rng.integers(0, 10**9, 2000)
     events = KeptEvents(make_log(user, np.ones(2000, int), time))

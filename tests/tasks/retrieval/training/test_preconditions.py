@@ -10,7 +10,7 @@ from batch_sources import N_ITEMS, make_log
 from recsys.config import HardNegativesConfig, TrainConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog
-from recsys.data.kept_events import KeptEvents
+from recsys.data.hold_out import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.models import ModelInputs

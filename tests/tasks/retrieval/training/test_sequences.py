@@ -9,19 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
-from recsys.data.batch_part import BatchPart
 from recsys.data.catalogue import Catalogue
-from recsys.data.history_facts import (
-    AGES,
-    ASKED,
-    KINDS,
-    OLDEST,
-    UNKNOWN,
-    WEIGHTS,
-    ages,
-    weight_buckets,
-)
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_log import AGES, ASKED, KINDS, OLDEST, UNKNOWN, WEIGHTS, ages, weight_buckets
+from recsys.data.hold_out import KeptEvents
+from recsys.data.shuffle import BatchPart
 from recsys.errors import RecsysError
 from recsys.models.config import HstuConfig, SasRecConfig
 from recsys.tasks.retrieval.training.sampling import HardNegatives

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from benchmarks.stores import sorted_shard
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.data.event_log import EventLog
-from recsys.data.history_facts import OLDEST
+from recsys.data.event_log import OLDEST, EventLog
 from recsys.data.hold_out import (
+    KeptEvents,
     given_part,
     has_one_query_per_user,
     held_back,
@@ -19,7 +19,6 @@ from recsys.data.hold_out import (
     popularity_exponent,
     random_share,
 )
-from recsys.data.kept_events import KeptEvents
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import HstuConfig

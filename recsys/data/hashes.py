@@ -1,8 +1,9 @@
-"""FarmHash's Fingerprint64 of many texts at once.
+"""Hashes of many texts or numbers at once.
 
-The hash never changes, and is the same on every platform: `tf.strings.to_hash_bucket_fast` and
-BigQuery's `FARM_FINGERPRINT` compute it, too. The formulas are those of `farmhashna::Hash64`
-(Geoff Pike, Google, 2014), applied to a vector of texts. Arithmetic is modulo 2^64.
+FarmHash's Fingerprint64 of a text never changes, and is the same on every platform:
+`tf.strings.to_hash_bucket_fast` and BigQuery's `FARM_FINGERPRINT` compute it, too. The formulas are
+those of `farmhashna::Hash64` (Geoff Pike, Google, 2014), applied to a vector of texts. Arithmetic
+is modulo 2^64.
 """
 
 from __future__ import annotations
@@ -217,3 +218,26 @@ def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> 
 def hash_buckets(ids: pa.Array, n_buckets: int) -> np.ndarray:
     """Returns the bucket `[n]` int64 of each id `[n]`, as `tf.strings.to_hash_bucket_fast` does."""
     return (fingerprints(ids) % np.uint64(n_buckets)).astype(np.int64)
+
+
+def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np.ndarray:
+    """Returns a reproducible random number `[n]` uint64 for each pair of ids.
+
+    `mix` is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+
+    Args:
+        users: Ids `[n]`, text.
+        items: Ids `[n]`, text.
+        salt: Different salts give independent numbers.
+    """
+    mixed = np.full(len(users), salt, np.uint64)
+    for ids in (users, items):
+        mixed = mix(mixed + np.uint64(0x9E3779B97F4A7C15)) ^ fingerprints(ids.combine_chunks())
+    return mix(mixed)
+
+
+def mix(numbers: np.ndarray) -> np.ndarray:
+    """Returns a hash `[n]` uint64 of each of `numbers` `[n]` uint64; a bijection."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

@@ -15,9 +15,8 @@ pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from recsys.data.ingest import bigquery
-from recsys.data.ingest.bigquery import stage_query, stage_rows, to_record_batch
-from recsys.data.ingest.read_rows import with_local_runner
+from recsys.data.ingest import read_rows
+from recsys.data.ingest.read_rows import stage_query, stage_rows, to_record_batch, with_local_runner
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline
@@ -62,8 +61,8 @@ def test_a_column_of_several_types_is_text_and_loses_nothing():
 
 
 def test_all_rows_lie_in_the_files_that_are_returned(tmp_path, monkeypatch):
-    monkeypatch.setattr(bigquery, "_BATCH_ROWS", 100)
-    monkeypatch.setattr(bigquery, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(read_rows, "_BATCH_ROWS", 100)
+    monkeypatch.setattr(read_rows, "_LEAST_ROWS", 1)
     rows = [{"user": f"u{i % 7}", "item": i, "time": 10**9 + i} for i in range(1_000)]
     files = stage_rows(beam.Create(rows), tmp_path / "staged", OPTIONS)
     assert len(files) > 1
@@ -106,7 +105,7 @@ def test_what_bigquery_says_of_a_query_is_shown(tmp_path, monkeypatch):
         raise ValueError("Syntax error: Unexpected keyword FORM at [1:10]\nJob ID 7")
 
     reader = beam.Create([1]) | beam.Map(refuse)
-    monkeypatch.setattr(bigquery, "_reader", lambda query: reader)
+    monkeypatch.setattr(read_rows, "_reader", lambda query: reader)
     with pytest.raises(RecsysError) as caught:
         stage_query("SELECT * FORM t", tmp_path, OPTIONS)
     assert caught.value.code == "R249"

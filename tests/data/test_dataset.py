@@ -6,8 +6,7 @@ import pytest
 from training_runs import STAGE, on_devices
 
 from recsys.config import TrainStage
-from recsys.data.dataset import Data
-from recsys.data.input_files import PARTS, seal_inputs
+from recsys.data.dataset import PARTS, Data, seal_inputs
 from recsys.errors import RecsysError
 from recsys.evaluation.api import evaluate
 from recsys.evaluation.result import EvaluationResult

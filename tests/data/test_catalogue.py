@@ -1,17 +1,54 @@
-"""The catalogue of a bundle as people see it, and its filters, against loops over the items."""
+"""Titles and features of items, in a folder and in a bundle, against lists and loops."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.data import item_table as of_bundle
-from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.item_table import read_catalogue, write_catalogue
+from recsys.data import catalogue
+from recsys.data.catalogue import (
+    Catalogue,
+    FeatureBags,
+    Texts,
+    are_filled,
+    read_catalogue,
+    write_catalogue,
+)
+from recsys.errors import RecsysError
 from recsys.savedmodel.signatures import filter_inputs, raw_inputs
 from recsys.serving.catalogue_search import ItemFilters
+
+_TEXTS = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=3), max_size=40)
+
+
+@given(written=_TEXTS, first=st.integers(0, 2), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_texts_of_a_file_are_those_of_the_list(tmp_path_factory, written, first, data):
+    path = tmp_path_factory.mktemp("texts") / "titles.parquet"
+    pq.write_table(pa.table({"title": pa.array(written, pa.string())}), path, row_group_size=7)
+    expected = [""] * first + written
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(catalogue, "_BATCH", 5)
+        texts = Texts(path, "title", len(expected), first=first, cure="")
+        assert are_filled(texts).tolist() == are_filled(expected).tolist()
+        assert are_filled(texts).tolist() == [text != "" for text in expected]
+        assert (len(texts), [*texts]) == (len(expected), expected)
+        part = data.draw(st.slices(len(expected)).filter(lambda s: (s.step or 1) > 0))
+        assert texts[part] == expected[part]
+        if expected:
+            row = data.draw(st.integers(-len(expected), len(expected) - 1))
+            assert texts[row] == expected[row]
+
+
+def test_a_file_with_another_column_or_number_of_texts_is_named(tmp_path):
+    path = tmp_path / "titles.parquet"
+    pq.write_table(pa.table({"title": ["a", "b"]}), path)
+    for column, n in (("id", 2), ("title", 3)):
+        with pytest.raises(RecsysError, match=r"R230.*titles.parquet"):
+            Texts(path, column, n, cure="Run again.")[0]
+
 
 _TOKENS = ["", "Drama", "Sci-Fi", "ü"]
 
@@ -34,7 +71,7 @@ def written(folder, n, seed=0):
 @pytest.mark.parametrize("block", [4, 1000])
 @pytest.mark.parametrize("n", [0, 1, 11])
 def test_every_item_row_has_a_line_with_the_names_of_its_tokens(tmp_path, monkeypatch, n, block):
-    monkeypatch.setattr(of_bundle, "_ROWS", block)
+    monkeypatch.setattr(catalogue, "_BATCH", block)
     ids, genres, titles = written(tmp_path, n)
     table = pq.read_table(tmp_path / "catalogue" / "items.parquet")
     assert table.column_names == ["id", "title", "genres", "feature_title"]

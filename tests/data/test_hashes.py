@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from recsys.data.farmhash import fingerprints, hash_buckets
+from recsys.data.hashes import fingerprints, hash_buckets
 
 farmhash = pytest.importorskip("farmhash")
 
