@@ -3,7 +3,7 @@
 standalone.py     `ingest`: all steps without TFX
 ingestion.py      interactions: reading, deduplication, split
 read_rows.py      files or a query → rows in buckets with Beam; the local runner
-span_states.py    a rolling window, whose new spans are read
+spans.py          a rolling window, whose new spans are read
 segments.py       → events of each user, by day
 entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store
