@@ -1,8 +1,8 @@
 """An approximate index: items are clustered into lists, and a query searches the nearest ones.
 
-FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantization for
-nearest neighbor search", 2011, section 4, each number rounded for itself). The caller
-computes the exact scores of what it finds. docs/serving.md says why FAISS.
+FAISS's IVF with 8-bit scalar quantisation (Jégou, Douze and Schmid, "Product quantization for
+nearest neighbor search", 2011, section 4). The caller computes the exact scores of the candidates.
+docs/serving.md says why FAISS.
 
 It is stored as three small arrays. The rounded vectors are recomputed from the item embeddings
 when the index is loaded.
@@ -28,7 +28,7 @@ _SAMPLES_OF_A_LIST, _ROUNDS, _SEED = 64, 10, 0
 _BLOCK = 65_536
 
 Report = Callable[[int, int], None]
-"""Called with the items that have their list, and all of them."""
+"""Called with the number of finished items and the total."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Lists:
     """The learned parameters of an index.
 
     Attributes:
-        middles: Of each list `[lists, dim]` float32.
-        ranges: Least value and width of each dimension, one after the other, of which a
-            number of 8 bits is a place `[2 * dim]` float32.
-        list_of: List of each item, in the order of their rows `[items]` int32.
+        middles: Centroid of each list `[lists, dim]` float32.
+        ranges: Minima of the dimensions, then their widths, for the 8-bit quantisation `[2 * dim]`
+            float32.
+        list_of: List of each item, in the order of the rows `[items]` int32.
     """
 
     middles: np.ndarray
@@ -55,8 +55,8 @@ def learn_lists(
     Args:
         embeddings: `[item rows, dim]` float32; may be a memory map.
         rows: Those that are items `[n]`, ascending.
-        n_lists: How many lists; at most `n`.
-        report: Called with the items that are done, and all of them.
+        n_lists: Number of lists, at most `n`.
+        report: Called with the number of finished items and the total.
 
     Raises:
         RecsysError: FAISS is missing (R580).
@@ -78,7 +78,7 @@ def learn_lists(
 
 
 class AnnIndex:
-    """Finds items of large dot products. It is thread-safe.
+    """Finds items with large dot products. Thread-safe.
 
     Args:
         lists: What was learnt of the items.
@@ -86,7 +86,7 @@ class AnnIndex:
         rows: Those that are items `[n]`, ascending.
 
     Attributes:
-        n_lists: Lists that there are.
+        n_lists: Number of lists.
 
     Raises:
         RecsysError: FAISS is missing (R580).
@@ -105,15 +105,15 @@ class AnnIndex:
             self._index.add_core(len(ids), *map(faiss.swig_ptr, arrays))
 
     def search(self, queries: np.ndarray, n: int, effort: int) -> np.ndarray:
-        """Returns rows `[queries, n]` int64 of large scores, in no order that counts; -1: none.
+        """Returns rows `[queries, n]` int64 with large scores, unordered, padded with -1.
 
         Args:
-            queries: `[queries, dim]` float32.
-            n: Rows of each.
-            effort: Lists that are looked through.
+            queries: Query embeddings `[queries, dim]` float32.
+            n: Number of rows per query.
+            effort: Number of lists to search.
         """
         faiss = _faiss()
-        # Of this thread alone: it is the requests that run side by side.
+        # Searches in one thread: concurrent requests use the other cores.
         faiss.omp_set_num_threads(1)
         parameters = faiss.SearchParametersIVF(nprobe=min(effort, self.n_lists))
         return np.asarray(self._index.search(_floats(queries), n, params=parameters)[1])
@@ -143,7 +143,7 @@ def write_index(bundle: Path, lists: Lists, fields: dict[str, Any]) -> None:
     Args:
         bundle: The bundle.
         lists: What was learnt of the items.
-        fields: More of `index.json`, the `effort` among them.
+        fields: Other fields of `index.json`, including `effort`.
     """
     folder = bundle / FOLDER
     folder.mkdir()
@@ -156,12 +156,12 @@ def write_index(bundle: Path, lists: Lists, fields: dict[str, Any]) -> None:
 def read_index(
     bundle: Path, embeddings: np.ndarray, is_item: np.ndarray
 ) -> tuple[AnnIndex, int] | None:
-    """Returns the index of a bundle and its effort; None where it has none.
+    """Returns the index of a bundle and its search effort; None if it has no index.
 
     Args:
-        bundle: The bundle, whose files were checked against its manifest.
+        bundle: A bundle whose files match its manifest.
         embeddings: Its item embeddings `[item rows, dim]` float32.
-        is_item: Which rows are items `[item rows]` bool.
+        is_item: Whether each row is an item `[item rows]` bool.
 
     Raises:
         RecsysError: FAISS is missing (R580).

@@ -18,11 +18,11 @@ from recsys.ragged import RaggedRows
 
 _FEWEST_QUERIES, _SEED = 512, 0
 _WAY = 0.5
-"""Length of the way that a made query lies from its item, as a share of the item's length."""
+"""Distance of a synthetic query from its item, relative to the item's norm."""
 _MARGIN_SHARE = 0.2
-"""Of what recall may lack: the queries to come aren't those that the effort is chosen by."""
+"""Safety margin as a share of the allowed loss of recall: future queries differ from these."""
 _MOST_SHARE = 0.5
-"""Of all lists; who must look at more than half of the items better looks at all."""
+"""Highest share of lists to search; above half of the items, an exact search is faster."""
 _LISTS_OF_A_ROOT = 4
 
 
@@ -35,26 +35,26 @@ def build(
     config: IndexConfig,
     report: Report | None = None,
 ) -> dict[str, Any] | None:
-    """Writes `index/` into a bundle, if the config wants an index for so many items.
+    """Writes `index/` into a bundle, if the config requires an index for this number of items.
 
-    The search effort is the least with enough recall, plus a margin, on every other query; the
-    recall is measured on the rest. The same input gives the same files.
+    The search effort is the lowest with sufficient recall, plus a margin, on every other query. The
+    recall is measured on the other half. The same input gives the same files.
 
     Args:
         folder: The bundle.
-        embeddings: Of each item row `[item rows, dim]` float32; may be a memory map.
-        is_item: Which rows are items `[item rows]` bool.
-        queries: Embeddings of queries `[n, dim]` float32, as the model gives them.
-        k: Items of an answer.
-        config: Whether, and how good.
-        report: Called with the items that are done, and all of them.
+        embeddings: Item embeddings `[item rows, dim]` float32; may be a memory map.
+        is_item: Whether each row is an item `[item rows]` bool.
+        queries: Query embeddings `[n, dim]` float32.
+        k: Number of items per query.
+        config: Config of the index.
+        report: Called with the number of finished items and the total.
 
     Returns:
-        What the manifest says of it: `kind`, `items`, `lists`, `effort`, `k`, `recall` on
-        `queries` held out, `min_recall`, `seconds`; None without an index.
+        Fields of the manifest: `kind`, `items`, `lists`, `effort`, `k`, `recall` on held-out
+        `queries`, `min_recall`, `seconds`; None without an index.
 
     Raises:
-        RecsysError: FAISS is missing (R580), or the index finds too little (R581).
+        RecsysError: FAISS is missing (R580), or the recall is too low (R581).
     """
     rows, started = np.flatnonzero(is_item), time.perf_counter()
     least = {"auto": config.exact_up_to, "ann": 0}.get(config.kind, len(rows))
@@ -90,11 +90,10 @@ def judging_queries(queries: np.ndarray, embeddings: np.ndarray, rows: np.ndarra
     """Returns at least 512 queries `[n, dim]` float32.
 
     Args:
-        queries: Those of the model `[m, dim]`; all of them are taken. One without a
-            length is none: every item is as good as any other.
-        embeddings: Of each item row `[item rows, dim]`.
-        rows: Rows that are items; where there are too few queries, such as lie near
-            random ones of them are made.
+        queries: Query embeddings of the model `[m, dim]`. Zero vectors are dropped.
+        embeddings: Item embeddings `[item rows, dim]`.
+        rows: Rows that are items. If there are too few queries, synthetic ones near random items
+            are added.
     """
     queries = np.asarray(queries, np.float32).reshape(-1, embeddings.shape[1])
     own = queries[np.abs(queries).max(axis=1, initial=0) > 0]
@@ -114,23 +113,23 @@ def choose_effort(
     n_lists: int,
     min_recall: float,
 ) -> tuple[int, float]:
-    """Returns the lists to look through, and the recall [0..1] on queries held out.
+    """Returns the number of lists to search, and the recall on held-out queries [0..1].
 
-    Every other query chooses, the rest judges.
+    Every other query is used to choose the effort, the rest to measure the recall.
 
     Args:
-        search: Returns item rows `[n, k]` of queries at an effort, 0: none.
-        queries: `[n, dim]` float32, two at least.
-        exact: Their exact best rows `[n, k]`, 0: none.
-        n_lists: Lists that there are.
+        search: Returns item rows `[n, k]` of queries at an effort, padded with 0.
+        queries: Query embeddings `[n, dim]` float32, at least two.
+        exact: Rows of the exact top k `[n, k]`, padded with 0.
+        n_lists: Number of lists.
         min_recall: Share of `exact` that must be found [0..1].
 
     Raises:
-        RecsysError: It isn't, at the highest effort (R581).
+        RecsysError: The recall is too low even at the highest effort (R581).
     """
     wanted = min_recall + _MARGIN_SHARE * (1 - min_recall)
     most = max(1, int(n_lists * _MOST_SHARE))
-    # Each about a fourth more than the one before.
+    # Each is about a fourth larger than the previous one.
     steps = np.unique(np.round(1.25 ** np.arange(64)).astype(int))
     effort = most
     for effort in [*steps[steps < most].tolist(), most]:
@@ -148,6 +147,6 @@ def choose_effort(
 
 
 def recall_of(rows: np.ndarray, exact: np.ndarray) -> float:
-    """Returns the share of the rows `exact` `[n, k]`, 0: none, that are in `rows` `[n, k]`."""
+    """Returns the share of `exact` `[n, k]`, without padding 0, that is in `rows` `[n, k]`."""
     hits = sum(len(np.intersect1d(x, best[best > 0])) for x, best in zip(rows, exact, strict=True))
     return hits / max(1, int((exact > 0).sum()))

@@ -13,36 +13,36 @@ from recsys.kernels import rank_jobs
 from recsys.ragged import RaggedRows, slices
 
 _LARGE = 1e15
-"""Rounded items are no larger either; the product of two such is far from float32's end."""
+"""Bound of the magnitudes, also of rounded items: products stay far below float32's maximum."""
 _OVER = 2
-"""Times `k` that is fetched of an index, whose scores are rounded."""
+"""Number of candidates to fetch from an index, as a multiple of `k`: its scores are rounded."""
 _MOST_FETCHED = 4096
 _MOST_LISTS = 0.125
-"""Share of its lists that an index may look through to be faster than a look at all items
-in 8 bits: that takes 2 ns an item, and the index 20 ns for each in such a list."""
+"""Highest share of its lists that an index may search to be faster than int8 scores of all items:
+these take 2 ns per item, an index 20 ns per item in the searched lists."""
 _FEW_SHARE = 0.125
-"""Of all items; so few are cheaper to gather than all are to look at."""
+"""Share of all items up to which gathering them is cheaper than scoring all."""
 
 Best = tuple[np.ndarray, np.ndarray]
-"""Rows `[queries, k]` int32, 0: none, and their scores float32, -inf: of equal ones the
-smaller rows come first."""
+"""Rows `[queries, k]` int32, padded with 0, and their scores float32, padded with -inf. Ties go to
+the lower row."""
 
 
 class Ranker:
     """Ranks the items of a bundle; scores are exact float32 dot products.
 
-    On processors with fast byte products, items are first ranked in 8 bits, and only a few of
-    them exactly. The result is the same to the bit (`recsys.kernels.rank_jobs`).
+    On processors with fast byte products, items are first ranked by int8 scores, and only the best
+    of them exactly. The result is the same to the bit (`recsys.kernels.rank_jobs`).
 
     Args:
-        embeddings: `[item rows, dim]` float32, contiguous; may be a memory map.
-        is_item: Which rows are items `[item rows]` bool.
-        index: Of these items; None: all are looked at.
-        effort: How hard the index searches.
+        embeddings: Item embeddings `[item rows, dim]` float32, contiguous; may be a memory map.
+        is_item: Whether each row is an item `[item rows]` bool.
+        index: Index of these items; None: exact search.
+        effort: Number of lists that the index searches.
 
     Attributes:
-        is_rounded: Whether items are looked at in 8 bits first.
-        is_exact: Whether all items are looked at: there is no index, or it takes longer.
+        is_rounded: Whether items are first ranked by int8 scores.
+        is_exact: Whether the search is exact, because there is no index, or it would take longer.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Ranker:
     def best(
         self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None
     ) -> Best:
-        """Returns the best items of queries, ranked in the thread that asks.
+        """Returns the best items of queries, ranked in the calling thread.
 
-        Never fewer than `k` rows where so many are allowed and not hidden. With
-        `allowed`, and where an index finds too few, all allowed items are looked at.
+        There are always `k` rows if so many are allowed and not hidden: with `allowed`, and if the
+        index finds too few, the search is exact.
 
         Args:
-            queries: `[queries, dim]` float32.
-            hidden: Rows that each query leaves out.
-            k: How many.
-            allowed: Rows that may be among them `[item rows]` bool; None: all items.
+            queries: Query embeddings `[queries, dim]` float32.
+            hidden: Rows to exclude for each query.
+            k: Number of items per query.
+            allowed: Item rows that may be returned `[item rows]` bool; None: all items.
         """
         if allowed is not None:
             few = np.flatnonzero(allowed & self._is_item)
@@ -89,7 +89,7 @@ class Ranker:
         return rows, scores
 
     def by_index(self, queries: np.ndarray, hidden: RaggedRows, k: int, effort: int) -> Best:
-        """Answers as `best` does, with no more than the index finds, at another effort."""
+        """Returns the best items as `best`, but only those that the index finds at an effort."""
         if self._index is None:
             raise ValueError("there is no index")
         most = int(np.diff(hidden.offsets).max(initial=0))
@@ -116,11 +116,11 @@ class Ranker:
         allowed: np.ndarray | None = None,
         threads: int = 1,
     ) -> Best:
-        """Answers as `best` does, by a look at all items in so many threads."""
+        """Returns the best items as `best`, by an exact search in `threads` threads."""
         if allowed is not None:
             allowed = allowed & self._is_item
         queries = np.ascontiguousarray(queries)
-        # No score may be too large for float32, or NaN.
+        # Scores must be finite in float32.
         is_ordinary = bool(np.abs(queries).max(initial=0) < _LARGE)
         rounded = self._rounded
         if rounded is None or not rounded.takes(k) or not is_ordinary:
@@ -147,11 +147,11 @@ class Ranker:
         threads: int,
     ) -> Best:
         bias = self._bias if allowed is None else np.where(allowed, self._bias, np.float32(np.nan))
-        # Without a rough look BLAS, on all cores, is faster for one query; with one the
-        # answer must not depend on which queries are given up.
+        # Without int8 scores, BLAS on all cores is faster for one query. With them, the result must
+        # not depend on which queries fall back to an exact search.
         if not self._is_native or (len(queries) == 1 and self._rounded is None):
             return self._by_numpy(queries, hidden, k, bias)
-        # What the kernel keeps of a query is as long as its list.
+        # The kernel keeps as many candidates of a query as its list is long.
         width = min(k, len(bias))
         out = rank_jobs.RankResults.empty(0, len(queries), width)
         nothing = RaggedRows.empty(len(queries))
@@ -177,9 +177,9 @@ class Ranker:
 
 
 def best_of(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns at most `k` of `rows` with the highest finite scores, and these.
+    """Returns at most `k` of `rows` with the highest finite scores, and the scores.
 
-    Of equal ones the smaller rows come first.
+    Ties go to the lower row.
     """
     is_there = np.isfinite(scores)
     rows, scores = rows[is_there], scores[is_there]
@@ -199,7 +199,7 @@ def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> rank_jobs.RoundedIt
         return None
     try:
         return rank_jobs.RoundedItems(embeddings, is_item)
-    except ValueError:  # Numbers, or dimensions, that are out of its range.
+    except ValueError:  # Numbers or dimensions are out of the kernel's range.
         return None
 
 

@@ -1,4 +1,4 @@
-"""Lookup of ids inside the graph, and of the rows that unknown ids share.
+"""Lookup of ids, and of the hash rows of unknown ids, inside the graph.
 
 The graph does not hold ids: as a constant they could exceed the 2 GB of a protobuf, and a hash
 table of strings takes minutes and gigabytes to load. It holds two fingerprints of each id in
@@ -26,19 +26,18 @@ _BLOCK = 1 << 16
 class IdTable(tf.Module):
     """A table from ids to numbers; unknown ids have the number 0.
 
-    An id is found by a first fingerprint of 63 bits, by binary search, and verified by a
-    second one of 31 bits; both are SipHashes (Aumasson and Bernstein, "SipHash: a fast
-    short-input PRF", 2012) under different keys. An id that the table doesn't hold is
-    taken for one of its `n` with a probability of `n / 2^94`: below 2^-60 for any `n` below
-    2^34. Ids that the table holds never share a first fingerprint: that is checked as it
-    is built, and cured by another key.
+    An id is found by a binary search for a 63-bit fingerprint, and verified by another fingerprint
+    of 31 bits. Both are SipHashes (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012)
+    with different keys. An unknown id is mistaken for one of the `n` ids with probability `n /
+    2^94`, below 2^-60 for `n` below 2^34. The 63-bit fingerprints of the ids are unique: the
+    constructor tries keys until they are.
 
     Args:
         ids: Ids `[n]`, text, unique.
-        numbers: The number of each of them `[n]`, from 1 on.
+        numbers: Number of each id `[n]`, at least 1.
 
     Raises:
-        RecsysError: An id is there twice (R527).
+        RecsysError: An id occurs twice (R527).
     """
 
     def __init__(self, ids: pa.Array | Sequence[str], numbers: np.ndarray) -> None:
@@ -46,7 +45,8 @@ class IdTable(tf.Module):
         self._key, first, order = _sorted(ids)
         second = _hashed(ids, _SECOND_BUCKETS, _SECOND_KEY).astype(np.int32)[order]
         values = np.asarray(numbers, np.int32)[order]
-        # Behind all others, so that each search ends inside; no id has its fingerprint.
+        # A sentinel after all others, so that each search ends inside the table; no id has this
+        # fingerprint.
         self._first = constant(np.append(first, np.int64(_FIRST_BUCKETS)), tf.int64)
         self._second = constant(np.append(second, np.int32(_SECOND_BUCKETS)), tf.int32)
         self._numbers = constant(np.append(values, np.int32(0)), tf.int32)
@@ -56,9 +56,9 @@ class IdTable(tf.Module):
         flat = tf.reshape(ids, [-1])
         first = tf.strings.to_hash_bucket_strong(flat, _FIRST_BUCKETS, self._key)
         second = tf.strings.to_hash_bucket_strong(flat, _SECOND_BUCKETS, _SECOND_KEY)
-        # Read, not gathered from: a variable that is gathered from is copied at every read.
+        # Read first: gathering from a variable copies it each time.
         known = tf.convert_to_tensor(self._first)
-        # `tf.searchsorted` can't search for nothing.
+        # `tf.searchsorted` fails for empty input.
         places = tf.raw_ops.LowerBound(sorted_inputs=known[None], values=first[None])[0]
         is_same = tf.gather(known, places) == first
         is_same &= tf.gather(self._second, places) == tf.cast(second, tf.int32)
@@ -67,7 +67,7 @@ class IdTable(tf.Module):
 
 
 def _sorted(ids: pa.Array | Sequence[str]) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
-    """Returns a key without twins, the first fingerprints under it in order, and that order."""
+    """Returns a key without collisions, the sorted fingerprints, and the order of the ids."""
     for number in range(_TRIES):
         key = (number, 0)
         hashes = _hashed(ids, _FIRST_BUCKETS, key)
@@ -105,7 +105,7 @@ class VocabularyRows(tf.Module):
         self._n_hash_rows = vocabulary.first_own_row - 1
 
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows `[...]` int32 of `ids` `[...]` text; 0 for the empty one."""
+        """Returns rows `[...]` int32 of `ids` `[...]` text; 0 for the empty id."""
         rows = self._table.lookup(ids)
         return tf.where(rows > 0, rows, hash_rows(ids, self._n_hash_rows))
 
@@ -115,12 +115,12 @@ class VocabularyRows(tf.Module):
 
 
 def places_of(ids: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the place `[n]` int64 of each of `ids` `[n]` in a saved table; -1 for none.
+    """Returns the index `[n]` int64 of each of `ids` `[n]` in a saved table; -1 if missing.
 
     Args:
         ids: Ids, text.
-        first: First fingerprints of the table, in order, under whatever key it has.
-        second: Second fingerprints.
+        first: Sorted 63-bit fingerprints of the table; the key is found by trial.
+        second: 31-bit fingerprints of the table.
     """
     places = np.full(len(ids), -1, np.int64)
     again = _hashed(ids, _SECOND_BUCKETS, _SECOND_KEY)
@@ -133,11 +133,11 @@ def places_of(ids: Sequence[str], first: np.ndarray, second: np.ndarray) -> np.n
 
 
 def hash_rows(ids: tf.Tensor, n_hash_rows: int) -> tf.Tensor:
-    """Returns the row that each of `ids` has without one of its own, as `Vocabulary.rows`.
+    """Returns the row of each id that has no row of its own, as `Vocabulary.rows`, `[...]`.
 
     Args:
-        ids: Ids `[...]`; the empty one stands for no id, and has row 0.
-        n_hash_rows: Rows that such ids share; 0: they have row 0.
+        ids: Ids `[...]`; the empty id has row 0.
+        n_hash_rows: Number of hash rows; without any, the row is 0.
     """
     if not n_hash_rows:
         return tf.zeros_like(ids, tf.int32)

@@ -36,7 +36,7 @@ def load_saved_model(bundle: Path) -> Any:
 
 
 def not_loadable(bundle: Path, error: Exception) -> RecsysError:
-    """Returns the error of a bundle that TensorFlow can't load, or read the variables of."""
+    """Returns the error for a bundle whose graph or variables TensorFlow can't load."""
     rule = f"TensorFlow must be able to load the bundle {str(bundle)!r}."
     cure = "Run again with the TensorFlow version that recsys installs: recsys run."
     return RecsysError("R543", rule, cure, f"{type(error).__name__}: {error}")
@@ -44,10 +44,10 @@ def not_loadable(bundle: Path, error: Exception) -> RecsysError:
 
 @contextlib.contextmanager
 def _without_gradients() -> Iterator[None]:
-    """Forgets the gradients that TensorFlow registers while it is open.
+    """Removes the gradients that TensorFlow registers inside the context.
 
-    It would never: a model that was loaded, and with it all its weights, would stay in memory
-    for ever. Serving takes no gradients.
+    TensorFlow itself never removes them, so a loaded model and its weights would never be freed.
+    Serving needs no gradients.
     """
     from tensorflow.python.framework import ops
 
@@ -60,7 +60,7 @@ def _without_gradients() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Drops what C++ code writes to stderr, which no log level stops at start-up."""
+    """Drops the output of C++ code on stderr, which no log level suppresses at start-up."""
     kept, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, _STDERR)
@@ -86,8 +86,8 @@ class SavedModelGraph:
         bundle: Folder of a bundle.
 
     Attributes:
-        signatures: What each signature takes, by name.
-        metadata: All signatures as TensorFlow Serving describes them in JSON.
+        signatures: Inputs of each signature, by name.
+        metadata: Signatures in TensorFlow Serving's JSON form.
 
     Raises:
         RecsysError: TensorFlow is missing (R542), or can't load it (R543).
@@ -123,22 +123,22 @@ class SavedModelGraph:
 
         Args:
             signature: Name of the signature.
-            inputs: All of its inputs, of the types and shapes that it takes.
+            inputs: All of its inputs, in its dtypes and shapes.
 
         Raises:
-            RecsysError: Its inputs can't be read (R563), or the answer doesn't fit into
-                memory (R561).
+            RecsysError: An input can't be read (R563), or the answer doesn't fit into memory
+                (R561).
         """
         import tensorflow as tf
 
         try:
-            # By the names of the signature: those of a request may be any.
+            # Only the names of the signature: a request may have any others.
             tensors = {name: tf.constant(inputs[name]) for name in self.signatures[signature]}
             outputs = self._module.signatures[signature](**tensors)
-        # What no signature tells: an input that isn't a tf.Example, say.
+        # A signature doesn't describe the content of its inputs, such as tf.Examples.
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
             raise _unreadable(signature, error.message[:_SHOWN_BYTES]) from None
-        except UnicodeDecodeError as error:  # TensorFlow quotes bytes that are no text.
+        except UnicodeDecodeError as error:  # TensorFlow quotes bytes that are not text.
             raise _unreadable(signature, error.object[:_SHOWN_BYTES]) from None
         except tf.errors.ResourceExhaustedError:
             rule = "A response must fit into the memory of the server."

@@ -1,4 +1,4 @@
-"""Parity of a SavedModel: it must give the trainer's results for some probes.
+"""Parity of a SavedModel: it must reproduce the trainer's results for some probes.
 
 Numbers are compared with a tolerance of `TOLERANCE` times the largest number, in batches of
 several sizes. Nothing here imports Keras or JAX.
@@ -27,14 +27,14 @@ _PROBES = 64
 Report = Callable[[str], None]
 """Called with a sentence after each check."""
 Request = tuple[str, Mapping[str, tf.Tensor]]
-"""A signature, and its inputs."""
+"""Name of a signature and its inputs."""
 
 
 class Reference(abc.ABC):
-    """What a SavedModel must reproduce.
+    """The results that a SavedModel must reproduce.
 
-    The exporter saves it; a process with TensorFlow alone loads it and compares. So the module of
-    a subclass must not import Keras or JAX.
+    The exporter saves it; a process with only TensorFlow loads it and compares. So the module of a
+    subclass must not import Keras or JAX.
     """
 
     @abc.abstractmethod
@@ -57,13 +57,13 @@ class Reference(abc.ABC):
         Args:
             model: The loaded SavedModel.
             bundle: The unfinished bundle.
-            report: Called after each check with what was checked.
+            report: Called with a description after each check.
 
         Returns:
             The largest difference of a number.
 
         Raises:
-            RecsysError: A difference is over the tolerance (R530 … R533, R538).
+            RecsysError: A difference exceeds the tolerance (R530 … R533, R538).
         """
 
     @abc.abstractmethod
@@ -73,11 +73,11 @@ class Reference(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Expected(Reference):
-    """Inputs of signatures, and the outputs that they must give.
+    """Inputs of signatures and the outputs that they must return.
 
     Attributes:
-        inputs: Inputs by signature, each `[n, ...]` text, bool or numbers.
-        outputs: Required outputs by signature, each `[n, ...]` float32.
+        inputs: Inputs by signature, `[n, ...]` each, text, bool or numbers.
+        outputs: Required outputs by signature, `[n, ...]` float32 each.
     """
 
     inputs: Mapping[str, Arrays]
@@ -91,7 +91,7 @@ class Expected(Reference):
         (folder / "signatures.json").write_text(json.dumps([*self.inputs]))
         for number, signature in enumerate(self.inputs):
             for kind, arrays in (("inputs", self.inputs), ("outputs", self.outputs)):
-                # Texts in objects would be pickled.
+                # NumPy would pickle texts in object arrays.
                 plain: Any = {name: _plain(x) for name, x in arrays[signature].items()}
                 np.savez(folder / f"{number}-{kind}.npz", **plain)
 
@@ -139,14 +139,14 @@ def difference(code: str, subject: str, values: np.ndarray, expected: np.ndarray
     """Returns the largest difference of two arrays.
 
     Raises:
-        RecsysError: They differ in shape, or by more than the tolerance (`code`).
+        RecsysError: The shapes differ, or the difference exceeds the tolerance (`code`).
     """
     if values.shape != expected.shape:
         raise refused(code, subject, f"shape {values.shape} instead of {expected.shape}")
     worst = float(np.max(np.abs(values - expected), initial=0.0))
-    # Dots may be large; cosines, and the entries of unit vectors, are 1 at the most.
+    # Dot products may be large; cosines and the entries of unit vectors are at most 1.
     largest = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # NaN is over it too.
+    if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # Also true for NaN.
         raise refused(code, subject, f"a difference of {worst:.3g}")
     return worst
 
@@ -164,7 +164,7 @@ def refused(code: str, subject: str, received: str) -> RecsysError:
 
 
 def in_batches(ask: Callable[[slice], Mapping[str, tf.Tensor]], n: int) -> Arrays:
-    """Returns the outputs for `n` probes, which are asked in batches of several sizes."""
+    """Returns the outputs for `n` probes, computed in batches of several sizes."""
     answers = [{name: t.numpy() for name, t in ask(part).items()} for part in parts(n, _PROBES)]
     return {name: np.concatenate([a[name] for a in answers]) for name in answers[0]}
 

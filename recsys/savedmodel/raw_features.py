@@ -1,11 +1,10 @@
 """The Transform graphs inside the bundle: raw columns to token rows.
 
-A raw column is text `[batch, any]`, padded with the empty string, whatever it holds:
-numbers as people write them; dates as seconds since 1970, UTC, as years, or in ISO 8601.
-Each is read as the ingest reads it, so that one raw value is one token row in training and
-in serving. Two things are the client's: Unicode's normal form C, which TensorFlow can't
-make, and the parts of a list, one by one. What the ingest would reject is an error of the
-request.
+All raw columns are text `[batch, any]`, padded with the empty string: numbers in decimal notation;
+dates as seconds since 1970, UTC, as years, or in ISO 8601. They are parsed as in the ingest, so
+that a raw value has the same token rows in training and in serving. The client must normalise texts
+to Unicode NFC, which TensorFlow can't, and split lists. A value that the ingest would reject is an
+error of the request.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from recsys.data.sources.values import NUMBER
 from recsys.errors import RecsysError
 from recsys.savedmodel.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
 
-# All that Unicode calls a blank: RE2's \s is ASCII without \v.
+# Unicode white space: RE2's \s is only ASCII, without \v.
 _BLANKS = r"[\s\v\pZ\x{1c}-\x{1f}\x{85}]+"
 _DAY_S = 86_400
 _YEARS = (1000, 3000)
 
 
 def trimmed(texts: tf.Tensor) -> tf.Tensor:
-    """Returns texts `[n]` without blanks around them."""
+    """Returns texts `[n]` without surrounding white space."""
     return tf.strings.regex_replace(texts, f"^{_BLANKS}|{_BLANKS}$", "")
 
 
 def numbers(name: str, texts: tf.Tensor, rows: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the numbers that `texts` `[n]` are, rounded once from float64; NaN for empty ones.
+    """Returns the numbers in `texts` `[n]`, rounded once from float64; NaN for empty texts.
 
-    What the ingest would take for no number is refused: other texts, as `0x10` or `nan`, which
-    TensorFlow reads, and numbers that are too large.
+    Fails for texts that the ingest rejects: too large numbers, and other texts such as `0x10` or
+    `nan`, which TensorFlow would accept.
 
     Args:
-        name: The input, for the message.
+        name: Name of the input, for the message.
         texts: The texts.
-        rows: Row of the request that each text is of `[n]`, for the message.
-        dtype: Type of the numbers.
+        rows: Row of each text in the request `[n]`, for the message.
+        dtype: Dtype of the result.
     """
     texts = trimmed(texts)
     is_number = tf.strings.regex_full_match(texts, NUMBER)
@@ -56,13 +55,13 @@ def numbers(name: str, texts: tf.Tensor, rows: tf.Tensor, dtype: tf.DType) -> tf
 
 
 def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
-    """Returns the fact of events `[b, n]` int32 that texts `[b, n]` hold.
+    """Returns a fact of events `[b, n]` int32 from texts `[b, n]`.
 
-    The empty one is unknown; an age below 0 is 0.
+    The empty text is unknown; negative ages count as 0.
 
     Args:
         name: The fact, of `recsys.data.event_log`.
-        texts: Numbers: ages [s], or weights.
+        texts: Numbers as text: ages [s], or weights.
     """
     dtype = tf.float64 if name == AGES else tf.float32
     shape = tf.shape(texts)
@@ -76,17 +75,17 @@ def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
 
 
 def _rows(shape: tf.Tensor) -> tf.Tensor:
-    """Returns the row of each value of a tensor of `shape` `[2]`, one after the other."""
+    """Returns the row of each value of a flattened tensor of `shape` `[2]`."""
     return tf.repeat(tf.range(shape[0]), shape[1])
 
 
 def first_of(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the first of texts `[b, any]` in each row `[b]`, `""` where there is none."""
+    """Returns the first text of each row of `texts` `[b, any]`, `[b]`; `""` for an empty row."""
     return tf.strings.reduce_join(texts[:, :1], axis=1)
 
 
 def minutes_of_texts(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the minutes since 1970 of the first of texts `[b, any]`, `[b]` int32.
+    """Returns the minutes since 1970 of the first text of each row `[b]` int32.
 
     See `recsys.data.event_log.minutes`; `UNKNOWN` stands for no time.
     """
@@ -96,11 +95,11 @@ def minutes_of_texts(texts: tf.Tensor) -> tf.Tensor:
 
 
 def seconds(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the times that `texts` `[n]` are [seconds since 1970, UTC] int64.
+    """Returns the times in `texts` `[n]`, int64 [seconds since 1970, UTC].
 
-    A whole number from 1000 to 3000 is a year, and its first day; any other one is the
-    seconds themselves. Other texts are dates in ISO 8601, with a time of day or without;
-    without an offset they are UTC. The lowest int64 stands for none.
+    An integer from 1000 to 3000 is a year, meaning its first day; other integers are seconds. Other
+    texts are ISO 8601 dates with an optional time of day, in UTC unless they have an offset. The
+    lowest int64 means missing.
     """
     texts = trimmed(texts)
     is_iso = tf.strings.regex_full_match(texts, ISO)
@@ -115,11 +114,11 @@ def seconds(texts: tf.Tensor) -> tf.Tensor:
 
 
 def _iso_seconds(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the seconds of texts `[n]` that fit `ISO`."""
+    """Returns the seconds of texts `[n]` that match `ISO`."""
     day = _days(*(_part(texts, start, length) for start, length in ((0, 4), (5, 2), (8, 2))))
     clock = tf.strings.regex_replace(texts, rf"^{DAY}[T ]?", "")
     zone = tf.strings.regex_replace(clock, rf"^({CLOCK})?", "")
-    # Padded, so that each part is there.
+    # Padded, so that no part is missing.
     clock = tf.where(tf.strings.regex_full_match(clock, rf"{CLOCK}.*"), clock, "00:00")
     has_seconds = tf.strings.regex_full_match(clock, r".{5}:.*")
     clock = tf.where(has_seconds, clock, tf.strings.substr(clock, 0, 5) + ":00")
@@ -150,19 +149,19 @@ def _days(year: tf.Tensor, month: tf.Tensor, day: tf.Tensor) -> tf.Tensor:
 
 
 class RawFeatures(tf.Module):
-    """Turns raw columns into token rows with the very graph that made the stored ones.
+    """Maps raw columns to token rows by the graph that made the stored token rows.
 
     Args:
         folder: A TFT transform output; its `transform_fn/` is a SavedModel.
         id_column: `item_id` or `user_id`.
-        widths: Tokens of each feature that the tower reads.
+        widths: Number of tokens that the model reads, by feature.
     """
 
     def __init__(self, folder: Path, id_column: str, widths: Mapping[str, int]) -> None:
         super().__init__(name=f"raw_features_by_{id_column}")
         self.graph = _load(folder)
         self._function = self.graph.transform_fn
-        # Sorted, since TensorFlow reads them from a map in an order that is another each time.
+        # Sorted, since TensorFlow returns them in a different order each time.
         specs: dict[str, Any] = self._function.structured_input_signature[0][0]
         self._specs = dict(sorted(specs.items()))
         self._id_column, self._widths = id_column, dict(widths)
@@ -178,7 +177,7 @@ class RawFeatures(tf.Module):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The raw columns that it reads, beside the id, by the names of inputs."""
+        """Names of the inputs that hold raw columns, without the id."""
         return tuple(self._column_of)
 
     def or_stored(
@@ -188,8 +187,8 @@ class RawFeatures(tf.Module):
 
         Args:
             ids: Ids `[b]`.
-            raw: Raw columns `[b, any]`, by `columns`.
-            stored: Token rows `[b, width]` to read where all columns of a row are empty.
+            raw: Raw columns `[b, any]` by name in `columns`.
+            stored: Token rows `[b, width]` for rows whose columns are all empty.
         """
         is_given = [tf.reduce_any(column != "", axis=1) for column in raw.values()]
         one_is_given = tf.reduce_any(is_given, axis=0)
@@ -221,13 +220,13 @@ def _load(folder: Path) -> Any:
 
 
 def _as(name: str, column: tf.Tensor, spec: Any) -> Any:
-    """Returns a text column `[b, any]` as the graph wants it."""
+    """Returns a text column `[b, any]` in the form that the graph expects."""
     values = tf.ragged.boolean_mask(column, column != "")
     if isinstance(spec, tf.SparseTensorSpec | tf.RaggedTensorSpec):
         typed = _typed(name, values.values, values.value_rowids(), spec.dtype)
         lists = values.with_values(typed)
         return lists.to_sparse() if isinstance(spec, tf.SparseTensorSpec) else lists
-    # Where the schema has a shape the graph has a place for so many values, mostly one.
+    # With a shape in the schema, the graph expects a fixed number of values, mostly one.
     width = spec.shape[1:].num_elements()
     first = tf.reshape(values[:, :width].to_tensor("", shape=[None, width]), [-1])
     rows = _rows(tf.stack([tf.shape(column)[0], width]))
@@ -235,7 +234,7 @@ def _as(name: str, column: tf.Tensor, spec: Any) -> Any:
 
 
 def _typed(name: str, texts: tf.Tensor, rows: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the values of `texts` `[n]`; for an empty one what the graph takes for missing."""
+    """Returns the values of `texts` `[n]`; the graph's missing value for empty texts."""
     if dtype == tf.string:
         return trimmed(texts)
     return numbers(name, texts, rows, dtype) if dtype.is_floating else seconds(texts)

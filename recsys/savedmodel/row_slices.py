@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
     from recsys.embedding.saved_arrays import SavedRows
 
 SLICE_BYTES = 16 << 20
-"""Of a slice: what is read at a time, to write a checkpoint and to load it."""
+"""Size of a slice that is read at a time, to write or load a checkpoint [bytes]."""
 
 
 def slices(values: np.ndarray | SavedRows) -> Iterator[tuple[int, np.ndarray]]:
@@ -26,7 +26,7 @@ def slices(values: np.ndarray | SavedRows) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def slice_bounds(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields the first row of each slice of `n_rows`, and the row that it ends before."""
+    """Yields the start and end of each slice of `n_rows` rows."""
     n = max(1, SLICE_BYTES // max(1, row_bytes))
     for start in range(0, n_rows, n):
         yield start, min(start + n, n_rows)
@@ -35,8 +35,8 @@ def slice_bounds(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 def read_rows(values: np.ndarray | SavedRows, start: int, stop: int) -> np.ndarray:
     """Returns the rows `start` … `stop` of `values` `[rows, ...]`.
 
-    Those of a memory map are read from its file: a mapped page that was touched counts as
-    this process's memory.
+    Rows of a memory map are read from its file, because touched pages of a map count as memory of
+    this process.
 
     Raises:
         OSError: The file of a memory map has become shorter.

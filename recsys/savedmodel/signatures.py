@@ -26,13 +26,13 @@ from recsys.data.event_log import (
 from recsys.errors import UsageError
 
 NO_SCORE = float(np.finfo(np.float32).min)
-"""The score of a place without an item."""
+"""Score of padding after the last item."""
 
 DEFAULT_SIGNATURE = "serving_default"
 SCORE = "score"
-"""The signature of a bundle that answers scores, and its output `[n]` float32."""
+"""Name of the signature of a bundle that answers scores, and of its output `[n]` float32."""
 POPULAR = "popular"
-"""The signature that answers by popularity, of a bundle whose vectors lie apart."""
+"""Name of the signature that answers by popularity, in a bundle without vectors."""
 
 Arrays = dict[str, np.ndarray]
 DTYPES: dict[str, Any] = {
@@ -42,15 +42,15 @@ DTYPES: dict[str, Any] = {
     "DT_INT32": np.int32,
     "DT_INT64": np.int64,
 }
-"""NumPy's types of inputs by TensorFlow's; objects hold bytes."""
+"""NumPy dtypes of inputs by TensorFlow dtype; objects are bytes."""
 
 
 class SignatureInput(NamedTuple):
     """An input of a signature.
 
     Attributes:
-        dtype: Its type as TensorFlow writes it, `DT_STRING`.
-        shape: Its sizes, -1 for any.
+        dtype: TensorFlow name of the dtype, such as `DT_STRING`.
+        shape: Shape; -1 for any size.
     """
 
     dtype: str
@@ -58,7 +58,7 @@ class SignatureInput(NamedTuple):
 
 
 Signature = Mapping[str, SignatureInput]
-"""What a function of a SavedModel takes, by name."""
+"""Inputs of a function of a SavedModel, by name."""
 
 ONLY = "only_"
 QUERY_TIME = "query_time"
@@ -70,14 +70,14 @@ WHOLE = r"[0-9]{1,18}(\.0*)?"
 DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
 ISO = rf"{DAY}([T ]{CLOCK}(Z|[+-][0-9]{{2}}:[0-9]{{2}}| UTC)?)?"
-"""What texts a signature reads as times, beside whole numbers below 0."""
+"""Texts that a signature parses as times, besides negative integers."""
 _OWN = (
     "user_id", "item_id", "history", "exclude_seen", "exclude_ids", *EVENT_FACTS, QUERY_TIME
 )  # fmt: skip
 
 
 def query_facts(facts: Iterable[str]) -> tuple[str, ...]:
-    """Returns the inputs of a query that hold the facts that a model reads."""
+    """Returns the names of a query's inputs for the facts that a model reads."""
     names = tuple(facts)
     of_history = tuple(name for name in names if name != ASKED_AT)
     return (*of_history, QUERY_TIME) if {AGES, ASKED_AT} & {*names} else of_history
@@ -97,13 +97,13 @@ def fact_texts(facts: Facts, kinds: Sequence[str] = ()) -> Arrays:
 
 
 def _texts(name: str, fact: np.ndarray, kinds: Sequence[str]) -> np.ndarray:
-    """Returns a fact `[…]` int32 as the texts that its input takes; "" for unknown."""
+    """Returns a fact `[…]` int32 as texts for its input; "" for unknown."""
     if name == KINDS:
-        return np.array([*kinds, ""], object)[fact]  # The last one is `UNKNOWN`.
+        return np.array([*kinds, ""], object)[fact]  # The last entry is for `UNKNOWN`.
     texts = fact.astype("U11")
-    if name == ASKED_AT:  # A small number would be a year.
+    if name == ASKED_AT:  # A small number would be parsed as a year.
         texts = np.datetime_as_string(fact.astype("datetime64[m]"))
-    if name == WEIGHTS:  # Any weight of the bucket says the same.
+    if name == WEIGHTS:  # Any weight in the bucket is equivalent.
         least = np.concatenate([[0.0], LEAST_WEIGHTS.astype(np.float64)])
         texts = least.astype(str)[np.maximum(fact, 0)]
     return np.where(fact == UNKNOWN, "", texts).astype(object)
@@ -120,7 +120,7 @@ def check_fact_texts(
         history: Item ids, the newest first.
 
     Raises:
-        UsageError: The model reads no such input, or the texts can't be read (R549).
+        UsageError: The model has no such input, or a text can't be parsed (R549).
     """
     for name, texts in facts.items():
         if name not in inputs:
@@ -153,17 +153,17 @@ def _is_number_or_empty(text: str) -> bool:
 
 
 def raw_inputs(columns: Iterable[str]) -> dict[str, str]:
-    """Returns the column of each input that takes raw values, by the name of the input."""
+    """Returns the column of each input for raw values, by name of the input."""
     return _named(columns, "")
 
 
 def filter_inputs(features: Iterable[str]) -> dict[str, str]:
-    """Returns the feature of each input that filters, by the name of the input."""
+    """Returns the feature of each filter, by name of the input."""
     return _named(features, ONLY)
 
 
 def _named(columns: Iterable[str], prefix: str) -> dict[str, str]:
-    """Returns the column of each input; a name of TensorFlow has letters, digits and `_`."""
+    """Returns the column of each input, by a name that is valid in TensorFlow."""
     column_of: dict[str, str] = {}
     for column in columns:
         name = prefix + re.sub(r"[^A-Za-z0-9]", "_", column)
@@ -177,5 +177,5 @@ def _named(columns: Iterable[str], prefix: str) -> dict[str, str]:
 
 USER, HISTORY, FEATURES, POPULARITY = "user", "history", "features", "popularity"
 SOURCES = (USER, HISTORY, FEATURES, POPULARITY)
-"""The strongest first: a trained row of the user's own; items of the history with a
-trained row; features; nothing, and so what is popular."""
+"""Sources of an answer, the strongest first: the user's own trained row; trained items of the
+history; features; popularity."""

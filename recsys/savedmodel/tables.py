@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 def variables_of(model: SparseModel) -> list[tf.Variable]:
-    """Returns the variables that a model computes with, which a `tf.Module` must hold to be saved.
+    """Returns the variables that a model reads, which a `tf.Module` must hold to be saved.
 
     Args:
-        model: A built model; its tables may be those of `without_rows`.
+        model: A built model; `without_rows` may have been applied to its tables.
     """
     weights = [variable.value for variable in model.variables]
-    # Keras counts none that `Table.read_from` was given.
+    # Keras doesn't list variables that were passed to `Table.read_from`.
     tables = [table.embeddings for table in tables_of(model)]
     return [*weights, *(table for table in tables if isinstance(table, tf.Variable))]
 
 
 def without_rows(table: Table, weights: np.ndarray | SavedRows) -> None:
-    """Gives a table a variable that gets its rows when the SavedModel has been written.
+    """Gives a table a variable whose rows are filled after the SavedModel is written.
 
     Args:
-        table: The table, not built yet.
-        weights: Its rows `[rows, dim]` float32, memory-mapped.
+        table: Table, not yet built.
+        weights: Rows `[rows, dim]` float32, memory-mapped.
     """
     variable = filled_later(weights, tf.as_dtype(table.spec.dtype))
-    # Read, not gathered from: a variable that is gathered from is copied at every read.
+    # Read first: gathering from a variable copies it each time.
     table.read_from(variable, lambda: tf.convert_to_tensor(variable))

@@ -33,26 +33,26 @@ if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
     from recsys.embedding.saved_arrays import SavedRows
 
 SMALL_BYTES = 1 << 20
-"""A variable of `constant` up to this size has its content from the start."""
+"""Maximum size up to which `constant` stores the values directly [bytes]."""
 
 _SOURCE, _PREFIX = "_recsys_source", "filled_later_"
 _NUMBERS = itertools.count()
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 Report = Callable[[int, int], None]
-"""Called with the bytes that are written, and all of them."""
+"""Called with the number of written bytes and the total."""
 
 
 def filled_later(values: np.ndarray | SavedRows, dtype: tf.DType) -> tf.Variable:
-    """Returns a variable without rows, to be filled with those of `values` by `fill`.
+    """Returns a variable without rows, into which `fill` writes `values`.
 
     Args:
-        values: `[rows, ...]`. A memory map, of `numpy.load` for example, is read from its
-            file slice by slice, and never mapped into memory.
-        dtype: What they are stored as.
+        values: Array `[rows, ...]`. A memory map, as of `numpy.load`, is read from its file slice
+            by slice, and never held in memory.
+        dtype: Stored dtype.
     """
     shape = values.shape[1:]
-    # By its name the variable is found again in the checkpoint.
+    # `fill` finds the variable in the checkpoint by this name.
     name = f"{_PREFIX}{next(_NUMBERS)}"
     variable = tf.Variable(
         tf.zeros([0, *shape], dtype), trainable=False, name=name, shape=[None, *shape]
@@ -62,7 +62,7 @@ def filled_later(values: np.ndarray | SavedRows, dtype: tf.DType) -> tf.Variable
 
 
 def _was_filled_later(name: str) -> bool:
-    """Returns whether the variable of a SavedModel got its rows by `fill`, by its name."""
+    """Returns whether a variable of a SavedModel has a name that `filled_later` gave."""
     return name.startswith(_PREFIX)
 
 
@@ -70,9 +70,9 @@ def fill(folder: Path, variables: Iterable[tf.Variable], report: Report = lambda
     """Writes the content of the variables of the SavedModel in `folder`.
 
     Args:
-        folder: What `tf.saved_model.save` has just written.
-        variables: All that it was written with; those of `filled_later` get their rows.
-        report: Called now and then with the bytes that are written, and all of them.
+        folder: Folder that `tf.saved_model.save` has written.
+        variables: All variables of the model; `filled_later` ones get their rows.
+        report: Called regularly with the number of written bytes and the total.
 
     Raises:
         RecsysError: It can't be written, as on a full disk (R526).
@@ -86,13 +86,13 @@ def fill(folder: Path, variables: Iterable[tf.Variable], report: Report = lambda
 
 @contextlib.contextmanager
 def written_whole(folder: Path) -> Iterator[None]:
-    """Says in a sentence why TensorFlow couldn't write.
+    """Converts TensorFlow's write errors inside the context.
 
     Args:
-        folder: Where it writes.
+        folder: Folder that is written to.
 
     Raises:
-        RecsysError: As on a full disk (R526).
+        RecsysError: Writing failed, for example because the disk is full (R526).
     """
     try:
         yield
@@ -126,7 +126,7 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Report) -> None
 
 
 def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str, int]]:
-    """Writes a variable in files of a slice each; yields the prefix and the bytes of each."""
+    """Writes a variable, one file per slice; yields prefix and size of each file."""
     values = cast("np.ndarray | SavedRows", getattr(variable, _SOURCE))
     if not len(values):
         yield _saved(f"{prefix}-0", key, "", np.asarray(values), variable.dtype), 0
@@ -137,13 +137,13 @@ def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str
 
 
 def _described(shape: Sequence[int], start: int, n: int) -> str:
-    """Returns how a checkpoint names `n` rows of a variable of `shape`."""
+    """Returns the name of a slice of `n` rows in a checkpoint, for a variable of `shape`."""
     whole, rest = " ".join(map(str, shape)), "".join(f":0,{size}" for size in shape[1:])
     return f"{whole} {start},{n}{rest}"
 
 
 def overwrite(bundle: Path, changes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Writes the variables of a SavedModel anew, with other values in some rows.
+    """Rewrites the variables of a SavedModel, with new values in some rows.
 
     Args:
         bundle: The SavedModel.
@@ -175,7 +175,7 @@ def overwrite(bundle: Path, changes: Mapping[str, Mapping[int, Any]]) -> None:
 
 
 def _merge(prefix: Path, written: list[str]) -> None:
-    """Makes one checkpoint of files of slices; it replaces the one that is there."""
+    """Merges the files of slices into one checkpoint, which replaces the existing one."""
     for path in [prefix.with_suffix(".index"), *prefix.parent.glob(f"{prefix.name}.data-*")]:
         path.unlink()
     tf.raw_ops.MergeV2Checkpoints(
@@ -206,10 +206,9 @@ def _keys_of(reader: Any) -> dict[str, str]:
 
 
 def constant(values: Any, dtype: tf.DType) -> tf.Variable:
-    """Returns a variable, which is saved in a file of its own and not in the graph.
+    """Returns a variable with constant values, which is saved outside of the graph.
 
-    A large one has no rows before `recsys.savedmodel.variables.fill` gives them to what was
-    saved; an array in memory or a memory map is then read slice by slice.
+    A large variable has no rows until `fill` writes them into the SavedModel, slice by slice.
     """
     if isinstance(values, np.ndarray) and dtype != tf.string and values.nbytes > SMALL_BYTES:
         return filled_later(values, dtype)
@@ -228,9 +227,9 @@ def load_mapped(bundle: Path, scratch: Path) -> Any:
     them is read once, slice by slice, and compared with its checksum.
 
     Args:
-        bundle: Holds the SavedModel.
-        scratch: An empty folder for the files, as large as the variables; it may go when the
-            model does.
+        bundle: Folder of the SavedModel.
+        scratch: An empty folder for the mapped files, with space for all variables; needed as long
+            as the model.
 
     Raises:
         RecsysError: TensorFlow is missing (R542), or can't load it (R543).
@@ -270,7 +269,7 @@ def _loaded(bundle: Path, scratch: Path) -> Any:
 
 
 def _mapped(path: Path, prefix: Path, key: str, shape: list[int], dtype: tf.DType) -> tf.Tensor:
-    """Returns a variable of a checkpoint, in a file that it is copied to."""
+    """Copies a variable of a checkpoint to a file, and returns it memory-mapped."""
     if not shape[0]:
         return tf.zeros(shape, dtype)
     row_bytes = dtype.size * int(np.prod(shape[1:]))
@@ -278,8 +277,8 @@ def _mapped(path: Path, prefix: Path, key: str, shape: list[int], dtype: tf.DTyp
         for start, stop in slice_bounds(shape[0], row_bytes):
             described = _described(shape, start, stop - start)
             file.write(_read_slice(prefix, key, described, dtype).numpy().tobytes())
-    # Private, since TensorFlow takes no memory that can't be written; nothing writes it.
-    is_known = dtype != tf.bfloat16  # To NumPy, which lends no others.
+    # Mapped privately, because TensorFlow requires writable memory; nothing writes to it.
+    is_known = dtype != tf.bfloat16  # NumPy has no bfloat16.
     lent = dtype.as_numpy_dtype if is_known else np.uint16
     values = np.memmap(path, lent, "c", shape=tuple(shape))
     tensor = tf.experimental.dlpack.from_dlpack(values.__dlpack__())
@@ -290,7 +289,7 @@ GRAPH, FINGERPRINT = "saved_model.pb", "fingerprint.pb"
 
 
 def make_canonical(folder: Path) -> None:
-    """Writes the graph of a SavedModel in one order, and its fingerprint without chance."""
+    """Rewrites a SavedModel's graph and fingerprint deterministically."""
     saved = SavedModel.FromString((folder / GRAPH).read_bytes())
     for graph in saved.meta_graphs:
         functions = graph.graph_def.library.function

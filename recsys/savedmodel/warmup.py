@@ -21,7 +21,7 @@ from recsys.system.installation import install_extra
 
 FILE = "assets.extra/tf_serving_warmup_requests"
 BATCHES = (1, 32)
-"""Rows of the requests to each signature."""
+"""Batch sizes of the requests to each signature."""
 
 
 def messages() -> Any:
@@ -46,7 +46,7 @@ def input_names(bundle: Path) -> dict[str, list[str]]:
 
 
 def write_warmup(bundle: Path, name: str, requests: Mapping[str, Arrays]) -> None:
-    """Writes requests to signatures, of each as many rows as `BATCHES` says.
+    """Writes requests to signatures, with each of the batch sizes in `BATCHES`.
 
     Args:
         bundle: Folder of the SavedModel.

@@ -195,7 +195,7 @@ class Retriever(ServedModel):
 
         Args:
             inputs: As `query_inputs` returns them.
-            k: Items of an answer.
+            k: Number of items per query.
             is_batch: Whether all items are looked at, exactly and on all cores; else this
                 thread answers alone, by the index where there is one.
 
