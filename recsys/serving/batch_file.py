@@ -39,25 +39,26 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
     ]
 )
-"""Of the file: items the best first, fewer than requested if the catalogue has no more;
-whether the data hold the user; what the answer rests on, see `recsys.savedmodel.signatures`."""
+"""Schema of the file: items, the best first, fewer than requested if the catalogue has no more;
+whether the data contain the user; the source of the answer, see `recsys.savedmodel.signatures`."""
 
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
-"""`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
+"""`SCHEMA` with dictionary-encoded ids."""
 
 Report = Callable[[int, int], None]
-"""Called with the users that were answered since, and the bytes of the file that are done."""
+"""Called with the number of users answered since the last call, and of the finished bytes of the
+file."""
 
 Answer = Callable[[pa.Array, int], pa.RecordBatch]
-"""Answers user ids with so many items each, in the columns of `ENCODED`; called from
+"""Returns recommendations for user ids, k items each, in the columns of `ENCODED`; called from
 several threads."""
 
 _MOST_ITEMS = 1 << 20
-"""Of a block; their ids fit into one array."""
+"""Maximum number of items in a block, so that their ids fit into one array."""
 _AT_ONCE = 2
-"""Blocks that are answered at once: what one thread does alone leaves the other cores."""
+"""Number of blocks that are answered concurrently, to use several cores."""
 _MOST_ID_BYTES = 1 << 26
-"""Of the ids of a block that Parquet writes once, and numbers for the lists."""
+"""Maximum size of a block's distinct ids for which Parquet uses a dictionary [bytes]."""
 
 
 @dataclasses.dataclass
@@ -66,12 +67,12 @@ class Answered:
 
     Attributes:
         out: The recommendations.
-        rejected_file: The rows that are no user id, as dead letters; None: there are none.
-        users: Users that were answered.
-        unknown: Those of them whom the bundle doesn't know.
-        sources: How many answers rest on what, see `recsys.savedmodel.signatures`.
-        rejected: Rows that are no user id.
-        seconds: Time that it took [s].
+        rejected_file: Dead letters of rows that are not a user id; None if there are none.
+        users: Number of answered users.
+        unknown: Number of them that the bundle doesn't know.
+        sources: Number of answers by source, see `recsys.savedmodel.signatures`.
+        rejected: Number of rows that are not a user id.
+        seconds: Time taken [s].
     """
 
     out: str
@@ -86,19 +87,19 @@ class Answered:
 def recommend_file(
     answer: Answer, users: UsersFile, out: Path, k: int, block: int, report: Report
 ) -> Answered:
-    """Answers every user of a file, in its order, and writes `out` in one step.
+    """Writes recommendations for all users of a file, in its order, atomically to `out`.
 
     Args:
-        answer: Answers some of them, `batch_answer` of a retriever.
-        users: The users; any number, a few blocks of them are in memory.
-        out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
-        k: Items for each.
-        block: Users that are answered at a time.
-        report: Called with the progress.
+        answer: Returns the answers for a block of users, as `batch_answer`.
+        users: The users; only a few blocks are in memory at a time.
+        out: Parquet file to write or replace, in the columns of `SCHEMA`.
+        k: Number of items per user.
+        block: Number of users per block.
+        report: Progress callback.
 
     Raises:
         UsageError: `out` is a folder (R546), or `k` is out of range (R541).
-        RecsysError: As reading and answering.
+        RecsysError: The file can't be read, or an answer fails.
     """
     started, done = time.monotonic(), Answered(str(out))
     rejected_file = out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
@@ -137,15 +138,15 @@ def recommend_file(
 def batch_answer(
     retriever: Retriever, user_ids: pa.Array, k: int, query_time: str = ""
 ) -> pa.RecordBatch:
-    """Returns the best `k` items of users, in the columns of `ENCODED`.
+    """Returns the best `k` items for users, in the columns of `ENCODED`.
 
     Seen items are left out, unless the bundle's config includes repeats.
 
     Args:
-        retriever: Answers.
-        user_ids: Ids `[n]` string, without null; unknown ones may be among them.
-        k: How many.
-        query_time: Moment of the question, of a model that reads times.
+        retriever: Retriever of the bundle.
+        user_ids: Ids `[n]` string, without null; they may be unknown.
+        k: Number of items per user.
+        query_time: Query time, for a model that reads times.
 
     Raises:
         UsageError: `k` is out of range (R541), or the model reads no times (R549).
@@ -160,7 +161,7 @@ def as_batch(user_ids: pa.Array, ranked: RankedRows, ids_of_rows: pa.Array) -> p
     """Returns answers in the columns of `ENCODED`."""
     is_item = ranked.rows > 0
     offsets = pa.array(np.concatenate([[0], np.cumsum(is_item.sum(axis=1))]), pa.int32())
-    # Each id once, and its number for the lists.
+    # Each distinct id once, with its index for the lists.
     number = np.zeros(len(ids_of_rows), np.int32)
     rows = ranked.rows[is_item]
     number[rows] = 1
@@ -179,12 +180,12 @@ def as_batch(user_ids: pa.Array, ranked: RankedRows, ids_of_rows: pa.Array) -> p
 
 
 def _writer(file: Path) -> pq.ParquetWriter:
-    """Writes a file that reads as `SCHEMA`: the encoding isn't stored."""
+    """Returns a writer whose file has `SCHEMA`, without the dictionary encoding."""
     encoded = ["item_ids.list.element", "source"]
     return pq.ParquetWriter(
         file, ENCODED, use_dictionary=encoded, dictionary_pagesize_limit=_MOST_ID_BYTES,
         store_schema=False,
-        # Statistics of lists of ids are of no use, and take longer than the rest.
+        # Statistics of ids are useless, and take longer than the rest.
         write_statistics=["user_id"],
     )  # fmt: skip
 
@@ -192,7 +193,7 @@ def _writer(file: Path) -> pq.ParquetWriter:
 def _answers(
     answer: Answer, blocks: Iterator[tuple[pa.Array, pa.RecordBatch, int]], k: int
 ) -> Generator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
-    """Yields `blocks` in their order, with answers in place of ids."""
+    """Yields `blocks` in order, with answers in place of ids."""
     empty = pa.RecordBatch.from_pylist([], SCHEMA)
     waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
     threads = ThreadPoolExecutor(_AT_ONCE)
@@ -210,7 +211,7 @@ def _answers(
 
 
 def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
-    """Yields as `users` does, but ids in blocks of `size`, and fewer at the end."""
+    """Yields the items of `users`, regrouped into blocks of `size` ids."""
     waiting = pa.array([], pa.string())
     for ids, letters, n_bytes in users:
         waiting = pa.concat_arrays([waiting, ids])
@@ -225,7 +226,7 @@ def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBa
 
 # --- a file of users: CSV, Parquet, JSON Lines, tf.Examples or plain text
 
-# Small, because progress is reported by whole pieces.
+# Small, because progress is reported after each piece.
 _PIECE_BYTES = 256 << 10
 _DELIMITERS = "\t;|,"
 _NEVER = "\x1f"
@@ -235,11 +236,11 @@ _NO_LETTERS = dead_letters.dead_letters([], "", [], [])
 
 @dataclasses.dataclass(frozen=True)
 class UsersFile:
-    """The users of a file, in its order; it may have any size.
+    """The users of a file of any size, in its order.
 
     Attributes:
-        column: The column of the ids.
-        pieces: The parts that it is read in.
+        column: Column of the ids.
+        pieces: Parts of the file, which are read one after the other.
     """
 
     column: str
@@ -247,12 +248,11 @@ class UsersFile:
 
     @classmethod
     def open(cls, file: Path, column: str | None = None) -> UsersFile:
-        """Looks at the start of a file.
+        """Opens a file, and detects its format from its first bytes.
 
         Args:
-            file: A file whose format its name or its first bytes report. `.txt` without a
-                `column` has an id a line, and no header.
-            column: The column of the ids; the first one by default.
+            file: The file. `.txt` without a `column` has one id per line, and no header.
+            column: Column of the ids; None: the first one.
 
         Raises:
             UsageError: There is no such file (R546).
@@ -267,11 +267,11 @@ class UsersFile:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all pieces, about."""
+        """Approximate size of all pieces [bytes]."""
         return sum(piece.n_bytes for piece in self.pieces)
 
     def __iter__(self) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
-        """Yields ids `[n]` string, dead letters of other rows, and the bytes read since."""
+        """Yields ids `[n]` string, dead letters of the other rows, and the number of bytes read."""
         for piece in self.pieces:
             for batch in read_piece(piece):
                 ids = to_ids(batch.columns.column(self.column))
@@ -283,7 +283,7 @@ class UsersFile:
 
 
 def _look(path: str, column: str | None) -> tuple[SourceConfig, str]:
-    """Returns how a file is read, and which column has the ids."""
+    """Returns the config for reading a file, and the column of the ids."""
     file = open_source(SourceFile(path, file_size(path)), SourceConfig(files=path))
     name = registry.name_of("source", file.source)
     source = SourceConfig(files=path, format=name)

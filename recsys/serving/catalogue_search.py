@@ -23,18 +23,18 @@ from recsys.index.ranker import best_of
 from recsys.savedmodel.signatures import Arrays, filter_inputs
 
 _FEW, _LONGEST, _MOST_LOOKED_AT = 3, 50, 500
-"""Values that an error names; characters and values that are compared for it."""
+"""Number of values that an error names, and limits of characters and values to compare for it."""
 
 
 class ItemFilters:
-    """Filters of `recommend_filtered`.
+    """Filters of the signature `recommend_filtered` by item features.
 
     Args:
-        features: Names of the tokens of each item row from 1 on, by feature.
+        features: Token names of each item row from 1 on, by feature.
         n_rows: Item rows.
 
     Attributes:
-        feature_of: The feature of each filter, by the name of its input.
+        feature_of: Feature of each filter, by name of the input.
     """
 
     def __init__(self, features: Mapping[str, pa.ListArray], n_rows: int) -> None:
@@ -43,27 +43,27 @@ class ItemFilters:
 
     @functools.cached_property
     def _items(self) -> dict[str, dict[bytes, np.ndarray]]:
-        """The rows of the items of each token by filter, tokens of the most items first."""
+        """Item rows of each token, by filter; the most frequent tokens first."""
         return {
             name: _rows_by_token(self._features[feature])
             for name, feature in self.feature_of.items()
         }
 
     def tokens(self, name: str, words: str, n: int) -> list[str]:
-        """Returns tokens of a filter that hold all `words`, those of the most items first."""
+        """Returns up to `n` tokens of a filter with all `words`, the most frequent first."""
         parts = words.lower().split()
         names = (token.decode() for token in self._items[name])
         tokens = (token for token in names if all(part in token.lower() for part in parts))
         return list(itertools.islice(tokens, n))
 
     def check_values(self, wanted: Mapping[str, Iterable[bytes]]) -> None:
-        """Raises an error where no item has a value that is asked for.
+        """Checks that some item has each requested value.
 
         Args:
-            wanted: Names of tokens by filter; an empty one is padding.
+            wanted: Token names by filter; the empty name is padding.
 
         Raises:
-            UsageError: No item has one of them (R537).
+            UsageError: No item has a value (R537).
         """
         for name, tokens in wanted.items():
             unknown = next(
@@ -77,7 +77,7 @@ class ItemFilters:
             raise UsageError("R537", rule, f"Name one of the values, such as {similar}.", text)
 
     def _similar(self, name: str, text: str) -> list[str]:
-        """Returns a few tokens of a filter: those that look like a text, else the most frequent."""
+        """Returns a few tokens of a filter, similar to a text, else the most frequent."""
         most_frequent = [
             token.decode() for token in itertools.islice(self._items[name], _MOST_LOOKED_AT)
         ]
@@ -88,14 +88,14 @@ class ItemFilters:
     def groups(
         self, inputs: Arrays, at: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Yields the queries that want the same, and the rows that they allow.
+        """Groups queries with equal filters; yields each group with the allowed item rows.
 
         Args:
-            inputs: Of the signature; padding alone wants any item.
-            at: Places of the queries `[n]`.
+            inputs: Inputs of the signature; a row of only padding allows all items.
+            at: Indices of the queries `[n]`.
 
         Yields:
-            Some of `at`, and `[item rows]` bool; None: all items.
+            A part of `at`, and a mask `[item rows]` bool, or None for all items.
         """
         names = [name for name in self.feature_of if name in inputs]
         if not names:
@@ -120,7 +120,7 @@ class ItemFilters:
 
 
 def _rows_by_token(column: pa.ListArray) -> dict[bytes, np.ndarray]:
-    """Returns the item rows of each token of a feature, whose first line is row 1."""
+    """Returns the item rows of each token of a feature; entry 0 of `column` is row 1."""
     encoded = column.flatten().dictionary_encode()
     codes = encoded.indices.to_numpy()
     counts = np.bincount(codes, minlength=len(encoded.dictionary))
@@ -133,7 +133,7 @@ def _rows_by_token(column: pa.ListArray) -> dict[bytes, np.ndarray]:
 _SHOWN_TOKENS = 12
 _BLANK = pa.array([""], pa.large_string())
 _SAMPLE = 200
-"""Items that tell whether a feature only repeats the titles."""
+"""Number of items to check whether a feature only repeats the titles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,13 +143,13 @@ class CatalogueSearch:
     Attributes:
         user_ids: Ids of the users `[users]` large_string.
         items: Vocabulary of the items.
-        titles: Title of each item row `[item rows]` large_string; empty for no item.
-        embeddings: Of each item row `[item rows, dim]`; a memory map.
-        is_item: Which item rows are candidates `[item rows]` bool.
-        width: How many of their numbers tell what is alike, see
+        titles: Title of each item row `[item rows]` large_string; empty for rows without an item.
+        embeddings: Item embeddings `[item rows, dim]`, a memory map.
+        is_item: Whether each item row is a candidate `[item rows]` bool.
+        width: Number of an embedding's entries that define similarity, see
             `recsys.tasks.retrieval.manifest.direction_width`.
-        features: Names of the tokens of each item row from 1 on, by feature; a
-            feature whose tokens have no names isn't there.
+        features: Token names of each item row from 1 on, by feature; without features whose tokens
+            have no names.
     """
 
     user_ids: pa.Array
@@ -162,14 +162,14 @@ class CatalogueSearch:
 
     @classmethod
     def open(cls, bundle: Path, width: int | None = None) -> CatalogueSearch:
-        """Reads a bundle, whose files were checked against its manifest.
+        """Reads a bundle whose files match its manifest.
 
         Args:
             bundle: The bundle.
             width: See the attribute.
 
         Raises:
-            RecsysError: It lacks something, or is damaged (R544).
+            RecsysError: A file is missing or damaged (R544).
         """
         try:
             users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])["id"]
@@ -199,7 +199,7 @@ class CatalogueSearch:
 
     @functools.cached_property
     def _lower_titles(self) -> pa.Array:
-        """The id and the title of each item row, in small letters."""
+        """Id and title of each item row, in lower case."""
         ids = self.items.ids_of_rows.fill_null("")
         space = pa.scalar(" ", pa.large_string())
         return pc.utf8_lower(pc.binary_join_element_wise(ids, self.titles, space))
@@ -213,7 +213,8 @@ class CatalogueSearch:
     def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
         """Returns the `n` items with the most training events whose id or title has all `words`."""
         rows, texts = np.arange(len(self.is_item)), self._lower_titles
-        # The longest first, and only in what is left: a client may send hundreds of words.
+        # The longest word first, each only among the remaining items: a client may send hundreds of
+        # words.
         for word in sorted(set(words.lower().split()), key=len, reverse=True):
             matches = pc.match_substring(texts, word)
             rows = rows[matches.to_numpy(zero_copy_only=False)]
@@ -222,12 +223,12 @@ class CatalogueSearch:
         return self.shown(best_of(rows, self.items.row_counts[rows], n)[0])
 
     def item_rows(self, ids: Sequence[str]) -> list[int]:
-        """Returns the row of each of `ids`; 0 for an id of no item."""
+        """Returns the row of each of `ids`; 0 if there is no such item."""
         rows = self.items.rows(ids) if ids else np.zeros(0, np.int32)
         return np.where(rows >= self.items.first_own_row, rows, 0).tolist()
 
     def similar(self, row: int, n: int) -> list[dict[str, Any]]:
-        """Returns the `n` items whose embeddings have the largest cosine with that of `row`."""
+        """Returns the `n` items whose embeddings have the largest cosine with the item in `row`."""
         embeddings = self.embeddings[:, : self.width]
         query = np.asarray(embeddings[row], np.float32)
         scores = embeddings @ query / np.maximum(self._norms * self._norms[row], 1e-12)
@@ -238,20 +239,20 @@ class CatalogueSearch:
 
     @functools.cached_property
     def _norms(self) -> np.ndarray:
-        """Lengths of the embeddings `[item rows]`; 1 where scores are cosines."""
+        """Norms of the embeddings `[item rows]`; 1 if scores are cosines."""
         embeddings = self.embeddings[:, : self.width]
         return np.sqrt(np.einsum("rd,rd->r", embeddings, embeddings, dtype=np.float32))
 
     @functools.cached_property
     def _shown_features(self) -> list[tuple[str, pa.ListArray]]:
-        """The features that add something to the titles; words of a title don't."""
+        """Features that don't only repeat words of the titles."""
         features = self.features.items()
         return [(name, lists) for name, lists in features if not _repeats(lists, self.titles)]
 
     def shown(
         self, rows: Iterable[int], scores: Sequence[float] | None = None
     ) -> list[dict[str, Any]]:
-        """Returns `id`, `title` and `features` of items, and `score` where there are `scores`.
+        """Returns `id`, `title` and `features` of items, and `score` if `scores` are given.
 
         A feature that only repeats words of the titles is left out.
         """
@@ -269,13 +270,13 @@ class CatalogueSearch:
 
 
 def _tokens(column: pa.ListArray, row: int) -> list[str]:
-    """Returns the names of an item's tokens; line 0 of `column` is row 1."""
+    """Returns the token names of an item; entry 0 of `column` is row 1."""
     names: list[str] = column[row - 1].as_py() if row else []
     return names[:_SHOWN_TOKENS]
 
 
 def _repeats(column: pa.ListArray, titles: pa.Array) -> bool:
-    """Returns whether all tokens of a feature stand in the titles of their items."""
+    """Returns whether all tokens of a feature occur in the titles of their items."""
     lines = np.flatnonzero(pc.fill_null(pc.list_value_length(column), 0).to_numpy())[:_SAMPLE]
     return len(lines) > 0 and all(
         token.casefold() in titles[line + 1].as_py().casefold()

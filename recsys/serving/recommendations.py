@@ -37,7 +37,7 @@ class Item:
 
     Attributes:
         id: Id of the item.
-        title: Its name; the id where it has none.
+        title: Title; the id if it has no title.
     """
 
     id: str
@@ -46,11 +46,11 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class ScoredItem(Item):
-    """An item that is recommended.
+    """A recommended item.
 
     Attributes:
-        score: Similarity of the user's and the item's embedding, a cosine is in [-1..1];
-            or the item's share of all positives [0..1].
+        score: Dot product or cosine [-1..1] of the user's and the item's embeddings; for the source
+            `popularity` the item's share of all positives [0..1].
     """
 
     score: float
@@ -61,13 +61,12 @@ class Recommendations:
     """The answer for one user.
 
     Attributes:
-        user_id: Id of the user; empty for none.
-        known: Whether the data of the bundle hold the user.
-        source: What the answer rests on, one of `user`, `history`, `features` and
-            `popularity`; of the last, the scores are the items' shares of all positives.
-        history: What the answer is made of, the newest first.
-        items: The recommended items, the best first; fewer than `k` where the
-            catalogue has no more.
+        user_id: Id of the user; empty without a user.
+        known: Whether the data of the bundle contain the user.
+        source: Information that the answer is based on: `user`, `history`, `features` or
+            `popularity`.
+        history: History items that the answer is based on, the newest first.
+        items: Recommended items, the best first; fewer than `k` if the catalogue has no more.
     """
 
     user_id: str
@@ -94,13 +93,13 @@ class Recommendations:
         return f"<p>{html.escape(self._heading())}</p>{_html(_COLUMNS, self.to_rows())}"
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Returns a dictionary for each item: `rank`, `id`, `title`, `score`."""
+        """Returns `rank`, `id`, `title` and `score` of each item."""
         return [
             {"rank": rank, **dataclasses.asdict(item)} for rank, item in enumerate(self.items, 1)
         ]
 
     def to_pandas(self) -> Any:
-        """Returns a `pandas.DataFrame` with a row for each item; needs pandas."""
+        """Returns a `pandas.DataFrame` with a row for each item; requires pandas."""
         return _frame(self.to_rows(), ("rank", "id", "title", "score"))
 
     def _heading(self) -> str:
@@ -111,7 +110,7 @@ class Recommendations:
 
 
 class RecommendationList(list[Recommendations]):
-    """The answers for several users, in the order of the question."""
+    """The answers for several users, in the order of the request."""
 
     def __repr__(self) -> str:
         shown = [repr(answer) for answer in self[:_SHOWN_USERS]]
@@ -122,22 +121,22 @@ class RecommendationList(list[Recommendations]):
         return _html(("user_id", "rank", *_COLUMNS), self.to_rows())
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Returns a dictionary for each item of each user, as `Recommendations.to_rows`."""
+        """Returns `user_id`, `rank`, `id`, `title` and `score` of each item of each user."""
         return [{"user_id": answer.user_id, **row} for answer in self for row in answer.to_rows()]
 
     def to_pandas(self) -> Any:
-        """Returns a `pandas.DataFrame` with a row for each item of each user; needs pandas."""
+        """Returns a `pandas.DataFrame` with a row for each item of each user; requires pandas."""
         return _frame(self.to_rows(), ("user_id", "rank", "id", "title", "score"))
 
 
 class LoadedBundle:
-    """A bundle that recommends, or scores pairs; several threads may share it.
+    """A loaded bundle, which recommends items or scores pairs. Thread-safe.
 
     Args:
-        model: Answers for the bundle.
+        model: Retriever or scorer of the bundle.
 
     Attributes:
-        model: The same.
+        model: Retriever or scorer of the bundle.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -145,7 +144,7 @@ class LoadedBundle:
 
     @property
     def retriever(self) -> Retriever:
-        """The model that recommends.
+        """The retriever of the bundle.
 
         Raises:
             UsageError: The bundle answers scores (R545).
@@ -167,8 +166,8 @@ class LoadedBundle:
                 `item_id`: lists of `n` texts or numbers, or of equally long lists.
 
         Raises:
-            UsageError: The bundle answers lists (R545), an input is missing or unknown (R549), or
-                a value can't be read (R540, R563).
+            UsageError: The bundle answers lists (R545), an input is missing or unknown (R549), or a
+                value is invalid (R540, R563).
         """
         return self._scorer.score(inputs)
 
@@ -185,8 +184,8 @@ class LoadedBundle:
         Args:
             user: Id of the user.
             items: Ids of the items to rank.
-            k: How many; None: all.
-            **inputs: Other inputs of the signature `score`, each the value of all rows.
+            k: Number of items to return; None: all.
+            **inputs: Other inputs of the signature `score`, one value each for all rows.
 
         Raises:
             UsageError: As `score`, or `k` is below 1 (R541).
@@ -201,17 +200,17 @@ class LoadedBundle:
 
     @property
     def max_k(self) -> int:
-        """Most items of an answer."""
+        """Maximum number of items of an answer."""
         return self.retriever.max_k
 
     @property
     def filters(self) -> list[str]:
-        """Features of the items that answers can be filtered by."""
+        """Names of the item features that `recommend` can filter by."""
         return list(self.retriever.filters.feature_of.values())
 
     @property
     def example_users(self) -> list[str]:
-        """A few users that the bundle knows."""
+        """Ids of a few known users."""
         users: list[str] = self.retriever.catalogue.user_ids.slice(0, _SHOWN_USERS).to_pylist()
         return users
 
@@ -275,38 +274,36 @@ class LoadedBundle:
         history_kind: Sequence[str | int] = (),
         query_time: str | int = "",
     ) -> Recommendations | RecommendationList:
-        """Returns the best items of a user, of several users, or for a taste.
+        """Returns the best items for a user, for several users, or for a given history.
 
-        Ids are text or whole numbers, and are read as the ingest reads them; one alone is as
-        good as a list of one.
+        Ids are text or integers, and are normalised as in the ingest. A single id may replace a
+        list of one.
 
         Args:
-            user: Id of the user; an unknown one gets what is popular.
+            user: Id of the user; unknown users get popular items.
             users: Ids of several users, in place of `user`.
-            k: How many items.
-            history: Ids of items that are liked, the newest first, in place of what the
-                bundle has stored of the user.
-            features: Raw values of the user by column, in place of the stored ones.
-            exclude: Ids of items that are left out.
-            filters: Names of tokens by feature, `{"genres": ["drama"]}`: every item has one
-                of each feature.
-            exclude_seen: Whether what the user has seen is left out; by default as the
-                config of the bundle has it.
-            history_age: Of a model that reads times, how long ago each item of `history` was,
-                in seconds; unknown by default.
-            history_weight: Of a model that reads weights, that of each event of `history`;
-                unknown by default.
-            history_kind: Of a model that reads kinds, that of each event of `history`, as the
-                data have it; unknown by default.
-            query_time: Of a model that reads times, or the ages of items, the moment of the
-                question, from which stored histories count back: seconds since 1970, UTC, or
-                ISO 8601; by default the newest event that the bundle has stored, and ages at
-                the end of the training events.
+            k: Number of items per user.
+            history: Item ids, the newest first, in place of the stored history.
+            features: Raw values of the user by column, in place of the stored features.
+            exclude: Ids of items to exclude.
+            filters: Token names by feature, such as `{"genres": ["drama"]}`. A recommended item has
+                at least one of the tokens of each feature.
+            exclude_seen: Whether to exclude items of the user's history; None: the default of the
+                bundle.
+            history_age: Age of each event of `history` at the query time [s], for models that read
+                times; None: unknown.
+            history_weight: Weight of each event of `history`, for models that read weights; None:
+                unknown.
+            history_kind: Kind of each event of `history`, such as `click`, for models that read
+                kinds; None: unknown.
+            query_time: Query time, for models that read times or the ages of items: seconds since
+                1970, UTC, or ISO 8601. None: the time of the newest stored event for histories, and
+                the end of the training events for the ages of items.
 
         Raises:
-            UsageError: An id is none, or both `user` and `users` are given (R540), `k` is out
-                of range (R541), no item has the value of a filter (R537), a feature or column
-                is unknown, or the model can't read a fact of the query (R549).
+            UsageError: An id is invalid, or both `user` and `users` are given (R540); `k` is out of
+                range (R541); no item has the value of a filter (R537); a feature or column is
+                unknown; or the model can't read a fact of the query (R549).
         """
         if users is not None and user != "":
             rule = "Either user or users must be given, not both."
@@ -357,7 +354,7 @@ class LoadedBundle:
         return answers[0] if users is None else answers
 
     def similar(self, item: str | int, k: int = 10) -> list[ScoredItem]:
-        """Returns the items whose embeddings have the largest cosine with that of an item.
+        """Returns the `k` items whose embeddings have the largest cosine with an item's.
 
         Raises:
             UsageError: There is no such item (R567), or `k` is below 1 (R541).
@@ -383,18 +380,18 @@ def load_bundle(path: str | Path) -> LoadedBundle:
     A SavedModel is a program: load only bundles from sources that you trust.
 
     Args:
-        path: Folder of a bundle, or of published versions, of which the newest is loaded.
+        path: Folder of a bundle, or of published versions; then the newest version is loaded.
 
     Raises:
-        RecsysError: The bundle is damaged (R501 … R503), lacks something (R543, R544),
-            or TensorFlow is missing (R542).
+        RecsysError: The bundle is damaged (R501 … R503), a file is missing (R544), or TensorFlow is
+            missing (R542) or can't load it (R543).
     """
     folder = Path(path)
     return LoadedBundle(open_bundle(folder if (folder / MANIFEST).exists() else latest(folder)))
 
 
 def open_bundle(folder: Path) -> ServedModel:
-    """Loads a bundle that answers lists, or one that answers scores.
+    """Loads a bundle of either kind, which answers lists or scores.
 
     Raises:
         RecsysError: As `load_bundle`.
@@ -404,14 +401,14 @@ def open_bundle(folder: Path) -> ServedModel:
 
 
 def _id(id_: Any) -> str:
-    """Returns an id as the ingest writes it.
+    """Returns an id in the normal form of the ingest.
 
     Raises:
-        UsageError: It is neither text nor a whole number (R540).
+        UsageError: It is neither text nor an integer (R540).
     """
     is_whole = isinstance(id_, Integral) or (isinstance(id_, Real) and float(id_).is_integer())
     if is_whole and not isinstance(id_, bool):
-        id_ = str(int(id_))  # 7.0 is what pandas makes of 7 beside missing ones.
+        id_ = str(int(id_))  # pandas converts 7 to 7.0 in a column with missing values.
     if not isinstance(id_, str):
         rule, cure = "An id must be text, or a whole number.", "Write the id as the data have it."
         raise UsageError("R540", rule, cure, id_)
@@ -427,7 +424,7 @@ def _texts(values: Any) -> list[str]:
 
 
 def _listed(values: Any) -> Iterable[Any]:
-    """Returns one value as a list of one: text alone isn't the list of its letters."""
+    """Returns a single value as a list of one; a text is a single value."""
     return (
         [values] if isinstance(values, str | bytes) or not isinstance(values, Iterable) else values
     )

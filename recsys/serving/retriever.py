@@ -1,10 +1,9 @@
-"""The retriever recommends from a bundle, for the server, batch files and the command line.
+"""The retriever: recommendations from a bundle, for the server, batch files and Python.
 
 The SavedModel embeds a query and returns the items that its user has seen (`prepare_query`). The
-items are ranked here by exact float32 dot products, or by an index if that is faster. Queries
-about which nothing is known are answered by the SavedModel, by popularity. Inputs and
-outputs are those of `recommend` and `recommend_filtered`, see
-`recsys.tasks.retrieval.serving.graph`.
+items are ranked here by exact float32 dot products, or by an index if that is faster. The
+SavedModel answers queries without any information, by popularity. Inputs and outputs are the same
+as of `recommend` and `recommend_filtered` in `recsys.tasks.retrieval.serving.graph`.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query
 _EXCLUDED = "exclude_ids"
 _OWN = ("user_id", "history", "exclude_seen", *EVENT_FACTS, QUERY_TIME)
 _HISTORY_BLOCK = 512
-"""Users whose histories are read at a time; the result is as wide as the longest."""
+"""Number of users whose histories are read at a time; the result is as wide as the longest."""
 _POPULAR_BLOCK = 64
-"""Queries that the SavedModel ranks at a time; it scores all items for each."""
+"""Number of queries that the SavedModel ranks at a time; it scores all items for each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +55,10 @@ class RankedRows:
     """Answers to a batch of queries, in item rows.
 
     Attributes:
-        rows: Item rows `[n, k]` int32, the best first, 0: none.
-        scores: Their scores `[n, k]` float32, `-inf` where there is no item.
-        known: Whether the data hold the user `[n]` bool.
-        source: What each answer rests on `[n]` bytes, see `recsys.savedmodel.signatures`.
+        rows: Item rows `[n, k]` int32, the best first, padded with 0.
+        scores: Their scores `[n, k]` float32, padded with `-inf`.
+        known: Whether the data contain the user `[n]` bool.
+        source: Source of each answer `[n]` bytes, see `recsys.savedmodel.signatures`.
     """
 
     rows: np.ndarray
@@ -69,14 +68,14 @@ class RankedRows:
 
 
 class Retriever(ServedModel):
-    """Recommends the items of one bundle. May be called from several threads.
+    """Recommends the items of one bundle. Thread-safe.
 
     Args:
         graph: The signatures of the bundle.
-        catalogue: Its users and items by name.
-        max_k: Most items of an answer.
+        catalogue: Users and items of the bundle by name.
+        max_k: Maximum number of items of an answer.
         ranker: Ranks the items.
-        excludes_seen: Whether answers leave out what users have seen, by default.
+        excludes_seen: Whether seen items are excluded by default.
         bundle: Folder of the bundle.
 
     Attributes:
@@ -104,10 +103,10 @@ class Retriever(ServedModel):
 
     @classmethod
     def open(cls, bundle: Path) -> Retriever:
-        """Loads a bundle, after a check of all of its files.
+        """Loads a bundle, after a check of all its files.
 
         Raises:
-            RecsysError: The bundle is damaged (R501 … R503) or lacks something (R544), FAISS is
+            RecsysError: The bundle is damaged (R501 … R503), a file is missing (R544), FAISS is
                 missing (R580), or TensorFlow is missing (R542) or can't load it (R543).
             UsageError: The bundle answers scores (R545).
         """
@@ -125,11 +124,11 @@ class Retriever(ServedModel):
 
     @property
     def user_columns(self) -> list[str]:
-        """Inputs that take raw values of the users."""
+        """Names of the inputs for raw values of users."""
         return [name for name in self.signatures[RECOMMEND] if name not in _OWN]
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
-        """Returns the outputs of a signature, as `ServedModel.ask`; items are ranked here."""
+        """Returns the outputs of a signature as `ServedModel.ask`, but ranks items here."""
         if signature not in (RECOMMEND, FILTERED):
             return super().ask(signature, inputs)
         ranked = self.rank(inputs, self.max_k)
@@ -141,10 +140,10 @@ class Retriever(ServedModel):
         }
 
     def check_inputs(self, inputs: Arrays) -> None:
-        """Checks that items have the values that filters ask for.
+        """Checks that some item has each value of a filter.
 
         Raises:
-            UsageError: No item has one of them (R537).
+            UsageError: No item has a value (R537).
         """
         wanted = {name: x for name, x in inputs.items() if name.startswith(ONLY)}
         self.filters.check_values({name: dict.fromkeys(x.ravel()) for name, x in wanted.items()})
@@ -160,29 +159,28 @@ class Retriever(ServedModel):
         exclude_seen: bool | None = None,
         facts: Mapping[str, Sequence[str]] | None = None,
     ) -> Arrays:
-        """Returns the inputs of `recommend`, or of `recommend_filtered` where items are filtered.
+        """Returns the inputs of `recommend`, or of `recommend_filtered` if items are filtered.
 
         Args:
-            user_ids: Ids `[n]`; unknown ones are allowed, and an empty one stands for no user.
+            user_ids: Ids `[n]`; they may be unknown; the empty id means no user.
             history: Item ids in place of the stored histories, the newest first.
-            exclude: Item ids that are left out.
-            only: Names of tokens by filter: every item has one of each filter.
+            exclude: Ids of items to exclude.
+            only: Token names by filter; a recommended item has one of each filter's tokens.
             columns: Raw values of the users by input, in place of the stored features.
-            exclude_seen: Whether what a user has seen is left out; by default as the
-                bundle has it.
+            exclude_seen: Whether to exclude seen items; None: the default of the bundle.
             facts: Facts of the query by input: `history_age`, `history_weight`, `history_kind`,
                 `query_time`; see `recsys.tasks.retrieval.serving.graph`.
 
         Raises:
-            UsageError: A text can't be written as UTF-8 (R540), or the model can't read a fact
-                (R549), or no item has a value that is asked for (R537).
+            UsageError: A text can't be encoded in UTF-8 (R540), the model can't read a fact (R549),
+                or no item has the value of a filter (R537).
         """
         check_fact_texts(facts or {}, self.signatures[RECOMMEND], history)
         n = len(user_ids)
         texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
         texts |= facts or {}
         names = self.signatures[FILTERED if exclude or only else RECOMMEND]
-        # Padding stands for what the bundle has stored.
+        # Padding means the stored history or features.
         inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
         self.filters.check_values({name: inputs[name][0] for name in only or {}})
         inputs["user_id"] = as_texts(user_ids)
@@ -191,13 +189,13 @@ class Retriever(ServedModel):
         return inputs
 
     def rank(self, inputs: Arrays, k: int, *, is_batch: bool = False) -> RankedRows:
-        """Returns the best `k` items of queries.
+        """Returns the best `k` items for queries.
 
         Args:
-            inputs: As `query_inputs` returns them.
+            inputs: Result of `query_inputs`.
             k: Number of items per query.
-            is_batch: Whether all items are looked at, exactly and on all cores; else this
-                thread answers alone, by the index where there is one.
+            is_batch: Whether to search exactly on all cores; else this thread searches, with the
+                index if there is one.
 
         Raises:
             UsageError: `k` is out of range (R541).
@@ -226,7 +224,7 @@ class Retriever(ServedModel):
         return RankedRows(rows, scores, query["known"], query["source"])
 
     def histories(self, user_ids: Sequence[str]) -> list[list[int]]:
-        """Returns the item rows of the stored histories of users, the newest first."""
+        """Returns the item rows of users' stored histories, the newest first."""
         histories = []
         for start in range(0, len(user_ids), _HISTORY_BLOCK):
             ids = as_texts(user_ids[start : start + _HISTORY_BLOCK])
@@ -235,7 +233,7 @@ class Retriever(ServedModel):
         return histories
 
     def _alike(self, inputs: Arrays, at: np.ndarray, hidden: RaggedRows) -> list[list[int]]:
-        """Returns the places `at`, those of one answer by popularity together."""
+        """Returns the indices `at`, grouped by equal answers by popularity."""
         names = [name for name in self.filters.feature_of if name in inputs]
         groups: dict[tuple[Any, ...], list[int]] = {}
         for place in at.tolist():
@@ -247,7 +245,7 @@ class Retriever(ServedModel):
     def _by_popularity(
         self, inputs: Arrays, at: list[int], k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best rows `[at, k]` and their scores, as the SavedModel ranks them."""
+        """Returns the SavedModel's best rows `[at, k]` by popularity, and their scores."""
         signature = FILTERED if _EXCLUDED in inputs else RECOMMEND
         chosen = {name: x[at] for name, x in inputs.items()}
         if POPULAR in self._graph.signatures:
@@ -260,7 +258,7 @@ class Retriever(ServedModel):
         return rows, np.where(rows > 0, outputs["scores"][:, :k], -np.inf)
 
     def _with_excluded(self, hidden: RaggedRows, ids: np.ndarray) -> RaggedRows:
-        """Returns the rows to hide of each query, with those of `ids` `[n, any]`."""
+        """Returns the hidden rows of each query, including the rows of `ids` `[n, any]`."""
         is_id = ids != b""
         owner = np.concatenate([hidden.owner(), np.nonzero(is_id)[0]])
         rows = np.concatenate([hidden.rows, np.asarray(self._rows(ids[is_id]), np.int32)])
@@ -269,11 +267,11 @@ class Retriever(ServedModel):
         return RaggedRows(rows[order], np.concatenate([[0], np.cumsum(counts)]))
 
     def _rows(self, ids: Iterable[bytes]) -> list[int]:
-        """Returns the rows of item ids; 0 for an unknown one."""
+        """Returns the rows of item ids; 0 for unknown ids."""
         return self.catalogue.item_rows([id_.decode(errors="replace") for id_ in ids])
 
     def _as_ids(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the ids of rows of any shape as bytes; empty for no item."""
+        """Returns the ids of rows of any shape as bytes; empty for rows without an item."""
         ids = self.catalogue.items.ids_of_rows.take(pa.array(rows.ravel()))
         out = np.empty(rows.size, object)
         out[:] = ids.fill_null("").cast(pa.large_binary()).to_pylist()
@@ -281,7 +279,7 @@ class Retriever(ServedModel):
 
 
 def _with_ranking(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
-    """Returns a bundle's signatures with those that rank, which one of apart vectors hasn't."""
+    """Adds the ranking signatures, which a SavedModel without vectors lacks."""
     if POPULAR not in signatures:
         return dict(signatures)
     query = signatures[PREPARE]
@@ -289,10 +287,10 @@ def _with_ranking(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
 
 
 def as_texts(texts: Iterable[str]) -> np.ndarray:
-    """Returns texts `[n]` as the ingest writes them, in bytes; NULs at the end stay.
+    """Returns texts `[n]` in the normal form of the ingest, as bytes; keeps NULs at the end.
 
     Raises:
-        UsageError: One can't be written as UTF-8 (R540): what a terminal brings may be no text.
+        UsageError: One can't be encoded in UTF-8 (R540), such as bytes from a terminal.
     """
     encoded = [normal_id(text).encode() for text in texts]
     array = np.empty(len(encoded), object)
@@ -304,7 +302,7 @@ def check_k(k: Any, most: int | None = None) -> None:
     """Checks the number of requested items.
 
     Raises:
-        UsageError: It is no whole number from 1 to `most` (R541).
+        UsageError: It is not an integer from 1 to `most` (R541).
     """
     is_whole = isinstance(k, Integral) and not isinstance(k, bool)
     if not is_whole or k < 1 or (most is not None and k > most):
@@ -316,10 +314,10 @@ def check_k(k: Any, most: int | None = None) -> None:
 
 
 def normal_id(id_: str) -> str:
-    """Returns an id as the ingest writes it.
+    """Returns an id in the normal form of the ingest.
 
     Raises:
-        UsageError: It can't be written as UTF-8 (R540).
+        UsageError: It can't be encoded in UTF-8 (R540).
     """
     try:
         id_.encode()

@@ -28,7 +28,7 @@ class Scorer(ServedModel):
 
     @classmethod
     def open(cls, bundle: Path) -> Scorer:
-        """Loads a bundle, after a check of all of its files.
+        """Loads a bundle, after a check of all its files.
 
         Raises:
             RecsysError: The bundle is damaged (R501 … R503), or TensorFlow is missing (R542)
@@ -42,11 +42,10 @@ class Scorer(ServedModel):
         """Returns the scores `[n]` float32 of rows.
 
         Args:
-            inputs: Values of each row by input: texts, numbers, or lists of them that are equally
-                long.
+            inputs: Values of each row by input: texts, numbers, or lists of equal lengths.
 
         Raises:
-            UsageError: An input is missing, unknown (R549), or can't be read (R540, R563).
+            UsageError: An input is missing or unknown (R549), or invalid (R540, R563).
         """
         return self.ask(SCORE, self._arrays(inputs))[SCORE]
 
@@ -58,8 +57,8 @@ class Scorer(ServedModel):
         Args:
             user: Id of the user.
             items: Ids of the items.
-            k: How many; None: all.
-            inputs: Other inputs, each the value of all rows.
+            k: Number of items to return; None: all.
+            inputs: Other inputs, one value each for all rows.
 
         Raises:
             UsageError: As `score`, or `k` is below 1 (R541).

@@ -1,4 +1,4 @@
-"""A loaded bundle, as servers and Python ask it."""
+"""A loaded bundle: the interface of servers and of Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recsys.savedmodel.signatures import Arrays, Signature
 
 
 class ServedModel:
-    """The signatures of a bundle. May be called from several threads.
+    """The signatures of a bundle. Thread-safe.
 
     Args:
         graph: The signatures.
@@ -20,13 +20,13 @@ class ServedModel:
     Attributes:
         bundle: Folder of the bundle.
         signatures: Inputs of each signature.
-        version: Number of the published version; 0 for a bundle that isn't one.
+        version: Number of the published version; 0 for an unpublished bundle.
     """
 
     answers: ClassVar[str]
-    """What the signatures answer, as the manifest has it."""
+    """Output of the signatures, as in the manifest."""
     joined: ClassVar[frozenset[str]] = frozenset()
-    """Signatures whose small requests may be answered together, padded to a common length."""
+    """Signatures whose small requests may be batched, padded to a common length."""
 
     def __init__(self, graph: SavedModelGraph, bundle: Path) -> None:
         self._graph, self.bundle = graph, bundle
@@ -35,7 +35,7 @@ class ServedModel:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """All signatures as TensorFlow Serving describes them in JSON."""
+        """Signatures in TensorFlow Serving's JSON form."""
         return self._graph.metadata
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
@@ -43,8 +43,7 @@ class ServedModel:
 
         Args:
             signature: Name of the signature.
-            inputs: All of its inputs, of the types and shapes that it takes; text as
-                bytes in arrays of objects.
+            inputs: All of its inputs, in its dtypes and shapes; text as bytes in object arrays.
 
         Raises:
             UnreadableInputsError: The signature can't read their content (R563).
@@ -52,4 +51,4 @@ class ServedModel:
         return self._graph.ask(signature, inputs)
 
     def check_inputs(self, inputs: Arrays) -> None:
-        """Raises a UsageError for values that no answer can fit."""
+        """Raises a UsageError for values without a possible answer."""

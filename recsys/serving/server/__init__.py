@@ -1,4 +1,4 @@
-"""`recsys serve`: a model over HTTP and gRPC as TensorFlow Serving serves it, and a page.
+"""`recsys serve`: a model over HTTP and gRPC, compatible with TensorFlow Serving, and a page.
 
 service         the process: sockets, signals, the watcher of new versions
 app             all routes together, the page, and the checks before them

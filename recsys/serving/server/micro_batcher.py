@@ -43,24 +43,24 @@ class MicroBatcher:
         self._waiting: dict[Hashable, list[_Waiting]] = {}
 
     def check(self) -> None:
-        """Refuses a request if the queue is full, before anything is done for it (429)."""
+        """Refuses a request early if the queue is full (429)."""
         if self.held >= self._places:
             raise busy(f"{self.held} requests")
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Returns what `function` returns, run in a thread. Raises as `together` does."""
+        """Runs `function` in a thread, and returns its result; raises like `together`."""
         return await self.together(object(), None, lambda _: [function()])
 
     async def together(
         self, kind: Hashable, question: Any, answer: Callable[[Sequence[Any]], Sequence[T]]
     ) -> T:
-        """Returns the answer to a question; those of a kind that wait are answered in a batch.
+        """Returns the answer to a question; waiting questions of a kind are answered in a batch.
 
         Args:
             kind: Kind of the question.
             question: The question.
-            answer: Returns an answer for each of several questions of the kind, or raises
-                an error for all of them: then each is answered by itself.
+            answer: Returns the answers to several questions of the kind. If it raises an error,
+                each is answered by itself.
 
         Raises:
             HttpError: The queue is full (429), or the answer took too long (503).
@@ -70,7 +70,7 @@ class MicroBatcher:
         with self._lock:
             self.held += 1
             self._waiting.setdefault(kind, []).append(waiting)
-        # A running thread can't be stopped, and keeps its place until it is done.
+        # A running thread can't be stopped; it counts until it has finished.
         waiting.future.add_done_callback(self._release)
         self._threads.submit(self._answer_some, kind)
         try:
@@ -111,5 +111,5 @@ def _answer(waiting: Sequence[_Waiting]) -> None:
         if len(waiting) == 1:
             waiting[0].future.set_exception(error)
             return
-        for w in waiting:  # One of them may be the cause.
+        for w in waiting:  # One of the questions may be the cause.
             _answer([w])

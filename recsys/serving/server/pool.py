@@ -1,4 +1,4 @@
-"""The served model: which of its versions are loaded, and how one replaces another.
+"""The loaded versions of the served model, and their replacement by newer ones.
 
 A request takes one version and keeps it until it ends, and a swap is a single assignment. So
 every request is answered by one version, and none waits for a swap.
@@ -25,11 +25,11 @@ _LOG = logging.getLogger("recsys.serve")
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 60.0, 3600.0
 
 _Identity = tuple[int, ...]
-"""Number and manifest of a version: it may be deleted, and another get its number."""
+"""Number and manifest of a version: a deleted version's number may be reused."""
 
 
 class _Failure(NamedTuple):
-    """A version that couldn't be loaded, how often, and when it is tried again."""
+    """A version that couldn't be loaded: number of attempts, and time of the next one."""
 
     error: RecsysError
     tries: int
@@ -44,14 +44,14 @@ class Pool:
     Args:
         name: Name of the served model.
         folder: Its serving folder; may be empty or missing.
-        load: Loads the version in a folder; raises RecsysError where it can't.
-        keep: Newest versions that are loaded; one more while a new one comes.
-        metrics: Counts what happens.
+        load: Loads the version in a folder; raises RecsysError if it can't.
+        keep: Number of newest versions to keep loaded; one more while a new version is loaded.
+        metrics: Metrics of the server.
 
     Attributes:
         loading: Number of the version that is being loaded.
-        models: What is loaded, the newest version last.
-        failures: Why versions of the folder aren't loaded, by number.
+        models: Loaded versions, the newest last.
+        failures: Errors of versions that can't be loaded, by number.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Pool:
         self.failures: dict[int, RecsysError] = {}
 
     def refresh(self) -> None:
-        """Looks at the folder once, and loads and releases what that asks for."""
+        """Reads the folder once; loads new versions and releases old ones."""
         folders = {_identity(path): path for path in versions(self._folder)}
         self._failures = {key: value for key, value in self._failures.items() if key in folders}
         wanted: dict[_Identity, Any] = {}
         for identity, path in reversed(folders.items()):
             if len(wanted) < self._keep and (model := self._get(identity, path)) is not None:
                 wanted[identity] = model
-                # The newest serves at once, while older ones still load.
+                # The newest version is served at once, while older versions are still loaded.
                 rest = {key: old for key, old in self._loaded.items() if key in folders}
                 self._serve(rest | wanted)
         self.failures = {key[0]: failure.error for key, failure in self._failures.items()}
@@ -92,10 +92,10 @@ class Pool:
         self._is_alone = not wanted
         self._retired = [reference for reference in self._retired if reference() is not None]
         if self._retired:
-            gc.collect()  # A SavedModel refers to itself.
+            gc.collect()  # A SavedModel has reference cycles.
 
     def watch(self, every_s: float, is_over: threading.Event) -> None:
-        """Refreshes again and again [s]."""
+        """Refreshes every `every_s` seconds until `is_over` is set."""
         while not is_over.is_set():
             try:
                 self.refresh()
@@ -104,7 +104,7 @@ class Pool:
             is_over.wait(every_s)
 
     def _get(self, identity: _Identity, path: Path) -> Any:
-        """Returns a version, loaded; None if it can't be."""
+        """Loads a version; None if that fails."""
         if identity in self._loaded:
             return self._loaded[identity]
         failure = self._failures.get(identity)
@@ -115,7 +115,7 @@ class Pool:
         try:
             model = self._load(path)
         except Exception as error:  # noqa: BLE001 any failure of a damaged bundle, or of a request, is reported
-            if path.exists():  # Else it was taken away while it was read.
+            if path.exists():  # Else it was deleted while it was read.
                 self._refuse(identity, path, error, failure.tries if failure else 0)
             return None
         finally:
@@ -138,7 +138,7 @@ class Pool:
         _LOG.error("version %d refused: %s", identity[0], error)
 
     def _serve(self, models: dict[_Identity, Any]) -> None:
-        """Serves exactly these from now on."""
+        """Replaces the served versions by `models`."""
         before, now = self.models, dict(sorted(models.items()))
         if list(now.values()) == list(before):
             return
@@ -154,7 +154,7 @@ class Pool:
         """Returns a loaded version, the newest by default.
 
         Raises:
-            HttpError: It isn't loaded (404), or none is yet (503).
+            HttpError: It isn't loaded (404), or no version is loaded yet (503).
         """
         models = self.models
         if not models:
@@ -167,14 +167,14 @@ class Pool:
         raise HttpError(NOT_FOUND, "R558", rule, cure, [model.version for model in models])
 
     def find(self, name: str, version: str) -> Any:
-        """Returns the loaded version that a request names. Raises as `number` and `model` do."""
+        """Returns the loaded version that a request names; raises like `number` and `model`."""
         return self.model(self.number(name, version))
 
     def number(self, name: str, version: str) -> int | None:
-        """Returns the version that a request names, loaded or not; empty: None.
+        """Returns the number of the version that a request names; None if it names none.
 
         Raises:
-            HttpError: There is no model of this name (404), or that is no version (400).
+            HttpError: There is no such model (404), or the version is not a number (400).
         """
         if name != self.name:
             rule = f"Servable not found for request: Latest({name[:80]})."
@@ -188,7 +188,7 @@ class Pool:
         return int(version)
 
     def state(self) -> tuple[bool, str]:
-        """Returns whether a version answers, and what to tell people until one does."""
+        """Returns whether a version is loaded, and a message for users if not."""
         if self.models:
             return True, ""
         loading, failures = self.loading, self.failures
@@ -205,7 +205,7 @@ class Pool:
         return False, f"{sentence} This page reloads once a version is available."
 
     def statuses(self, version: int | None) -> list[dict[str, Any]]:
-        """Returns the state of one version, or of all, as TensorFlow Serving tells it.
+        """Returns the state of one version, or of all, in TensorFlow Serving's form.
 
         Raises:
             HttpError: The version is unknown.

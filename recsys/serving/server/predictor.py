@@ -1,4 +1,4 @@
-"""Requests to the signatures of a model, whatever their protocol."""
+"""Requests to the signatures of a model, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recsys.serving.server.micro_batcher import MicroBatcher
 from recsys.serving.server.pool import Pool
 
 _MOST_JOINED_ROWS = 8
-"""Largest request that is joined with others; larger ones gain nothing."""
+"""Maximum number of rows of a request to batch with others; larger requests gain nothing."""
 _SHOWN_NAMES = 8
 
 
@@ -28,7 +28,7 @@ class Question:
     Attributes:
         signature: Name of the signature.
         inputs: Its inputs.
-        write: Returns the answer that holds the outputs.
+        write: Returns the response for the outputs.
     """
 
     signature: str
@@ -41,15 +41,15 @@ class Question:
         return len(next(iter(self.inputs.values())))
 
     def may_join(self, model: ServedModel) -> bool:
-        """Returns whether it may be answered together with others."""
+        """Returns whether the question may be batched with others."""
         return self.signature in model.joined and 0 < self.n_rows <= _MOST_JOINED_ROWS
 
 
 class Predictor:
-    """Answers questions in threads.
+    """Computes answers in threads.
 
     Args:
-        pool: The versions.
+        pool: The loaded versions.
         work: The threads.
         limits: Limits of a request.
     """
@@ -58,14 +58,14 @@ class Predictor:
         self.pool, self.work, self.limits = pool, work, limits
 
     async def predict(self, n_bytes: int, read: Callable[[], tuple[ServedModel, Question]]) -> Any:
-        """Returns an answer.
+        """Returns the response to a request.
 
         Args:
             n_bytes: Size of the request; a large one is read in a thread.
-            read: Returns the version to ask, and the question.
+            read: Parses the request; returns the version and the question.
 
         Raises:
-            RecsysError: The request is wrong or too large, or can't be answered now.
+            RecsysError: The request is invalid or too large, or the server is busy.
         """
         self.work.check()
 
@@ -89,7 +89,7 @@ def _read_and_answer(read: Callable[[], tuple[ServedModel, Question]]) -> Any:
 
 
 def check_rows(inputs: Arrays, limits: Limits) -> None:
-    """Checks that all inputs have one number of rows, and not too many."""
+    """Checks that all inputs have the same number of rows, within the limits."""
     sizes = {name: len(values) for name, values in inputs.items()}
     if len(set(sizes.values())) > 1:
         rule = "All inputs must have the same number of rows."
@@ -100,7 +100,7 @@ def check_rows(inputs: Arrays, limits: Limits) -> None:
 
 
 def find_signature(signatures: Mapping[str, Signature], name: Any) -> tuple[str, Signature]:
-    """Returns the name of a signature and its inputs; no or an empty name is the default."""
+    """Returns the name and the inputs of a signature; the default one for an empty name."""
     name = name or DEFAULT_SIGNATURE
     if not isinstance(name, str) or name not in signatures:
         rule = "The signature name must be a signature of the model."
@@ -127,7 +127,7 @@ def select_outputs(outputs: Arrays, names: Sequence[str]) -> Arrays:
 
 
 def answer_together(model: ServedModel, questions: Sequence[Question]) -> list[Any]:
-    """Returns the answers to several questions of one signature, asked in one call."""
+    """Returns the answers to several questions of one signature, computed in one call."""
     first = questions[0]
     if len(questions) == 1:
         return [first.write(model.ask(first.signature, first.inputs))]

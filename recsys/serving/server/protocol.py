@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with limits for what comes before a body.
+"""uvicorn's HTTP/1.1 protocol with limits for headers.
 
 uvicorn waits for the headers of a request forever, and its parser keeps any number of them.
 """

@@ -38,25 +38,25 @@ _END_S, _LOAD_END_S, _KEEP_ALIVE_S = 30, 1.0, 60
 _SWITCH_S = 0.001
 _BACKLOG = 512
 _OTHER_FILES = 256 + _BACKLOG
-"""Open files beside connections: what loads a version, and all that asyncio accepts at once."""
+"""Number of open files besides connections: for loading a version, and for asyncio's backlog."""
 _FEWEST_CONNECTIONS = 16
 _OWN_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """What to serve, and where.
+    """Options of the server.
 
     Attributes:
         name: Name of the model.
         folder: Its serving folder; may be empty or missing.
-        host: Address to listen at.
+        host: Address to bind.
         port: Port; 0: any free one.
         grpc_port: Port of gRPC; None: no gRPC.
-        keep: Newest versions that are loaded.
-        poll_s: Time between two looks into the folder [s].
-        hosts: More names that a Host header may have.
-        limits: How much a client may ask for.
+        keep: Number of newest versions to keep loaded.
+        poll_s: Interval at which the folder is read [s].
+        hosts: Further allowed values of the Host header.
+        limits: Limits of requests.
     """
 
     name: str
@@ -74,14 +74,14 @@ def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
     """Serves until SIGTERM or SIGINT, then finishes requests in flight.
 
     Args:
-        service: What to serve.
+        service: Options of the server.
         ready: Called with the URL, and with the address of gRPC, once they are bound.
 
     Raises:
         UsageError: An address can't be bound.
     """
     _log_to_stderr()
-    # A thread that computes holds the interpreter for so long while others wait.
+    # Time for which a computing thread holds the interpreter while others wait.
     sys.setswitchinterval(_SWITCH_S)
     listener = _listen(service.host, service.port)
     host, port = listener.getsockname()[:2]
@@ -103,8 +103,8 @@ def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
     is_over = threading.Event()
     watcher = threading.Thread(target=pool.watch, args=(service.poll_s, is_over), daemon=True)
     watcher.start()
-    # A signal may come before uvicorn listens to it. And it raises what it caught once
-    # more when it is done: that must not kill us.
+    # A signal may arrive before uvicorn handles signals. uvicorn re-raises caught signals at its
+    # end, which must not kill this process.
     with signals_to(lambda *_: setattr(server, "should_exit", True)):
         ready(f"http://{at}:{port}", grpc_address)
         server.run(sockets=[listener])
@@ -112,13 +112,13 @@ def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
     is_over.set()
     watcher.join(_LOAD_END_S)
     if watcher.is_alive():
-        # A load can't be stopped, and TensorFlow crashes if the interpreter ends below one.
+        # Loading can't be interrupted, and TensorFlow crashes if the interpreter exits meanwhile.
         sys.stdout.flush()
         os._exit(0)
 
 
 def lifespan(address: str | None, predictor: Predictor, metrics: ServerMetrics) -> Lifespan:
-    """Returns what runs beside the app: a gRPC server, if there is an address."""
+    """Returns the app's lifespan, which runs a gRPC server if `address` is given."""
 
     @contextlib.asynccontextmanager
     async def running(_: Any) -> AsyncIterator[None]:
@@ -143,7 +143,7 @@ def with_enough_files(limits: Limits) -> Limits:
 
 
 def load_version(folder: Path) -> ServedModel:
-    """Returns a version, loaded and warm: the first call of a graph is slow.
+    """Loads a version and warms it up, since the first call of a graph is slow.
 
     Raises:
         RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
@@ -153,14 +153,14 @@ def load_version(folder: Path) -> ServedModel:
         blank = {}
         for key, spec in signature.items():
             nothing = b"" if spec.dtype == "DT_STRING" else 0
-            sizes = [max(1, size) for size in spec.shape]  # -1 stands for any size.
+            sizes = [max(1, size) for size in spec.shape]  # -1 means any size.
             blank[key] = np.full(sizes, nothing, DTYPES[spec.dtype])
         model.ask(name, blank)
     return model
 
 
 def server_config(app: App, limits: Limits) -> uvicorn.Config:
-    """Returns how uvicorn runs an app."""
+    """Returns uvicorn's config for an app."""
     protocol: Any = functools.partial(BoundedProtocol, limits.head_s)
     return uvicorn.Config(
         app,
@@ -188,11 +188,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _log_to_stderr() -> None:
-    """Logs to the stderr of this moment, since TensorFlow's loading redirects it."""
+    """Logs to the current stderr, since loading TensorFlow redirects it."""
     stream: Any = os.fdopen(os.dup(_STDERR), "w", buffering=1)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    # What uvicorn warns of are mistakes of clients: they would write the log.
+    # uvicorn warns of invalid requests: clients could fill the log.
     for name, level in (("recsys.serve", logging.INFO), ("uvicorn", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
