@@ -26,7 +26,7 @@ def write_manifest(bundle: Path, fields: Mapping[str, Any]) -> None:
 
     Args:
         bundle: A folder that is complete but for its manifest.
-        fields: Versions, config, metrics and code; JSON without NaN.
+        fields: Further fields, such as versions, config and metrics; JSON without NaN.
 
     Raises:
         RecsysError: `fields` are no strict JSON (R504).
@@ -77,13 +77,13 @@ def verify(bundle: Path) -> dict[str, Any]:
 
 
 def answers_of(manifest: Mapping[str, Any]) -> str:
-    """Returns what a bundle answers, `lists` or `scores`; one of an earlier version, lists."""
+    """Returns the output of a bundle, `lists` or `scores`; an earlier version only had lists."""
     answers: str = manifest.get("answers", "lists")
     return answers
 
 
 def check_answers(bundle: Path, answers: str, needed: str) -> None:
-    """Raises the error of `wrong_answers` if a bundle doesn't answer what is needed."""
+    """Raises the error of `wrong_answers` if a bundle's output isn't the needed one."""
     if answers != needed:
         raise wrong_answers(bundle, answers, needed)
 

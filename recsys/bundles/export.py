@@ -3,8 +3,8 @@
 Runs with `KERAS_BACKEND=tensorflow`, so that the SavedModel consists of TensorFlow operations. A
 JAX export would need JAX's runtime inside TensorFlow, and fails on empty batches.
 
-The task's serving side makes the SavedModel and its files; here they are written, checked in a
-process with TensorFlow alone, described and put in place.
+The task's serving side makes the SavedModel and its files. This module writes them, has them
+checked in a process with only TensorFlow, and adds model card and manifest.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
     """Writes the bundle `out` atomically.
 
     Args:
-        stage: Name of the served model, and how many candidates it returns.
-        sources: What it is made of.
+        stage: Config of the export.
+        sources: Folders from which the bundle is made.
         out: The bundle: absent, an empty folder, or an older bundle to replace.
 
     Returns:
         `bundle`, `max_difference` and `checked_queries`.
 
     Raises:
-        RecsysError: An input is damaged, or the SavedModel differs from the trainer.
+        RecsysError: An input is damaged, or the SavedModel's results differ from the trainer's.
     """
     _check(out)
     temporary = out.parent / f".{out.name}.partial"
@@ -75,7 +75,7 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
 
 
 def _check(out: Path) -> None:
-    """Checks the backend, and that nothing but a bundle is overwritten."""
+    """Checks the backend, and that only a bundle is overwritten."""
     backend = keras.config.backend()
     if backend != "tensorflow":
         rule = "The export must run with Keras on TensorFlow."
@@ -89,7 +89,7 @@ def _check(out: Path) -> None:
 
 def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]:
     """Writes a checked bundle into `folder`; the manifest comes last."""
-    warmup.messages()  # Before the work of minutes.
+    warmup.messages()  # First, since the rest takes minutes.
     with ParityProcess() as parity:
         training = read_result(sources.model / "training.json")
         evaluated = sources.evaluation
@@ -110,7 +110,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         reference, template = side.reference(), side.card
         shown = {**fields, **side.card_fields(), "config": trained_with}
         del side
-        release_freed()  # The process of the checks needs it.
+        release_freed()  # The checking process needs it.
         checked = parity.check(folder, reference, stage.export.latency_ms)
     fields |= {
         "code": code_fingerprint(trained),
@@ -136,7 +136,7 @@ def _save_module(folder: Path, name: str, side: ServingSide) -> None:
     """Writes the SavedModel, its tables slice by slice, and its warm-up requests."""
     module = side.module()
     with variables.written_whole(folder):
-        # With gradients in it, TensorFlow never lets a loaded model go.
+        # TensorFlow never frees a loaded model with gradients.
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         signatures = _signatures(module, side.answers)
         tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
@@ -163,7 +163,7 @@ def _tell_written(done: int, total: int) -> None:
 
 
 def _replace(temporary: Path, out: Path) -> None:
-    """Renames `temporary` to `out`; an older bundle there goes."""
+    """Renames `temporary` to `out`, replacing an older bundle."""
     old = out.parent / f".{out.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():

@@ -1,7 +1,7 @@
 """The lineage in a bundle's manifest, so that a copy elsewhere still has it.
 
-It doesn't depend on the place or time of a run: the same data, commit and config give the same
-manifest. So content that was rolled back is recognised.
+It doesn't depend on the folder or time of a run: the same data, commit and config give the same
+manifest. So rolled-back content is recognised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recsys.system.files import digest_of_files
 from recsys.system.manifest import manifest_digest
 
 FORMAT = 1
-_STATE = "training_state/manifest.json"  # As `recsys.training.warm_start` has it.
+_STATE = "training_state/manifest.json"  # The same as in `recsys.training.warm_start`.
 _COUNTED = ("read", "good", "rejected", "duplicates", "cut", "split", "positives")
 _OF_SPAN = ("span", "name", "version", "state", "rows", "rejected")
 _OF_BASE = ("fingerprint", "cut", "trained_until", "steps_before", "warm_starts", "carried")
@@ -57,8 +57,8 @@ def describe_origin(
     Args:
         model: The model folder.
         evaluation: `evaluation.json`, if the model was evaluated.
-        data: What `describe_source` returned for each kind of raw data; None if it is
-            unknown, as after `recsys export`.
+        data: Result of `describe_source` for each kind of raw data; None if it is unknown, as after
+            `recsys export`.
 
     Returns:
         `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint), `base`

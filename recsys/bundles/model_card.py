@@ -25,9 +25,10 @@ def model_card(
 
     Args:
         name: Name of the served model.
-        template: Template of the task, as `package:file`, which extends `bundle`; None: only that.
-        fields: Fields of the manifest, and what the template shows; `summary`, `counts`, `config`
-            and, for the header, `tags` and `hub_task` are shown by `bundle`.
+        template: Template of the task, as `package:file`, which extends `bundle`; None: only
+            `bundle`.
+        fields: Fields of the manifest and of the template. `bundle` shows `summary`, `counts`,
+            `config` and, in the header, `tags` and `hub_task`.
         training: The trainer's `training.json`.
         evaluation: The evaluator's `evaluation.json`, if there is one.
     """
@@ -39,7 +40,7 @@ def model_card(
         undefined=jinja2.ChainableUndefined,
         loader=jinja2.DictLoader(texts),
     )
-    # JSON is YAML, and quotes whatever text a name may hold.
+    # JSON is valid YAML, and quotes any name.
     environment.filters |= {
         "json": json.dumps,
         "indented_json": lambda value: json.dumps(value, indent=1),

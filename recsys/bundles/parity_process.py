@@ -1,4 +1,4 @@
-"""`python -m recsys.bundles.parity_process`: the parity checks, with TensorFlow alone.
+"""`python -m recsys.bundles.parity_process`: the parity checks, with only TensorFlow.
 
 The exporter starts it, and writes the folder of an unfinished bundle to its stdin. The training
 code can't be imported here, which shows that a bundle works without it. Large variables are
@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # It imports TensorFlow.
     from recsys.savedmodel.parity import Reference
 
 FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.models", "recsys.embedding")
-"""Modules that a bundle must do without."""
+"""Modules that a bundle must not need."""
 
 _MODULE = "recsys.bundles.parity_process"
 _STEP = "Exporter"
-# The devices are the trainer's.
+# The trainer uses the devices.
 _ENVIRONMENT = {"KERAS_BACKEND": "", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 _WARM_UP, _REQUESTS = 50, 400
 
@@ -48,17 +48,17 @@ class ParityProcess(AskedStage):
         """Checks an unfinished bundle.
 
         Args:
-            bundle: Holds the SavedModel, and what else the reference reads.
+            bundle: Folder with the SavedModel and the files that the reference reads.
             reference: The trainer's results.
             latency_ms: Highest 99th percentile of the latency of single requests; None: not
                 measured [ms].
 
         Returns:
-            `max_difference`, and `latency_ms` where it was measured.
+            `max_difference`, and `latency_ms` if it was measured.
 
         Raises:
-            RecsysError: A check refused (R528 … R533, R538), TensorFlow can't load the
-                bundle (R543), or the process died (R610).
+            RecsysError: A check failed (R528 … R533, R538), TensorFlow can't load the bundle
+                (R543), or the process died (R610).
         """
         kind = type(reference)
         with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
@@ -76,7 +76,7 @@ def forbid(names: Sequence[str]) -> None:
     """Makes every import of these modules fail from now on.
 
     Raises:
-        RecsysError: One of them is there already (R529).
+        RecsysError: A module is already imported (R529).
     """
     check_absent(names)
     for name in names:
@@ -84,7 +84,7 @@ def forbid(names: Sequence[str]) -> None:
 
 
 def check_absent(names: Sequence[str]) -> None:
-    """Raises an error if one of these modules is imported (R529)."""
+    """Raises an error if any of these modules is imported (R529)."""
     imported = [name for name in names if sys.modules.get(name) is not None]
     if imported:
         rule = "A bundle must be checked by a process without Keras and JAX."
@@ -92,7 +92,7 @@ def check_absent(names: Sequence[str]) -> None:
 
 
 def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[str, float]:
-    """Times single requests, one after the other, once the model is warm.
+    """Measures the latency of single, consecutive requests to a warm model.
 
     Args:
         model: A loaded SavedModel.
@@ -103,7 +103,7 @@ def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[s
         `p50` and `p99` of the requests [ms].
 
     Raises:
-        RecsysError: They take longer (R528).
+        RecsysError: The latency is too high (R528).
     """
     times = np.empty(_WARM_UP + _REQUESTS)
     for number in range(len(times)):
@@ -124,7 +124,7 @@ def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[s
 
 
 def main() -> dict[str, Any]:
-    """Checks the bundle that a line on stdin names; does nothing without one."""
+    """Checks the bundle that a line on stdin names; does nothing at the end of the input."""
     # Before TensorFlow is imported, which would bring Keras along.
     forbid(FORBIDDEN)
     from recsys.savedmodel.variables import load_mapped
@@ -139,7 +139,7 @@ def main() -> dict[str, Any]:
     def report(text: str) -> None:
         emit("note", step=_STEP, text=text)
 
-    # On the disk that has room for the bundle.
+    # On the disk that has space for the bundle.
     with tempfile.TemporaryDirectory(prefix=".parity-", dir=bundle) as scratch:
         model = load_mapped(bundle, Path(scratch))
         result: dict[str, Any] = {"max_difference": reference.check(model, bundle, report)}

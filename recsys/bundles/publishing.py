@@ -31,7 +31,7 @@ from recsys.system.files import remove, retire
 
 LEDGER = ".versions.json"
 HIDDEN = ".publish-"
-"""Start of the names of what a publisher is at; after a kill it is debris."""
+"""Prefix of unfinished folders of a publisher; after a kill they are removed."""
 _WITHDRAWN = ".withdrawn-"
 _MOST_WITHDRAWN = 1000
 
@@ -56,7 +56,7 @@ def all_folders(serving_root: Path) -> dict[int, Path]:
 
 
 def listed(serving_root: Path) -> list[dict[str, Any]]:
-    """Returns `version`, `state` and `since` (UTC) of each version, newest first."""
+    """Returns `version`, `state` and `since` (UTC) of each version, the newest first."""
     published = _numbered(serving_root, "")
     states = dict.fromkeys(published, "earlier") | dict.fromkeys([*published][-1:], "served")
     return [
@@ -103,15 +103,15 @@ class VersionRegistry(Strict):
     """The content of the registry file."""
 
     highest: _Number = 0
-    """Highest number that was ever given; 0 before the first."""
+    """Highest number of any version so far; 0 without versions."""
     pinned: _Number | None = None
-    """The version that the last rollback chose, and that is kept."""
+    """Version that the last rollback chose; it is kept."""
     withdrawn: dict[_Number, str] = pydantic.Field(default_factory=dict)
-    """Digest of the manifest of each version that was rolled back."""
+    """Digest of the manifest of each rolled-back version."""
 
     @classmethod
     def open(cls, serving_root: Path) -> VersionRegistry:
-        """Reads the registry, and what the folders know better."""
+        """Reads the registry, and corrects it by the existing folders."""
         try:
             kept = cls.model_validate_json((serving_root / LEDGER).read_bytes())
         except (OSError, ValueError):
@@ -122,7 +122,7 @@ class VersionRegistry(Strict):
             for number, path in withdrawn_folders(serving_root).items()
             if (digest := manifest_digest(path)) is not None
         }
-        # Whatever has a number's name, be it a link or a file, TensorFlow Serving may read.
+        # TensorFlow Serving may read any entry whose name is a number, also links and files.
         taken = {int(path.name) for path in serving_root.iterdir() if is_version(path.name)}
         return cls(
             highest=max([kept.highest, *taken, *withdrawn]),
@@ -131,7 +131,7 @@ class VersionRegistry(Strict):
         )
 
     def save(self, serving_root: Path, **changes: Any) -> None:
-        """Writes the registry in one step, with some fields changed."""
+        """Writes the registry atomically, with changed fields."""
         fields = self.model_dump() | changes
         fields["withdrawn"] = dict(list(fields["withdrawn"].items())[-_MOST_WITHDRAWN:])
         temporary = serving_root / f"{HIDDEN}versions.json"
@@ -146,17 +146,17 @@ class WithdrawnError(RecsysError):
 def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
     """Copies `bundle` to the next version of `serving_root`, atomically.
 
-    Removes what a killed call left behind. Publishes nothing if the newest version already has
-    the same content. A number is never reused.
+    Removes files that a killed call left. Publishes nothing if the newest version has the same
+    content. A number is never reused.
 
     Args:
         bundle: A bundle with a manifest.
         serving_root: Folder of the versions; created if missing.
-        keep: Newest versions that stay, the new one included; at least 1. The one that
-            the last rollback chose stays too.
+        keep: Number of newest versions to keep, including the new one; at least 1. The version that
+            the last rollback chose is kept, too.
 
     Returns:
-        The folder of the version that holds the content of `bundle`.
+        The folder of the version with the content of `bundle`.
 
     Raises:
         WithdrawnError: The same content was rolled back (R513).
@@ -178,7 +178,7 @@ def _published_already(bundle: Path, serving_root: Path) -> Path | None:
         return None
     try:
         verify(published[-1])
-    except RecsysError:  # Damaged since: publish it again.
+    except RecsysError:  # Damaged since then: publish it again.
         return None
     return published[-1]
 
@@ -203,20 +203,20 @@ def _add(bundle: Path, serving_root: Path, registry: VersionRegistry) -> Path:
     try:
         shutil.copytree(bundle, temporary)
         verify(temporary)  # It may have changed while it was copied.
-        # Before it can be seen: were it deleted by hand, its number would be forgotten.
+        # Before the version is visible: if it were deleted by hand, its number must not be reused.
         registry.save(serving_root, highest=number)
         commit_folder(temporary, final)
     finally:
         with contextlib.suppress(OSError):
-            remove(temporary)  # A full disk gets its space back.
+            remove(temporary)  # Frees the space on a full disk.
     return final
 
 
 def _prune(serving_root: Path, keep: int, pinned: int | None) -> None:
-    """Deletes old versions, and all but the newest `keep` of those rolled back."""
+    """Deletes old versions, and all but the newest `keep` rolled-back ones."""
     old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
     rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
-    if rolled_back:  # What they hold is not to be forgotten.
+    if rolled_back:  # Their content must stay known.
         VersionRegistry.open(serving_root).save(serving_root)
     for path in [*old, *rolled_back]:
         retire(path, serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}")
@@ -224,7 +224,7 @@ def _prune(serving_root: Path, keep: int, pinned: int | None) -> None:
 
 @contextlib.contextmanager
 def only_publisher(serving_root: Path) -> Iterator[None]:
-    """Waits for other publishers, and removes what killed ones left.
+    """Waits for other publishers, and removes files that killed ones left.
 
     Raises:
         RecsysError: The folder can't be written (R511).
@@ -248,12 +248,12 @@ def only_publisher(serving_root: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """What a rollback did.
+    """The result of a rollback.
 
     Attributes:
         served: Folder of the version that is served now.
-        withdrawn: Numbers that are no longer served, ascending; none if `served` was
-            the served one before.
+        withdrawn: Numbers of the versions that are no longer served, ascending; empty if `served`
+            was served before.
     """
 
     served: Path
@@ -263,16 +263,16 @@ class Rollback:
 def rollback(serving_root: Path, to: int | None = None) -> Rollback:
     """Serves an earlier version again, and withdraws the newer ones.
 
-    These are kept under hidden names, and can be restored by their number.
+    Withdrawn versions are kept under hidden names, and can be restored by their number.
 
     Args:
         serving_root: Folder of the versions.
-        to: Number of the version to serve; the one before the newest by default.
+        to: Number of the version to serve; None: the version before the newest.
 
     Raises:
         UsageError: There is no such version (R516).
-        RecsysError: There is nothing to roll back to (R515), it is damaged (R517), or
-            the folder can't be written (R511).
+        RecsysError: There is no earlier version (R515), it is damaged (R517), or the folder can't
+            be written (R511).
     """
     if not all_folders(serving_root):
         raise _nothing_before(serving_root)
@@ -281,12 +281,12 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
         newer = [path for path in versions(serving_root) if int(path.name) > number]
         served = serving_root / str(number)
         if newer or target != served:
-            # On a full disk it can't be written, and the folders tell what matters.
+            # It can't be written on a full disk; the folders determine the served version.
             with contextlib.suppress(OSError):
                 registry = VersionRegistry.open(serving_root)
                 withdrawn = {n: x for n, x in registry.withdrawn.items() if n != number}
                 registry.save(serving_root, pinned=number, withdrawn=withdrawn)
-        # The last rename alone changes which number is the highest.
+        # Only the last rename changes which number is the highest.
         if target != served:
             _rename(target, served)
         for path in newer:
@@ -297,7 +297,7 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
 
 
 def _target(serving_root: Path, to: int | None) -> tuple[int, Path]:
-    """Returns the number and the folder of the version to roll back to, which is whole."""
+    """Returns number and folder of the version to roll back to, after a check of its files."""
     published, there = versions(serving_root), all_folders(serving_root)
     if to is None and len(published) < 2:
         raise _nothing_before(serving_root)

@@ -53,7 +53,7 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     """Reads a config file, applies overrides and validates the result.
 
     Args:
-        path: A YAML file; None: the one of the current folder, see `default_config_path`.
+        path: A YAML file; None: see `default_config_path`.
         overrides: Overrides of the form `a.b=value`; the value is YAML.
 
     Returns:
@@ -132,7 +132,7 @@ def default_config_path() -> Path:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:  # A pipe or a device may never end.
+        with open_regular(path) as file:  # Reading a pipe or a device may never end.
             text = file.read(_LONGEST_BYTES + 1).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -232,7 +232,7 @@ def _apply_override(changes: dict[str, Any], override: str) -> None:
 
 
 def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Adds the keys of maps to those of the file; an empty map takes the place of the file's."""
+    """Merges the keys of maps into the file's; an empty map replaces the file's."""
     for key, value in changes.items():
         if value and isinstance(value, dict) and isinstance(raw.get(key), dict):
             _merge(raw[key], value)
@@ -252,7 +252,7 @@ def _validated(
         kind: Class of the config.
         raw: Its raw values.
         path: Its file, for messages.
-        context: What the paths of `recsys.File` are relative to; None: the current folder.
+        context: Folder to which paths of `recsys.File` are relative; None: the current folder.
 
     Raises:
         ConfigError: The values violate the schema.

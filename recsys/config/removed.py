@@ -1,4 +1,4 @@
-"""What earlier versions had, and what to use in its place."""
+"""Removed config keys, commands and options, with their replacements."""
 
 from __future__ import annotations
 

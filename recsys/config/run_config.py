@@ -1,4 +1,4 @@
-"""The complete config: the parts that the stages need, and those of a run's operation."""
+"""The complete config: the parts for the stages, and for the operation of runs."""
 
 from __future__ import annotations
 

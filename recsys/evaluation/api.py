@@ -36,10 +36,10 @@ def evaluate(
         model: Path of a model folder or a bundle, a `TrainedModel` from `load_model`, a model
             trained by `Trainer.fit`, or another built retrieval model for the rows of `data`.
         data: Data with held-out events, or the path of its folder.
-        baselines: Baselines to compare with: names, dicts with options
-            (`{"type": "ials", "dim": 64}`), or objects; None: those of `config`.
-        metrics: Metrics to compute, in the same form; None: those of `config`.
-        k: Cut-offs of the metrics; None: those of `config`.
+        baselines: Baselines to compare with: names, dicts with options (`{"type": "ials", "dim":
+            64}`), or objects; None: from `config`.
+        metrics: Metrics to compute, in the same form; None: from `config`.
+        k: Cut-offs of the metrics; None: from `config`.
         blessed: Last blessed model to compare with, in the same form as `model`; None: none.
         config: Config of the evaluation and of the thresholds; None: the defaults, with
             `repeats` from the training of the model.
@@ -50,7 +50,7 @@ def evaluate(
         The metrics, with intervals by a paired bootstrap over users, and the decision.
 
     Raises:
-        RecsysError: There are no held-out events, none of them are known, a folder is damaged,
+        RecsysError: There are no held-out events with known users and items, a folder is damaged,
             or a score is not finite.
         pydantic.ValidationError: A name is unknown, or an option is invalid.
     """
@@ -111,9 +111,9 @@ def measured(
         blessed: As in `evaluate`.
         stage: Config of the evaluation and of the thresholds.
         report: Progress callback.
-        mesh: One axis of devices, over which tables and candidates of folders are split; each of
-            their processes calls this. None: all is in this process.
-        by_config: Whether `repeats` is that of `stage`, and not of the model's training.
+        mesh: One axis of devices over which tables and candidates of folders are split; all of
+            their processes must call this. None: everything is in this process.
+        by_config: Whether `repeats` comes from `stage` instead of the model's training.
     """
     opened = open_evaluation_data(data)
     if not by_config:

@@ -30,12 +30,12 @@ class RuleOutcome:
         against: `floor`, a baseline, or `blessed_model`.
         value: The model's figure; None if there is none.
         other: The figure of the other system; None for a floor.
-        least: Lowest value, or lowest ratio to the other's.
-        relative: The ratio of the two, less 1; None if there is none.
+        least: Lowest value, or lowest ratio to the other figure.
+        relative: Ratio of the two figures minus 1; None if there is none.
         interval: The interval of the figure, or of the relative difference.
         passed: Whether the lower end of the interval reaches the threshold.
-        text: All of it as a sentence.
-        is_strongest: Whether `against` is there as the strongest baseline.
+        text: The outcome as a sentence.
+        is_strongest: Whether the rule is on the strongest baseline.
     """
 
     metric: str
@@ -57,11 +57,11 @@ class Decision:
 
     Attributes:
         blessed: Whether every threshold is passed.
-        sentence: The decision with the figure that it rests on.
+        sentence: The decision with its main figure.
         reasons: One sentence for each threshold, with its figures.
         rules: The thresholds.
-        warning: A sentence if the model is significantly worse than popularity, whatever the
-            thresholds say; else empty.
+        warning: A sentence if the model is significantly worse than popularity, independent of the
+            thresholds; else empty.
     """
 
     blessed: bool
@@ -78,11 +78,11 @@ class Evidence:
     Attributes:
         means: The figures of the model, of every baseline and of the last blessed model.
         confidence: Confidence of the intervals (0.5..1).
-        left_out: Why a baseline was not measured, by name.
+        left_out: Reasons why baselines were not measured, by name.
         has_blessed: Whether there is another blessed model.
-        n_sampled: Random items that the ranks are among; None: they are among all.
-        small_slice: A rule on a slice of fewer users can't be judged.
-        titles: What each baseline is called, by name.
+        n_sampled: Number of random items that positives are ranked among; None: all items.
+        small_slice: Minimum number of users of a slice for a rule on it.
+        titles: Display name of each baseline, by name.
     """
 
     means: UserMeans
@@ -94,16 +94,16 @@ class Evidence:
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def title(self, system: str) -> str:
-        """Returns the name of a baseline, or of the last blessed model, for a sentence."""
+        """Returns the display name of a baseline or of the last blessed model."""
         return _BLESSED_TITLE if system == BLESSED else self.titles.get(system, system)
 
 
 def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     """Returns the decision on the model.
 
-    A threshold is reached if the lower end of the interval reaches it. One that can't be
-    judged, because users, its slice or its baseline are missing, counts as missed. Without
-    any baseline, the rules on the strongest one don't apply.
+    A threshold is reached if the lower end of the interval reaches it. A threshold without enough
+    users, or without its slice or baseline, counts as missed. Without any baseline, the rules on
+    the strongest baseline don't apply.
 
     Args:
         config: The thresholds.
@@ -132,7 +132,7 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
 
 
 def _warning(metric: str, evidence: Evidence) -> str:
-    """Returns a sentence if one list for all users is significantly better than the model."""
+    """Returns a sentence if a popularity baseline is significantly better than the model."""
     key, means = Key(MODEL, metric), evidence.means
     if POPULARITY not in means.baselines:
         return ""
@@ -183,7 +183,7 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
     difference, margin = means.difference(key, other), means.margin(key, other, ratio)
     if value is None or _too_few(key, evidence):
         margin = None
-    # To be no worse than what is served will do; a baseline is to be beaten.
+    # The model must beat a baseline, but need not be better than the served model.
     is_beaten = ratio >= 1 and other != BLESSED
     least_margin = _ROUNDING if is_beaten else -_ROUNDING
     passed = margin is not None and margin[0] >= least_margin and bool(value)
@@ -204,7 +204,7 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
 
 
 def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
-    """Returns the baseline with the highest value of the deciding metric, of those measured."""
+    """Returns the measured baseline with the highest value of the deciding metric."""
     values = {
         name: evidence.means.mean(Key(name, config.metric)) for name in evidence.means.baselines
     }
@@ -215,16 +215,16 @@ def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
 def _strongest_outcome(
     config: BlessConfig, other: str, evidence: Evidence, *, is_alone: bool
 ) -> Iterator[RuleOutcome]:
-    """Yields the ruling on the strongest baseline, if the config asks for one.
+    """Yields the outcome of the rule on the strongest baseline, if the config has one.
 
-    That the whole interval lies above a margin is the test of non-inferiority; that it
-    doesn't lie below 0, the one of inferiority. docs/evaluation.md has the sources.
+    Non-inferiority: the whole interval is above a margin. Inferiority: the whole interval is below
+    0. docs/evaluation.md has the sources.
 
     Args:
         config: The thresholds.
         other: The strongest baseline.
         evidence: The figures.
-        is_alone: Whether nothing else refuses the model, so that keys for this push it.
+        is_alone: Whether all other rules pass, so that changing this rule would bless the model.
     """
     refuses_loss, least = config.sure_loss == "refuse", config.over_strongest
     if not least and not refuses_loss:
@@ -254,13 +254,13 @@ def _strongest_title(baseline: str, evidence: Evidence) -> str:
 
 
 def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
-    """Returns the keys that would bless such a model; none does if its metric is 0."""
+    """Returns the config keys that would bless such a model; none if its metric is 0."""
     if not ruling.value:
         return ""
     keys = ["bless.sure_loss=allow"] if lost else []
     if not ruling.passed:
         low = 0.0 if ruling.interval is None else 1.0 + ruling.interval[0]
-        # Below the interval, since a ratio of 1 asks for more than a tie.
+        # Below the interval, since a ratio of 1 requires more than a tie.
         keys.append(f"bless.over_strongest={max(0, math.ceil(100 * low) - 1) / 100:g}")
     more = "; more held-out users narrow the interval" if not lost else ""
     return f" (to push it anyway: --set {' --set '.join(keys)}{more})"
@@ -295,7 +295,7 @@ def _confidence(share: float) -> str:
 
 
 def _required(ratio: float, other: str) -> str:
-    """Returns what a ratio of the config asks for, `at most 10.0 % worse`."""
+    """Returns the requirement of a ratio as text, such as `at most 10.0 % worse`."""
     size = plain(change(ratio - 1)).lstrip("+−±")
     if ratio > 1:
         return f"at least {size} better"
@@ -330,7 +330,8 @@ def _sentence(
 def _headline(rules: list[RuleOutcome], first: str | None = None) -> RuleOutcome | None:
     """Returns the most important comparison.
 
-    In this order: with `first`, the strongest baseline, the served model, any other.
+    The order of importance: a comparison with `first`, the strongest baseline, the served model,
+    any other.
     """
 
     def importance(rule: RuleOutcome) -> tuple[bool, ...]:

@@ -79,7 +79,7 @@ class EvaluateConfig(Strict):
 class Thresholds(Strict):
     """Thresholds of one metric; 0 disables a threshold.
 
-    The lower end of the interval must reach it, so that no model is blessed by chance.
+    The lower end of the interval must reach the threshold, so that no model is blessed by chance.
     """
 
     at_least: Share = 0.0
@@ -118,7 +118,7 @@ class BlessConfig(Thresholds):
     """Additional rules, for other metrics or single slices."""
 
     def all_rules(self) -> tuple[BlessRule, ...]:
-        """Returns every rule, the one on the deciding metric first."""
+        """Returns all rules, the rule on the deciding metric first."""
         own = {name: getattr(self, name) for name in Thresholds.model_fields}
         return (BlessRule(metric=self.metric, **own), *self.rules)
 

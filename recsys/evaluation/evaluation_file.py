@@ -1,7 +1,7 @@
 """Measures a model and writes `evaluation.json`, in each process of an evaluation.
 
-`recsys.stages.evaluate` starts it. In several processes tables and candidates are split over the
-devices of all of them, and the first one writes the file.
+`recsys.stages.evaluate` starts it. With several processes, tables and candidates are split over all
+devices, and process 0 writes the file.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _REPEATS = ("repeats", "repeated_positives", "repeated_share")
 def run(
     stage: EvaluateStage, model: Path, data: Path, out: Path, blessed: Path | None
 ) -> dict[str, Any]:
-    """Evaluates in this process, and those that were started beside it; returns the summary.
+    """Evaluates in this process and the ones started beside it; returns the summary.
 
-    Arguments and errors are those of `evaluate`.
+    Arguments and errors are the same as of `evaluate`.
     """
     read = {"the data folder": data, "the model": model, "the last blessed model": blessed}
     with failing_at_once():
         mesh = None
         if join(lambda: facts_of(stage, read), [out]):
-            # JAX catches it so that a training can save; an evaluation has nothing to save.
+            # JAX catches SIGTERM so that a training can save; an evaluation has nothing to save.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             mesh = device_mesh()
         result = evaluate(stage, model, data, out, blessed, mesh)
@@ -69,20 +69,20 @@ def evaluate(
     """Evaluates a model, decides on it, and writes `evaluation.json`.
 
     Args:
-        stage: The metrics and the thresholds.
+        stage: Config of the evaluation and of the thresholds.
         model: Model folder or bundle.
         data: Data folder with the held-out events.
         out: Folder to write `evaluation.json` into.
-        blessed: The last blessed model, if there is one; a model folder or a bundle. It is
-            left out where no threshold names it.
+        blessed: Model folder or bundle of the last blessed model, if there is one. Ignored if no
+            threshold refers to it.
         mesh: As in `api.measured`.
 
     Returns:
-        What `evaluation.json` holds (see `docs/folders.md`).
+        The content of `evaluation.json` (see `docs/folders.md`).
 
     Raises:
-        RecsysError: Nothing is held out, none of it is known, a folder is damaged, or a
-            score is no number.
+        RecsysError: There are no held-out events with known users and items, a folder is damaged,
+            or a score is NaN.
     """
     if not any(rule.over_blessed for rule in stage.bless.all_rules()):
         blessed = None
@@ -91,7 +91,7 @@ def evaluate(
 
     def written() -> dict[str, Any]:
         result.save(out)
-        # With lists where there were tuples, as readers of the file have it.
+        # JSON converts tuples to lists, as readers of the file get them.
         content: dict[str, Any] = json.loads(json.dumps(result.content))
         return content
 

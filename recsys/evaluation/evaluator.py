@@ -1,7 +1,7 @@
 """Evaluates systems on held-out events: figures, slices and the decision.
 
-One case is made, on which the model, the baselines and the last blessed model are measured, so
-that all comparisons are paired.
+The model, the baselines and the last blessed model are measured on one case, so that all
+comparisons are paired.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MEANINGS: dict[Split, str] = {
         " compare with other results on the same parts alone."
     ),
 }
-"""What the figures mean under each split."""
+"""Meaning of the figures for each split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Evaluator:
     """Measures systems by the judging side of their task.
 
     Attributes:
-        stage: The metrics and the thresholds.
-        side: The judging side, with the data folder.
-        progress: Called with the name of a system, the number of finished queries, and of all.
+        stage: Config of the evaluation and of the thresholds.
+        side: Judging side of the task.
+        progress: Called with the name of a system, the number of finished queries and the total.
     """
 
     stage: EvaluateStage
@@ -65,13 +65,13 @@ class Evaluator:
     progress: SystemProgress | None = None
 
     def run(self, systems: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the content of `evaluation.json`; each of several processes calls it.
+        """Returns the content of `evaluation.json`; all processes must call it.
 
         Args:
             systems: The model and, under `blessed_model`, the last blessed one.
 
         Raises:
-            RecsysError: Nothing is held out, or none of it is known.
+            RecsysError: There are no held-out events with known users and items.
         """
         config, side = self.stage.evaluate, self.side
         case = side.case(systems)
@@ -123,7 +123,7 @@ class Evaluator:
     def _baselines(
         self, case: Case, chosen: Iterable[Baseline]
     ) -> tuple[dict[str, Measured], dict[str, str]]:
-        """Returns the measured baselines, and why others could not be measured."""
+        """Returns the measured baselines, and the reasons why others could not be measured."""
         measured: dict[str, Measured] = {}
         left_out: dict[str, str] = {}
         for baseline in chosen:

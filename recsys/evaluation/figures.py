@@ -16,10 +16,10 @@ class Figures:
 
     Args:
         stage: Cut-offs, thresholds, and options of the intervals.
-        side: The judging side that measured.
-        case: What the systems were measured on.
+        side: Judging side of the task.
+        case: Case on which the systems were measured.
         measured: The model, each baseline and, under `blessed_model`, the last blessed model.
-        slices: The slices that have figures.
+        slices: Slices to compute figures for.
 
     Attributes:
         means: Means over users, with their intervals.
@@ -74,7 +74,7 @@ class Figures:
         return {key: list(ends) for key, ends in intervals.items() if ends is not None}
 
     def comparisons(self) -> dict[str, dict[str, Any]]:
-        """Returns how the model differs from each other system, by metric."""
+        """Returns the differences of the model from each other system, by metric."""
         return {
             other: {
                 key: difference

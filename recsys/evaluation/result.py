@@ -16,7 +16,7 @@ from recsys.system.files import read_result
 from recsys.tasks.judging_side import BLESSED
 
 _ROUNDING = 1e-8
-"""Differences below this are the rounding of sums; they are shown as 0."""
+"""Differences below this are rounding errors, and are shown as 0."""
 
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"
@@ -29,12 +29,12 @@ _FACTS = (
 
 
 class Shown:
-    """A table with a title, as text, as HTML in a notebook, and as a pandas frame."""
+    """A table with a title, shown as text or HTML."""
 
     content: dict[str, Any]
 
     def title(self) -> str:
-        """Returns on what was measured."""
+        """Returns the title: the queries and the candidates."""
         queries = counted(self.content["queries"], "query", "queries")
         users = counted(self.content["users"], "user", "users")
         sampled, candidates = map(self.content.get, ("sampled_negatives", "candidates"))
@@ -44,11 +44,11 @@ class Shown:
         return f"{queries} of {users}, ranks among {among} items"
 
     def headings(self) -> list[str]:
-        """Returns the heads of the columns, that of the metric first."""
+        """Returns the column headings; the first column is the metric."""
         raise NotImplementedError
 
     def rows(self) -> list[list[str]]:
-        """Returns the texts of the table, a row for each metric."""
+        """Returns the cells of the table as text, a row for each metric."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:
@@ -56,7 +56,7 @@ class Shown:
         return []
 
     def _save(self, folder: str | Path, name: str) -> Path:
-        """Writes the content as strict JSON, whole or not at all; returns its path."""
+        """Writes the content as strict JSON, atomically; returns its path."""
         path = Path(folder) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.content, indent=1, allow_nan=False, ensure_ascii=False)
@@ -91,7 +91,7 @@ class EvaluationResult(Shown):
 
     @classmethod
     def load(cls, folder: str | Path) -> EvaluationResult:
-        """Reads what `save` wrote.
+        """Reads the result that `save` or an evaluation wrote into `folder`.
 
         Raises:
             RecsysError: The file is missing or damaged (R221).
@@ -100,22 +100,22 @@ class EvaluationResult(Shown):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The model's metrics, by key: `recall@10`, `mrr`."""
+        """Metrics of the model by key, such as `recall@10` or `mrr`."""
         return dict(self.content["metrics"])
 
     @property
     def baselines(self) -> dict[str, dict[str, float]]:
-        """The metrics of the baselines, by name and key."""
+        """Metrics of the baselines by name and key."""
         return dict(self.content["baselines"])
 
     @property
     def blessed(self) -> bool:
-        """Whether the model may be served."""
+        """Whether the model reaches all thresholds, so that it may be pushed."""
         return bool(self.content["verdict"]["blessed"])
 
     @property
     def sentence(self) -> str:
-        """The decision, with the figure that it rests on."""
+        """The decision as a sentence, with its main figure."""
         return str(self.content["verdict"]["sentence"])
 
     def save(self, folder: str | Path) -> Path:
@@ -123,7 +123,7 @@ class EvaluationResult(Shown):
         return self._save(folder, EVALUATION)
 
     def headings(self) -> list[str]:
-        """Returns the heads of the columns."""
+        """Returns the column headings."""
         confidence = f"{100 * self.content['confidence']:.3g} % interval"
         return ["metric", "model", confidence, *self._others()]
 
@@ -144,13 +144,13 @@ class EvaluationResult(Shown):
         ]
 
     def notes(self) -> list[str]:
-        """Returns what was not measured, and the decision."""
+        """Returns sentences on systems that were not measured, and the decision."""
         left_out = self.content["baselines_left_out"].items()
         why = [f"{self._title_of(name)} was not measured: {text}" for name, text in left_out]
         return [*why, self.sentence]
 
     def to_pandas(self) -> Any:
-        """Returns all metrics as a pandas frame, a row for each and a column for each system."""
+        """Returns a `pandas.DataFrame` with a row for each metric and a column for each system."""
         import pandas as pd  # type: ignore[import-untyped]
 
         return pd.DataFrame({"model": self.content["metrics"], **self._others()})
@@ -168,12 +168,12 @@ class EvaluationResult(Shown):
 class Comparison(Shown):
     """Compares two models, A and B, on the same queries: differences with intervals.
 
-    Both are resampled with the same users (the paired bootstrap), so that what makes all
-    models good or bad on a user is no part of the interval.
+    Both are resampled with the same users (paired bootstrap), so that the interval doesn't contain
+    the variance between easy and hard users.
 
     Args:
-        evaluation: The evaluation of B, with A in the place of the last blessed model.
-        deciding: The metric that `sentence` is about.
+        evaluation: Evaluation of B, with A in place of the last blessed model.
+        deciding: Key of the metric that decides.
 
     Attributes:
         content: `query`, `queries`, `users`, `confidence`; the deciding `metric` and a
@@ -193,17 +193,17 @@ class Comparison(Shown):
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """What was compared, by key."""
+        """Figures of both models by metric, as in `content`."""
         return dict(self.content["metrics"])
 
     @property
     def sentence(self) -> str:
-        """Which model is better in the deciding metric, and how surely."""
+        """A sentence on the better model in the deciding metric, with the interval."""
         return str(self.content["sentence"])
 
     @property
     def better(self) -> str | None:
-        """Which is surely better in the deciding metric, `a` or `b`; None: neither."""
+        """The significantly better model in the deciding metric, `a` or `b`; None: neither."""
         deciding = self.content["metrics"].get(self.content["metric"], {})
         better: str | None = deciding.get("better")
         return better
@@ -213,7 +213,7 @@ class Comparison(Shown):
         return self._save(folder, COMPARISON)
 
     def headings(self) -> list[str]:
-        """Returns the heads of the columns."""
+        """Returns the column headings."""
         interval = f"{100 * self.content['confidence']:.3g} % interval"
         return ["metric", "A", "B", "B over A", interval, "better"]
 
@@ -236,14 +236,14 @@ class Comparison(Shown):
         return [self.sentence]
 
     def to_pandas(self) -> Any:
-        """Returns a pandas frame, a row for each metric."""
+        """Returns a `pandas.DataFrame` with a row for each metric."""
         import pandas as pd
 
         return pd.DataFrame.from_dict(self.content["metrics"], orient="index")
 
 
 def four_decimals(value: float | None) -> str:
-    """Returns a metric as `0.1234`; a dash where it could not be computed."""
+    """Returns a metric as `0.1234`; a dash for None."""
     return "–" if value is None else f"{value:.4f}"
 
 
@@ -264,7 +264,7 @@ def _compared(
 
 def _better(difference: Mapping[str, Any], *, is_lower: bool) -> str | None:
     """Returns which is significantly better; None if the interval contains 0 or is missing."""
-    # The interval that is shown beside it.
+    # Uses the interval that is shown.
     low, high = difference["interval"] or difference["difference_interval"] or (0.0, 0.0)
     higher = "b" if low > _ROUNDING else "a" if high < -_ROUNDING else None
     return {"a": "b", "b": "a", None: None}[higher] if is_lower else higher
@@ -286,7 +286,7 @@ def _comparison_text(
 
 
 def difference_text(difference: Mapping[str, Any], confidence: float) -> str:
-    """Returns the relative difference where it has an interval, else the absolute one.
+    """Returns the relative difference as text if it has an interval, else the absolute one.
 
     Args:
         difference: The fields of a `Difference`.
@@ -303,7 +303,7 @@ def difference_text(difference: Mapping[str, Any], confidence: float) -> str:
 def _signed(value: float) -> str:
     text = f"{value:+.4f}"
     if float(text) == 0 and abs(value) > _ROUNDING:
-        text = f"{value:+.1g}"  # What is not zero never reads as zero.
+        text = f"{value:+.1g}"  # A difference that is not zero is never shown as zero.
     return text.replace("-", "−")
 
 

@@ -1,9 +1,9 @@
 """Intervals and differences of means over users, by the paired bootstrap.
 
-Whole users are drawn with replacement, as many as there are, again and again; each draw
-gives all means at once, so that the figures of two models on one draw belong together and
-what both owe to easy or hard users cancels out (Efron and Tibshirani, 1993, ch. 13;
-Sakai, 2006, for retrieval). An interval is that of the percentiles.
+Each resample draws as many users as there are, with replacement, and computes all means from the
+same users. So the figures of two models are paired, and the effect of easy or hard users cancels
+out (Efron and Tibshirani, 1993, ch. 13; Sakai, 2006, for retrieval). Intervals are percentile
+intervals.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from recsys.tasks.judging_side import BLESSED, MODEL
 Interval = tuple[float, float]
 _BLOCK_DRAWS = 2**24
 _FEWEST_USERS = 10
-"""With fewer, an interval of percentiles is far too narrow."""
+"""Minimum number of users: with fewer, a percentile interval is far too narrow."""
 
 
 def resampled_means(columns: np.ndarray, resamples: int, seed: int = 0) -> np.ndarray:
     """Returns the means of resampled users.
 
     Args:
-        columns: Value of each user `[users, columns]`; NaN where a user has none, who then
-            doesn't count in that column.
-        resamples: How often users are drawn.
-        seed: Same seed, same draws.
+        columns: Values of each user `[users, columns]`; NaN values are left out of the mean of
+            their column.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
 
     Returns:
-        `[resamples, columns]` float64; NaN where no user with a value was drawn.
+        Means `[resamples, columns]` float64; NaN if no user with a value was drawn.
     """
     present = ~np.isnan(columns)
     values = np.where(present, columns, 0.0)
@@ -43,14 +43,14 @@ def resampled_means(columns: np.ndarray, resamples: int, seed: int = 0) -> np.nd
 
 
 def resampled_values(statistics: Statistics, resamples: int, seed: int = 0) -> np.ndarray:
-    """Returns the values `[resamples]` of a pooled metric of the same resampled users."""
+    """Returns the values `[resamples]` of a pooled metric for the same resampled users."""
     of_users, of_sums = statistics
     draws = _draws(len(of_users), resamples, seed)
     return np.concatenate([np.asarray(of_sums(n @ of_users), np.float64) for n in draws])
 
 
 def _draws(n_users: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields how often each user was drawn `[draws, n_users]` float64, in blocks."""
+    """Yields the number of times each user is drawn `[draws, n_users]` float64, in blocks."""
     rng = np.random.default_rng(seed)
     size = max(1, _BLOCK_DRAWS // n_users)
     for start in range(0, resamples, size):
@@ -61,9 +61,10 @@ def _draws(n_users: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def interval(samples: np.ndarray, confidence: float) -> Interval | None:
-    """Returns the percentiles that hold the middle `confidence` of `samples` `[n]`.
+    """Returns the percentile interval of `samples` `[n]` at a confidence.
 
-    None where one is infinite, or a tenth or more are no numbers: too few users have a value.
+    None if an end is infinite, or if a tenth or more of the samples are NaN, because too few users
+    have a value.
     """
     known = samples[~np.isnan(samples)]
     if np.isinf(known).any() or len(known) <= 0.9 * len(samples):
@@ -74,7 +75,7 @@ def interval(samples: np.ndarray, confidence: float) -> Interval | None:
 
 
 class Key(NamedTuple):
-    """What a mean is of: a system, a metric, and a slice; None: all queries."""
+    """Identifies a mean: system, metric, and slice (None: all queries)."""
 
     system: str
     metric: str
@@ -83,12 +84,12 @@ class Key(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How the model differs from another system.
+    """The difference of the model from another system.
 
     Attributes:
-        relative: Ratio of the two means, less 1; None where the other's is 0.
-        interval: Its interval; None where too few users have a value, or where the other's
-            mean is 0 in a resample, so that there is no end.
+        relative: Ratio of the two means minus 1; None if the other's mean is 0.
+        interval: Its interval; None if too few users have a value, or if the other's mean is 0 in a
+            resample, so that an end is infinite.
         difference: Difference of the two means.
         difference_interval: Its interval.
     """
@@ -100,11 +101,11 @@ class Difference:
 
 
 class UserMeans:
-    """Means over users, each with the values that they are made of.
+    """Means over users, with the values from which they are resampled.
 
     Args:
         user: User of each query `[queries]`.
-        resamples: Bootstrap samples.
+        resamples: Number of bootstrap samples.
         confidence: Confidence of the intervals (0.5..1).
         seed: Seed of the samples.
     """
@@ -120,9 +121,9 @@ class UserMeans:
         """Adds a metric.
 
         Args:
-            key: What it is of.
-            values: Its value of each query `[queries]`, NaN where there is none; or the
-                statistics of each user, in ascending order of the users.
+            key: Key of the mean.
+            values: Value of each query `[queries]`, or NaN; or the statistics of each user, in
+                ascending order of the users.
         """
         if isinstance(values, np.ndarray):
             values = per_user(values, self._user, self.n_users)
@@ -130,14 +131,14 @@ class UserMeans:
 
     @property
     def baselines(self) -> list[str]:
-        """The systems that are neither the model nor the last blessed one."""
+        """Names of the systems other than the model and the last blessed model."""
         systems = dict.fromkeys(key.system for key in self._columns)
         return [system for system in systems if system not in (MODEL, BLESSED)]
 
     def mean(self, key: Key) -> float | None:
-        """Returns the mean over the users that have a value; None if none has.
+        """Returns the mean over the users with a value; None if there are none.
 
-        Of a pooled metric it is the value of all users.
+        For a pooled metric it is the value of all users.
         """
         if not self.users_of(key):
             return None
@@ -148,7 +149,7 @@ class UserMeans:
         return None if np.isnan(value) else value
 
     def users_of(self, key: Key) -> int:
-        """Returns how many users have a value."""
+        """Returns the number of users with a value."""
         column = self._columns.get(key)
         if column is None:
             return 0
@@ -157,7 +158,7 @@ class UserMeans:
         return int(column.of_users.any(axis=1).sum())
 
     def resample(self, keys: Iterable[Key]) -> None:
-        """Draws the samples of `keys`, all from the same draws of users."""
+        """Resamples the means of `keys`, all with the same draws of users."""
         means: dict[Key, np.ndarray] = {}
         for key in dict.fromkeys(keys):
             column = self._columns.get(key)
@@ -171,13 +172,13 @@ class UserMeans:
             self._samples.update(zip(means, samples.T, strict=True))
 
     def interval(self, key: Key) -> Interval | None:
-        """Returns the interval of a mean; None where too few users have a value."""
+        """Returns the interval of a mean; None if too few users have a value."""
         if key not in self._samples or not self._has_enough(key):
             return None
         return interval(self._samples[key], self._confidence)
 
     def difference(self, key: Key, other: str) -> Difference | None:
-        """Returns how `key` differs from the same of `other`; None if one has no value."""
+        """Returns the difference of `key` from the mean of system `other`; None without values."""
         theirs = key._replace(system=other)
         ours, base = self.mean(key), self.mean(theirs)
         if ours is None or base is None:
@@ -194,7 +195,7 @@ class UserMeans:
     def margin(self, key: Key, other: str, ratio: float) -> Interval | None:
         """Returns the interval of the mean minus `ratio` times the other's.
 
-        None where too few users have a value.
+        None if too few users have a value.
         """
         theirs = key._replace(system=other)
         if key not in self._samples or theirs not in self._samples:

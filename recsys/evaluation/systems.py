@@ -1,4 +1,4 @@
-"""Opens the models that an evaluation compares, and the data that they are measured on."""
+"""Opens the models and the data of an evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_evaluation_data(data: Data | str | Path) -> Data:
-    """Opens the data that systems are measured on, and compares every byte.
+    """Opens the data of an evaluation, and verifies all checksums.
 
     Raises:
         RecsysError: The store or the vocabulary is missing or damaged.
@@ -37,7 +37,7 @@ def open_evaluation_data(data: Data | str | Path) -> Data:
 def open_systems(
     stage: EvaluateStage, data: Data, model: Any, blessed: Any, mesh: DeviceMesh | None = None
 ) -> tuple[JudgingSide[Any, Any, Any], dict[str, Any]]:
-    """Opens the model and, if it is given, the last blessed model.
+    """Opens the model and, if given, the last blessed model.
 
     Args:
         stage: Config of the evaluation.
@@ -50,7 +50,7 @@ def open_systems(
         The judging side of their task, and the systems by name.
 
     Raises:
-        RecsysError: As `open_system`, or the two are of different tasks (R414).
+        RecsysError: As `open_system`, or the two have different tasks (R414).
     """
     models = {MODEL: model} | ({} if blessed is None else {BLESSED: blessed})
     configs = {name: _model_config(model) for name, model in models.items()}
@@ -73,15 +73,15 @@ def open_system(
     name: str | None = None,
     mesh: DeviceMesh | None = None,
 ) -> SystemT:
-    """Opens a system to be measured.
+    """Opens a system to measure.
 
     Args:
         side: The judging side of its task.
         model: A model folder (`model.json`), a bundle (`manifest.json`), a `TrainedModel`, a model
             that `Trainer.fit` trained, or another built model for the rows of the data.
-        name: Display name, which a path is added to; by default the path.
-        mesh: Devices to split tables and candidates of a folder over, each of whose processes
-            opens it; None: all are in this process.
+        name: Display name, to which a path is appended; empty: the path.
+        mesh: Devices to split tables and candidates of a folder over; all of their processes must
+            open it. None: everything is in this process.
 
     Raises:
         RecsysError: The folder is neither (R404) or damaged, or the task refuses the model.
@@ -107,10 +107,10 @@ def _model_config(model: Any) -> Any:
 
 
 def repeats_of(model: Any) -> Repeats:
-    """Returns whether the lists of a model have items that a user has seen: as it was trained.
+    """Returns the `repeats` with which a model was trained.
 
     Args:
-        model: As `open_system` takes it.
+        model: As in `open_system`.
     """
     if not isinstance(model, str | Path):
         trained = getattr(model, "training_result", model)
@@ -119,7 +119,7 @@ def repeats_of(model: Any) -> Repeats:
 
 
 def is_bundle(path: Path) -> bool:
-    """Returns whether a folder is a bundle; if not, it is a model folder.
+    """Returns whether a folder is a bundle rather than a model folder.
 
     Raises:
         RecsysError: It is neither (R404).

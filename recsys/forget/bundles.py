@@ -1,8 +1,8 @@
-"""Takes users out of a finished bundle, without the model folder and without a training.
+"""Removes users from a finished bundle, without the model folder or a training.
 
-Their entries in the table of ids, their histories, and their rows in the tables are overwritten
-in the variables of the SavedModel; shapes and graph stay. The answers to all others must stay
-too: those of some are compared with those of the bundle before.
+Their entries in the id table, their histories and their table rows are overwritten in the variables
+of the SavedModel; shapes and graph are unchanged. The answers to other users must not change: a
+sample of them is compared with the original bundle's.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from recsys.tasks.retrieval.serving.stored_users import StoredIds
 _PROBES = 64
 _STRANGER = "?"
 _NOW = "2020-01-01"
-"""Time of the questions: by default they are of the newest event, which may be removed."""
+"""Query time of the comparison: the default is the newest event, which may be removed."""
 _COMPARED = {"prepare_query": "embedding", "recommend": "scores"}
 INSTEAD_OF = "instead_of"
-"""Field of a manifest: the digest of the bundle that this one was made from."""
+"""Field of a manifest with the digest of the bundle that this one was made from."""
 
 
 def take_out(
     bundle: Path, ids: Sequence[str], free_rows: Callable[[Path], np.ndarray], before: Path
 ) -> None:
-    """Takes users out of `bundle`, an unpublished copy of `before`, and checks it.
+    """Removes users from `bundle`, an unpublished copy of `before`, and checks it.
 
     Args:
-        bundle: The copy; no file of it is written into, since it may be a hard link.
+        bundle: The copy. Its files are replaced, never modified, since they may be hard links.
         ids: The users.
-        free_rows: Frees their rows in the copy's folder of vocabularies and returns these.
-        before: The bundle that it is a copy of.
+        free_rows: Frees the users' rows in the copy's folder of vocabularies and returns them.
+        before: The original bundle.
 
     Raises:
-        RecsysError: The bundle is damaged; answers others differently than before (R530); or
-            still knows one of the users (R933).
+        RecsysError: The bundle is damaged, its answers to other users have changed (R530), or it
+            still knows a removed user (R933).
     """
     manifest, stored = verify(before), StoredIds(before, ids)
     rows = [int(row) for row in free_rows(bundle / "vocabulary")]
@@ -82,7 +82,7 @@ def take_out(
 
 
 def _answers(bundle: Path, ids: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns what a bundle answers to users of whom the question says nothing else."""
+    """Returns the answers of a bundle to user ids without other inputs."""
     answers: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory(prefix=".forget-", dir=bundle.parent) as scratch:
         signatures = variables.load_mapped(bundle, Path(scratch)).signatures
@@ -100,7 +100,7 @@ def _answers(bundle: Path, ids: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _of_users(fields: Mapping[str, Any], users: Vocabulary) -> dict[str, Any]:
-    """Returns the fields of a manifest with the fingerprint of other users."""
+    """Returns the fields of a manifest with the fingerprint of a changed vocabulary of users."""
     lineage = fields.get("lineage") or {}
     if not lineage.get("vocabulary"):
         return dict(fields)
@@ -109,7 +109,7 @@ def _of_users(fields: Mapping[str, Any], users: Vocabulary) -> dict[str, Any]:
 
 
 def knows(bundle: Path, ids: Sequence[str]) -> bool:
-    """Returns whether the SavedModel of a bundle knows one of the users, or its files name one.
+    """Returns whether the SavedModel or another file of a bundle contains any of the users.
 
     Raises:
         RecsysError: The bundle is damaged (R501), or answers scores (R545).

@@ -34,7 +34,7 @@ _TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".
 _OWN = ("segments", "serving", "checkpoints")
 _OWN_STEPS = ("Trainer", "VocabularyGen", *REBUILT)
 _DATABASE = ".db"
-"""Optuna's studies."""
+"""Database of Optuna's studies."""
 
 
 def rebuilt(root: Path) -> Iterator[Thing]:

@@ -1,4 +1,4 @@
-"""Plans a training: tables, shards, bytes of each device, and what each step exchanges."""
+"""Plans a training: tables, shards, memory of each device, and exchanges of a step."""
 
 from typing import TYPE_CHECKING
 

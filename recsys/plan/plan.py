@@ -1,7 +1,7 @@
-"""The plan of a training: what each device holds and sends, without data or real devices.
+"""The plan of a training: memory and traffic of each device, without data or real devices.
 
-The model is built from shapes alone, and its training step is compiled ahead of time for as
-many simulated CPU devices. XLA then says what the step needs, whatever the model.
+The model is built from shapes only, and its training step is compiled ahead of time for simulated
+CPU devices. So XLA reports the needs of the step, for any model.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _LARGE_SLOTS = ("adagrad", "lazy_adam", "ftrl")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What each device holds and sends.
+    """Memory and traffic of each device.
 
     Attributes:
-        devices: Devices.
-        n_batch: Parts of a batch.
-        n_shards: Devices that share each copy of a table.
-        tables: Where the tables lie.
-        step: What the compiled training step holds and sends.
-        traffic: What a device sends for each feature in a step.
-        sent: What a device sends in the whole compiled step, of exchanges what is expected.
-        saved_table_bytes: Tables with slots and padding in a checkpoint, each once.
+        devices: Number of devices.
+        n_batch: Number of parts of a batch.
+        n_shards: Number of devices that share each copy of a table.
+        tables: Placements of the tables.
+        step: Properties of the compiled training step.
+        traffic: Traffic of a device for each feature in a step.
+        sent: Collectives of a device in the compiled step; for exchanges, the expected ones.
+        saved_table_bytes: Size of the tables in a checkpoint, with slots and padding [bytes].
     """
 
     devices: int
@@ -62,29 +62,29 @@ class Plan:
 
     @property
     def bytes_per_device(self) -> int:
-        """All that a device holds: weights, slots, and what a step needs beside them."""
+        """Memory of a device: weights, slots, and temporary arrays of a step [bytes]."""
         return self.step.state_bytes + self.step.temporary_bytes
 
     @property
     def other_bytes(self) -> int:
-        """Weights that are no tables, the slots of their optimizer, counters."""
+        """Size of the other state: dense weights, their optimizer's slots, counters [bytes]."""
         return self.step.state_bytes - _total(self.tables)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """A checkpoint: each table with its slots and padding once, and all other weights."""
+        """Size of a checkpoint [bytes]."""
         return self.saved_table_bytes + self.other_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Something to change on the command line.
+    """A suggested change of the command line.
 
     Attributes:
-        words: What to add to it.
-        bytes_per_device: What a device would hold then.
-        saved_bytes: How much less that is.
-        fits: Whether it has room for it.
+        words: Options to add.
+        bytes_per_device: Memory of a device after the change [bytes].
+        saved_bytes: Memory that the change saves [bytes].
+        fits: Whether the plan then fits into the memory of a device.
     """
 
     words: str
@@ -99,10 +99,10 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     Args:
         config: The run.
         rows: Rows of its tables.
-        devices: How many, of those that JAX has or simulates.
+        devices: Number of devices, which JAX must have or simulate.
 
     Raises:
-        RecsysError: A training of this config would stop before its first step.
+        RecsysError: A training with this config would fail before its first step.
     """
     mesh = config.mesh
     if mesh is not None and mesh.n_devices != devices:
@@ -116,7 +116,7 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     n_batch, n_shards = (devices, devices) if mesh is None else (mesh.data, mesh.model)
     if reason := training_side(config.model).uneven(config.train, n_batch):
         raise reason
-    # Keras keeps its distribution, and variables without a value, by thread.
+    # Keras' distribution and stateless scopes are per thread.
     with ThreadPoolExecutor(1) as pool:
         step, traffic, sent = pool.submit(_step, config, rows, devices).result()
     placements = tuple(_placements(config, rows, n_shards))
@@ -133,7 +133,7 @@ def with_model(config: Config, rows: TableRows) -> Config:
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
-    """Returns what the model of a config is for tables of `rows`."""
+    """Returns the spec of a config's model for tables of `rows`."""
     features = [
         FeatureTable(name, "user" if name in rows.of_users else "item", rows.rows[name], width)
         for name, width in rows.widths.items()
@@ -148,7 +148,7 @@ def _tables(config: Config, spec: ModelSpec) -> Tables:
 def _placements(
     config: Config, rows: TableRows, n_shards: int, n_parts: int | None = None
 ) -> Iterator[TablePlacement]:
-    """Yields where tables that are padded for `n_shards` devices lie if `n_parts` share a copy."""
+    """Yields the placements of tables padded for `n_shards` devices, with `n_parts` per copy."""
     for table in _tables(config, model_spec(config, rows)).values():
         yield planned(Table([resolve(table)], n_shards), n_parts or n_shards)
 
@@ -156,10 +156,10 @@ def _placements(
 def _step(
     config: Config, rows: TableRows, devices: int
 ) -> tuple[StepProof, tuple[FeatureTraffic, ...], tuple[Collective, ...]]:
-    """Returns the proof of the step of the model that `recsys.Trainer` would make.
+    """Returns the proof of the step that `recsys.Trainer` would compile.
 
     Returns:
-        The proof, what a device sends for each feature, and in the whole step.
+        The proof, the traffic of a device for each feature, and its collectives in the whole step.
     """
     train, spec = config.train, model_spec(config, rows)
     tables = _tables(config, spec)
@@ -180,7 +180,7 @@ def _step(
     traffic = [feature for table, counts in counted for feature in table.by_feature(counts)]
     planned = [c for table, counts in counted for c in table.expected(counts)]
     sent = sent_collectives(compiled, train.node_devices)
-    # Where no branches are as planned, as far as anybody knows, the largest.
+    # If no branch matches the plan, the largest one.
     largest = [c for choice in sent.choices for c in max(choice, key=total)]
     expected = sent.expected(planned) or [*sent.always, *largest]
     return cast(StepProof, model.step_proof), tuple(traffic), tuple(expected)
@@ -200,19 +200,19 @@ def _batch(
     }
 
 
-# --- what would make it smaller
+# --- suggestions
 
 
 def changes(config: Config, rows: TableRows, plan: Plan, memory: int) -> list[Change]:
-    """Returns what would make tables smaller; what makes the plan fit comes first.
+    """Returns changes that make tables smaller; changes with which the plan fits come first.
 
-    Tables are placed anew; what is no table counts as in the plan.
+    Only the tables are placed again; other memory is taken from the plan.
 
     Args:
         config: The run.
         rows: Rows of its tables.
-        plan: Its plan.
-        memory: What a device has [bytes].
+        plan: Plan of the config.
+        memory: Memory of a device [bytes].
     """
 
     def change(words: str, changed: Config, n_shards: int) -> Change:
@@ -235,7 +235,7 @@ def changes(config: Config, rows: TableRows, plan: Plan, memory: int) -> list[Ch
 
 
 def _more_devices(config: Config, plan: Plan) -> Iterator[tuple[str, Config, int]]:
-    """Yields twice the devices, four times, …: of a mesh the axis `model` grows."""
+    """Yields configs for 2, 4, … times the devices; a mesh grows along the axis `model`."""
     is_split = config.model.table_placement == "column"
     widths = (config.model.dim, config.model.feature_dim) if is_split else ()
     n = plan.n_shards * 2
@@ -254,7 +254,7 @@ def _more_devices(config: Config, plan: Plan) -> Iterator[tuple[str, Config, int
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Returns keys with values that make tables smaller."""
+    """Returns config keys with values that make tables smaller."""
     keys: dict[str, Any] = {}
     if config.model.table_placement == "replicated":
         keys["model.table_placement"] = "row"
@@ -266,7 +266,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _changed(config: Config, keys: Mapping[str, Any]) -> Config:
-    """Returns the config with other values of some keys `part.name`."""
+    """Returns the config with changed keys `part.name`."""
     parts = config.model_dump(mode="json")
     for key, value in keys.items():
         part, name = key.split(".")
@@ -283,14 +283,14 @@ def _total(tables: Iterable[TablePlacement]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Equal hosts and their speeds, which are assumptions, not measurements.
+    """Identical hosts and their assumed bandwidths.
 
     Attributes:
-        hosts: How many.
-        devices_per_host: Devices of each.
-        link: What a device sends to others of its host [bytes/s], one way.
-        fabric: What a device sends to other hosts [bytes/s], one way.
-        disk: What a host writes of a checkpoint [bytes/s].
+        hosts: Number of hosts.
+        devices_per_host: Number of devices per host.
+        link: Bandwidth between the devices of a host, one way [bytes/s].
+        fabric: Bandwidth of a device to other hosts, one way [bytes/s].
+        disk: Speed at which a host writes checkpoints [bytes/s].
     """
 
     hosts: int
@@ -306,13 +306,14 @@ class HostsPlan:
 
     Attributes:
         hosts: The hosts.
-        bytes_per_host: All that the devices of a host hold.
-        within_bytes: What a device sends to others of its host in a step.
-        leaving_bytes: What it sends to other hosts, in the mean over the host's devices.
-        within_s: The time of the former [s].
-        leaving_s: The time of the latter [s].
-        checkpoint_bytes: A checkpoint.
-        checkpoint_s: The time to write it, each host its part [s].
+        bytes_per_host: Memory of all devices of a host [bytes].
+        within_bytes: Bytes that a device sends within its host in a step.
+        leaving_bytes: Bytes that a device sends to other hosts in a step, averaged over the host's
+            devices.
+        within_s: Time to send `within_bytes` [s].
+        leaving_s: Time to send `leaving_bytes` [s].
+        checkpoint_bytes: Size of a checkpoint [bytes].
+        checkpoint_s: Time to write a checkpoint, each host its part [s].
     """
 
     hosts: Hosts
@@ -326,11 +327,11 @@ class HostsPlan:
 
     @property
     def floor_s(self) -> float:
-        """The least time of a step [s], if all is sent while both links and devices are busy."""
+        """Lower bound of the time of a step, if both links are used concurrently [s]."""
         return max(self.within_s, self.leaving_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all figures, those of the hosts too."""
+        """Returns all figures, including the hosts'."""
         fields = dataclasses.asdict(self)
         return {**fields.pop("hosts"), **fields, "floor_s": self.floor_s}
 

@@ -1,7 +1,6 @@
 """The table sizes of a config: from data, the last run, or the raw files.
 
-A training takes them from its data folder. Before there is one the raw files tell,
-near enough.
+A training takes them from its data folder. Without one, they are estimated from the raw files.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ class TableRows:
     """The sizes of a model's tables.
 
     Attributes:
-        rows: Rows of each table, row 0 included: `users`, `items`, the features.
-        widths: Most tokens of an item or a user, of each feature.
+        rows: Rows of each table, including row 0: `users`, `items`, the features.
+        widths: Maximum number of tokens per item or user, by feature.
         source: Origin of the numbers, as text.
-        of_users: Features that are the users'; the others are the items'.
-        events: Events of the users, near enough; 0 where the rows were given.
-        counts: How often each row of `users` and `items` comes up in the events `[rows]`, if
-            a data folder says so.
+        of_users: Names of the users' features; the others are the items'.
+        events: Approximate number of events; 0 if the rows were given.
+        counts: Number of events of each row of `users` and `items` `[rows]`, if there is a data
+            folder.
     """
 
     rows: Mapping[str, int]
@@ -62,7 +61,7 @@ def parse_rows(words: Iterable[str]) -> dict[str, int]:
     """Parses `NAME=N` options into rows by table.
 
     Raises:
-        UsageError: An option isn't of this form, or N is no number of rows.
+        UsageError: An option has another form, or N is not a number of rows.
     """
     rows = {}
     for word in words:
@@ -87,14 +86,13 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
 
     Args:
         config: The run.
-        overrides: Rows of some tables, or of all.
-        data: Data folder to take the others from; None for that of the last run under
-            the config's root, and else the raw files.
+        overrides: Rows of some or all tables.
+        data: Data folder for the other tables; None: the data folder of the last run under the
+            config's root, or else the raw files.
 
     Raises:
-        RecsysError: `data` is no data folder; or without one and without a run, the raw
-            files can't be read.
-        UsageError: `overrides` names what is no table.
+        RecsysError: `data` is not a data folder, or the raw files can't be read.
+        UsageError: `overrides` names an unknown table.
     """
     known = None if data is None else _of_data(data)
     features = {what: side.features for what, side in config.data.sides.items()}
@@ -121,13 +119,13 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
 
 
 def _described(file: Path) -> dict[str, tuple[int, int]]:
-    """Returns rows and width of the features that a folder holds."""
+    """Returns rows and width of the features in a folder."""
     summary = read_json(file)
     return {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
 
 
 def _of_data(folder: Path) -> TableRows:
-    """Returns what the data folder of an InteractionEncoder says."""
+    """Returns the table rows of a data folder."""
     try:
         features = _described(folder / "catalogue" / SUMMARY)
         has_users = (folder / "user_features").exists()
@@ -157,13 +155,13 @@ def _filled(counts: pa.ChunkedArray) -> np.ndarray:
 
 
 def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
-    """Returns what the newest data folder says that has the features of the config."""
+    """Returns the table rows of the newest data folder with the config's features."""
     folders = config.root_folder.glob("artifacts/InteractionEncoder/data/*")
     numbered = [folder for folder in folders if folder.name.isdecimal()]
     for folder in sorted(numbered, key=lambda folder: int(folder.name), reverse=True):
         try:
             table_rows = _of_data(folder)
-        except RecsysError:  # Of a run that was stopped.
+        except RecsysError:  # From an interrupted run.
             continue
         if dict(table_rows.widths) == dict(widths):
             return dataclasses.replace(table_rows, source=f"from the last run, {folder}")
@@ -184,15 +182,14 @@ def _of_raw_files(config: Config, widths: Mapping[str, int], of_users: frozenset
 
 
 def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
-    """Returns how many users, items and tokens of each feature there are, by table.
+    """Returns the number of users, items and tokens of each feature, by table.
 
-    Also returns the rows of interactions, and the names of spans that are broken, which a run
-    would set aside.
+    Also returns the number of interactions, and the names of broken spans, which a run would set
+    aside.
 
     Raises:
-        RecsysError: A file is missing, can't be read, is empty, is of another
-            format, or lacks a column; or a query takes the place of files. A span may be
-            empty, and broken where a run would set it aside, but not all of them.
+        RecsysError: A file is missing, empty, unreadable, of another format or without a column;
+            all spans are empty or broken; or the config has a query in place of files.
     """
     if data.interactions.query is not None:
         raise RecsysError(

@@ -30,30 +30,28 @@ def export(
     evaluation: str | Path | None = None,
     transforms: dict[str, str | Path] | None = None,
 ) -> Path:
-    """Exports a trained model as a serving bundle, whose answers are checked in a clean process.
+    """Exports a trained model as a serving bundle, and checks its answers in a clean process.
 
     Args:
-        model: A model that `recsys.Trainer` trained, what its `fit` returned, or a model
-            folder.
-        data: The data that it was trained on: `recsys.open_data(…)` or their folder.
-            Users' histories are taken from it.
+        model: A model that `recsys.Trainer` trained, the result of its `fit`, or a model folder.
+        data: The data that it was trained on, or their folder. The bundle gets its users'
+            histories.
         out: The bundle: absent, an empty folder, or an older bundle to replace.
         name: Name of the served model.
         config: Options of the export; None: the defaults.
-        repeats: What becomes of items that a user has seen; None: what the model was trained
-            with.
+        repeats: Handling of items that a user has seen; None: as in the model's training.
         evaluation: Evaluation folder of the model, for the model card.
         transforms: Outputs of Transform by side, `items` and `users`, for bundles that take
             raw columns; None: those that `recsys.ingest` stored with the data.
 
     Returns:
-        The bundle; `recsys.load_bundle` loads it.
+        Path of the bundle, for `recsys.load_bundle`.
 
     Raises:
         RecsysError: An input is damaged, or the bundle's answers differ from the trainer's
             (R520 … R539).
-        UsageError: The model is none (R536), or of a class that can't be imported (R108), or
-            `out` is taken (R521).
+        UsageError: `model` is not a model (R536), its class can't be imported (R108), or `out`
+            holds something else (R521).
     """
     bundle, more = Path(out).absolute(), {"evaluation": evaluation, **(transforms or {})}
     options = {_OPTIONS[key]: Path(path) for key, path in more.items() if path is not None}
@@ -71,7 +69,7 @@ def export(
 
 
 def _stage_of(folder: Path) -> dict[str, Any]:
-    """Returns what a model folder says of its training; nothing of one that the export refuses."""
+    """Returns the training config of a model folder; empty if the export refuses the folder."""
     return dict(read_summary(folder)["stage"]) if (folder / SUMMARY).is_file() else {}
 
 
@@ -89,7 +87,7 @@ def _check_importable(stage: dict[str, Any]) -> None:
 
 
 def _model_folder(model: Any, data: Any, scratch: Path) -> Path:
-    """Returns the folder of a model; a trained one in memory is written to `scratch`."""
+    """Returns the folder of a model; writes a model in memory to `scratch`."""
     if isinstance(model, str | Path):
         return Path(model)
     result = model if hasattr(model, "summary") and hasattr(model, "stage") else None

@@ -1,7 +1,7 @@
-"""The whole ingestion in one process and without TFX: raw files → a data folder.
+"""The whole ingestion without TFX: from raw files to a data folder.
 
-The steps are those of the pipeline, and so is the folder. Features are made by
-TensorFlow Transform, as there, so that an exported model reads raw values the same way.
+Steps and result are the same as in the pipeline. TensorFlow Transform computes the features, as
+there, so that an exported model parses raw values in the same way.
 """
 
 from __future__ import annotations
@@ -48,24 +48,23 @@ def ingest(
     beam_args: Sequence[str] | None = None,
     progress: bool = True,
 ) -> Data:
-    """Reads raw files into a data folder: what training, evaluation and export read.
+    """Reads raw files into a data folder for training, evaluation and export.
 
-    Drops bad rows and duplicates, splits the events, gives users and items their rows,
-    and makes the features. The result equals that of the pipeline.
+    Drops invalid rows and duplicates, splits the events, assigns rows to users and items, and
+    computes the features. The result equals the pipeline's.
 
     Args:
-        config: A YAML file, a whole config, or its part `data`.
-        out: Folder to write. An earlier result there is replaced; it appears when it is
-            whole.
-        previous: Data to go on from: its users and items keep their rows.
-        cache: Folder of the content cache of spans, so that no file is read twice; None:
-            no cache.
-        beam_args: Options of the Beam pipeline, as `--runner=…`; None: those of the
-            config, or one process.
+        config: Path of a YAML file, a whole config, or its part `data`.
+        out: Folder to write atomically; an earlier result is replaced.
+        previous: Earlier data, whose users and items keep their rows.
+        cache: Folder of a content cache, so that unchanged files are not read again; None: no
+            cache.
+        beam_args: Options of the Beam pipeline, such as `--runner=…`; None: the config's, or one
+            process.
         progress: Whether to show a progress bar.
 
     Returns:
-        The data, opened.
+        The opened data folder.
 
     Raises:
         RecsysError: A file can't be read, too many rows are rejected, or the positives
@@ -108,7 +107,7 @@ class _FolderIngestion:
     """The ingestion into one data folder.
 
     Args:
-        data: What to read.
+        data: Config of the data.
         folder: Folder to write.
         options: Options of the Beam pipelines.
     """
@@ -169,7 +168,7 @@ class _FolderIngestion:
         return examples
 
     def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
-        # What TensorFlow says of GPUs says nothing here.
+        # TensorFlow's messages about GPUs are irrelevant here.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
             from recsys.data.ingest.transform import transform
@@ -192,7 +191,7 @@ class _FolderIngestion:
         return folder
 
     def _check(self, what: str, letters: Path, counts: Tally) -> None:
-        """Keeps the counts; raises an error if too many rows were rejected."""
+        """Stores the counts; raises an error if too many rows were rejected."""
         self._facts[what] = counts
         for remark in check_rejected(what, letters, self._data.gate.max_rejected_share):
             emit("note", step=what.capitalize(), text=remark)
@@ -207,7 +206,7 @@ def _step(name: str, text: str) -> Iterator[None]:
 
 @contextmanager
 def _shown(progress: bool) -> Iterator[None]:
-    """Shows the progress of steps, which workers in any process report, unless a parent does."""
+    """Shows the progress of steps, which workers of all processes report, unless a parent does."""
     if not progress or os.environ.get(ENVIRONMENT_VARIABLE):
         yield
         return
