@@ -220,7 +220,7 @@ def source_version(root: Path = _ROOT) -> dict[str, Any]:
 
 
 def version_text(source: Mapping[str, Any] | None) -> str:
-    """Returns in words what `source_version` returned; None was not recorded."""
+    """Returns the result of `source_version` as text; None if it was not recorded."""
     if not source:
         return "not recorded"
     if not source.get("commit"):

@@ -43,13 +43,13 @@ _NO_IDS = pa.array([], pa.large_string())
 
 @dataclasses.dataclass(frozen=True)
 class VectorPublication:
-    """A publication.
+    """A published version of the item vectors.
 
     Attributes:
-        folder: Its folder.
+        folder: Folder of the version.
         items: Number of items.
-        deleted: Number of items of the previous publication that are gone.
-        dim: Width of a vector.
+        deleted: Number of items of the previous version that were removed.
+        dim: Width of a vector [floats].
     """
 
     folder: Path

@@ -1,8 +1,8 @@
-"""`launcher` of a config: where the pipeline's stages that compute on devices run.
+"""`launcher` of a config: starts the stages of a pipeline that compute on devices.
 
-In one process, in several of this machine, or on several hosts by a command for each. A launcher
-doesn't change the result of a stage. So it is no parameter of a component, which would make TFX
-rerun the step, but reaches the component through the environment.
+A stage runs in one or more processes of this machine, or on several hosts, each started by a
+command. A launcher doesn't change the result of a stage. So it is passed to components by the
+environment: as a parameter it would make TFX rerun the step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Launcher(Strict):
         """Checks, before a run's first step, that the launcher can start a stage.
 
         Raises:
-            UsageError: It can't.
+            UsageError: It can't start one.
         """
 
     def run(
@@ -98,7 +98,7 @@ class LocalLauncher(Launcher):
     """Starts processes on this machine."""
 
     processes: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes of a stage on this machine, each with its share of the GPUs. One takes all."""
+    """Number of processes of a stage on this machine; each gets an equal share of the GPUs."""
 
     def run(
         self, module: str, config: str, arguments: Sequence[str], folder: Path
@@ -111,30 +111,30 @@ class LocalLauncher(Launcher):
 
 @register("launcher", "command")
 class CommandLauncher(Launcher):
-    """A command for each of several hosts, such as one of ssh, srun or kubectl.
+    """Starts a stage on several hosts by a command for each, such as ssh, srun or kubectl.
 
-    Each host must reach `root` at the same path. A command must pass its stdin on to the
-    process, which stops when that is closed, as when this one dies.
+    Each host must reach `root` at the same path. A command must pass its stdin on to the process,
+    which stops when its stdin is closed, for example because this process died.
     """
 
     argv: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    """The command, a word each. `{host}` becomes the host, `{command}` the words of the stage's
-    command, `{line}` the same as one word, quoted for a shell at the other end."""
+    """Words of the command. `{host}` is replaced by the host, `{command}` by the words of the
+    stage's command, `{line}` by the same as one word, quoted for a remote shell."""
     hosts: Annotated[tuple[Annotated[str, Field(pattern=_HOST)], ...], Field(min_length=1)]
-    """The hosts, the first one first."""
+    """The hosts; the first one runs process 0."""
     address: Annotated[str, Field(pattern=_HOST)] | None = None
-    """Name or address at which the others find the first one; `null`: as in `hosts`."""
+    """Name or address at which other hosts reach the first one; `null`: as in `hosts`."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8476
-    """Where the first one listens for the others."""
+    """Port of the coordination service on the first host."""
     folder: Annotated[str, Field(pattern="^/")] | None = None
-    """Folder in which the stage runs on each host, and from which it imports plugins; `null`: that
-    of the run, and plugins are installed on each host."""
+    """Working folder of the stage on each host, from which it imports plugins; `null`: the working
+    folder of the run, with plugins installed on each host."""
     python: Annotated[str, Field(min_length=1)] | None = None
-    """Python of the installation on each host; `null`: as here."""
+    """Python of the installation on each host; `null`: the path of this Python."""
     wait_s: PositiveFloat = 300.0
-    """How long the hosts wait for each other [s]."""
+    """Timeout for the processes to join [s]."""
     restarts: NonNegativeInt = 0
-    """Times that a stage is started again, from its last checkpoint, after a host was lost."""
+    """Maximum number of restarts of a stage, from its last checkpoint, after a host was lost."""
 
     @model_validator(mode="after")
     def _command_is_whole(self) -> Self:
@@ -148,7 +148,7 @@ class CommandLauncher(Launcher):
         return self
 
     def check(self) -> None:
-        """Makes sure that the program of the command is here."""
+        """Checks that the program of the command is installed on this machine."""
         if self.argv[0] != "{line}" and shutil.which(self.argv[0]) is None:
             raise UsageError(
                 "R394",
@@ -170,7 +170,7 @@ class CommandLauncher(Launcher):
     def _run_once(
         self, module: str, commands: Sequence[list[str]], progress: Path
     ) -> dict[str, Any]:
-        """Runs all commands to their end, and returns the result of the first host."""
+        """Runs all commands, and returns the result of the first host."""
         progress.unlink(missing_ok=True)
         relay = events.relay(progress)
         programs = [program_command(words) for words in commands]
@@ -193,8 +193,8 @@ class CommandLauncher(Launcher):
 
         Args:
             stage: Module and command line of the stage.
-            index: Which host.
-            progress: File for the events of the stage, which the first one writes.
+            index: Index of the host.
+            progress: File for the events of the stage, which the first host writes.
         """
         shown = {events.ENVIRONMENT_VARIABLE: str(progress) if index == 0 else ""}
         own = {**stage_environment("jax"), VARIABLE: STDIN, **shown}
@@ -224,10 +224,10 @@ def _silent(module: str, host: str, code: int) -> RecsysError:
 
 @contextmanager
 def launching_by(launcher: Launcher, root: Path) -> Iterator[None]:
-    """Has the components that run while it is open start their stages by a launcher.
+    """Makes components inside the context start their stages by a launcher.
 
     Args:
-        launcher: How.
+        launcher: The launcher.
         root: Folder of the run.
 
     """
@@ -240,9 +240,9 @@ def launching_by(launcher: Launcher, root: Path) -> Iterator[None]:
 
 
 def run_launched(module: str, config: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs a stage as the run's launcher has it, by default in one process of this machine.
+    """Runs a stage by the run's launcher, by default in one process of this machine.
 
-    The arguments, the result and the errors are those of `Launcher.run`.
+    Arguments, result and errors are the same as of `Launcher.run`.
     """
     chosen = json.loads(os.environ.get(LAUNCHER, "{}"))
     launcher = _CHOICE.read(chosen.get("launcher", "local"))

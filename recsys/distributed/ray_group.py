@@ -1,7 +1,7 @@
 """The driver of a stage on Ray: `python -m recsys.distributed.ray_group LAUNCHER EVENTS STAGE …`.
 
-It places an actor on each host (`ray_host.py`), lets them start the stage's processes, and polls
-them. If a host is lost or doesn't answer, or its process fails, the group ends. `ray_launcher.py`
+It places an actor (`ray_host.py`) on each host, which starts the stage's process, and polls the
+actors. If a host is lost or doesn't answer, or its process fails, the group ends. `ray_launcher.py`
 starts the driver, and restarts it after a loss.
 """
 

@@ -38,28 +38,29 @@ _DRIVER = "recsys.distributed.ray_group"
 
 @register("launcher", "ray")
 class RayLauncher(Launcher):
-    """An actor of Ray for each host, which runs the stage's process.
+    """Runs the processes of a stage in Ray actors, one per host.
 
     All nodes must reach `root` at the same path and have the same installation. The run must be
     started on a node of the cluster.
     """
 
     hosts: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Processes of a stage, each on a node of its own if there are as many."""
+    """Number of processes of a stage, on different nodes if there are enough."""
     min_hosts: Annotated[int, Field(ge=1)] | None = None
-    """Fewest hosts that go on if lost ones are not replaced; `null`: as many as `hosts`."""
+    """Lowest number of hosts to continue with if lost hosts are not replaced; `null`: same as
+    `hosts`."""
     address: Annotated[str, Field(pattern=r"^(local|auto|\S+:\d+)$")] = "local"
     """`HOST:PORT` of a cluster; `auto`: the cluster that `RAY_ADDRESS` names or that this machine
-    belongs to; `local`: this machine alone, by a Ray that is started for each stage."""
+    belongs to; `local`: a Ray instance on this machine, started for each stage."""
     resources: dict[str, PositiveFloat] = Field({"CPU": 1.0}, min_length=1)
-    """Resources that each host reserves: `CPU`, `GPU` or names of your own. Without `GPU` it
-    computes on CPUs."""
+    """Resources that each host reserves: `CPU`, `GPU` or custom names. Without `GPU` it computes on
+    CPUs."""
     wait_s: PositiveFloat = 300.0
-    """How long nodes are waited for, and processes wait for each other [s]."""
+    """Timeout for nodes to become available, and for processes to join [s]."""
     silent_s: PositiveFloat = 4.0
-    """A host that has not answered for so long is lost [s]."""
+    """Time without an answer after which a host counts as lost [s]."""
     restarts: NonNegativeInt = 3
-    """Times that a stage is started again, from its last checkpoint, after a host was lost."""
+    """Maximum number of restarts of a stage, from its last checkpoint, after a host was lost."""
 
     @model_validator(mode="after")
     def _fewest_are_not_more(self) -> Self:
@@ -69,7 +70,7 @@ class RayLauncher(Launcher):
 
     @property
     def fewest(self) -> int:
-        """Fewest hosts that a stage runs on."""
+        """Lowest number of hosts of a stage."""
         return self.min_hosts or self.hosts
 
     def check(self) -> None:

@@ -85,9 +85,9 @@ class Thresholds(Strict):
     at_least: Share = 0.0
     """Lowest value of the metric."""
     over: dict[str, Ratio] = Field(default={})
-    """Lowest ratio of the metric to that of each named baseline."""
+    """Lowest ratio of the metric to each named baseline's."""
     over_blessed: Ratio = 0.0
-    """Lowest ratio of the metric to that of the last blessed model."""
+    """Lowest ratio of the metric to the last blessed model's."""
 
 
 class BlessRule(Thresholds):
@@ -105,15 +105,14 @@ class BlessConfig(Thresholds):
     metric: str = "recall@10"
     """The deciding metric."""
     over: dict[str, Ratio] = Field(default={"popularity": 1.0})
-    """Lowest ratio of the metric to that of each named baseline."""
+    """Lowest ratio of the metric to each named baseline's."""
     over_blessed: Ratio = 0.9
-    """Lowest ratio of the metric to that of the last blessed model."""
+    """Lowest ratio of the metric to the last blessed model's."""
     over_strongest: Ratio = 0.8
-    """Lowest ratio of the metric to that of the strongest baseline that was evaluated; 0: no
-    threshold."""
+    """Lowest ratio of the metric to the strongest evaluated baseline's; 0: no threshold."""
     sure_loss: Literal["refuse", "allow"] = "refuse"
-    """What to do with a model that is significantly worse than the strongest baseline, with the
-    whole interval of the difference below 0, even if it reaches `over_strongest`."""
+    """Decision on a model that is significantly worse than the strongest baseline (the whole
+    interval of the difference is below 0), even if it reaches `over_strongest`."""
     rules: tuple[BlessRule, ...] = ()
     """Additional rules, for other metrics or single slices."""
 

@@ -54,7 +54,7 @@ def learn_lists(
 
     Args:
         embeddings: `[item rows, dim]` float32; may be a memory map.
-        rows: Those that are items `[n]`, ascending.
+        rows: Rows that are items `[n]`, ascending.
         n_lists: Number of lists, at most `n`.
         report: Called with the number of finished items and the total.
 
@@ -81,9 +81,9 @@ class AnnIndex:
     """Finds items with large dot products. Thread-safe.
 
     Args:
-        lists: What was learnt of the items.
+        lists: Learned parameters of the index.
         embeddings: `[item rows, dim]` float32; may be a memory map.
-        rows: Those that are items `[n]`, ascending.
+        rows: Rows that are items `[n]`, ascending.
 
     Attributes:
         n_lists: Number of lists.
@@ -142,7 +142,7 @@ def write_index(bundle: Path, lists: Lists, fields: dict[str, Any]) -> None:
 
     Args:
         bundle: The bundle.
-        lists: What was learnt of the items.
+        lists: Learned parameters of the index.
         fields: Other fields of `index.json`, including `effort`.
     """
     folder = bundle / FOLDER

@@ -87,7 +87,7 @@ def first_of(texts: tf.Tensor) -> tf.Tensor:
 def minutes_of_texts(texts: tf.Tensor) -> tf.Tensor:
     """Returns the minutes since 1970 of the first text of each row `[b]` int32.
 
-    See `recsys.data.event_log.minutes`; `UNKNOWN` stands for no time.
+    See `recsys.data.event_log.minutes`; `UNKNOWN` without a time.
     """
     moment = seconds(first_of(texts))
     minute = tf.cast(tf.clip_by_value(moment // 60, 0, tf.int32.max), tf.int32)

@@ -54,7 +54,7 @@ class Popularity(Baseline):
 
 @register_baseline("recent_popularity")
 class RecentPopularity(Baseline):
-    """Orders items by their positives of the last days; ties by those of all time.
+    """Orders items by their positives of the last days, then by all their positives.
 
     These are the days before the cut. If they have no events, they are the days before the
     newest training event.
