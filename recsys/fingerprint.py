@@ -81,8 +81,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def _plugin_files(packages: Iterable[str]) -> tuple[dict[str, Path], list[str]]:
     """Returns the files of plugins, and the distributions that they import.
 
-    All files of a plugin's top-level package count, and those of the packages that it imports
-    and that belong to no distribution.
+    All files of a plugin's top-level package count, and of the packages that it imports and that
+    belong to no distribution.
     """
     files: dict[str, Path] = {}
     distributions: set[str] = set()
@@ -201,14 +201,14 @@ _TIMEOUT_S = 10.0
 
 
 def source_version(root: Path = _ROOT) -> dict[str, Any]:
-    """Returns the commit of the code; without git, or outside a checkout, its version alone.
+    """Returns the commit of the code; without git, or outside a checkout, only its version.
 
     Args:
         root: Folder that holds our packages.
 
     Returns:
-        `version`, that of the package; `commit`, 40 hex digits or None; `is_dirty`, whether
-        the packages' sources differ from it, or None.
+        `version` of the package; `commit`, 40 hex digits or None; `is_dirty`, whether the packages'
+        sources differ from it, or None.
     """
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
     changes = None if commit is None else _git(root, "status", "--porcelain", "--", *_OURS)

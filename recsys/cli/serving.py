@@ -54,11 +54,11 @@ def serve(
 ) -> None:
     """Serve the pushed model over HTTP and gRPC, with a web page.
 
-    The protocols are those of TensorFlow Serving and Open Inference. Prints the URL once the
-    server is ready. New versions are loaded when they are pushed.
+    The protocols are TensorFlow Serving's and Open Inference. Prints the URL once the server is
+    ready. New versions are loaded when they are pushed.
 
     Args:
-        model_dir: Folder of the versions. Default: that of the run.
+        model_dir: Folder of the versions. Default: the run's.
         name: Model name. Default: the name of the folder.
         host: Address to listen on.
         port: Port; 0: any free one.

@@ -135,7 +135,7 @@ class FeatureTable:
 def feature_tables(
     items: Iterable[FeatureBags], users: Iterable[FeatureBags]
 ) -> tuple[FeatureTable, ...]:
-    """Returns the tables of the items' features, then those of the users' features."""
+    """Returns the tables of the items' features, then of the users'."""
     sides: dict[Literal["item", "user"], Iterable[FeatureBags]] = {"item": items, "user": users}
     return tuple(
         FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))

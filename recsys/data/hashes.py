@@ -2,8 +2,8 @@
 
 FarmHash's Fingerprint64 of a text never changes, and is the same on every platform:
 `tf.strings.to_hash_bucket_fast` and BigQuery's `FARM_FINGERPRINT` compute it, too. The formulas are
-those of `farmhashna::Hash64` (Geoff Pike, Google, 2014), applied to a vector of texts. Arithmetic
-is modulo 2^64.
+from `farmhashna::Hash64` (Geoff Pike, Google, 2014), applied to a vector of texts. Arithmetic is
+modulo 2^64.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class BatchPart:
         return (np.array(self.shards)[:, None] * len(of_shard) + of_shard).ravel()
 
     def uniform(self, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
-        """Draws the random numbers of a whole batch, and returns those of the part.
+        """Draws the random numbers of a whole batch, and returns the part's.
 
         Args:
             shape: Shape of the part `(rows, …)`.

@@ -36,7 +36,7 @@ from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0
 KINDS_FILE = "kinds.parquet"
-"""File of the vocabulary of kinds of events, beside those of users and items."""
+"""File of the vocabulary of kinds of events, in the folder of all vocabularies."""
 
 _COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
 _COLUMNS["generation"] = pa.int32()
@@ -361,7 +361,7 @@ def grow(
         counted: Unique ids of the training positives, as `merge_counts` returns them.
         config: Rules for getting and losing a row.
         cut: End of the training data [seconds since 1970, UTC].
-        keep: Ids that always have a row: those of the catalogue.
+        keep: Ids of the catalogue, which always have a row.
         held_out: Ids of the evaluation positives, only for the statistics of the changes.
 
     Returns:

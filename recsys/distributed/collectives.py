@@ -189,8 +189,7 @@ def swap_chunks(x: jax.Array, group: Group, payload: str = "float32") -> jax.Arr
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def rows_to_columns(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
-    """Exchanges a column slice of all rows `[n, width]` for whole rows `[n / size, width *
-    size]`."""
+    """Exchanges columns of all rows `[n, width]` for whole rows `[n / size, width * size]`."""
     if payload == "float32":
         return all_to_all(x, group, 0, 1)
     parts = swap_chunks(x.reshape(group.size, -1, x.shape[1]), group, payload)
@@ -199,8 +198,7 @@ def rows_to_columns(x: jax.Array, group: Group, payload: str = "float32") -> jax
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def columns_to_rows(x: jax.Array, group: Group, payload: str = "float32") -> jax.Array:
-    """Exchanges whole rows `[n, width]` for a column slice of all rows `[n * size, width /
-    size]`."""
+    """Exchanges whole rows `[n, width]` for columns of all rows `[n * size, width / size]`."""
     if payload == "float32":
         return all_to_all(x, group, 1, 0)
     parts = jnp.moveaxis(x.reshape(x.shape[0], group.size, -1), 1, 0)

@@ -127,7 +127,7 @@ class RowOptimizer:
             cls.Config = _Options()
 
     def __post_init__(self) -> None:
-        """Checks all numbers, including those of a schedule.
+        """Checks all numbers, including a schedule's.
 
         Raises:
             UsageError: One is NaN or infinite (R367).

@@ -79,7 +79,7 @@ class LookupModel(SparseModel):
 
     Args:
         spec: Config and sizes of the model.
-        tables: The tables by name; None: those of `make_tables`, without optimizers.
+        tables: The tables by name; None: from `make_tables`, without optimizers.
         seed: Seed of the initial weights and of the dropout.
         compute_dtype: Dtype in which layers may compute in training, `float32` or `bfloat16`.
 

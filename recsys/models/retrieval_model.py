@@ -54,7 +54,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
     Args:
         spec: What the model is.
-        tables: The tables by name; None: those of `make_tables`, without optimizers.
+        tables: The tables by name; None: from `make_tables`, without optimizers.
         seed: Seed of the initial weights and of the dropout.
         loss: Training loss: a `Loss`, or its name.
         compute_dtype: Dtype in which layers may compute in training, `float32` or `bfloat16`.

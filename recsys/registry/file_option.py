@@ -27,7 +27,7 @@ FOLDER = "files"
 BY_CONTENT = {"files": "content"}
 """Context of a dump that writes a file as its sha256: for fingerprints that ignore its path."""
 IN_FOLDER = {"files": "folder"}
-"""Context of a dump for `model.json`: paths are those of the copies, relative to the folder."""
+"""Context of a dump for `model.json`: paths of the copies, relative to the folder."""
 _DIGITS = 16
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 

@@ -1,4 +1,4 @@
-"""What a run leaves: its record, and the folders that its report reads.
+"""The files of a finished run: its record, and the folders that its report reads.
 
 The record is `<root>/runs/<run id>/`. `steps.jsonl` has a line when the run starts and one for each
 step that ended, so that a killed run leaves what it did; `run.json` is there, whole, once the run

@@ -88,7 +88,7 @@ class ServingSide(abc.ABC):
         return {}
 
     def warm_up(self, names: Mapping[str, Sequence[str]]) -> Mapping[str, Arrays]:
-        """Returns inputs of signatures for warm-up requests, by default those of `Expected`.
+        """Returns inputs of signatures for warm-up requests, by default from `Expected`.
 
         Args:
             names: Names of the inputs by signature.

@@ -73,7 +73,7 @@ def plan_pieces(
         what: Key of the source in `data`, for errors.
         columns: Columns to read.
         piece_bytes: Approximate size of a piece [bytes].
-        ids: Columns of ids, besides those of user and item in the config.
+        ids: Columns of ids, besides the config's columns of user and item.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, has another format,
@@ -305,7 +305,7 @@ def _named(name: str) -> type[Source]:
 
 
 def _classes() -> list[type[Source]]:
-    """Returns the registered sources: built-in ones, then those of plugins."""
+    """Returns the registered sources: built-in ones, then plugins'."""
     return list(dict.fromkeys([*_BUILT_IN, *map(_named, registry.names("source"))]))
 
 

@@ -115,7 +115,7 @@ class Term(keras.layers.Layer):
     def of_query(self, read: Tensors, vectors: keras.KerasTensor) -> keras.KerasTensor | None:
         """Returns `[batch, Config.columns]` float32 to append to query vectors `[batch, dim]`.
 
-        The sum of their products with those of `of_candidate` is added to the similarity.
+        Their dot product with the columns of `of_candidate` is added to the similarity.
         """
         return None
 

@@ -235,9 +235,9 @@ class Retrieval(tf.Module):
         """Returns the inputs for ranking outside of the graph, with the result of `recommend`.
 
         They are `embedding` `[b, dim]`, `known` and `source` `[b]`, and the item rows to mask,
-        `seen_rows` `[seen]` int32: those of query `i` are at `seen_offsets[i]` …
-        `seen_offsets[i + 1]`, `[b + 1]` int64. If `source` is `popularity`, the embedding is
-        meaningless: call `recommend`.
+        `seen_rows` `[seen]` int32: rows of query `i` are at `seen_offsets[i]` … `seen_offsets[i +
+        1]`, `[b + 1]` int64. If `source` is `popularity`, the embedding is meaningless: call
+        `recommend`.
         """
         user, seen = self._seen(user_id, history, exclude_seen)
         query = self._query(user, user_id, history, raw)
