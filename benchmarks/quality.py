@@ -35,7 +35,7 @@ from benchmarks.measure import ROOT, Watched, call, log, module, print_line, run
 from benchmarks.protocols import measure
 from benchmarks.public_splits import Csr, Split, write_data_folder
 from benchmarks.split_files import FolderError, read_protocol, read_split
-from recsys.cli.follow import RunView
+from recsys.cli.processes import RunView
 from recsys.cli.terminal import Console
 from recsys.config import TrainStage
 from recsys.config.load import load_stage

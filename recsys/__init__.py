@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from recsys.report.figures import plot_metrics as plot_metrics
     from recsys.serving.recommendations import LoadedBundle as LoadedBundle
     from recsys.serving.recommendations import load_bundle as load_bundle
-    from recsys.stages.exporting import export as export
+    from recsys.stages.export import export as export
     from recsys.stages.ingest import ingest as ingest
     from recsys.strict import Strict as Strict
     from recsys.tasks.judging_side import Baseline as Baseline
@@ -104,7 +104,7 @@ _NAMES = {
     "recsys.registry.file_option": "File",
     "recsys.report.figures": "plot_metrics",
     "recsys.serving.recommendations": "LoadedBundle load_bundle",
-    "recsys.stages.exporting": "export",
+    "recsys.stages.export": "export",
     "recsys.stages.ingest": "ingest",
     "recsys.strict": "Strict",
     "recsys.tasks.model_folder": "TrainedModel load_model save_model",

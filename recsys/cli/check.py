@@ -1,25 +1,27 @@
-"""`recsys check`: inspects data files and writes a config for them."""
+"""`recsys check` and `doctor`: inspect data files, and this machine."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.progress import DownloadColumn
+from rich.progress import DownloadColumn, SpinnerColumn
 from typer import Exit, Option
 
-from recsys.cli.options import Force, Json, MaybeCount
+from recsys.cli.options import ConfigArgument, Force, Json, MaybeCount
 from recsys.cli.show import emit
 from recsys.cli.terminal import Console, progress_bar
 from recsys.data.inspect.names import shown
 from recsys.errors import RecsysError, UsageError
-from recsys.formats import moment
+from recsys.formats import counted, moment
 from recsys.system.commit import replacing
+from recsys.system.machine import Check, check_root, machine_checks
 
 if TYPE_CHECKING:
     from recsys.data.inspect.findings import Findings
@@ -173,3 +175,45 @@ def _findings(findings: Findings | None) -> dict[str, Any]:
         for reason, n_rows in sorted(findings.rejected.items(), key=lambda entry: -entry[1])
     ]
     return {**counts, **{end: moment(t) for end, t in ends.items() if t}, "rejected": rejected}
+
+
+# --- this machine
+
+
+def doctor(config: ConfigArgument = None, as_json: Json = False) -> None:
+    """Check whether this machine can run recsys, and print how to fix problems."""
+    checks = []
+    with progress_bar(Console(stderr=True), SpinnerColumn()) as bar:
+        task = bar.add_task("checking", total=None, text="")
+        for check in itertools.chain(check_config(config), machine_checks()):
+            checks.append(check)
+            bar.update(task, text=f"{check.name} {check.state}")
+    is_healthy = all(check.state != "fail" for check in checks)
+    result = {"ok": is_healthy, "checks": [check._asdict() for check in checks]}
+    emit(result, as_json=as_json, people={"checks": checks})
+    raise Exit(0 if is_healthy else 1)
+
+
+def check_config(path: Path | None) -> Iterator[Check]:
+    """Checks the config, its data files, and the output folder of a run."""
+    from recsys.config.load import default_config_path, load_config
+    from recsys.data.sources.source_files import match_files
+
+    try:
+        path = path or default_config_path()
+    except RecsysError:  # A machine can be checked before it has one.
+        yield Check("config", "warn", "none here, none named", "recsys init, or name a config.")
+        return
+    name = "config"
+    try:
+        config = load_config(path)
+        yield Check(name, "ok", config.name)
+        name = "data"
+        sources = {"interactions": config.data.interactions, **config.data.sides}
+        files = {what: match_files(of, what) for what, of in sources.items() if of.files}
+        counts = [f"{what}: {counted(len(of), 'file', 'files')}" for what, of in files.items()]
+        yield Check(name, "ok", ", ".join(counts))
+        name = "root"
+        yield check_root(config.root_folder)
+    except RecsysError as error:
+        yield Check(name, "fail", str(error), f"Correct the {name}.")

@@ -126,7 +126,7 @@ def freeze_schema(
     out: Out, config: ConfigArgument = None, sets: Sets = None, force: Force = False
 ) -> None:
     """Write the data schemas of the last run as files, to review, commit and validate against."""
-    from recsys.cli.stages import call_pipeline
+    from recsys.cli.processes import call_pipeline
     from recsys.config.load import load_config
 
     words = ["--out", str(out.resolve()), *(["--force"] if force else [])]

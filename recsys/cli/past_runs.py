@@ -1,24 +1,21 @@
-"""`recsys runs`, `lineage` and `clean`: past results, origin of a bundle, retention."""
+"""`recsys runs` and `lineage`: past results, and the origin of a bundle."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Exit, Option
+from typer import Option
 
-from recsys.cli.options import ConfigArgument, ConfigOption, Json, Root, Sets
+from recsys.cli.options import ConfigArgument, ConfigOption, Json, Root
+from recsys.cli.processes import call_pipeline
 from recsys.cli.show import emit
-from recsys.cli.stages import call_pipeline
 from recsys.formats import change, change_span, figure, is_number, moment, span
 
 _DATABASE = "metadata.sqlite"
 _SHOWN_FILES = 10
-
-
-# --- runs
 
 
 def runs(
@@ -94,63 +91,6 @@ def _with_ends(
     if not is_number(measured.get(name)):
         return ""
     return f"{text(measured[name])} {ends(measured['interval']) if measured['interval'] else ''}"
-
-
-# --- clean
-
-
-def clean(
-    config: ConfigArgument = None,
-    sets: Sets = None,
-    apply: Annotated[bool, Option("--apply", help="Remove the files; default: a dry run.")] = False,
-    as_json: Json = False,
-) -> None:
-    """List the files of past runs that `keep` in the config releases; remove them with --apply.
-
-    Files that the next run, a rollback or the served model needs are always kept.
-    """
-    from recsys.config.load import load_config
-
-    loaded = load_config(config, sets or [])
-    root = str(loaded.root_folder)  # Before TFX is imported.
-    done = call_pipeline("clean", ["--apply"] if apply else [], loaded)
-    goes, stays = done["goes"], done["stays"]
-    title = "Removed" if done["applied"] else "Would be removed; --apply removes them"
-    hint = "Set `keep` in the config to remove old runs."
-    people = {
-        f"Kept in {root}": _files(root, _grouped(stays)),
-        f"{title}, from {root}": _files(root, goes),
-        "failed": [f"{file} could not be removed: {why}" for file, why in done["failed"]],
-        "entries": len(goes),
-        "freed": done["freed"],
-        "kept": done["kept"],
-        "": None if goes else f"Nothing to remove. {'' if loaded.keep.is_set else hint}",
-    }
-    emit({"root": root, **done}, as_json=as_json, people=people)
-    raise Exit(1 if done["failed"] else 0)
-
-
-def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the kept files grouped by kind and reason, the largest group first."""
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for thing in things:
-        group = groups.setdefault((thing["kind"], thing["why"]), {**thing, "size": 0, "n": 0})
-        group["size"] += thing["size"]
-        group["n"] += 1
-    return sorted(groups.values(), key=lambda group: -group["size"])
-
-
-def _files(root: str, things: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": thing["kind"],
-            "size": thing["size"],
-            "path": thing["path"].removeprefix(f"{root}/"),
-            "more": thing.get("n", 1) - 1 or None,
-            "reason": thing["why"],
-        }
-        for thing in things
-    ]
 
 
 # --- lineage

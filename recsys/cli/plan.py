@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit, Option
 
-from recsys.cli.failure import print_error
 from recsys.cli.options import ConfigArgument, Json, MaybeCount, Mesh, Sets
 from recsys.cli.show import emit, fields_of
+from recsys.cli.terminal import print_error
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import size
 

@@ -1,19 +1,26 @@
-"""`recsys serve` and `rollback`: the versions of a model that are pushed and served."""
+"""`recsys serve`, `rollback`, `recommend` and `publish-vectors`: the pushed versions in use."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from recsys.cli.options import ConfigOption, Json, Root
+from recsys.cli.options import ConfigOption, Count, Json, Root
 from recsys.cli.show import emit
+from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import UsageError, visible
 from recsys.system.installation import install_extra
+
+if TYPE_CHECKING:
+    from recsys.serving.batch_file import Answered
+    from recsys.serving.recommendations import Recommendations
 
 
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:
@@ -145,3 +152,160 @@ def rollback(
         withdrawn["to restore"] = shlex.join(["recsys", "rollback", *words])
     people = {**result, **withdrawn}
     emit({**result, "withdrawn": done.withdrawn}, as_json=as_json, people=people)
+
+
+# --- recommendations
+
+_SHOWN_HISTORY = 10
+_RESTS_ON = {
+    "user": "user, the trained embedding of this user",
+    "history": "history, the earlier items of this user",
+    "features": "features, the features of this user",
+    "popularity": "popularity, because this user is unknown;"
+    " the score is the item's share of all positive interactions",
+}
+
+
+def recommend(
+    user: str | None = None,
+    users: Path | None = None,
+    k: Annotated[int, Option("-k", min=1)] = 10,
+    config: ConfigOption = None,
+    root: Root = None,
+    out: Path | None = None,
+    column: str | None = None,
+    batch: Annotated[int, Option(min=1, max=1 << 20)] = 8192,
+    at: str = "",
+    as_json: Json = False,
+) -> None:
+    """Recommend items to a user, or to a file of users, with the newest pushed bundle.
+
+    Args:
+        user: User id; any text.
+        users: File of user ids.
+        k: Number of items per user.
+        out: Parquet file to write, with --users.
+        column: Id column of the file of users. Default: the first.
+        batch: Users of the file per batch.
+        at: Query time, for models that use times: seconds since 1970 or ISO 8601.
+    """
+    from recsys.bundles.publishing import latest
+
+    options = {"--user": user, "--users": users, "--out": out, "--column": column}
+    named = [name for name, value in options.items() if value is not None]
+    answer: Recommendations | Answered
+    if user is not None and named == ["--user"]:
+        bundle = latest(serving_folder(config, root))
+        answer = _recommend_user(bundle, user, k, at)
+        people = _for_people(answer)
+    elif user is None and users is not None and out is not None:
+        bundle = latest(serving_folder(config, root))
+        answer = _recommend_file(bundle, users, out, column, k, batch, at)
+        people = dataclasses.asdict(answer)
+    else:
+        rule = "Items are recommended either to one user or to the users of a file."
+        cure = "Give --user ID, or --users FILE --out FILE.parquet."
+        raise UsageError("R548", rule, cure, named)
+    result = {"bundle": str(bundle), **dataclasses.asdict(answer)}
+    emit(result, as_json=as_json, people=people)
+
+
+# --- one user
+
+
+def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations:
+    """Returns the best `k` items that are new to a user.
+
+    For an unknown user it prints a note with known ids on stderr, and returns popular items.
+    """
+    from recsys.serving.recommendations import load_bundle
+
+    loaded = load_bundle(bundle)
+    answer = loaded.recommend(user, k=k, query_time=at)
+    if not answer.known:
+        known = ", ".join(repr(id_) for id_ in loaded.example_users)
+        Console(stderr=True).write_line(
+            f"The user {answer.user_id!r} is not in the data of the bundle. Examples of known ids:"
+            f" {known}. For new data, run again: recsys run."
+        )
+    return answer
+
+
+def _for_people(answer: Recommendations) -> dict[str, Any]:
+    """Returns the items, their source, and the newest items of the history."""
+    history = [item.title for item in answer.history]
+    more = [f"and {len(history) - _SHOWN_HISTORY:,} more"] if len(history) > _SHOWN_HISTORY else []
+    # The score of a popular item is its share of the interactions, which is small.
+    score = "share" if answer.source == "popularity" else "score"
+    items = [{score: item.score, "id": item.id, "title": item.title} for item in answer.items]
+    return {
+        f"For user {answer.user_id}": items,
+        "source": _RESTS_ON[answer.source],
+        # Titles have commas: "Fugitive, The".
+        "history, newest first": "; ".join([*history[:_SHOWN_HISTORY], *more]),
+    }
+
+
+# --- a file of users
+
+
+def _recommend_file(
+    bundle: Path, users: Path, out: Path, column: str | None, k: int, batch: int, at: str
+) -> Answered:
+    """Writes the top `k` new items of each user in a file."""
+    from recsys.serving.batch_file import UsersFile, batch_answer, recommend_file
+    from recsys.serving.retriever import Retriever
+
+    file = UsersFile.open(users, column)  # Fails before the bundle is loaded.
+    with progress_bar(Console(stderr=True)) as progress:
+        task = progress.add_task("loading the bundle", total=None, text="")
+        retriever = Retriever.open(bundle)
+        progress.reset(task, description="recommending", total=file.n_bytes)
+        done = 0
+
+        def report(n_users: int, n_bytes: int) -> None:
+            nonlocal done
+            done += n_users
+            progress.update(task, advance=n_bytes, text=f"{done:,} users")
+
+        answer = functools.partial(batch_answer, retriever, query_time=at)
+        return recommend_file(answer, file, out, k, batch, report)
+
+
+# --- vectors
+
+
+def publish_vectors(
+    model: Path | None = None,
+    /,
+    *,
+    out: Path,
+    columns: str | None = None,
+    shard_rows: Count = 100_000,
+    keep: Count = 2,
+    config: ConfigOption = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Export item vectors for a vector database, as Parquet.
+
+    Lists the items that were removed since the last publication in the same folder.
+
+    Args:
+        model: Model folder, bundle, or root of a run. Default: the newest pushed bundle.
+        out: Folder of the numbered publications.
+        columns: Columns besides the vectors, NAME,…. Default: title and all named features.
+        shard_rows: Highest number of items per file.
+        keep: Number of newest publications to keep.
+    """
+    from recsys.bundles.publishing import latest
+    from recsys.vectors import publish_vectors
+
+    if model is not None and (config is not None or root is not None):
+        rule = "MODEL can't be combined with --config or --root."
+        raise UsageError("R590", rule, "Give only one of them.", str(model))
+    source = model or latest(serving_folder(config, root))
+    names = None if columns is None else [name for name in columns.split(",") if name]
+    published = publish_vectors(source, out, columns=names, shard_rows=shard_rows, keep=keep)
+    fields = {**dataclasses.asdict(published), "folder": str(published.folder)}
+    emit({"model": str(source), **fields}, as_json=as_json)

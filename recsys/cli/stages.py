@@ -1,44 +1,39 @@
-"""`recsys train`, `evaluate` and `export`: single stages, without TFX.
+"""`recsys train`, `evaluate`, `compare` and `export`: single stages, without TFX.
 
 A stage runs in a subprocess with the Keras backend that it needs, as in the pipeline.
-So do the commands that need the pipeline.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from recsys.cli.failure import log_of_failure
-from recsys.cli.follow import RunView
 from recsys.cli.options import (
     ConfigOption,
     Coordinator,
     Data,
+    Json,
     Mesh,
     NumProcesses,
     Out,
+    PluginFolder,
     Processes,
     ProcessId,
     Sets,
     Wait,
 )
-from recsys.cli.terminal import Console
+from recsys.cli.processes import followed, options, run_process
+from recsys.cli.show import emit
 from recsys.errors import UsageError
-from recsys.system import events
-from recsys.system.installation import install_extra
-from recsys.system.process import run_stage, run_stage_with_config, stage_environment
+from recsys.formats import change, change_span
 
 if TYPE_CHECKING:
-    from recsys.config import Config, EvaluateStage
-
-RUNNER, COMMANDS = "pipelines.local_runner", "pipelines.commands"
-"""Modules of the pipeline, which need TFX and run in processes of their own."""
+    from recsys.config import EvaluateStage
+    from recsys.evaluation.result import EvaluationResult, Shown
 
 
 def train(
@@ -66,26 +61,13 @@ def train(
     from recsys.config.load import load_config
     from recsys.config.run_config import with_mesh
 
-    words = _words(
+    words = options(
         data=data, out=out, checkpoints=checkpoints, base=base, processes=processes,
         coordinator=coordinator, num_processes=num_processes, process_id=process_id, wait=wait,
     )  # fmt: skip
     loaded = with_mesh(load_config(config, sets or []), mesh)
-    with _followed():
+    with followed():
         print(json.dumps(run_process("recsys.stages.train", "jax", loaded, words)))
-
-
-def evaluate(
-    config: Config | EvaluateStage, **options: Path | int | float | str | None
-) -> dict[str, Any]:
-    """Evaluates a model and displays the progress.
-
-    Args:
-        config: Config of the evaluation.
-        **options: Options of the stage: `data`, `model`, `out` and so on; None is omitted.
-    """
-    with _followed():
-        return run_process("recsys.stages.evaluate", "jax", config, _words(**options))
 
 
 def export(
@@ -102,70 +84,198 @@ def export(
     """
     from recsys.config.load import load_config
 
-    words, loaded = _words(model=model, data=data, out=out), load_config(config, sets or [])
+    words, loaded = options(model=model, data=data, out=out), load_config(config, sets or [])
     print(json.dumps(run_process("recsys.stages.export", "tensorflow", loaded, words)))
 
 
-def run_process(
-    module: str,
-    backend: Literal["jax", "tensorflow"],
-    config: Config | EvaluateStage | None,
-    words: Sequence[str],
-) -> dict[str, Any]:
-    """Runs `python -m module [--config FILE] words` and returns its result.
+def evaluate(
+    measured: Path | None = None,
+    /,
+    *,
+    data: Data,
+    out: Out,
+    model: Path | None = None,
+    config: Path | None = None,
+    sets: Sets = None,
+    plugin_folder: PluginFolder = None,
+    against: Path | None = None,
+    processes: Processes = 1,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a bundle or a model folder over the whole catalogue, as the pipeline does.
+
+    Writes evaluation.json and report.html into --out. Prints tables; if stdout is no terminal,
+    they go to stderr, and the result to stdout as JSON. With several processes, each holds a
+    part of the tables and of the catalogue, and the first one writes and prints.
 
     Args:
-        module: A module whose `__main__` calls `recsys.system.process.stage_main`.
-        backend: Keras backend of the process.
-        config: Config to pass as a file, with overrides applied; None: no file.
-        words: Further arguments.
-
-    Raises:
-        RecsysError: The process failed; the name of its log file is printed.
+        measured: Bundle or model folder.
+        model: The same as an option.
+        config: Config file. Default: ./recsys.yaml, else the defaults.
+        against: Last blessed model, to compare with.
     """
-    with log_of_failure(module) as log:
-        if config is None:
-            return run_stage(module, words, stage_environment(backend), log)
-        from recsys.config import canonical_json
+    named = [path for path in (measured, model) if path is not None]
+    if len(named) != 1:
+        rule = "An evaluation needs exactly one model."
+        cure = "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR."
+        raise UsageError("R905", rule, cure, [str(path) for path in named])
+    from recsys.evaluation.result import EvaluationResult
 
-        return run_stage_with_config(module, canonical_json(config), words, backend, log)
+    loaded, origin = _evaluation_config(config, sets or [], named[0], plugin_folder)
+    words = options(
+        data=data, model=named[0], out=out, blessed=against, coordinator=coordinator,
+        processes=None if processes == 1 else processes, num_processes=num_processes,
+        process_id=process_id, wait=wait,
+    )  # fmt: skip
+    with followed():
+        result = run_process("recsys.stages.evaluate", "jax", loaded, words)
+    people: dict[str, Any] = {}
+    if not result.pop("process", 0):
+        result["report"] = str(_report(loaded, data, named[0], out))
+        evaluated = EvaluationResult.load(out)
+        not_against = against is not None and evaluated.content["blessed_model"] is None
+        people = {
+            **figures_for_people(evaluated),
+            "--against": _NOT_AGAINST if not_against else None,
+            "thresholds": origin,
+            **{name: result[name] for name in ("evaluation", "report")},
+            **verdict_for_people(result),
+        }
+    emit(result, as_json=as_json or not sys.stdout.isatty(), people=people, beside=True)
 
 
-def require_pipeline() -> None:
-    """Raises a UsageError if TFX is not installed."""
-    if importlib.util.find_spec("tfx") is None:
-        rule = "`recsys run` requires the extra `pipeline`."
-        raise UsageError("R901", rule, install_extra("pipeline"))
+def compare(
+    a: Path,
+    b: Path,
+    /,
+    data: Data,
+    config: Path | None = None,
+    sets: Sets = None,
+    plugin_folder: PluginFolder = None,
+    out: Path | None = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate two models on the same queries and report which is better, with its confidence.
 
-
-def call_pipeline(command: str, words: Sequence[str], config: Config | None = None) -> Any:
-    """Runs a command of the pipeline in a subprocess and returns its result.
+    Prints a table; if stdout is no terminal, it goes to stderr, and the result to stdout as JSON.
 
     Args:
-        command: `clean`, `forget`, `freeze-schema` or `lineage`.
-        words: Further arguments.
-        config: Config to pass as a file, `--config FILE`; None: no file.
-
-    Raises:
-        RecsysError: TFX or the module is missing, or the process failed.
+        a: Bundle or model folder.
+        b: Bundle or model folder to compare with A.
+        config: Config file. Default: ./recsys.yaml, else the defaults.
+        out: Folder to write comparison.json into.
     """
-    require_pipeline()
-    return run_process(COMMANDS, "jax", config, [command, *words])
+    from recsys.config import EvaluateStage, stage_of
+    from recsys.evaluation.result import Comparison, EvaluationResult
+    from recsys.report.evaluated import repeats_in_words
+
+    loaded, _ = _evaluation_config(config, sets or [], b, plugin_folder)
+    stage = stage_of(loaded, EvaluateStage).of_two_models()
+    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+        words = options(data=data, model=b, out=Path(scratch), blessed=a)
+        with followed():
+            run_process("recsys.stages.evaluate", "jax", stage, words)
+        evaluation = EvaluationResult.load(scratch).content
+    comparison = Comparison(evaluation, stage.bless.metric)
+    comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
+    if out is not None:
+        comparison.save(out)
+    repeats = repeats_in_words(evaluation)
+    people = {"A": str(a), "B": str(b), **_table(comparison), "repeats": repeats}
+    people |= {"result": comparison.sentence}
+    is_json = as_json or not sys.stdout.isatty()
+    emit(comparison.content, as_json=is_json, people=people, beside=True)
 
 
-def _words(**options: Path | int | float | str | None) -> list[str]:
-    """Returns options as command-line arguments, with absolute paths; None is omitted."""
-    words = []
-    for name, value in options.items():
-        if value is not None:
-            text = str(value.resolve() if isinstance(value, Path) else value)
-            words += [f"--{name.replace('_', '-')}", text]
-    return words
+def _evaluation_config(
+    config: Path | None, sets: list[str], model: Path, plugin_folder: Path | None
+) -> tuple[EvaluateStage, str]:
+    """Returns the config of an evaluation, and what to call its thresholds.
+
+    Without a config the defaults apply, as in `recsys.evaluate`, not the thresholds of the shipped
+    config.
+
+    Args:
+        config: The file of --config; None: `recsys.yaml` in the current folder, if there is one.
+        sets: Overrides.
+        model: The model, whose training decides on `repeats` without a config.
+        plugin_folder: Additional folder of plugins for the processes of the stage.
+    """
+    from recsys.bundles.bundle import repeats_of_folder
+    from recsys.config import EvaluateStage
+    from recsys.config.load import DEFAULT_NAME, default_stage, load_config
+
+    if plugin_folder is not None:
+        sys.path.insert(0, str(plugin_folder))
+    if config is None and Path(DEFAULT_NAME).exists():
+        config = Path(DEFAULT_NAME)
+    if config is not None:
+        return load_config(config, sets), f"those of {config}"
+    known = {"repeats": repeats_of_folder(model)}
+    defaults = "the defaults and --set" if sets else "the defaults"
+    return default_stage(EvaluateStage, known, sets), f"{defaults}, as no --config is given"
 
 
-@contextmanager
-def _followed() -> Iterator[None]:
-    """Displays the progress of a stage on stderr, unless a parent process does."""
-    console = Console(stderr=True, quiet=bool(os.environ.get(events.ENVIRONMENT_VARIABLE)))
-    with RunView(console) as view, events.shown_events(view.show):
-        yield
+def _report(config: EvaluateStage, data: Path, subject: Path, out: Path) -> Path:
+    """Writes the report into `out`, without the parts that only a pipeline run has."""
+    from recsys.config import canonical_json
+    from recsys.report.run_report import write_report
+
+    return write_report(
+        out,
+        config={"name": str(subject), **json.loads(canonical_json(config))},
+        dead_letters={},
+        data=data,
+        model=subject,
+        evaluation=out,
+        bundle=subject if (subject / "manifest.json").is_file() else None,
+        pushed=None,
+    )
+
+
+# --- output for people
+
+_NOT_AGAINST = "The model was not compared, because bless.over_blessed is 0; use recsys compare."
+
+
+def figures_for_people(evaluated: EvaluationResult) -> dict[str, Any]:
+    """Returns the metrics of all systems, and the model's difference from each other one."""
+    from recsys.report.evaluated import Evaluated, repeats_in_words
+
+    content = evaluated.content
+    figures = Evaluated(content, content["verdict"].get("metric"))
+    apart = {key: figures.difference(key, figures.deciding) for key in figures.others}
+    return {
+        **_table(evaluated),
+        f"Difference in {figures.deciding}": [
+            {
+                "from": figures.name(key),
+                "difference": change(difference.relative),
+                "interval": difference.interval and change_span(difference.interval),
+                "": difference.outcome,
+            }
+            for key, difference in apart.items()
+        ],
+        "notes": evaluated.notes()[:-1],
+        "repeats": repeats_in_words(content),
+        "meaning": content.get("meaning"),
+    }
+
+
+def verdict_for_people(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a verdict, with its reasons and warning."""
+    return {
+        "warning": verdict.get("warning"),
+        "reasons": verdict.get("reasons"),
+        "state": "blessed" if verdict.get("blessed") else "refused",
+        "verdict": verdict.get("sentence"),
+    }
+
+
+def _table(shown: Shown) -> dict[str, Any]:
+    headings = shown.headings()
+    return {shown.title(): [dict(zip(headings, row, strict=True)) for row in shown.rows()]}

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from recsys.cli.failure import log_of_failure, print_error
 from recsys.cli.options import ConfigArgument, Data, Json, MaybeCount, Seed, Sets
 from recsys.cli.show import emit, value_text
-from recsys.cli.terminal import Console, progress_bar
+from recsys.cli.terminal import Console, log_of_failure, print_error, progress_bar
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import duration, figure
 from recsys.system import events

@@ -12,8 +12,7 @@ import typer
 from commands import run_main, small_config
 from places import ROOT
 
-from recsys import __version__
-from recsys.cli import command_line
+from recsys import __version__, cli
 from recsys.cli.serving import serving_folder
 from recsys.config.load import load_config
 from recsys.errors import UsageError
@@ -70,7 +69,7 @@ def test_the_page_names_every_option():
     sections = dict(
         re.findall(r"^## recsys ([\w-]+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     )
-    for command in typer.main.get_command(command_line.app).commands.values():
+    for command in typer.main.get_command(cli.app).commands.values():
         for parameter in command.params:
             for name in parameter.opts:
                 if name.startswith("-"):

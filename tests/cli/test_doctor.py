@@ -7,7 +7,7 @@ import os
 import pytest
 from commands import SMALL, run_main
 
-from recsys.cli import doctor
+from recsys.cli import check as check_module
 from recsys.system import machine
 from recsys.system.machine import Check
 
@@ -82,7 +82,7 @@ def config_file(folder, root="runs"):
 
 
 def checks_of(path):
-    return {check.name: check for check in doctor.check_config(path)}
+    return {check.name: check for check in check_module.check_config(path)}
 
 
 def test_a_good_config_passes_and_writes_nothing(tmp_path):
@@ -118,7 +118,7 @@ def test_a_folder_without_a_config_is_a_warning(tmp_path, monkeypatch):
 def test_a_broken_config_fails_with_its_own_sentence(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text("name: [")
-    [check] = doctor.check_config(path)
+    [check] = check_module.check_config(path)
     assert check.state == "fail"
     assert check.message.startswith("[R102] ")
 

@@ -14,9 +14,9 @@ from commands import run_main, small_config
 from report_evaluation import evaluation
 from waiting import wait_for
 
-from recsys.cli import main, stages
+from recsys.cli import main
 from recsys.cli import run as run_module
-from recsys.cli.follow import RunView, follow, new_log
+from recsys.cli.processes import RunView, follow, followed, new_log
 from recsys.cli.run import for_people
 from recsys.cli.terminal import Console
 from recsys.errors import RecsysError
@@ -94,13 +94,13 @@ def test_what_is_said_last_is_shown_and_a_reader_that_is_there_already_keeps_it(
     monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setattr("recsys.system.events.POLL_S", 60.0)  # Nothing is read before the end.
-    with stages._followed():
+    with followed():
         note("The last word.")
         assert "The last word." in capsys.readouterr().err.splitlines()  # the log's
     assert "Trainer: The last word." in capsys.readouterr().err
 
     monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "mine"))
-    with stages._followed():
+    with followed():
         note("Another one.")
     assert "Trainer: Another one." not in capsys.readouterr().err
     assert json.loads((tmp_path / "mine").read_text())["text"] == "Another one."
@@ -251,9 +251,10 @@ def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum,
         "import io, signal, sys; from pathlib import Path; from rich.console import Console\n"
         # A shell's background job, such as a CI may be, ignores SIGINT and hands that on.
         f"signal.signal({int(signum)}, signal.SIG_DFL)\n"
-        "from recsys.cli import follow; from recsys.system import parent; parent._GRACE_S = 0.3\n"
-        "follow.follow(['planted_runner', sys.argv[1]], follow.new_log(Path(sys.argv[2])),"
-        " follow.RunView(Console(file=io.StringIO())))"
+        "from recsys.cli.processes import RunView, follow, new_log\n"
+        "from recsys.system import parent; parent._GRACE_S = 0.3\n"
+        "follow(['planted_runner', sys.argv[1]], new_log(Path(sys.argv[2])),"
+        " RunView(Console(file=io.StringIO())))"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program, str(pids), str(tmp_path)], stderr=subprocess.PIPE, text=True

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
+from recsys.cli.options import command_of
 from recsys.cli.show import emit, show, value_text
-from recsys.cli.signature import command_of
 from recsys.cli.terminal import Console
 from recsys.errors import visible
 

@@ -48,7 +48,7 @@ class Answering:
 def answering(monkeypatch, tmp_path):
     monkeypatch.setattr("recsys.serving.recommendations.load_bundle", lambda _: Answering())
     monkeypatch.setattr("recsys.bundles.publishing.latest", lambda folder: tmp_path)
-    monkeypatch.setattr("recsys.cli.recommend.serving_folder", lambda config, root: tmp_path)
+    monkeypatch.setattr("recsys.cli.serving.serving_folder", lambda config, root: tmp_path)
 
 
 def test_titles_and_ids_are_recommended_without_commands(capsys, answering):

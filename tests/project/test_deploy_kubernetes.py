@@ -11,7 +11,7 @@ import typer
 import yaml
 from places import ROOT
 
-from recsys.cli.command_line import app
+from recsys.cli import app
 from recsys.config.load import load_config
 
 CONFIG = ROOT / "configs" / "movielens_small.yaml"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recsys.cli.simulate_nights import for_people
+from recsys.cli.run import nights_for_people
 from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
@@ -212,7 +212,7 @@ def test_a_comparison_is_shown_if_there_is_one():
     summary |= dict.fromkeys(["steps_of_warm_over_cold", "train_seconds_of_warm_over_cold"])
     summary |= {"nights": 2, "states": {"blessed": 2}, "seconds": 1.0}
     title = "recall@10 over 2 nights"
-    assert for_people("recall@10", summary)[title] == []
+    assert nights_for_people("recall@10", summary)[title] == []
     ratio = {"ratio": 1.5, "interval": (1.0, 1.25), "nights": 2}
-    [row] = for_people("recall@10", summary | {"warm_over_cold": ratio})[title]
+    [row] = nights_for_people("recall@10", summary | {"warm_over_cold": ratio})[title]
     assert (row["warm against"], row["change"], row["nights"]) == ("cold", 0.5, 2)

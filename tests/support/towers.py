@@ -11,8 +11,8 @@ import tensorflow as tf
 from checked_here import CheckedHere
 
 from recsys.bundles.export import Sources, export
-from recsys.cli.recommend import _recommend_file as recommend_to_file
-from recsys.cli.recommend import _recommend_user as recommend_to_user
+from recsys.cli.serving import _recommend_file as recommend_to_file
+from recsys.cli.serving import _recommend_user as recommend_to_user
 from recsys.config import ExportConfig, ExportStage
 from recsys.data.event_log import weight_buckets
 from recsys.data.vocabulary import Vocabulary, load_kinds

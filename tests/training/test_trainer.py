@@ -14,7 +14,7 @@ from recsys.data.dataset import open_data
 from recsys.data.neighbours import graph_neighbours
 from recsys.errors import RecsysError, UsageError
 from recsys.models import TwoTower
-from recsys.stages.exporting import export
+from recsys.stages.export import export
 from recsys.stages.train import write_model
 from recsys.tasks.config import CheckpointConfig
 from recsys.tasks.retrieval.judging.side import RetrievalJudging
@@ -247,7 +247,7 @@ def test_a_model_of_a_class_that_its_config_does_not_name_is_refused(data, tmp_p
 def test_a_bundle_repeats_as_its_model_was_trained(tmp_path, monkeypatch, asked, repeats):
     stages = []
     monkeypatch.setattr(
-        "recsys.stages.exporting.run_stage_with_config",
+        "recsys.stages.export.run_stage_with_config",
         lambda _, config, words, backend: stages.append(json.loads(config)),
     )
     told = {"stage": {"plugins": [], "repeats": "include"}}

@@ -1,28 +1,41 @@
-"""Runs the pipeline in a subprocess and displays its events as lines and a progress bar."""
+"""Stages and the pipeline in processes of their own, and the display of their events.
+
+A stage needs a Keras backend of its own, and the pipeline needs TFX.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import errno
+import importlib.util
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rich.progress import SpinnerColumn
 from rich.text import Text
 
-from recsys.cli.failure import print_error
-from recsys.cli.terminal import Console, progress_bar
+from recsys.cli.terminal import Console, log_of_failure, print_error, progress_bar
 from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
 from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.files import scratch_folder
+from recsys.system.installation import install_extra
 from recsys.system.parent import STOP_SIGNALS, child_group, own_folders
+from recsys.system.process import run_stage, run_stage_with_config, stage_environment
 from recsys.system.signals import StoppedError, signals_raised
+
+if TYPE_CHECKING:
+    from recsys.config import Config, EvaluateStage
+
+RUNNER, COMMANDS = "pipelines.local_runner", "pipelines.commands"
+"""Modules of the pipeline, which need TFX."""
+
 
 _MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}
 _QUIET_S = 30.0
@@ -200,3 +213,71 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join(roots),
     }
+
+
+# --- stages, and commands of the pipeline
+
+
+def run_process(
+    module: str,
+    backend: Literal["jax", "tensorflow"],
+    config: Config | EvaluateStage | None,
+    words: Sequence[str],
+) -> dict[str, Any]:
+    """Runs `python -m module [--config FILE] words` and returns its result.
+
+    Args:
+        module: A module whose `__main__` calls `recsys.system.process.stage_main`.
+        backend: Keras backend of the process.
+        config: Config to pass as a file, with overrides applied; None: no file.
+        words: Further arguments.
+
+    Raises:
+        RecsysError: The process failed; the name of its log file is printed.
+    """
+    with log_of_failure(module) as log:
+        if config is None:
+            return run_stage(module, words, stage_environment(backend), log)
+        from recsys.config import canonical_json
+
+        return run_stage_with_config(module, canonical_json(config), words, backend, log)
+
+
+def require_pipeline() -> None:
+    """Raises a UsageError if TFX is not installed."""
+    if importlib.util.find_spec("tfx") is None:
+        rule = "`recsys run` requires the extra `pipeline`."
+        raise UsageError("R901", rule, install_extra("pipeline"))
+
+
+def call_pipeline(command: str, words: Sequence[str], config: Config | None = None) -> Any:
+    """Runs a command of the pipeline in a subprocess and returns its result.
+
+    Args:
+        command: `clean`, `forget`, `freeze-schema` or `lineage`.
+        words: Further arguments.
+        config: Config to pass as a file, `--config FILE`; None: no file.
+
+    Raises:
+        RecsysError: TFX or the module is missing, or the process failed.
+    """
+    require_pipeline()
+    return run_process(COMMANDS, "jax", config, [command, *words])
+
+
+def options(**values: Path | int | float | str | None) -> list[str]:
+    """Returns options as command-line arguments, with absolute paths; None is omitted."""
+    words = []
+    for name, value in values.items():
+        if value is not None:
+            text = str(value.resolve() if isinstance(value, Path) else value)
+            words += [f"--{name.replace('_', '-')}", text]
+    return words
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Displays the progress of a stage on stderr, unless a parent process does."""
+    console = Console(stderr=True, quiet=bool(os.environ.get(events.ENVIRONMENT_VARIABLE)))
+    with RunView(console) as view, events.shown_events(view.show):
+        yield
