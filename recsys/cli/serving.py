@@ -75,8 +75,8 @@ def serve(
     """
     folder = _folder(config, root, model_dir, name)
     try:
-        from recsys.serving.server.service import Service
-        from recsys.serving.server.service import serve as serve_until_stopped
+        from recsys.serving.service import Service
+        from recsys.serving.service import serve as serve_until_stopped
     except ImportError as error:
         rule = "Serving requires the extra 'serve'."
         cure = install_extra("serve")
@@ -254,7 +254,7 @@ def _recommend_file(
 ) -> Answered:
     """Writes the top `k` new items of each user in a file."""
     from recsys.serving.batch_file import UsersFile, batch_answer, recommend_file
-    from recsys.serving.retriever import Retriever
+    from recsys.serving.served_model import Retriever
 
     file = UsersFile.open(users, column)  # Fails before the bundle is loaded.
     with progress_bar(Console(stderr=True)) as progress:

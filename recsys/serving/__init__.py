@@ -1,6 +1,21 @@
-"""Recommendations from a bundle: over HTTP, for a file of users, from Python.
+"""Recommendations and scores from a bundle: from Python, for a file of users, and served.
 
-retriever one way to recommend, for all of them catalogue_search users and items by name; filters by
-features recommendations `load_bundle`: answers in Python, with tables for notebooks batch_file a
-file of users in, of any format; a file of recommendations out server the HTTP server and its page
+served_model      `Retriever` and `Scorer`: one way to answer, for all of them
+catalogue_search  users and items by name; filters by features
+recommendations   `load_bundle`: answers in Python, with tables for notebooks
+batch_file        a file of users in, of any format; a file of recommendations out
+
+`recsys serve`, a model over HTTP and gRPC as TensorFlow Serving serves it, and a page:
+
+service           the process: sockets, signals, the watcher of new versions
+app               all routes together, the page, and the checks before them
+tf_serving        the REST API of TensorFlow Serving
+open_inference    the Open Inference protocol, over REST and gRPC
+grpc_server       the gRPC services
+page_api          the JSON API behind the page
+pool              the versions that are loaded, their state, and metrics
+predictor         requests to signatures, and the threads that answer
+requests          limits, errors and values of requests
+
+Only requests of gRPC import TensorFlow in the server itself.
 """

@@ -27,7 +27,7 @@ from recsys.data.sources.streams import read_line
 from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
 from recsys.savedmodel.signatures import QUERY_TIME, SOURCES
-from recsys.serving.retriever import RankedRows, Retriever
+from recsys.serving.served_model import RankedRows, Retriever
 from recsys.system.commit import replacing
 
 SCHEMA = pa.schema(

@@ -17,15 +17,20 @@ from typing import Any, overload
 
 import numpy as np
 
-from recsys.bundles.bundle import MANIFEST, answers_of, read_manifest, wrong_answers
+from recsys.bundles.bundle import MANIFEST, wrong_answers
 from recsys.bundles.publishing import latest
 from recsys.data.event_log import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import counted, html_table
 from recsys.savedmodel.signatures import QUERY_TIME, SCORE
-from recsys.serving.retriever import Retriever, check_k, normal_id
-from recsys.serving.scorer import Scorer
-from recsys.serving.served_model import ServedModel
+from recsys.serving.served_model import (
+    Retriever,
+    Scorer,
+    ServedModel,
+    check_k,
+    normal_id,
+    open_bundle,
+)
 
 _SHOWN_USERS = 3
 _COLUMNS = ("score", "id", "title")
@@ -388,16 +393,6 @@ def load_bundle(path: str | Path) -> LoadedBundle:
     """
     folder = Path(path)
     return LoadedBundle(open_bundle(folder if (folder / MANIFEST).exists() else latest(folder)))
-
-
-def open_bundle(folder: Path) -> ServedModel:
-    """Loads a bundle of either kind, which answers lists or scores.
-
-    Raises:
-        RecsysError: As `load_bundle`.
-    """
-    answers = answers_of(read_manifest(folder))
-    return Scorer.open(folder) if answers == "scores" else Retriever.open(folder)
 
 
 def _id(id_: Any) -> str:

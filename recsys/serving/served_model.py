@@ -1,13 +1,58 @@
-"""A loaded bundle: the interface of servers and of Python."""
+"""A loaded bundle: the interface of the server, batch files and Python.
+
+A `Retriever` recommends. The SavedModel embeds a query and returns the items that its user has
+seen (`prepare_query`). The items are ranked here by exact float32 dot products, or by an index if
+that is faster. The SavedModel answers queries without any information, by popularity. Inputs and
+outputs are the same as of `recommend` and `recommend_filtered` in
+`recsys.tasks.retrieval.serving.graph`.
+
+A `Scorer` scores pairs of users and items.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+
+from recsys.bundles.bundle import answers_of, check_answers, read_manifest, verify
 from recsys.bundles.publishing import is_version
+from recsys.data.event_log import EVENT_FACTS
+from recsys.data.sources.values import plain_id
+from recsys.errors import UsageError
+from recsys.index.ann_index import read_index
+from recsys.index.ranker import Ranker
+from recsys.ragged import RaggedRows
 from recsys.savedmodel.loading import SavedModelGraph
-from recsys.savedmodel.signatures import Arrays, Signature
+from recsys.savedmodel.signatures import (
+    DTYPES,
+    NO_SCORE,
+    ONLY,
+    POPULAR,
+    POPULARITY,
+    QUERY_TIME,
+    SCORE,
+    Arrays,
+    Signature,
+    check_fact_texts,
+)
+from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
+from recsys.tasks.retrieval.manifest import direction_width
+
+RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
+_EXCLUDED = "exclude_ids"
+_OWN = ("user_id", "history", "exclude_seen", *EVENT_FACTS, QUERY_TIME)
+_HISTORY_BLOCK = 512
+"""Number of users whose histories are read at a time; the result is as wide as the longest."""
+_POPULAR_BLOCK = 64
+"""Number of queries that the SavedModel ranks at a time; it scores all items for each."""
 
 
 class ServedModel:
@@ -52,3 +97,373 @@ class ServedModel:
 
     def check_inputs(self, inputs: Arrays) -> None:
         """Raises a UsageError for values without a possible answer."""
+
+
+def open_bundle(folder: Path) -> ServedModel:
+    """Loads a bundle of either kind, which answers lists or scores.
+
+    Raises:
+        RecsysError: As `load_bundle`.
+    """
+    answers = answers_of(read_manifest(folder))
+    return Scorer.open(folder) if answers == "scores" else Retriever.open(folder)
+
+
+# --- lists of items
+
+
+@dataclasses.dataclass(frozen=True)
+class RankedRows:
+    """Answers to a batch of queries, in item rows.
+
+    Attributes:
+        rows: Item rows `[n, k]` int32, the best first, padded with 0.
+        scores: Their scores `[n, k]` float32, padded with `-inf`.
+        known: Whether the data contain the user `[n]` bool.
+        source: Source of each answer `[n]` bytes, see `recsys.savedmodel.signatures`.
+    """
+
+    rows: np.ndarray
+    scores: np.ndarray
+    known: np.ndarray
+    source: np.ndarray
+
+
+class Retriever(ServedModel):
+    """Recommends the items of one bundle. Thread-safe.
+
+    Args:
+        graph: The signatures of the bundle.
+        catalogue: Users and items of the bundle by name.
+        max_k: Maximum number of items of an answer.
+        ranker: Ranks the items.
+        excludes_seen: Whether seen items are excluded by default.
+        bundle: Folder of the bundle.
+
+    Attributes:
+        filters: The filters by named features of the items.
+    """
+
+    answers = "lists"
+    joined = frozenset({RECOMMEND, FILTERED})
+
+    def __init__(
+        self,
+        graph: SavedModelGraph,
+        catalogue: CatalogueSearch,
+        max_k: int,
+        ranker: Ranker,
+        *,
+        excludes_seen: bool = True,
+        bundle: Path = Path(),
+    ) -> None:
+        super().__init__(graph, bundle)
+        self._ranker = ranker
+        self.catalogue, self.max_k, self.excludes_seen = catalogue, max_k, excludes_seen
+        self.signatures = _with_ranking(graph.signatures)
+        self.filters = ItemFilters(catalogue.features, catalogue.items.n_rows)
+
+    @classmethod
+    def open(cls, bundle: Path) -> Retriever:
+        """Loads a bundle, after a check of all its files.
+
+        Raises:
+            RecsysError: The bundle is damaged (R501 … R503), a file is missing (R544), FAISS is
+                missing (R580), or TensorFlow is missing (R542) or can't load it (R543).
+            UsageError: The bundle answers scores (R545).
+        """
+        manifest = verify(bundle)
+        check_answers(bundle, answers_of(manifest), cls.answers)
+        catalogue = CatalogueSearch.open(bundle, direction_width(manifest))
+        graph, max_k = SavedModelGraph(bundle), manifest["k"]
+        items = np.ascontiguousarray(catalogue.embeddings), catalogue.is_item
+        ranker = Ranker(*items, *(read_index(bundle, *items) or ()))
+        # Reads the embeddings once, so that the first request doesn't wait for the disk.
+        query = np.zeros((1, catalogue.embeddings.shape[1]), np.float32)
+        ranker.best(query, RaggedRows.empty(1), max_k)
+        excludes_seen = manifest.get("repeats", "exclude") == "exclude"
+        return cls(graph, catalogue, max_k, ranker, excludes_seen=excludes_seen, bundle=bundle)
+
+    @property
+    def user_columns(self) -> list[str]:
+        """Names of the inputs for raw values of users."""
+        return [name for name in self.signatures[RECOMMEND] if name not in _OWN]
+
+    def ask(self, signature: str, inputs: Arrays) -> Arrays:
+        """Returns the outputs of a signature as `ServedModel.ask`, but ranks items here."""
+        if signature not in (RECOMMEND, FILTERED):
+            return super().ask(signature, inputs)
+        ranked = self.rank(inputs, self.max_k)
+        return {
+            "candidate_ids": self._as_ids(ranked.rows),
+            "scores": np.where(ranked.rows > 0, ranked.scores, NO_SCORE),
+            "known": ranked.known,
+            "source": ranked.source,
+        }
+
+    def check_inputs(self, inputs: Arrays) -> None:
+        """Checks that some item has each value of a filter.
+
+        Raises:
+            UsageError: No item has a value (R537).
+        """
+        wanted = {name: x for name, x in inputs.items() if name.startswith(ONLY)}
+        self.filters.check_values({name: dict.fromkeys(x.ravel()) for name, x in wanted.items()})
+
+    def query_inputs(
+        self,
+        user_ids: Sequence[str],
+        *,
+        history: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        only: Mapping[str, Sequence[str]] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        exclude_seen: bool | None = None,
+        facts: Mapping[str, Sequence[str]] | None = None,
+    ) -> Arrays:
+        """Returns the inputs of `recommend`, or of `recommend_filtered` if items are filtered.
+
+        Args:
+            user_ids: Ids `[n]`; they may be unknown; the empty id means no user.
+            history: Item ids in place of the stored histories, the newest first.
+            exclude: Ids of items to exclude.
+            only: Token names by filter; a recommended item has one of each filter's tokens.
+            columns: Raw values of the users by input, in place of the stored features.
+            exclude_seen: Whether to exclude seen items; None: the default of the bundle.
+            facts: Facts of the query by input: `history_age`, `history_weight`, `history_kind`,
+                `query_time`; see `recsys.tasks.retrieval.serving.graph`.
+
+        Raises:
+            UsageError: A text can't be encoded in UTF-8 (R540), the model can't read a fact (R549),
+                or no item has the value of a filter (R537).
+        """
+        check_fact_texts(facts or {}, self.signatures[RECOMMEND], history)
+        n = len(user_ids)
+        texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
+        texts |= facts or {}
+        names = self.signatures[FILTERED if exclude or only else RECOMMEND]
+        # Padding means the stored history or features.
+        inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
+        self.filters.check_values({name: inputs[name][0] for name in only or {}})
+        inputs["user_id"] = as_texts(user_ids)
+        is_excluded = self.excludes_seen if exclude_seen is None else exclude_seen
+        inputs["exclude_seen"] = np.full(n, is_excluded)
+        return inputs
+
+    def rank(self, inputs: Arrays, k: int, *, is_batch: bool = False) -> RankedRows:
+        """Returns the best `k` items for queries.
+
+        Args:
+            inputs: Result of `query_inputs`.
+            k: Number of items per query.
+            is_batch: Whether to search exactly on all cores; else this thread searches, with the
+                index if there is one.
+
+        Raises:
+            UsageError: `k` is out of range (R541).
+        """
+        check_k(k, self.max_k)
+        names = self.signatures[PREPARE]
+        query = self._graph.ask(PREPARE, {name: inputs[name] for name in names})
+        n = len(query["known"])
+        rows = np.zeros((n, k), np.int32)
+        scores = np.full((n, k), -np.inf, np.float32)
+        hidden = RaggedRows(query["seen_rows"].astype(np.int32), query["seen_offsets"])
+        if _EXCLUDED in inputs:
+            hidden = self._with_excluded(hidden, inputs[_EXCLUDED])
+        is_popular = query["source"] == POPULARITY.encode()
+        cores = len(os.sched_getaffinity(0))
+        exact = functools.partial(self._ranker.exact, threads=cores)
+        best = exact if is_batch else self._ranker.best
+        for at, allowed in self.filters.groups(inputs, np.flatnonzero(~is_popular)):
+            rows[at], scores[at] = best(query["embedding"][at], hidden.select(at), k, allowed)
+        alike = self._alike(inputs, np.flatnonzero(is_popular), hidden)
+        for start in range(0, len(alike), _POPULAR_BLOCK):
+            groups = alike[start : start + _POPULAR_BLOCK]
+            popular = self._by_popularity(inputs, [places[0] for places in groups], k)
+            for number, places in enumerate(groups):
+                rows[places], scores[places] = popular[0][number], popular[1][number]
+        return RankedRows(rows, scores, query["known"], query["source"])
+
+    def histories(self, user_ids: Sequence[str]) -> list[list[int]]:
+        """Returns the item rows of users' stored histories, the newest first."""
+        histories = []
+        for start in range(0, len(user_ids), _HISTORY_BLOCK):
+            ids = as_texts(user_ids[start : start + _HISTORY_BLOCK])
+            outputs = self._graph.ask("stored_history", {"user_id": ids})
+            histories += [self._rows(row[row != b""]) for row in outputs["item_ids"]]
+        return histories
+
+    def _alike(self, inputs: Arrays, at: np.ndarray, hidden: RaggedRows) -> list[list[int]]:
+        """Returns the indices `at`, grouped by equal answers by popularity."""
+        names = [name for name in self.filters.feature_of if name in inputs]
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for place in at.tolist():
+            filters = (tuple(inputs[name][place].tolist()) for name in names)
+            start, end = hidden.offsets[place : place + 2]
+            groups.setdefault((hidden.rows[start:end].tobytes(), *filters), []).append(place)
+        return list(groups.values())
+
+    def _by_popularity(
+        self, inputs: Arrays, at: list[int], k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the SavedModel's best rows `[at, k]` by popularity, and their scores."""
+        signature = FILTERED if _EXCLUDED in inputs else RECOMMEND
+        chosen = {name: x[at] for name, x in inputs.items()}
+        if POPULAR in self._graph.signatures:
+            signature, nothing = POPULAR, np.full((len(at), 1), b"", object)
+            names = self._graph.signatures[POPULAR]
+            chosen = {name: chosen.get(name, nothing) for name in names}
+        outputs = self._graph.ask(signature, chosen)
+        ids = outputs["candidate_ids"][:, :k]
+        rows = np.reshape(self._rows(ids.ravel()), ids.shape)
+        return rows, np.where(rows > 0, outputs["scores"][:, :k], -np.inf)
+
+    def _with_excluded(self, hidden: RaggedRows, ids: np.ndarray) -> RaggedRows:
+        """Returns the hidden rows of each query, including the rows of `ids` `[n, any]`."""
+        is_id = ids != b""
+        owner = np.concatenate([hidden.owner(), np.nonzero(is_id)[0]])
+        rows = np.concatenate([hidden.rows, np.asarray(self._rows(ids[is_id]), np.int32)])
+        order = np.argsort(owner, kind="stable")
+        counts = np.bincount(owner, minlength=len(hidden))
+        return RaggedRows(rows[order], np.concatenate([[0], np.cumsum(counts)]))
+
+    def _rows(self, ids: Iterable[bytes]) -> list[int]:
+        """Returns the rows of item ids; 0 for unknown ids."""
+        return self.catalogue.item_rows([id_.decode(errors="replace") for id_ in ids])
+
+    def _as_ids(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the ids of rows of any shape as bytes; empty for rows without an item."""
+        ids = self.catalogue.items.ids_of_rows.take(pa.array(rows.ravel()))
+        out = np.empty(rows.size, object)
+        out[:] = ids.fill_null("").cast(pa.large_binary()).to_pylist()
+        return out.reshape(rows.shape)
+
+
+def _with_ranking(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
+    """Adds the ranking signatures, which a SavedModel without vectors lacks."""
+    if POPULAR not in signatures:
+        return dict(signatures)
+    query = signatures[PREPARE]
+    return {**signatures, RECOMMEND: query, FILTERED: {**query, **signatures[POPULAR]}}
+
+
+# --- scores of pairs
+
+
+USER, ITEM = "user_id", "item_id"
+
+
+class Scorer(ServedModel):
+    """A bundle whose signature `score` has one output, `score` `[n]` float32.
+
+    Its inputs are by row. `rank` needs `user_id` and `item_id` among them, `[n]` text.
+    """
+
+    answers = "scores"
+
+    @classmethod
+    def open(cls, bundle: Path) -> Scorer:
+        """Loads a bundle, after a check of all its files.
+
+        Raises:
+            RecsysError: The bundle is damaged (R501 … R503), or TensorFlow is missing (R542)
+                or can't load it (R543).
+            UsageError: The bundle answers lists (R545).
+        """
+        check_answers(bundle, answers_of(verify(bundle)), cls.answers)
+        return cls(SavedModelGraph(bundle), bundle)
+
+    def score(self, inputs: Mapping[str, Any]) -> np.ndarray:
+        """Returns the scores `[n]` float32 of rows.
+
+        Args:
+            inputs: Values of each row by input: texts, numbers, or lists of equal lengths.
+
+        Raises:
+            UsageError: An input is missing or unknown (R549), or invalid (R540, R563).
+        """
+        return self.ask(SCORE, self._arrays(inputs))[SCORE]
+
+    def rank(
+        self, user: str, items: Sequence[str], k: int | None, inputs: Mapping[str, Any]
+    ) -> list[tuple[str, float]]:
+        """Returns the best `k` of `items` with their scores; of equal scores the earlier first.
+
+        Args:
+            user: Id of the user.
+            items: Ids of the items.
+            k: Number of items to return; None: all.
+            inputs: Other inputs, one value each for all rows.
+
+        Raises:
+            UsageError: As `score`, or `k` is below 1 (R541).
+        """
+        if k is not None:
+            check_k(k)
+        n = len(items)
+        if not n:
+            return []
+        repeated = {name: [value] * n for name, value in inputs.items()}
+        scores = self.score({USER: [user] * n, ITEM: items, **repeated})
+        order = np.argsort(-scores, kind="stable")[:k]
+        return [(items[place], float(scores[place])) for place in order.tolist()]
+
+    def _arrays(self, inputs: Mapping[str, Any]) -> Arrays:
+        signature = self.signatures[SCORE]
+        if inputs.keys() != signature.keys():
+            rule = f"The inputs must be {', '.join(sorted(signature))}."
+            raise UsageError("R549", rule, "Give each of them, and no other.", sorted(inputs))
+        arrays: Arrays = {}
+        for name, values in inputs.items():
+            array = np.asarray(values)
+            if signature[name].dtype == "DT_STRING":
+                texts = as_texts(map(str, array.ravel().tolist()))
+                arrays[name] = texts.reshape(array.shape)
+            else:
+                arrays[name] = array.astype(DTYPES[signature[name].dtype])
+        return arrays
+
+
+# --- ids and numbers of items
+
+
+def as_texts(texts: Iterable[str]) -> np.ndarray:
+    """Returns texts `[n]` in the normal form of the ingest, as bytes; keeps NULs at the end.
+
+    Raises:
+        UsageError: One can't be encoded in UTF-8 (R540), such as bytes from a terminal.
+    """
+    encoded = [normal_id(text).encode() for text in texts]
+    array = np.empty(len(encoded), object)
+    array[:] = encoded
+    return array
+
+
+def check_k(k: Any, most: int | None = None) -> None:
+    """Checks the number of requested items.
+
+    Raises:
+        UsageError: It is not an integer from 1 to `most` (R541).
+    """
+    is_whole = isinstance(k, Integral) and not isinstance(k, bool)
+    if not is_whole or k < 1 or (most is not None and k > most):
+        rule = f"The number of items must be an integer in 1 … {most}."
+        cure = "Request fewer, or raise export.k in the config and run again: recsys run."
+        if most is None:
+            rule, cure = "The number of items must be a whole one, 1 or more.", "Ask for more."
+        raise UsageError("R541", rule, cure, k)
+
+
+def normal_id(id_: str) -> str:
+    """Returns an id in the normal form of the ingest.
+
+    Raises:
+        UsageError: It can't be encoded in UTF-8 (R540).
+    """
+    try:
+        id_.encode()
+    except UnicodeEncodeError:
+        rule, cure = "An id must be text in UTF-8.", "Write the id as the data have it."
+        raise UsageError("R540", rule, cure, id_) from None
+    return plain_id(id_)

@@ -15,8 +15,8 @@ import tensorflow as tf
 from serving import FakeModel, FakeRecommender, Running, wait_for
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.open_inference import messages
+from recsys.serving.open_inference import messages
+from recsys.serving.requests import Limits
 
 QUERY = {"user_id": ["u1"], "history": [["i3", ""]], "exclude_seen": [False]}
 COLUMNS = {**QUERY, "country": [[""]]}

@@ -14,7 +14,7 @@ import httpx
 import requesting
 from serving import Running, raw, wait_for
 
-from recsys.serving.server.limits import Limits
+from recsys.serving.requests import Limits
 
 LIMITS = Limits(body_bytes=100_000, threads=2, queue=2, head_s=1.0, request_s=21.0, answer_s=20.0)
 
@@ -257,8 +257,8 @@ def test_connections_leave_files_for_the_server(soft, hard, connections, files):
     code = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from recsys.serving.server.service import with_enough_files
-from recsys.serving.server.limits import Limits
+from recsys.serving.service import with_enough_files
+from recsys.serving.requests import Limits
 print(with_enough_files(Limits()).connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
     command = [sys.executable, "-c", code]

@@ -11,12 +11,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from serving import wait_for
 
-from recsys.serving.retriever import Retriever
-from recsys.serving.server.errors import HttpError
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.micro_batcher import MicroBatcher
-from recsys.serving.server.predictor import Question, answer_together
-from recsys.serving.server.tf_serving import write_answer
+from recsys.serving.predictor import MicroBatcher, Question, answer_together
+from recsys.serving.requests import HttpError, Limits
+from recsys.serving.served_model import Retriever
+from recsys.serving.tf_serving import write_answer
 
 
 class Echo:

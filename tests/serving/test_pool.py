@@ -10,9 +10,8 @@ import pytest
 from recsys.bundles.bundle import verify, write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.errors import RecsysError
-from recsys.serving.server import pool as pool_module
-from recsys.serving.server.pool import Pool
-from recsys.serving.server.prometheus import ServerMetrics
+from recsys.serving import pool as pool_module
+from recsys.serving.pool import Pool, ServerMetrics
 
 
 class FakeModel:

@@ -23,7 +23,7 @@ from recsys.bundles.publishing import publish
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.serving.batch_file import ENCODED, SCHEMA, UsersFile, recommend_file
-from recsys.serving.retriever import Retriever
+from recsys.serving.served_model import Retriever
 
 
 class Echo:

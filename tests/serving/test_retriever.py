@@ -10,7 +10,7 @@ from recsys.index.ranker import Ranker
 from recsys.savedmodel.signatures import NO_SCORE, SignatureInput, check_fact_texts
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.recommendations import LoadedBundle
-from recsys.serving.retriever import Retriever
+from recsys.serving.served_model import Retriever
 
 _N, _DIM, _K = 40, 8, 5
 _RNG = np.random.default_rng(1)

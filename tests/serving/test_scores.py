@@ -20,9 +20,9 @@ from recsys.cli import main
 from recsys.errors import RecsysError, UsageError
 from recsys.forget.bundles import knows
 from recsys.savedmodel.id_table import IdTable
-from recsys.serving.retriever import Retriever
-from recsys.serving.server.open_inference import messages
-from recsys.serving.server.service import load_version
+from recsys.serving.open_inference import messages
+from recsys.serving.served_model import Retriever
+from recsys.serving.service import load_version
 from recsys.vectors import ItemVectors
 
 USERS, ITEMS = {"u1": 1.0, "u2": -1.0}, {"i1": 1.0, "i2": 3.0, "i3": 2.0}

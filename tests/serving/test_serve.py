@@ -330,7 +330,7 @@ def test_what_cannot_be_served_is_said_in_a_sentence(bundle, capsys, words):
 
 
 def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "recsys.serving.server.service", None)
+    monkeypatch.setitem(sys.modules, "recsys.serving.service", None)
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--model-dir", str(tmp_path)])
     said = capsys.readouterr().err

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from recsys.savedmodel.signatures import SignatureInput
-from recsys.serving.server.errors import HttpError
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.predictor import check_rows
-from recsys.serving.server.tf_serving import read_request, write_answer
+from recsys.serving.predictor import check_rows
+from recsys.serving.requests import HttpError, Limits
+from recsys.serving.tf_serving import read_request, write_answer
 
 LIMITS = Limits()
 SIGNATURES = {

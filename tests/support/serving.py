@@ -15,16 +15,13 @@ from waiting import wait_for
 from recsys.data.vocabulary import Vocabulary
 from recsys.index.ranker import Ranker
 from recsys.savedmodel.signatures import SignatureInput
+from recsys.serving.app import App
 from recsys.serving.catalogue_search import CatalogueSearch
-from recsys.serving.retriever import Retriever
-from recsys.serving.served_model import ServedModel
-from recsys.serving.server.app import App
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.micro_batcher import MicroBatcher
-from recsys.serving.server.pool import Pool
-from recsys.serving.server.predictor import Predictor
-from recsys.serving.server.prometheus import ServerMetrics
-from recsys.serving.server.service import lifespan, server_config
+from recsys.serving.pool import Pool, ServerMetrics
+from recsys.serving.predictor import MicroBatcher, Predictor
+from recsys.serving.requests import Limits
+from recsys.serving.served_model import Retriever, ServedModel
+from recsys.serving.service import lifespan, server_config
 
 
 class FakeModel(ServedModel):

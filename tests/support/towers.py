@@ -20,7 +20,7 @@ from recsys.errors import UsageError
 from recsys.savedmodel.loading import SavedModelGraph
 from recsys.serving.batch_file import as_batch, batch_answer
 from recsys.serving.recommendations import load_bundle
-from recsys.serving.retriever import Retriever
+from recsys.serving.served_model import Retriever
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.serving.embed import embed
 

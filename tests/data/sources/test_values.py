@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from recsys.data.sources.values import to_ids, to_lists, to_numbers, to_text, to_times
-from recsys.serving.retriever import normal_id
+from recsys.serving.served_model import normal_id
 
 # Characters that show nothing are left out of ids, which Python's strip doesn't do.
 _SHOWN = st.characters(exclude_categories=["Cs", "Cf"])

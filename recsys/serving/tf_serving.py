@@ -16,11 +16,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from recsys.savedmodel.signatures import Arrays, Signature
+from recsys.serving.predictor import Predictor, Question, check_names, find_signature
+from recsys.serving.requests import Limits, as_json, nested_array, read_object, wrong
 from recsys.serving.served_model import ServedModel
-from recsys.serving.server.errors import wrong
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.predictor import Predictor, Question, check_names, find_signature
-from recsys.serving.server.tensors import as_json, nested_array, read_object
 
 JSON = "application/json"
 

@@ -1,19 +1,118 @@
-"""Values of requests as arrays, and arrays as JSON."""
+"""Requests: their limits, their errors, and their values.
+
+Values are read into arrays, and arrays are written as JSON. Errors have an HTTP status and
+TensorFlow Serving's form.
+"""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from fastapi.responses import JSONResponse
 
+from recsys.errors import RecsysError, UsageError
 from recsys.savedmodel.signatures import DTYPES, SignatureInput
-from recsys.serving.server.errors import too_large, wrong
-from recsys.serving.server.limits import Limits
 from recsys.system.files import unique_fields
+
+MIB = 2**20
+SMALL_BYTES = 16 << 10
+"""Largest request that is read in the event loop: waking up a thread takes longer."""
+HEAD_BYTES, HEAD_LINES = 64 << 10, 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits of one request, and of all requests together.
+
+    Attributes:
+        body_bytes: Maximum body size of a request, or message size of gRPC.
+        all_bodies_bytes: Maximum size of all bodies that are held at once.
+        rows: Maximum rows of a batch.
+        values: Maximum values of one input.
+        threads: Threads that call TensorFlow.
+        queue: Maximum requests that wait for a thread.
+        connections: Maximum open connections, and maximum requests at once.
+        head_s: Timeout of the headers of a request [s].
+        request_s: Timeout of a request, its body and its answer [s].
+        answer_s: Timeout of an answer, the queue included [s].
+    """
+
+    body_bytes: int = 8 * MIB
+    all_bodies_bytes: int = 256 * MIB
+    rows: int = 1024
+    values: int = 1_000_000
+    threads: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)
+    queue: int = 64
+    connections: int = 1000
+    head_s: float = 10.0
+    request_s: float = 30.0
+    answer_s: float = 10.0
+
+
+# --- errors
+
+
+BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE = 400, 404, 408, 413
+MISDIRECTED, INVALID, TOO_MANY, UNAVAILABLE = 421, 422, 429, 503
+_CLOSE, _RETRY = {"Connection": "close"}, {"Retry-After": "1"}
+_HEADERS = {TIMEOUT: _CLOSE, TOO_LARGE: _CLOSE, TOO_MANY: _RETRY, UNAVAILABLE: _RETRY}
+
+
+class HttpError(RecsysError):
+    """An error with an HTTP status.
+
+    Args:
+        status: HTTP status.
+        code: Anchor in `docs/errors.md`.
+        rule: The condition that must hold, as a sentence.
+        cure: How to resolve the error, as a sentence.
+        received: The received value.
+    """
+
+    def __init__(self, status: int, code: str, rule: str, cure: str, received: Any = ...) -> None:
+        super().__init__(code, rule, cure, received)
+        self.status = status
+
+
+def status_of(error: RecsysError) -> int:
+    """Returns the HTTP status of an error of the server or of the library."""
+    if isinstance(error, HttpError):
+        return error.status
+    return BAD_REQUEST if isinstance(error, UsageError) else UNAVAILABLE
+
+
+def response(error: RecsysError) -> JSONResponse:
+    """Returns the response to a request that failed."""
+    status = status_of(error)
+    return JSONResponse({"error": str(error)}, status, _HEADERS.get(status))
+
+
+def busy(received: str) -> HttpError:
+    """Returns the error of a request above the limit of concurrent ones."""
+    rule = "The server has reached its limit of concurrent requests."
+    return HttpError(TOO_MANY, "R560", rule, "Ask again in a second.", received)
+
+
+def too_large(what: str, most: int, received: Any) -> HttpError:
+    """Returns the error of a request with more than `most` `what`, a plural noun."""
+    rule = f"A request may contain at most {most:,} {what}."
+    return HttpError(TOO_LARGE, "R557", rule, "Ask in several requests.", received)
+
+
+def wrong(code: str, rule: str, cure: str, received: Any) -> HttpError:
+    """Returns the error of a request that breaks a rule."""
+    return HttpError(BAD_REQUEST, code, rule, cure, received)
+
+
+# --- values
+
 
 _EXPECTED = {
     "DT_STRING": 'a text, or bytes as {"b64": "…"}; ids are text: write 42 as "42"',

@@ -18,18 +18,16 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.json_format import ParseDict
 
 from recsys.savedmodel.signatures import Arrays
-from recsys.serving.retriever import RECOMMEND
-from recsys.serving.served_model import ServedModel
-from recsys.serving.server.errors import wrong
-from recsys.serving.server.pool import Pool
-from recsys.serving.server.predictor import (
+from recsys.serving.pool import Pool
+from recsys.serving.predictor import (
     Predictor,
     Question,
     check_names,
     find_signature,
     select_outputs,
 )
-from recsys.serving.server.tensors import as_json, flat_array, read_object
+from recsys.serving.requests import as_json, flat_array, read_object, wrong
+from recsys.serving.served_model import RECOMMEND, ServedModel
 from recsys.system.installation import VERSION
 
 _FIELDS = {

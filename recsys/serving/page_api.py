@@ -12,10 +12,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from recsys.bundles.bundle import check_answers
-from recsys.serving.retriever import Retriever, normal_id
-from recsys.serving.server.errors import INVALID, NOT_FOUND, HttpError, wrong
-from recsys.serving.server.pool import Pool
-from recsys.serving.server.predictor import Predictor
+from recsys.serving.pool import Pool
+from recsys.serving.predictor import Predictor
+from recsys.serving.requests import INVALID, NOT_FOUND, HttpError, wrong
+from recsys.serving.served_model import Retriever, normal_id
 
 _HIGHEST = 2**53 - 1
 """The largest integer that every reader of JSON reads exactly."""

@@ -18,8 +18,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from recsys.errors import RecsysError
-from recsys.serving.server import open_inference, page_api, tf_serving
-from recsys.serving.server.errors import (
+from recsys.serving import open_inference, page_api, tf_serving
+from recsys.serving.pool import ServerMetrics
+from recsys.serving.predictor import Predictor
+from recsys.serving.requests import (
     MISDIRECTED,
     TIMEOUT,
     TOO_LARGE,
@@ -28,8 +30,6 @@ from recsys.serving.server.errors import (
     busy,
     response,
 )
-from recsys.serving.server.predictor import Predictor
-from recsys.serving.server.prometheus import ServerMetrics
 from recsys.system.installation import VERSION
 
 _HEADERS = (
@@ -175,7 +175,7 @@ def _routes(predictor: Predictor, metrics: ServerMetrics, lifespan: Lifespan | N
     app.add_exception_handler(HTTPException, _refused)
     for router in (tf_serving.router, open_inference.router, page_api.router):
         app.include_router(router(predictor))
-    folder = resources.files("recsys.serving.server") / "static"
+    folder = resources.files(__package__) / "static"
     page = (folder / "page.html").read_text("utf-8")
     app.mount("/static", StaticFiles(directory=str(folder)))
 

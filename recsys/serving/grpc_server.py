@@ -17,19 +17,17 @@ from google.protobuf.message import DecodeError
 
 from recsys.errors import RecsysError
 from recsys.savedmodel.signatures import Arrays, SignatureInput
-from recsys.serving.served_model import ServedModel
-from recsys.serving.server import open_inference
-from recsys.serving.server.errors import status_of, too_large, wrong
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.predictor import (
+from recsys.serving import open_inference
+from recsys.serving.pool import ServerMetrics
+from recsys.serving.predictor import (
     Predictor,
     Question,
     check_names,
     find_signature,
     select_outputs,
 )
-from recsys.serving.server.prometheus import ServerMetrics
-from recsys.serving.server.tensors import flat_array
+from recsys.serving.requests import Limits, flat_array, status_of, too_large, wrong
+from recsys.serving.served_model import ServedModel
 
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
