@@ -49,7 +49,7 @@ from recsys.report.runs import RUNS, read_result
 
 
 class Result(NamedTuple):
-    """What came of a case: its name, its seconds, and what was wrong, a sentence each."""
+    """The result of a case: name, seconds, and a sentence for each fault."""
 
     name: str
     seconds: float
@@ -101,7 +101,7 @@ _STAGES = ("Trainer", "RetrievalEvaluator", "Exporter")
 
 
 def kill_points(steps: list[str], seed: int = 0) -> list[Kill]:
-    """Returns all kills: first those of the main steps before, inside and after their work."""
+    """Returns all kills: first of the main steps, before, inside and after their work."""
     main = [(step, moment) for moment in MOMENTS[:3] for step in _MAIN]
     rest = [
         (step, moment)
@@ -140,7 +140,7 @@ def chain_of_kills(world: World, n: int, seed: int) -> Iterator[Result]:
 
 
 def killed_once(world: World, point: Kill) -> Result:
-    """Kills one run and runs again; the seconds are those of the second run."""
+    """Kills one run and runs again; returns the seconds of the second run."""
     world.put_back(point.step)
     with watched(world.serving) as unserved:
         killed = world.run(point)
@@ -204,7 +204,7 @@ def started_twice(world: World, n: int) -> Iterator[Result]:
         if [run.code for run in ended] != [0, _BUSY]:
             breaches.append(f"exit codes {[run.code for run in ended]}")
         error = ended[-1].error or {}
-        # Who is refused in the moment in which the other one signs can't be told its name.
+        # A run that is refused while the other one writes its name can't report the name.
         names = ("just started", *(f"process {run.pid} on " for run in runs))
         if error.get("code") != "R601" or not any(name in str(error) for name in names):
             breaches.append(f"refused with {error}")
@@ -318,7 +318,7 @@ def stored(root: Path) -> dict[str, str]:
     }
 
 
-# --- What must hold of a root once a run has recovered; each breach is a sentence.
+# --- invariants of a root after a recovery; each violation is a sentence
 
 
 _GOOD = (proto.Execution.COMPLETE, proto.Execution.CACHED)

@@ -25,9 +25,9 @@ from benchmarks.split_files import read_split
 
 _RANK, _SEED = 128, 2
 _SHARE = 0.2
-"""Of a user's events that are held out."""
+"""Share of a user's events that are held out."""
 _NOISE, _ITEM_NOISE, _POPULARITY = 1.5, 0.3, 0.05
-"""Of an event and of an item, and the weight of its popularity, in deviations of the levels."""
+"""Noise of an event and of an item, and weight of its popularity, in deviations of the levels."""
 
 
 def main(

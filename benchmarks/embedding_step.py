@@ -60,7 +60,7 @@ _CPU = Place()
 
 
 class Key(NamedTuple):
-    """What tells the cases of a run apart: `ours` or a peer, rows of a table, devices."""
+    """Identifies a case of a run: `ours` or a peer, rows of a table, devices."""
 
     who: str
     rows: int
@@ -110,7 +110,7 @@ def run_case(key: Key, ids: Path, case: dict[str, Any], place: Place = _CPU) -> 
     """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
     Returns:
-        What `StepClock.report` says.
+        Output of `StepClock.report`.
 
     Raises:
         subprocess.CalledProcessError: The process failed.

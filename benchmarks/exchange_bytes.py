@@ -52,7 +52,7 @@ def main(
 
 
 def distinct_share(n: int) -> float:
-    """Returns the distinct ones of `n` draws of an item over `n`, by Zipf's law."""
+    """Returns the share of distinct items in `n` draws by Zipf's law."""
     weights = np.arange(1, ITEMS + 1, dtype=np.float64) ** -ZIPF_EXPONENT
     return float(-np.expm1(-n * weights / weights.sum()).sum() / n)
 

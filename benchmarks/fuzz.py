@@ -41,7 +41,7 @@ from typer import Option
 from benchmarks import measure
 from benchmarks.measure import ROOT, log, print_line, run
 
-# What the tests of readers and server read too.
+# Corpus that the tests of readers and server share.
 sys.path.append(str(ROOT / "tests" / "support"))
 
 from fuzz_cases import CASES, CRASH, WRONG, Example, Finding  # type: ignore[import-not-found]
@@ -49,7 +49,7 @@ from fuzz_cases import CASES, CRASH, WRONG, Example, Finding  # type: ignore[imp
 HANG, MEMORY = "hangs", "memory"
 KINDS = (CRASH, HANG, MEMORY, WRONG)
 LIMIT_S, LIMIT_MIB = 20.0, 2048.0
-"""What one input may take: time, and memory of the whole process."""
+"""Limits for one input: time, and memory of the whole process."""
 Case = StrEnum("Case", list(CASES))  # type: ignore[misc]
 _CASES = [case for case in Case if case != "planted"]
 _FOLDERS: list[Path] = []
@@ -219,7 +219,7 @@ def work(name: str, seed: int, folder: Path, replay: list[Path] | None, pipe: An
         seed: Seed that they are made of.
         folder: Folder to work in; the input that is taken is in `current`.
         replay: Folders of inputs that are taken in place of made ones; then it ends.
-        pipe: Is told the events, a tuple each.
+        pipe: Receives the events as tuples.
     """
     os.chdir(folder)
     for file, descriptor in ((os.devnull, 1), ("stderr.txt", 2)):
@@ -234,7 +234,7 @@ def work(name: str, seed: int, folder: Path, replay: list[Path] | None, pipe: An
         pipe.send(("finding", kind, text, folder))
 
     def take(example: Example) -> None:
-        """Takes an input; whatever it raises is told and goes no further."""
+        """Processes an input; reports any exception."""
         example.save(Path(_CURRENT))
         pipe.send(("begin",))
         measure.forget_peak()

@@ -1,4 +1,4 @@
-"""What each of several processes reads of a store, as a share of what one would.
+"""Bytes that each of several processes reads of a store, relative to a single process.
 
     python -m benchmarks.hosts_input --processes 1 2 4
 

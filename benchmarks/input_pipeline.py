@@ -101,7 +101,7 @@ def speeds(folder: str, case: str, rows: int, history: int, batch: int) -> list[
 def _reader(source: BatchSource, case: str) -> Iterable[Any]:
     if case != "feed":
         return read_ahead(source)
-    # JAX and Keras are started in this case alone.
+    # Only this case starts JAX and Keras.
     from recsys.embedding import TableConfig, activate, table_layout
     from recsys.training.prefetch import BatchIterator
 

@@ -1,6 +1,6 @@
-"""What every benchmark shares: options, processes under watch, ids, and the line it prints.
+"""Shared by all benchmarks: options, monitored processes, ids, and the printed line.
 
-Peers import it in environments of their own, where NumPy alone is there for sure.
+Peers import it in their own environments, which are only sure to have NumPy.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def watch(
 
     Args:
         command: Its words.
-        environment: Variables of the process, on top of those of this one.
+        environment: Variables of the process in addition to this one's.
         memory: Whether to sample it; for a process of many GB that takes it some time.
     """
     watched, started = Watched(), time.perf_counter()

@@ -19,7 +19,7 @@ _NUMBERS = itertools.count()
 _GROUPS = Path("/sys/fs/cgroup/memory")
 _SAMPLE_EVERY_S = 0.05
 _HEADERS = 66
-"""Of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 [bytes]."""
+"""Headers of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 [bytes]."""
 
 
 def can_have_hosts() -> bool:

@@ -118,7 +118,7 @@ def _run(case: dict[str, Any], seed: int, vectors: str | None) -> Watched:
 
 
 def _print(runs: list[Watched], values: list[dict[str, float]], unit: str, who: str = "") -> None:
-    """Prints a line for each figure, whose values are those of the runs."""
+    """Prints a line for each figure, with the values of the runs."""
     peak = max(run.peak_rss_mib for run in runs)
     for name in values[0]:
         print_line("quality", f"{who}{name}", [of_run[name] for of_run in values], unit, peak)

@@ -129,7 +129,7 @@ class _KilledTraining(Training):
                     # Anywhere in a step, or in a save.
                     cost = self._kill_after(process, draw.uniform(0.0, 0.2), draw)
             lost += [] if cost is None else [cost]
-        # Of several processes the parent brings a run to its end that one was killed of.
+        # If one of several processes is killed, the parent completes the run.
         if not lost or self._n_processes == 1:
             self.run_to_the_end()
         return lost

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serve`: a bundle over HTTP, as clients of TensorFlow Serving ask it.
+"""`python -m benchmarks.serve`: a bundle over HTTP, queried like TensorFlow Serving.
 
 `recsys serve` and its clients share this machine. Users are drawn at random, and what
 they did is left out of their list. The lines of a round, for each `--items`:
@@ -190,7 +190,7 @@ class Server:
         return memory_mib(f"{self._process.pid}/status", name)
 
     def start(self, **load: float) -> Future[dict[str, Any]]:
-        """Starts a client, whose result is that of `ask_server`."""
+        """Starts a client, which returns the result of `ask_server`."""
         case = {"port": self._port, "n_users": self._n_users, **load}
         return self._pool.submit(lambda: dict(call(ask_server, **case).result))
 

@@ -44,7 +44,7 @@ from recsys.config import RESERVED_FEATURE_NAMES, Order
 
 MOST_TOKENS = 64
 ANSWERS = {"fullrank": "test", "loo_neg": "candidates", "loo_full": "target"}
-"""What a part of each type names beside `train`."""
+"""Files of a part besides `train`, by type."""
 _DAMAGE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError),
     zipfile.BadZipFile,
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class FolderError(Exception):
-    """What is wrong with a folder, as a sentence."""
+    """An error in a folder, as a sentence."""
 
 
 def read_split(folder: Path, part: str) -> Split:
@@ -126,7 +126,7 @@ def _matrix(path: Path, like: Csr | None = None) -> Csr:
 
 
 def _array(path: Path, name: str | None = None) -> np.ndarray:
-    """Returns the numbers of an .npy file, or those of an array of an .npz file."""
+    """Returns the array of an .npy file, or one array of an .npz file."""
 
     def read() -> np.ndarray:
         array = np.load(path, allow_pickle=False)

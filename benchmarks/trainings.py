@@ -64,7 +64,7 @@ class Training:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run says of itself."""
+        """The output of the run."""
         return dict(json.loads((self.model / "training.json").read_text()))
 
     def weights(self) -> manifest.Files:

@@ -12,7 +12,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-# What several files of tests share, and scripts that tests start.
+# Fixtures of several test files, and scripts that tests start.
 sys.path.append(str(Path(__file__).parent / "support"))
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
@@ -23,7 +23,7 @@ os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     " --xla_cpu_parallel_codegen_split_count=1"  # Cores are busy with other tests.
-    # Later ones know MLIR alone, and stop at the flag.
+    # Later versions only have MLIR, and fail at the flag.
     + " --xla_cpu_use_fusion_emitters=false"
     * (metadata.version("jaxlib") < "0.11")
 )

@@ -1,4 +1,4 @@
-"""What is drawn for `benchmarks.evaluate`. Needs NumPy alone: peers bring the rest."""
+"""The random data of `benchmarks.evaluate`. Needs only NumPy: peers have the rest."""
 
 from __future__ import annotations
 

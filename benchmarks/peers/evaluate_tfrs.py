@@ -7,7 +7,7 @@
 #   "numpy>=2,<3",
 # ]
 # ///
-"""TensorFlow Recommenders: `tfrs.metrics.FactorizedTopK`, which finds hit rates alone.
+"""TensorFlow Recommenders: `tfrs.metrics.FactorizedTopK`, which only computes hit rates.
 
 `candidates=` is a data set of batches, as in its tutorials, or a `BruteForce` layer, which
 holds all scores of a block of users. It takes one positive at a time, and leaves nothing

@@ -1,4 +1,4 @@
-"""Where a store is cut, and one text for it, whoever made it."""
+"""A digest of a store, independent of its writer."""
 
 from __future__ import annotations
 

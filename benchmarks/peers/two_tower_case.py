@@ -1,4 +1,4 @@
-"""What the competitors of `benchmarks.embedding_step` share: the workload's sizes, and a clock."""
+"""Shared by the competitors of `benchmarks.embedding_step`: the workload's sizes, and a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.measure import peak_rss_mib
 TOWER_WIDTHS = (128, 64)
 """Widths of a tower's layers, relu after all but the last."""
 LEARNING_RATE = 0.05
-"""Of Adagrad on towers and tables."""
+"""Learning rate of Adagrad for towers and tables."""
 INITIAL = 0.05
 """Tables start uniform in ±this."""
 _FEWEST = 3

@@ -2,7 +2,7 @@
 # requires-python = "==3.11.*"
 # dependencies = ["keras-rs==0.4.0", "keras==3.15.1", "jax==0.10.2", "numpy>=2,<3"]
 # ///
-"""The workload in Keras on JAX, over our tables or those of a peer, whose gradients are dense.
+"""The workload in Keras on JAX, with our tables or a peer's, whose gradients are dense.
 
 The peers are `keras.layers.Embedding` as it comes, and `keras_rs.layers.DistributedEmbedding`,
 whose gradients are dense off TPU.

@@ -113,7 +113,7 @@ def write_world_data(folder: Path, items: list[dict[str, Any]]) -> None:
     counts = np.bincount(train_items, minlength=n_items + 1)[1:]
     item_vocabulary = Vocabulary(pa.array([item["item_id"] for item in items]), counts)
     index = np.concatenate([np.arange(1, n_users + 1), rng.integers(1, n_users + 1, 570)])
-    # Those of the users' file who did nothing before the cut have a row all the same.
+    # Users of the users' file without events before the cut have a row, too.
     user_ids = [*_USER_IDS, "still 1", "late2"]
     users = Vocabulary(pa.array(user_ids), np.bincount(index, minlength=n_users + 3)[1:])
     times = rng.integers(0, 1000, n_events)
@@ -266,7 +266,7 @@ def world(tmp_path_factory) -> World:
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What the export printed and refused, and what the bundle answered."""
+    """The output and the errors of the export, and the answers of the bundle."""
 
     world: World
     result: dict[str, Any]
@@ -334,7 +334,7 @@ def as_text(user: dict[str, Any]) -> dict[str, list[str]]:
     }
 
 
-# Each user's own columns, sent for a user whom nobody knows.
+# Each user's own columns, sent for an unknown user.
 _RAW_USERS: dict[str, list[Any]] = {
     "user_id": ["nobody"] * len(make_users()),
     "history": [["i9"]] * len(make_users()),

@@ -30,7 +30,7 @@ ALL = ["--rows", "users=1e9", "--rows", "items=1e8", "--rows", "tags=1000"]
 
 @pytest.fixture(autouse=True)
 def no_width_of_a_terminal(monkeypatch):
-    """Whoever starts the tests may have told the width of a terminal."""
+    """The environment of the tests may set the width of the terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 

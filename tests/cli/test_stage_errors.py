@@ -1,4 +1,4 @@
-"""What a stage's parent is told of an exception that nobody foresaw, and where prints go."""
+"""Unexpected exceptions of a stage reach its parent, and prints go to stderr."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""What data, names and paths hold never commands a terminal; JSON has it as it is."""
+"""Control characters in data, names and paths never reach a terminal; JSON keeps them."""
 
 import io
 import json

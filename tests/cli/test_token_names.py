@@ -1,4 +1,4 @@
-"""Names of token rows, written beside the bags and read when they are asked for."""
+"""Names of token rows are written beside the bags and read on first access."""
 
 import numpy as np
 import pyarrow as pa

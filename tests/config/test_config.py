@@ -468,7 +468,7 @@ def test_every_key_says_what_it_is():
 def rows_of_the_page():
     """Yields a line of docs/config.md for each key, as the code has it.
 
-    What several parts of the data have alike, the page has once.
+    Keys that several parts of the data share are listed once.
     """
     seen = set()
     for path, field in parts():

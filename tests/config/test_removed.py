@@ -1,4 +1,4 @@
-"""What earlier versions had is refused with what to use in its place."""
+"""Removed keys and options are refused with their replacement."""
 
 import pytest
 from commands import run_main

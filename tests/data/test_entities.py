@@ -96,7 +96,7 @@ def test_typed_columns_of_parquet_and_json_give_the_same_as_text():
     assert letters.num_rows == 0
     found = rows.to_pydict()
     assert found["item_id"] == ["7", "8"]
-    # What is a list in the file stays the list that it is.
+    # A list in the file stays the same list.
     assert found["genres"] == [["Drama|Action", "x"], []]
     assert found["price"] == [1.5, None]
     assert found["year"] == [seconds(1995), None]

@@ -141,7 +141,7 @@ def test_an_event_that_breaks_a_rule_costs_itself_and_names_its_row(tmp_path):
         (3, "empty user id"), (3, "empty user id"),
     ]  # fmt: skip
     assert found.n_read == found.good.num_rows + len(found.letters)
-    # The letter of an event shows the event, not the list that it stands in.
+    # The dead letter of an event shows the event, not the whole list.
     assert json.loads(found.letters[-2]["row"])["events.id"] == "x"
 
 

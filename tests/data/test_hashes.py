@@ -1,4 +1,4 @@
-"""Fingerprint64 of many texts equals that of FarmHash, and so TensorFlow's buckets."""
+"""Fingerprint64 of many texts equals FarmHash's, and so TensorFlow's buckets."""
 
 import hypothesis.strategies as st
 import numpy as np

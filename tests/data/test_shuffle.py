@@ -183,7 +183,7 @@ def test_rows_of_sequences_come_once_an_epoch():
 
 @pytest.mark.parametrize("pooling", [None, SasRecConfig()], ids=["towers", "sequences"])
 def test_consecutive_batches_read_the_rows_of_few_shards_side_by_side(pooling):
-    """Of 40 shards of 20 events; a buffer has those of 4 batches."""
+    """40 shards of 20 events; a buffer holds 4 batches."""
     source = source_of(n_shards=40, buffer=32, pooling=pooling)
     even = TrainConfig(**{**source.train.model_dump(), "shuffle": ShuffleConfig()})
     evenly = dataclasses.replace(source, train=even)

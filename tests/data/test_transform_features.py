@@ -109,7 +109,7 @@ def test_categories_are_the_values_of_a_list_the_first_known_ones(made):
     counts = Counter(tag for row in _ROWS for tag in row["tags"])
     assert set(made["vocabularies"]["tags"]) == {tag for tag, n in counts.items() if n >= 3}
     assert "rare" in counts
-    # What a list holds is taken as it is: no separator is looked for in it.
+    # Values of a list are not split at separators.
     assert "b|c" in made["vocabularies"]["tags"]
     for row, bags in zip(_ROWS, made["of"], strict=True):
         assert bags["tags"] == by_vocabulary(made, "tags", row["tags"], 2)

@@ -202,7 +202,7 @@ def check_run(before, vocabulary, diff, events, keep, config):
         len(old.keys() - rows.keys()),
     )
     assert diff["rows_after"] == vocabulary.n_rows
-    # No free row is left where a new one was made.
+    # A new row is only added if no row is free.
     if before is not None and vocabulary.n_rows > before.n_rows:
         assert None not in vocabulary.own_ids.to_pylist()
 

@@ -100,7 +100,7 @@ def test_int8_is_right_on_average_also_for_numbers_far_below_a_step():
     # By column too: five standard deviations of so many draws.
     off = 5 * np.sqrt(share * (1 - share) / n)
     np.testing.assert_allclose((moved * 127).mean(axis=0), share, atol=off)
-    # What one column does says nothing of the next one.
+    # The rounding of neighbouring columns is independent.
     assert abs(np.corrcoef(moved[:, 0], moved[:, 1])[0, 1]) < 5 / np.sqrt(n)
 
 
@@ -118,7 +118,7 @@ def test_sums_of_int8_are_taken_in_float32():
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "rows_to_columns"])
 def test_gradients_go_back_by_the_reverse_collective(name, kind):
-    """Of a linear map f the gradient of f(x) · g is fᵀ(g); numbers are exact in bfloat16."""
+    """For a linear map f, the gradient of f(x) · g is fᵀ(g); numbers are exact in bfloat16."""
     rng = np.random.default_rng(1)
     move = over_devices(lambda x: getattr(collectives, name)(x, ALL, kind))
     x = rng.integers(-8, 8, (64, 2)).astype(np.float32)
@@ -206,7 +206,7 @@ def test_training_by_bfloat16_stays_near_that_by_float32(placement, exchange):
 def test_training_by_int8_stays_near_that_by_float32(exchange):
     read, state = after_steps("row", exchange)
     read_in_bytes, by_bytes = after_steps("row", exchange, sent_as="int8")
-    # Of a bag's five ids each is off by a step.
+    # Each of a bag's five ids is off by a step.
     np.testing.assert_allclose(read_in_bytes, read, atol=np.abs(read).max() / 40, rtol=0)
     for values, wanted in zip(by_bytes, state, strict=True):
         assert not np.array_equal(values, wanted)

@@ -93,7 +93,7 @@ class HostsRun(Run):
 
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
-    """What two processes of one machine come to."""
+    """The result of two processes on one machine."""
     run = Run(tmp_path_factory.mktemp("runs") / "local", data, TRAINING, processes=2)
     run.finish()
     return run
@@ -125,7 +125,7 @@ def test_a_killed_host_is_named_and_the_same_commands_end_with_the_same_bits(
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_killed_or_suspended_process_is_named(victim, signum, data, two_hosts, tmp_path):
-    """Its own command lives on, and tells the end of one that was killed."""
+    """Its own command stays alive, and reports the end of a killed process."""
     run = HostsRun(tmp_path / "run", data, two_hosts)
     run.start_all()
     run.reach(40)
@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_sentence_and_with_room_the_bits_are_the_same(
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 10, resource.RLIM_INFINITY))
         errors = [run.error(host) for host in (0, 1)]
         for error in errors:
-            # What is written first: a checkpoint, or the events.
+            # The order of writes: a checkpoint, or the events, first.
             assert error["code"] in {"R330", "R603"}
             assert str(run.folder) in error["rule"]
         give_room()

@@ -1,4 +1,4 @@
-"""Programs that are asked to stop: by whom, and what becomes of the stage they wait for."""
+"""Signals to programs: the sender, and the stage that they wait for."""
 
 from __future__ import annotations
 

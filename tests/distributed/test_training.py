@@ -1,4 +1,4 @@
-"""How a process joins the others and waits for them; who asks a training to stop, and twice."""
+"""A process joins the others and waits for them; a training stops on one or two signals."""
 
 import os
 import signal

@@ -51,7 +51,7 @@ def test_what_is_no_integer_is_refused(ids):
 
 
 def test_numbers_of_a_batch_that_are_no_ids_keep_their_value():
-    """What fits 32 bits is left alone: labels and numeric features may be negative."""
+    """Values that fit 32 bits are unchanged: labels and numeric features may be negative."""
     batch = ({"ids": IDS, "age": np.array([-5, 7])}, np.array([[-(2**31)], [2**31 - 1]]))
     x, y = checked_batch(batch)
     assert x["age"].tolist() == [-5, 7]
@@ -145,7 +145,7 @@ def test_a_call_and_predictions_from_arrays_read_row_zero(model):
 
 
 def check_trained(model, before, logs, batches):
-    """Rows 0 and 3 alone moved; the ids that no vocabulary holds were counted."""
+    """Only rows 0 and 3 changed; out-of-vocabulary ids were counted."""
     after = rows_of(model)
     assert np.isfinite(after).all()
     assert np.array_equal(np.flatnonzero((after != before).any(axis=1)), [0, 3])
@@ -221,7 +221,7 @@ def test_a_model_refuses_what_is_no_integer(kind, ids):
 
 @pytest.mark.parametrize(("kind", "mesh"), [("functional", "one device"), ("subclass", "8")])
 def test_an_unknown_id_stops_a_run_that_asked_for_it(kind, mesh):
-    """Also on a mesh, where a callback that raises would leave the other devices waiting."""
+    """Also on a mesh, on which a callback that raises would block the other devices."""
     for use in (
         lambda model: model.fit(X, Y, batch_size=8, verbose=0),
         lambda model: model.train_on_batch(X, Y),

@@ -1,4 +1,4 @@
-"""Initial values: right on average, and a function of table, row and column alone."""
+"""Initial values have the right distribution, and depend only on table, row and column."""
 
 import math
 import os

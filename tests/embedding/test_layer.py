@@ -137,7 +137,7 @@ STACKS = {
 @pytest.mark.parametrize("mesh", ["one device", "8", "2×2"])
 @pytest.mark.parametrize("stacking", STACKS)
 def test_stacked_tables_are_the_tables(stacking, mesh):
-    """Of different sizes, combiners and policies, stacked or not: the same as the reference."""
+    """Tables of different sizes, combiners and policies equal the reference, stacked or not."""
     tables = [
         table("a", 7, combiner="mean"),
         table("b", 50),

@@ -107,7 +107,7 @@ def test_the_layouts_rules_are_one_for_each_table_that_is_split(n_model):
     for path, axes in rules.items():
         assert layout[path].axes == axes, path
     whole = ["flat/embeddings", "flat/linear", "rowwise/accumulator", "row/steps", "dense/kernel"]
-    # Keras asks for what a layer returns too, and for slots of its own optimizers.
+    # Keras also looks up the outputs of layers, and the slots of its own optimizers.
     for path in (*whole, "row/output", "embedding/output", "adam/dense_kernel_momentum", "row"):
         assert layout[f"embedding/{path}"] is None, path
     assert layout["narrow/embeddings"] is None

@@ -1,4 +1,4 @@
-"""What may be looked up: single ids, padded and ragged bags, several times in one step."""
+"""Lookups: single ids, padded and ragged bags, several times in one step."""
 
 import jax
 import keras

@@ -112,7 +112,7 @@ def narrow(request):
 
 
 def n_rounds(asked, shard_rows):
-    """Rounds until every device has what it asks for, at one place a round from each owner."""
+    """Number of rounds until every device has its rows, with one row per owner and round."""
     most = 1
     for first in range(0, 8 * shard_rows, shard_rows):
         here = [
@@ -128,7 +128,7 @@ def n_rounds(asked, shard_rows):
 
 
 def by_part(bags, n_parts):
-    """Returns the places that each of eight devices, or of two nodes, asks for."""
+    """Returns the rows that each of eight devices, or of two nodes, requests."""
     padded = padded_rows(ROWS, 8)
     per_part = len(bags) // n_parts
     return [

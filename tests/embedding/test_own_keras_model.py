@@ -1,4 +1,4 @@
-"""The engine alone: the example's DLRM trains by plain `compile` and `fit`."""
+"""Only the engine: the example's DLRM trains by plain `compile` and `fit`."""
 
 import importlib.util
 import os

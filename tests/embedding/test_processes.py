@@ -48,7 +48,7 @@ def test_four_processes_train_the_table_that_one_process_trains_and_write_its_pa
     assert {"all-reduce", "reduce-scatter"} <= {*alone["collectives"]}
     assert "all-reduce" in first["collectives"]
     assert "reduce-scatter" not in first["collectives"]
-    # What the second one alone has seen, both say.
+    # Both report what only the second process has seen.
     assert "R221" in first["error"]
     assert "item_row.npy" in first["error"]
     assert first["no_error"] is None

@@ -68,7 +68,7 @@ def test_a_bfloat16_number_stays_itself():
 @pytest.mark.parametrize("kind", ["pure", NATIVE])
 @pytest.mark.parametrize("offset", [0, 960])
 def test_an_update_rounds_by_the_formula(kind, offset):
-    """Of a part of a table that begins at the place `offset`; row 2 comes up twice."""
+    """A part of a table that starts at row `offset`; row 2 occurs twice."""
     rng = np.random.default_rng(3)
     table = rng.normal(size=(6, 5)).astype(ml_dtypes.bfloat16)
     grads = rng.normal(size=(4, 5)).astype(np.float32)

@@ -197,7 +197,7 @@ COMPUTED = (
 
 
 def on_meshes(kinds, quick):
-    """Returns each kind on one device and on eight; by default those of `quick` alone on eight."""
+    """Returns each kind on one device and on eight; by default only `quick` ones on eight."""
     marks = {kind: () if kind in quick else pytest.mark.thorough for kind in kinds}
     eight = [pytest.param(kind, "8", marks=marks[kind]) for kind in kinds]
     return pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_rows_that_go_straight_into_the_loss_change_in_place_without_kernels(mes
 
 @on_meshes((DenseBias, EmbeddingBias), quick=())
 def test_a_dense_bias_for_each_row_trains_and_is_named(kind, mesh, caplog):
-    """It is a weight like any other, and costs what its length costs: that is told."""
+    """It is a weight like any other; its cost grows with its length, which is reported."""
     model = fitted(kind, mesh)
     (path,) = model.step_proof.dense_per_row
     assert "bias" in path

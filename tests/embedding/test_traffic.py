@@ -1,4 +1,4 @@
-"""What is planned to be sent is what the compiled step sends, and the least is chosen."""
+"""The planned traffic equals the compiled step's, and the cheapest exchange is chosen."""
 
 import json
 import subprocess
@@ -183,7 +183,7 @@ def test_what_rows_send_does_not_grow_with_the_devices():
     ("nodes", "bags", "exchange", "way"),
     [
         (8, HISTORY, "auto", "nodes"),
-        # What is gathered leaves a node once for all of its devices.
+        # Gathered data leave a node once for all of its devices.
         (2, HISTORY, "auto", "gathered"),
         (64, HISTORY, "auto", "nodes"),
         (8, ReadPlan(512, 512, 64, is_single=True), "auto", "rows"),

@@ -199,7 +199,7 @@ def test_the_margin_can_be_set():
 
 
 def test_a_model_like_the_shipped_one_is_blessed_and_told_beside_the_strongest():
-    # Whose interval over iALS reaches from about -7 % to +15 %.
+    # Its interval over iALS is about -7 % to +15 %.
     noise = np.random.default_rng(4).normal(0.0, 0.6 * BASE.mean(), N)
     found = evidence(model=1.04 * BASE + noise - noise.mean(), popularity=0.65 * BASE, ials=BASE)
     verdict = judge(DEFAULT, found)

@@ -52,7 +52,8 @@ def test_a_model_compared_with_itself_differs_by_nothing():
 
 
 def test_users_are_drawn_whole_with_all_of_their_queries():
-    # Ten users with a hundred equal queries each: the interval is that of ten, not of 1,000.
+    # Ten users with a hundred equal queries each: the interval is as wide as for ten queries, not
+    # 1,000.
     own = RNG.uniform(size=10)
     found = means(np.repeat(np.arange(10), 100), model=np.repeat(own, 100))
     low, high = found.interval(MODEL)

@@ -76,7 +76,7 @@ def test_metrics_are_means_over_users_of_the_means_over_their_queries(folders, r
 
 
 def test_popularity_ranks_unseen_items_by_their_training_positives(result):
-    # Of what is left, Ann's next item is the first, then the second; Zoe's is the fourth.
+    # Among the remaining items Ann's next item is first, then second; Zoe's is fourth.
     popularity = result["baselines"]["popularity"]
     assert popularity["recall@1"] == 0.25
     assert popularity["mrr"] == ((1 + 1 / 2) / 2 + 1 / 4) / 2

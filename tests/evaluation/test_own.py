@@ -180,7 +180,7 @@ def test_a_model_compared_with_itself_is_the_same(world, tmp_path):
 
 
 def comparison_of(low, high=0.06, better="higher"):
-    """Of a metric that is 0.3 for B and 0.2 for A, with the interval of their difference."""
+    """A metric that is 0.3 for B and 0.2 for A, with the interval of their difference."""
     difference = {
         "relative": 0.03, "interval": (low, high), "difference": 0.006,
         "difference_interval": (0.2 * low, 0.2 * high),
@@ -224,7 +224,7 @@ def test_a_pooled_metric_is_of_all_positives_and_of_those_of_a_slice(world):
 
         @recsys.register_metric("found")
         class Found(PooledMetric):
-            """Share of all positives at the first place, whoever's they are."""
+            """Share of all positives, of any user, at rank 1."""
 
             title: ClassVar[str] = "found"
             meaning: ClassVar[str] = "share at the first place"
@@ -243,7 +243,7 @@ def test_a_pooled_metric_is_of_all_positives_and_of_those_of_a_slice(world):
         )
         stage = EvaluateStage(evaluate=config, bless=BlessConfig(metric="found"))
         content = evaluate(world.model, world.data, config=stage, progress=False).content
-    # One of three positives: that of zoe, who is unknown to training, and which is in the tail.
+    # One of three positives: zoe's, who is unknown to training; the item is in the tail.
     assert content["metrics"]["found"] == pytest.approx(1 / 3)
     assert content["intervals"]["found"] == [0.0, 1.0]
     found = {part["name"]: part["metrics"]["found"] for part in content["slices"]}

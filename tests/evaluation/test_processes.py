@@ -1,4 +1,4 @@
-"""An evaluation on the devices of several processes, against that of one."""
+"""An evaluation on the devices of several processes equals one process's."""
 
 import json
 
@@ -30,7 +30,7 @@ def world(tmp_path_factory):
 
 
 def on_mesh(model, data, out, blessed=None):
-    """Evaluates on two devices of this process as on those of several."""
+    """Evaluates on two devices of this process as if they belonged to two processes."""
     try:
         return evaluate(STAGE, model, data, out, blessed, device_mesh(devices=2))
     finally:

@@ -1,4 +1,4 @@
-"""What training, evaluation and serving make of each split: a plain reference beside it."""
+"""Training, evaluation and serving of each split, compared with a plain reference."""
 
 import dataclasses
 import json
@@ -241,7 +241,7 @@ def test_validation_of_rows_in_order_holds_back_the_last_of_all_users(tmp_path):
 
 
 def test_validation_asks_as_the_evaluation_of_such_a_part_does(unordered):
-    """What is held back at random and what a split at random holds out: one kind of query."""
+    """Random validation and a random split have the same kind of queries."""
     _, store = unordered
     config = TrainConfig(validation=ValidationConfig(share=0.3))
     events = training_events(store.train, config, store.split)
@@ -268,7 +268,7 @@ def test_a_training_validates_on_the_part_that_the_data_name(tmp_path):
     )
     summary = train(stage, tmp_path / "data", tmp_path / "model")
     assert [look["step"] for look in summary["validation"]] == [summary["steps"]]
-    # Rows that no training event has aren't trained: those of the part read row 0.
+    # Rows without training events aren't trained: the held-out part reads row 0 instead.
     saved = Vocabulary.load(tmp_path / "model" / "vocabulary" / "items.parquet")
     kept = np.asarray(store.train.item_row)[~np.asarray(store.train.valid)]
     assert saved.row_counts.tolist() == np.bincount(kept, minlength=saved.n_rows).tolist()

@@ -323,7 +323,7 @@ def forget(folder, *words, check=True):
 
 @pytest.fixture(scope="module")
 def forgotten(root):
-    """What `recsys forget` prints of two users, one by name and one from a file."""
+    """The output of `recsys forget` for two users, one on the command line and one in a file."""
     assert len(files_with(root, PERSON)) == 11
     (root.parent / "people.txt").write_text(f" {OTHER} \n\n")
     return forget(root.parent, PERSON, "--file", "people.txt")
@@ -357,7 +357,7 @@ def test_the_rows_of_others_stay_and_the_freed_row_is_empty(root, forgotten, exp
     folders += [path / "vocabulary" for path in versions(root / "serving/tiny")]
     for folder in folders:
         assert Vocabulary.load(folder / "users.parquet").names_of_rows() == expected
-    # Their checksums are right, and the weights are those of before but for one row.
+    # The checksums are right, and only one row of the weights has changed.
     now, then = (load_model(folder).model for folder in (model, exported_world.model))
     users, users_then = (np.asarray(m.weights[0].value) for m in (now, then))
     assert now.weights[0].path.endswith("users/embeddings")

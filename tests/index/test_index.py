@@ -80,7 +80,7 @@ def test_what_is_hidden_never_comes_back_and_makes_room_for_the_next(world, rank
     for number, row in enumerate(rows):
         assert not set(row) & set(first[number][:number])
         assert (row > 0).all()
-        # What was found before is found again.
+        # The results are the same as before.
         assert list(row[: _K - number]) == list(first[number][number:])
 
 

@@ -1,4 +1,4 @@
-"""The kernels refuse arrays that don't fit each other, where they would read or write past them."""
+"""The kernels refuse arrays of inconsistent shapes, instead of reading or writing past them."""
 
 import copy
 

@@ -148,7 +148,7 @@ def assert_plain(batch):
     expected = exact(batch)
     assert float(loss) == pytest.approx(batch.weight @ expected.losses, rel=1e-6, abs=1e-6)
     for actual, name in zip(found, GRADIENTS, strict=True):
-        # What nearly cancels is as exact as the terms that cancel, of about 1.
+        # Differences that nearly cancel are as exact as their terms, of about 1.
         wanted = getattr(expected, name)
         scale = max(1, np.abs(wanted).max())
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=3e-6 * scale, err_msg=name)

@@ -35,7 +35,7 @@ def wide(batch):
 
 
 def mean_and_gradients(batch, losses, to_products, to_log_q, to_temperature):
-    """Returns the weighted mean and its gradients, from those of each query's loss.
+    """Returns the weighted mean and its gradients, from each query's loss.
 
     Args:
         batch: The arguments.
@@ -126,7 +126,7 @@ def assert_right(loss, batch, expected, tolerance=5e-6):
     assert float(value) == pytest.approx(mean, rel=tolerance, abs=tolerance)
     for name in NAMES:
         np.testing.assert_array_equal(np.isfinite(gradients[name]), True, err_msg=name)
-        # What nearly cancels is as exact as the terms that cancel.
+        # Differences that nearly cancel are as exact as their terms.
         size = {"temperature": 30 / batch.temperature, "weight": 10 / batch.weight.sum()}
         scale = max(np.abs(exact[name]).max(), size.get(name, 1e-3) * max(1, abs(mean)))
         np.testing.assert_allclose(

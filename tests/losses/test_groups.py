@@ -104,7 +104,7 @@ def grouped_mean(batch, groups):
     ids=str,
 )
 def test_each_group_is_a_batch_of_its_own_in_one_mean(kernels, place, mesh, groups):
-    # Few items, so that queries meet copies of their own and known ones, in other groups too.
+    # Few items, so that queries meet copies of their own and known items, also in other groups.
     batch = random_batch(64, 88, 16, items=30, known=5)
     args = arguments(batch)
     args = place(args, *mesh) if np.prod(mesh) > 1 else args

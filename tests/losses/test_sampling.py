@@ -1,4 +1,4 @@
-"""What the sampled softmax converges to: the full softmax, exactly or as near as is said."""
+"""The sampled softmax converges to the full softmax, exactly or within the stated error."""
 
 import itertools
 

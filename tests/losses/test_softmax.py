@@ -48,7 +48,7 @@ def assert_right(batch, tolerance=3e-6):
     assert_close(loss, expected_loss, tolerance)
     for name in GRADIENTS:
         np.testing.assert_array_equal(np.isfinite(gradients[name]), True, err_msg=name)
-        # What nearly cancels is as exact as the terms that cancel.
+        # Differences that nearly cancel are as exact as their terms.
         size = {"temperature": 30 / batch.temperature, "weight": 10 / batch.weight.sum()}
         scale = max(np.abs(expected[name]).max(), size.get(name, 0) * max(1, abs(expected_loss)))
         np.testing.assert_allclose(

@@ -126,7 +126,7 @@ def test_eight_devices_find_what_one_finds_and_gather_nothing():
     mesh = keras.distribution.DeviceMesh((8,), ("x",), keras.distribution.list_devices())
     split = NamedSharding(mesh.backend_mesh, PartitionSpec("x"))
     query, candidate = (jax.device_put(x, split) for x in batch[:2])
-    # What XLA may do with the results is not the loss' own: they stay where the inputs are.
+    # Results stay on the devices of the inputs, so that XLA's later copies don't count.
     where = (None, (split, split, None))
     spread = jax.jit(gradients, out_shardings=where)
     program = spread.lower(query, candidate, *batch[2:]).compile()

@@ -1,4 +1,4 @@
-"""The metrics against those of ranx, which is installed for this test alone."""
+"""The metrics equal ranx's, which is installed only for this test."""
 
 import json
 import os

@@ -53,7 +53,7 @@ def test_a_history_is_solved_as_numpy_does(options, devices, monkeypatch):
 
 
 def test_it_is_what_ials_folds_in():
-    """Of iALS' objective with the weights of a user who has as many items."""
+    """The objective of iALS with the weights of a user with this number of items."""
     vectors = np.random.default_rng(1).normal(size=(ITEMS - 1, DIM)).astype(np.float32)
     model = settled([vectors], negative_weight=3.0, regularisation=0.4)
     rows = np.concatenate([np.zeros((1, DIM), np.float32), vectors])
@@ -115,7 +115,7 @@ def test_another_loss_is_refused():
 def test_a_trained_model_solves_any_user_by_the_vectors_of_its_items(
     devices, layers, validation, tmp_path
 ):
-    """Its users like items of one of two tastes; a new one is as good as a known one."""
+    """Its users have one of two tastes; new users get as good answers as known ones."""
     random = np.random.default_rng(0)
     lists = [(2 * random.permutation(20)[:12] + user % 2).tolist() for user in range(64)]
     tokens = {"colour": [[f"c{item % 3}"] for item in range(44)]} if layers["widths"] == [] else {}

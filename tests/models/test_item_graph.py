@@ -48,7 +48,7 @@ def test_neighbours_are_the_strongest_of_the_graph(seed, n, n_shards, pairs):
     assert not rows[shares == 0].any()
     assert (np.diff(shares, axis=1) <= 0).all()
     expected = closest(dense(histories, 11), n, 2)
-    # Which of equal ones stay is told by rounding.
+    # Rounding decides which of equal neighbours are kept.
     np.testing.assert_allclose(np.sort(of_lists(rows, shares)), np.sort(expected), atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What a model, loss or metric of one's own must give, and what it is told where it doesn't."""
+"""Requirements of a custom model, loss or metric, and the errors if it breaks them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""SASRec, LiGR and HSTU: against numpy, causal, and the same packed and alone."""
+"""SASRec, LiGR and HSTU equal NumPy, are causal, and equal with and without packing."""
 
 import jax
 import keras
@@ -30,7 +30,7 @@ def states(layer, items, rows, **packed):
 
 
 def packed(seed=0, n=4):
-    """Rows of two or three users each, with holes, and every column asked for."""
+    """Rows of two or three users each, with padding between; all columns are returned."""
     rng = np.random.default_rng(seed)
     items = rng.normal(size=(n, LENGTH, DIM)).astype(np.float32)
     rows = rng.integers(1, 50, (n, LENGTH)) * (rng.random((n, LENGTH)) < 0.8)
@@ -59,7 +59,7 @@ def norm(layer, name, x):
 
 
 def mean(layer, items, columns):
-    """Of what each entry of a sequence sees, the oldest first, weighted by its distance."""
+    """Means of the entries up to each one, the oldest first, weighted by distance."""
     weights = np.log1p(np.exp(w(layer, "recency")))
     rows = []
     for i, column in enumerate(columns):
@@ -81,7 +81,7 @@ def heads_of(x):
 
 
 def attention(layer, name, x):
-    """Of a causal sequence `[n, dim]`, the oldest first, already normalised."""
+    """Attention over a causal sequence `[n, dim]`, the oldest first, already normalised."""
     q, k, v = (heads_of(linear(layer, f"{name}/{part}", x)) for part in ("query", "key", "value"))
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(DIM // HEADS)
     scores[:, np.triu_indices(len(x), 1)[0], np.triu_indices(len(x), 1)[1]] = -np.inf
@@ -123,7 +123,7 @@ def hstu(layer, name, x, columns, passed=None):
 
 
 def bucket(passed):
-    """0 of what nobody knows, -1; else 1 above that of the paper's code, in doubles."""
+    """0 for unknown times, -1; else one above the bucket of the paper's code, in float64."""
     whole = np.floor(np.log(np.maximum(passed, 1)) / 0.301).astype(int)
     return np.where(passed < 0, 0, 1 + whole)
 
@@ -360,7 +360,7 @@ def test_buckets_of_weights_are_four_to_a_doubling():
     exact = np.floor(4 * np.log2(np.maximum(weights.astype(np.float64), 2.0**-9))) + 33
     assert weight_buckets(weights).tolist() == exact.clip(0, 65).astype(int).tolist()
     assert N_WEIGHTS == 66
-    # What stands for a bucket in a request is read as the bucket.
+    # The text for a bucket in a request is parsed as the bucket.
     texts = fact_texts({"history_weight": np.arange(-1, N_WEIGHTS)})["history_weight"]
     assert texts[0] == ""
     assert weight_buckets(texts[1:].astype(np.float32)).tolist() == list(range(N_WEIGHTS))

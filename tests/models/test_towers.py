@@ -1,4 +1,4 @@
-"""Every option of the towers against numpy, in float64, from the weights alone."""
+"""Every option of the towers equals NumPy in float64, computed from the weights."""
 
 import math
 from functools import partial
@@ -101,7 +101,7 @@ HISTORIES = histories([3], [5, 2], [1, 2, 3, 4, 5], [0, 6, 0, 7], [9, 9, 9])
 
 @pytest.mark.parametrize("kind", POOLINGS)
 def test_a_history_is_pooled_as_the_reference_does(kind):
-    """And one of nothing is the vector of nobody, and rows of padding are never seen."""
+    """A query without information has the default vector, and padding has no effect."""
     model = build(**BARE, **POOLINGS[kind])
     w = weights(model)
     asked = np.concatenate([HISTORIES, histories([])])
@@ -185,7 +185,7 @@ def test_layers_add_to_the_anchor(widths, similarity, activation):
 
 
 def test_embeddings_are_products_of_float32_on_any_device():
-    """GPUs would take TF32, which is told by the program: no GPU is needed to see it."""
+    """GPUs would use TF32, which the program shows: the test needs no GPU."""
     model = build(widths=(6,))
     towers = Inference(model)
     rows = {"user_row": np.array([4]), "history": histories([2, 3])}

@@ -39,7 +39,7 @@ def recsys(*arguments: str, cwd: Path) -> str:
 
 
 def check_words(write: Callable[[Path], list[Path]], folder: Path) -> list[str]:
-    """Writes the files of a data set; returns how `recsys check` is told of them."""
+    """Writes the files of a data set; returns the arguments of `recsys check` for them."""
     first, *others = [path.name for path in write(folder)]
     if write in IN_TWO_PARTS:
         return [first, *others]

@@ -28,7 +28,7 @@ RESOLVERS = {"EarlierStatistics", "PreviousVocabularies", "LatestBlessed", "Warm
 
 
 def write(folder, bucket, **changes):
-    """Writes a config whose files lie in `bucket`, a URL or a folder."""
+    """Writes a config whose files are in `bucket`, a URL or a folder."""
     feature = {"name": "genres", "column": "genres", "kind": "categories"}
     raw = {
         "name": "tiny",

@@ -1,4 +1,4 @@
-"""Whole runs whose stages are started in several processes, against those of one."""
+"""Whole runs with stages in several processes equal runs in one process."""
 
 import json
 

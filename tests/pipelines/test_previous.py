@@ -1,4 +1,4 @@
-"""What a step goes on from: the newest result, and for a rerun what the first run took."""
+"""A step continues the newest result; a rerun continues the same one as the first run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Pusher publishes what is blessed, and leaves alone what somebody rolled back."""
+"""The Pusher publishes blessed bundles, and doesn't publish rolled-back ones again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run clears up after one that was killed: ghosts, files, records, and nothing else."""
+"""A run cleans up after a killed one: stale executions, files, records, and nothing else."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ ALWAYS = {
 
 
 def made(outcomes):
-    """The steps that make something: others look something up, or tell of the run."""
+    """The steps with outputs; the others resolve artifacts or report."""
     done = {step: outcome for step, outcome in outcomes.items() if outcome not in ALWAYS}
     assert outcomes.keys() - done.keys() >= {
         "LatestBlessed",
@@ -80,7 +80,7 @@ def runs(part_run):
 
 @pytest.fixture(scope="module")
 def first(runs):
-    """What the first `recsys run` printed."""
+    """The output of the first `recsys run`."""
     return json.loads((runs.folder / "result.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""What runs the pipeline every night: units, cron line, DAG file."""
+"""The schedulers of the pipeline: units, cron line, DAG file."""
 
 import ast
 import json

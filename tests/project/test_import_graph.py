@@ -1,4 +1,4 @@
-"""What modules import, late imports within functions included."""
+"""The imports of modules, including imports within functions."""
 
 import graphlib
 

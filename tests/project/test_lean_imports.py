@@ -1,4 +1,4 @@
-"""What the processes that we start import of large packages, and what they can import later."""
+"""Imports of large packages by the processes that we start, and later imports."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_browser_refuses_nothing_of_a_page_and_draws_it(
     browser.open(write(tmp_path).as_uri())
     assert browser.run("getComputedStyle(document.querySelector('section')).borderRadius") == "12px"
     assert browser.said == []
-    # What isn't allowed is refused: the policy is read, and not only there.
+    # Forbidden content is refused, so the policy is in effect.
     add = "document.body.append(Object.assign(document.createElement('img'), {src: 'data:,'}))"
     browser.run(f"void {add}")
     browser.wait_for("true")

@@ -1,4 +1,4 @@
-"""What is done once a run has ended: the summary, the cleaning, and the message."""
+"""After a run: the summary, the cleaning, and the message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = "2026-02-03T01-00-00.000000Z"
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What was cleaned and told, in place of doing it."""
+    """Records the calls of cleaning and notification."""
     seen: dict[str, Any] = {"cleaned": 0, "told": []}
 
     def clean(_config: Any) -> dict[str, int]:
@@ -116,7 +116,7 @@ def test_whatever_goes_wrong_afterwards_is_no_failure_of_the_run(tmp_path, calls
 
 
 class History:
-    """Stands for what ML Metadata knows: each output lies in a folder of its own."""
+    """Replaces ML Metadata: each output has its own folder."""
 
     def __init__(self, folder: Path, state: int = Execution.COMPLETE) -> None:
         self._folder, self._state = folder, state
@@ -143,7 +143,7 @@ def test_spans_that_were_simply_read_are_left_out(tmp_path, is_cached):
     ]
     history = History(tmp_path, Execution.CACHED if is_cached else Execution.COMPLETE)
     record = history.record("InteractionGen", "dead_letters", "spans.json", spans)
-    # What was new to the run that read it is new no more to one that takes it from the cache.
+    # Data that were new to the run that read them are not new to a run from the cache.
     assert [each["name"] for each in record["spans"]] == (["2"] if is_cached else ["2", "3"])
     assert "spans" not in Outputs(history, {}).record(tmp_path)
 

@@ -26,7 +26,7 @@ from recsys.runs.retention import Thing, own_size, plan_files, remove
 from recsys.system.run_lock import run_lock
 
 BIG = ("examples", "vocabularies", "model", "bundle")
-"""Of an old night only the small things stay: what resolvers look up."""
+"""Only small artifacts of an old run are kept, for resolvers."""
 
 
 def cleaned(store: Store, *, apply: bool = True, **keep: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Lineage: what a manifest tells of its origin, and what ML Metadata adds."""
+"""Lineage: the origin in a manifest, and further fields from ML Metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary of a night, its line, and the webhook, told over real sockets."""
+"""The summary of a run, its line, and the webhook over real sockets."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_retry_after_that_is_no_number_of_seconds_is_ignored(monkeypatch, valu
 
 
 gone = threading.Event()
-"""Set once nobody waits for an answer any more."""
+"""Set once no client waits for an answer."""
 
 
 def drip(handler: Any) -> None:

@@ -36,7 +36,7 @@ def test_ids_of_any_shape_are_looked_up():
 
 
 def test_an_id_of_the_same_first_fingerprint_is_not_taken_for_a_known_one(monkeypatch):
-    # With two fingerprints, all ids share them: the second alone tells them apart.
+    # All ids share two fingerprints: only the second one distinguishes them.
     monkeypatch.setattr(id_table, "_FIRST_BUCKETS", 1)
     table = IdTable(["known"], np.array([5]))
     found = table.lookup(tf.constant(["known", "other"]))
@@ -44,7 +44,7 @@ def test_an_id_of_the_same_first_fingerprint_is_not_taken_for_a_known_one(monkey
 
 
 def test_known_ids_that_share_a_fingerprint_get_another_key(monkeypatch):
-    # Of 64 fingerprints five differ under some keys alone.
+    # With 64 fingerprints, five ids differ only under some keys.
     monkeypatch.setattr(id_table, "_FIRST_BUCKETS", 64)
     ids = next(ids for n in range(1000) if _has_twins(ids := [f"{n} {m}" for m in range(5)]))
     table = IdTable(ids, np.arange(1, 6))

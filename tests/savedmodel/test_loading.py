@@ -1,4 +1,4 @@
-"""A SavedModel that nobody uses any more leaves the memory."""
+"""An unused SavedModel is freed."""
 
 from __future__ import annotations
 

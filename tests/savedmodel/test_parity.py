@@ -1,4 +1,4 @@
-"""What a SavedModel is compared with, if a task has no reference of its own."""
+"""The default reference of a SavedModel, for a task without its own."""
 
 import numpy as np
 import pytest

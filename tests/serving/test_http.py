@@ -1,4 +1,4 @@
-"""The server over real sockets, with a model that does what a test asks for."""
+"""The server over real sockets, with a scripted model."""
 
 import concurrent.futures
 import contextlib
@@ -276,7 +276,7 @@ def test_more_requests_than_places_hear_429_and_then_it_recovers(fresh):
             assert answer.result().status_code == 429
             assert answer.result().headers["retry-after"] == "1"
         assert fresh.model.n_asked == 2  # As many as there are threads.
-        # What needs no model answers all the same.
+        # Routes that need no model still answer.
         assert requesting.get(f"{fresh.url}/healthz").status_code == 200
         fresh.model.may_answer.set()
         assert [answer.result().status_code for answer in waiting] == [200] * 4

@@ -1,4 +1,4 @@
-"""Requests that wait are answered together, each as if it were alone."""
+"""Waiting requests are answered together, with the same results as one by one."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def test_small_recommendations_alone_are_joined(asked, may):
 
 
 class Threads:
-    """A `MicroBatcher` of one thread, held up until it may go on; a loop to ask it from."""
+    """A `MicroBatcher` with one blocked thread, and an event loop."""
 
     def __init__(self, **limits):
         self.work = MicroBatcher(Limits(threads=1, **limits))

@@ -23,7 +23,7 @@ class FakeModel:
 
 
 class Heard(ServerMetrics):
-    """What a pool counts, and what it serves one after the other."""
+    """Metrics of a pool, and the versions that it serves in turn."""
 
     def __init__(self):
         super().__init__()

@@ -44,7 +44,7 @@ class Echo:
 
 
 def quiet(n_users: int, n_bytes: int) -> None:
-    """Tells nobody."""
+    """Ignores the progress."""
 
 
 def answered_users(file: Path, column: str | None = None, block: int = 4) -> list[str]:
@@ -106,7 +106,7 @@ def test_rows_that_are_no_id_are_kept_aside_with_the_reason(tmp_path):
     assert reasons[3] == "empty user id"
     assert reasons[5] == "user id over 1024 bytes, or with a NUL"
     assert kept["row"].to_pylist()[kept["line"].to_pylist().index(3)] == ",2"
-    # The next run, of good rows alone, leaves no old rejects.
+    # The next run, with only good rows, removes old rejects.
     file.write_text("id\nu1\n")
     assert (
         recommend_file(Echo().recommend, UsersFile.open(file), out, 1, 100, quiet).rejected_file

@@ -35,7 +35,7 @@ _FILTERS = dict.fromkeys(["exclude_ids", "only_genres", "only_year"], _TEXTS)
 
 
 class Graph:
-    """What a SavedModel would answer."""
+    """The answers of a SavedModel."""
 
     def __init__(self):
         self.asked = []

@@ -104,7 +104,7 @@ def test_items_are_ranked_for_a_user(loaded):
     more = {"price": [0.0, 0.0], "count": 0}
     assert loaded.rank("u1", ["i1", "i2", "i3"], **more) == [("i2", 3.0), ("i3", 2.0), ("i1", 1.0)]
     assert loaded.rank("u2", ["i1", "i2", "i3"], k=1, **more) == [("i1", -1.0)]
-    # Of equal scores the first one comes first.
+    # Ties keep their order.
     assert loaded.rank("?", ["i3", "i1"], **more) == [("i3", 0.0), ("i1", 0.0)]
     assert loaded.rank("u1", [], **more) == []
 

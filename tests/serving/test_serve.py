@@ -145,7 +145,7 @@ def without_version(folder):
 
 @pytest.fixture(scope="module")
 def answer_before(without_version):
-    """What it answers before anything was pushed."""
+    """Answers before the first version was pushed."""
     return without_version.predict("recommend", instances=[ASK])
 
 

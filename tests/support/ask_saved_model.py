@@ -1,6 +1,6 @@
 """Asks a SavedModel with stock TensorFlow: prints what `recommend` answers, as JSON.
 
-`python ask_saved_model.py VERSION_FOLDER < questions.json`; imports TensorFlow alone.
+`python ask_saved_model.py VERSION_FOLDER < questions.json`; imports only TensorFlow.
 """
 
 import json

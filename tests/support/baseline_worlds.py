@@ -19,7 +19,7 @@ def fit(name, data, **options):
 
 
 def log_of(histories, times=None, user_rows=None, n_shards=1):
-    """Returns a log of the users' items, the oldest first, a second apart unless told."""
+    """Returns a log of the users' items, the oldest first, by default a second apart."""
     times = [range(len(items)) for items in histories] if times is None else times
     rows = range(1, 1 + len(histories)) if user_rows is None else user_rows
     shards = []

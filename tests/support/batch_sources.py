@@ -25,7 +25,7 @@ def small_source():
     """A source of 103 events of 7 users and 19 items, with a feature, in plain batches."""
     rng = np.random.default_rng(0)
     user = rng.integers(1, N_USERS, N_EVENTS)
-    # A time stands for one event, so that an event can be told from its neighbours.
+    # Times are unique, so that each identifies an event.
     events = make_log(user, rng.integers(1, N_ITEMS, N_EVENTS), rng.permutation(N_EVENTS))
     bags = rng.integers(0, 5, (N_ITEMS, 3)).astype(np.int32)
     ids = ["", *(f"i{n}" for n in range(1, N_ITEMS))]

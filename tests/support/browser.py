@@ -86,7 +86,7 @@ class Browser:
 
     def wait_for(self, script, seconds=30):
         end = time.monotonic() + seconds
-        # What a script looks for may not be there yet.
+        # The elements that a script uses may not exist yet.
         while not self.run(f"(() => {{ try {{ return {script} }} catch {{ return false }} }})()"):
             assert time.monotonic() < end, (script, self.said, self.text("body"))
             time.sleep(0.05)

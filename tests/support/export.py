@@ -16,7 +16,7 @@ from checked_here import CheckedHere
 folder = Path(sys.argv[1])
 data, bundle = folder / "data", folder / "bundle"
 bundle.mkdir()  # TFX makes the folder before.
-# What a kill has left.
+# Files that a kill has left.
 (folder / ".bundle.partial" / "variables").mkdir(parents=True)
 (folder / ".bundle.partial" / "variables" / "variables-0-0.index").write_bytes(b"half")
 sys.argv = ["recsys.stages.export", "--config", str(folder / "export.json"), "--data", str(data)]

@@ -14,7 +14,7 @@ import traceback
 import recsys.cli
 import recsys.config.load  # noqa: F401
 
-# What commands import of others, which takes most of their time.
+# Imports of commands, which take most of their time.
 THEIRS = ("google_crc32c", "jinja2", "pandas", "pyarrow.csv", "pyarrow.dataset")
 for name in (*THEIRS, "rich.markdown", "typer.rich_utils"):
     importlib.import_module(name)

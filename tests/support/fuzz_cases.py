@@ -194,7 +194,7 @@ class Files:
 
 
 class Reading:
-    """What a run reads of a file.
+    """The rows that a run reads from a file.
 
     Args:
         config: The file, and how it is written.
@@ -582,7 +582,7 @@ _running = contextlib.ExitStack()
 
 
 class Server:
-    """Requests that are made by hand: names, bytes, depths and lengths that nobody expects."""
+    """Hand-made requests with unexpected names, bytes, depths and lengths."""
 
     def __init__(self) -> None:
         self._addresses = [serve(kind).address for kind in ("FakeRecommender", "FakeModel")]

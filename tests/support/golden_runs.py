@@ -168,7 +168,7 @@ def write_untimed(folder):
 
 
 def write_shipped(folder):
-    """Returns the shipped config, whose run lies in `folder`."""
+    """Returns the shipped config for a run in `folder`."""
     config = yaml.safe_load((ROOT / "configs" / "movielens_small.yaml").read_text())
     for part, name in {"interactions": "ratings.csv", "items": "movies.csv"}.items():
         config["data"][part]["files"] = str(SHIPPED / name)

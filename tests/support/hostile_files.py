@@ -34,8 +34,8 @@ class HostileFile:
         name: What is wrong with it.
         write: Writes it into a folder; returns its path.
         code: The code of the error that a run must end with; empty: it reads the file.
-        good: Rows that a run must read, where there is no error.
-        letters: Dead letters that a run must write, by reason, where there is no error.
+        good: Rows that a run must read, if there is no error.
+        letters: Dead letters that a run must write, by reason, if there is no error.
         csv: How the config says that rows of CSV are written.
         check: The codes that `recsys check` may end with; an empty one: it ends with a report.
     """

@@ -74,7 +74,7 @@ def right_call(variant: str, sizes: dict[str, int], table: str = _FLOAT) -> Call
 
 
 def is_right(call: Call) -> bool:
-    """Returns whether the types and sizes of a call are those of its kernel."""
+    """Returns whether the dtypes and sizes of a call are valid for its kernel."""
     arguments, results = signature(call["variant"])
     expected, arrays = [*arguments, *results], [*call["arguments"], *call["results"]]
     if len(arguments) != len(call["arguments"]) or len(results) != len(call["results"]):

@@ -75,7 +75,7 @@ class Job:
         }
         return {
             "inputs": {
-                # What nothing was found for isn't there.
+                # Inputs without an artifact are missing.
                 "artifacts": {key: {"artifacts": some} for key, some in inputs.items() if some},
                 "parameterValues": parameters,
             },
@@ -118,7 +118,7 @@ class Job:
         return json.loads((self.mount / file).read_text())
 
     def _resolved(self, query, inputs):
-        """Returns the latest artifact that a query asks for, or none."""
+        """Returns the latest artifact that matches a query, or None."""
         wanted = dict(re.findall(r"([\w.]+)=(\S+)", query))
         found = [one for one in self.world if title(one) == wanted["schema_title"].strip('"')]
         if "name" in wanted:

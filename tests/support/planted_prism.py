@@ -1,6 +1,6 @@
 """`FOLDER CONFIG ARGS…`: ingests with a planted Prism in the home folder.
 
-Prints whether anything asked for Prism, and how often the planted program ran.
+Prints whether Prism was requested, and how often the planted program ran.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Metrics by ranx, of lists that stand on stdin as JSON: `[[length, [rank, …]], …]`."""
+"""Metrics by ranx, for lists on stdin as JSON: `[[length, [rank, …]], …]`."""
 
 import json
 import sys

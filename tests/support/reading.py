@@ -1,4 +1,4 @@
-"""What a run reads of a config's interactions."""
+"""The rows that a run reads for a config's interactions."""
 
 import dataclasses
 from typing import Any

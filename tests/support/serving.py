@@ -1,4 +1,4 @@
-"""A server in this process with a model that does what a test asks for, over real sockets."""
+"""A server in this process, over real sockets, with a scripted model."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from recsys.serving.service import lifespan, server_config
 
 
 class FakeModel(ServedModel):
-    """Doubles numbers; waits where it is told to."""
+    """Doubles numbers; can be made to wait."""
 
     answers = "lists"
 

@@ -1,4 +1,4 @@
-"""Exports a model whose ids share rows, asks it, and exports with faults that must be seen."""
+"""Exports a model whose ids share rows, queries it, and exports with planted faults."""
 
 import json
 import sys

@@ -124,7 +124,7 @@ def write_model(folder, data):
 
 
 def as_a_client_sends(config, file):
-    """Returns ids and raw columns: texts as they stand in the file, in NFC, lists split."""
+    """Returns ids and raw columns: texts as in the file, in NFC, lists split."""
     separators = {f.column: f.separator for f in config.features if f.kind == "categories"}
     columns = example_columns(config)
     raw = {columns[feature.name]: feature.column for feature in config.features}

@@ -9,7 +9,7 @@ from recsys import kernels
 from recsys.losses import sampled_softmax, softmax_jax
 
 GRADIENTS = ["query", "candidate", "log_q", "temperature", "weight"]
-"""What the loss has a gradient to, in the order of the arguments of `loss_of`."""
+"""Arguments with a gradient, in the order of `loss_of`."""
 
 
 class Batch(NamedTuple):
@@ -122,7 +122,7 @@ def arguments(batch):
 
 
 def use_kernels(name, monkeypatch):
-    """Makes the loss compute with the C kernel, or with JAX alone in blocks of 8 queries."""
+    """Makes the loss compute with the C kernel, or only with JAX in blocks of 8 queries."""
     if name == "native":
         if not kernels.status().available:
             pytest.skip(kernels.status().reason)

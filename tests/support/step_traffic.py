@@ -1,4 +1,4 @@
-"""What a step is planned to send, and what its compiled form sends.
+"""The planned traffic of a step, and the compiled step's.
 
 As a program: `step_traffic.py DEVICES EXCHANGE DTYPE NODE_DEVICES` prints both, as JSON.
 """
@@ -31,7 +31,7 @@ from recsys.embedding import (
 from recsys.embedding.step_check import sent_collectives
 
 DIM, BAGS, LENGTH = 16, 32, 20
-"""Bags and lengths are those of a device."""
+"""Numbers of bags and lengths per device."""
 
 
 class Features(SparseModel):
@@ -78,7 +78,7 @@ class Features(SparseModel):
 
 
 def traffic(*options):
-    """Returns the collectives that are planned, and those of the compiled step."""
+    """Returns the planned collectives, and the compiled step's."""
     # Variables without a value are kept by thread: in this one the next test would make them.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_traffic, *options).result()

@@ -26,7 +26,7 @@ class Bundle(tf.Module):
 
 
 def make(folder):
-    """Saves fifty users with events, of whom each third has no row, and five without events."""
+    """Saves fifty users with events, every third without a row, and five without events."""
     rng = np.random.default_rng(4)
     ids = [f"user {n}" for n in range(N)]
     own = [id_ for n, id_ in enumerate(ids) if n % 3] + [f"silent {n}" for n in range(5)]

@@ -87,7 +87,7 @@ def make_data(folder):
     late = [(f"late{n}", items[n + 5], CUT + n) for n in range(5)]
     events += late
     write_world_data(folder / "data", events, (own_users, shared[0]), (own_items, shared[1]))
-    # What came later: items 5 … 24 in another order, ten new ones, and no hash rows.
+    # A later world: items 5 … 24 in another order, ten new items, and no hash rows.
     known = [*(items[n] for n in rng.permutation(np.arange(5, 25))), *(f"n{n}" for n in range(10))]
     people = [*(users[n] for n in rng.permutation(35)), "newcomer"]
     events = [*make_events(rng, 500, people, [*known, "i0", "nothing"]), *late]
@@ -106,7 +106,7 @@ def make_world(folder):
 
 
 def world_in(folder):
-    """Returns the world that lies in a folder."""
+    """Returns the world in a folder."""
     return World(*(folder / field.name for field in dataclasses.fields(World)))
 
 

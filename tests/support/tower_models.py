@@ -11,7 +11,7 @@ from recsys.models import ModelSpec, TwoTower
 from recsys.models.config import SequenceConfig, UserGateConfig
 
 DIM, HISTORY, USERS, ITEMS = 8, 5, 11, 13
-# What is pooled alone is seen through towers without layers and without the users' ids.
+# Towers without layers and without user ids show the pooled history itself.
 BARE = {"user_id": False, "widths": None, "similarity": "dot"}
 SEQUENCE = SequenceConfig(layers=1, heads=2, width=6, dropout=0.0)
 POOLINGS = {

@@ -79,7 +79,7 @@ def export_and_ask(folder, model, saved):
 
 
 def asked_of_retriever(bundle):
-    """What the server and a file of users would get for the same two users."""
+    """The answers of the server and of a file of users for the same two users."""
     retriever = Retriever.open(bundle)
     inputs = retriever.query_inputs(["u3", "nobody"], exclude_seen=False)
     inputs["history"] = np.array([[b"i4", b"i5"], [b"", b""]], object)
@@ -99,7 +99,7 @@ def asked_of_retriever(bundle):
 
 
 def asked_with_times(folder, bundle, signatures):
-    """What a bundle that reads times answers to stored and given histories."""
+    """Answers of a bundle that reads times to stored and given histories."""
     nothing = [[""]] * 5
     users = ["u3", "u5", "u3", "u5", "nobody"]
     moments = [["500"], [""], [""], ["1970-01-01T01:00:00"], ["7"]]
@@ -168,7 +168,7 @@ def asked_with_times(folder, bundle, signatures):
 
 
 def asked_at(folder, bundle, signatures):
-    """What a bundle that knows how old items are answers at some moments."""
+    """Answers of a bundle with item ages at several query times."""
     moments = ["", "1970-01-01T00:02:59Z", "180", "539.0", "1970-01-01 00:09", "719", "300000"]
     n, history = len(moments), ["i4", "i5"]
     answer = signatures["embed_query"](
@@ -209,7 +209,7 @@ def embedding(signatures, users, history, ages, weights, kinds, moments):
 
 
 def refused(bundle):
-    """How many of the times that a bundle without any is told it refuses."""
+    """Number of times that a bundle without times refuses."""
     try:
         load_bundle(bundle).recommend("u3", query_time=5)
     except UsageError as error:

@@ -40,7 +40,7 @@ def write_data(folder):
 
 @contextlib.contextmanager
 def on_devices(n):
-    """The first devices of this process alone: a training takes all that there are."""
+    """Only the first devices of this process: a training would use all."""
     names = keras.distribution.list_devices()[:n]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.distribution, "list_devices", lambda *_: names)
@@ -90,7 +90,7 @@ class Run:
             )
 
     def start_until(self, step):
-        """Starts the run; returns its process once it has told of `step`."""
+        """Starts the run; returns its process once it has reported `step`."""
         run = self.start()
         while run.poll() is None and self.step() < step:
             time.sleep(0.02)
@@ -108,7 +108,7 @@ class Run:
         return train_here(self._stage, self._data, self.model, self.devices)
 
     def stop_at(self, step, signum):
-        """Sends a signal once the run has told of `step`; returns its exit code and last words."""
+        """Sends a signal once the run has reported `step`; returns exit code and last output."""
         run = self.start_until(step)
         run.send_signal(signum)
         said, _ = run.communicate(timeout=120)

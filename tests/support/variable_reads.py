@@ -51,7 +51,7 @@ def _kinds(name: str, functions: dict[str, _Function], memo: dict) -> list[set[s
             called = value.func.name
             if called not in functions:
                 continue
-            # What `If` decides by is no argument of its branches.
+            # The condition of `If` is not an argument of its branches.
             skipped = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
             of_called = _kinds(called, functions, memo)
             for number, kinds in zip(inputs[skipped:], of_called, strict=False):

@@ -46,7 +46,7 @@ def stage(model=(), warm=(), **train):
 
 
 class World:
-    """What is known on a day.
+    """The data of a day.
 
     Args:
         users: Ids of the users' own rows, in order; None for a free row.
@@ -54,7 +54,7 @@ class World:
         genres: Genres of each item by its id.
         known_genres: The genres in the order of their rows.
         ages: Age of each user by its id; in `buckets` of equally many.
-        counts: Training positives by id, where they aren't 1.
+        counts: Training positives by id, if not 1.
         generation: Of the items' rows.
         hash_buckets: Hash rows of the users.
         kinds: Kinds of event, in the order of their rows.
@@ -175,7 +175,7 @@ def save_base(folder, data, world, stage, until=9 * DAY, cut=10 * DAY, steps=30)
 
 
 class Folder:
-    """A model folder, read by its files alone."""
+    """A model folder, read only from its files."""
 
     def __init__(self, folder):
         kept = json.loads((folder / "training_state/state.json").read_text())

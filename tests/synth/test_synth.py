@@ -180,7 +180,7 @@ def test_memory_is_bounded_by_the_chunk(tmp_path: Path, monkeypatch: pytest.Monk
     peak_bytes(1_000)  # Imports and caches.
     small, large = peak_bytes(30_000), peak_bytes(240_000)
     assert large < 1.5 * small
-    # Two such columns of the larger data alone would need more.
+    # Two such columns of the larger data would need more.
     assert large < 240_000 * 8 * 2
 
 

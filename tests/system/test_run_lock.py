@@ -51,7 +51,7 @@ def other_run(tmp_path):
 
 @pytest.fixture
 def shared(monkeypatch):
-    """The file system counts as one that machines share; nobody waits long for another."""
+    """The file system counts as shared by machines; the timeouts are short."""
     monkeypatch.setattr(run_lock_module, "is_local", lambda _: False)
     monkeypatch.setattr(run_lock_module, "_SETTLE_S", 0.05)
 

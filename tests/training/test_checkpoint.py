@@ -342,7 +342,7 @@ told_twice = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture
 def thrown_away():
-    """Throws away what failed before the test ends, where the warning is expected."""
+    """Discards the failed task before the test ends, while the warning is expected."""
     yield
     gc.collect()
 

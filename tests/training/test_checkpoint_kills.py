@@ -17,7 +17,7 @@ KILLS = 10
 
 
 class Run:
-    """What a forked run said until it was killed, some time after so many checkpoints."""
+    """The output of a forked run that was killed some time after a number of checkpoints."""
 
     def __init__(self, forker, checkpoints, alive_s):
         forker.stdin.write("go\n")

@@ -100,7 +100,7 @@ def by_two(data, tmp_path_factory):
 
 
 def started(run, step):
-    """Starts a run; returns its parent, and its processes, once it has told of `step`."""
+    """Starts a run; returns its parent and its processes once it has reported `step`."""
     parent = run.start_until(step)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     return parent, [int(child) for child in children]

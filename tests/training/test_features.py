@@ -1,4 +1,4 @@
-"""What features of users are for: people of whom nothing else is known."""
+"""Features of users help for users without events."""
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ def events(rng, users, n, days):
     item += (user - item) % N_TASTES
     return {
         "user_id": pa.array([f"u{one}" for one in user]),
-        # Every user has a row, the new ones too: they are in the users' file.
+        # Every user has a row, also new users: they are in the users' file.
         "user_row": user.astype(np.int32) + 1,
         "item_row": item.astype(np.int32),
         "timestamp": rng.integers(days[0] * 86400, days[1] * 86400, len(user)),
@@ -81,6 +81,6 @@ def test_the_probe_asks_for_users_of_whom_features_alone_are_known(results):
     with np.load(folder / "probe.npz") as probe:
         untrained = saved.users.row_counts[probe["user_row"]] == 0
     assert untrained.sum() == 1 + N_NEW  # And the unknown user.
-    # Of one taste and without a history, they are all one query.
+    # Users of one taste without a history have equal queries.
     taste = saved.model.embedding.get_embedding_tables()["taste"]
     assert np.linalg.norm(taste[1] - taste[2]) > 0.1

@@ -1,4 +1,4 @@
-"""The time that is left of a training: told once there is something to tell it by."""
+"""The time left of a training is shown once it can be estimated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedules as the config asks for them."""
+"""Optimizers and schedules follow the config."""
 
 import keras
 import numpy as np

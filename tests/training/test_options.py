@@ -1,4 +1,4 @@
-"""Trainings with all that a config can ask for; those that are stopped, as processes."""
+"""Trainings with all options of a config, and stopped ones in processes."""
 
 import json
 import shutil

@@ -77,7 +77,7 @@ def timed_data(tmp_path_factory):
 def timed_stage(**changes):
     pooling = {"type": "hstu", "layers": 2, "heads": 2, "dropout": 0.1, "add_mean": False}
     told = stage(pooling={**pooling, "relative_time": True}, **changes)
-    # Of four seeds two have learnt the times after 20 epochs; this one has by far.
+    # Two of four seeds have learned the times after 20 epochs, this one by a wide margin.
     told["train"] |= {"batch_size": 96, "epochs": 20, "seed": 3}
     once = {"like": "newest", "share": 0.03, "metric": "recall@1", "every_epochs": 20}
     told["train"]["validation"] = once
@@ -104,7 +104,7 @@ def test_what_comes_next_is_told_by_the_time_that_has_passed(timed):
         found[gap] = (query @ items.T).argmax(axis=1)
     for gap, best in found.items():
         assert (best == after_gap(after(first), gap)).mean() > 0.7, gap
-    # Who doesn't tell the time gets one of the two.
+    # Without a time the answer is one of the two.
     query = embed_queries(saved.model, np.zeros(ITEMS, np.int32), history, saved.inputs)
     best = (query @ items.T).argmax(axis=1)
     likely = [best == after_gap(after(first), gap) for gap in (SOON, LATE)]
@@ -113,7 +113,7 @@ def test_what_comes_next_is_told_by_the_time_that_has_passed(timed):
 
 def test_validation_asks_with_the_times_of_a_history(timed):
     (look,) = timed.summary()["validation"]
-    # Who doesn't tell the time gets one of two items: about half of them are right.
+    # Without a time the answer is one of two items: about half are right.
     assert look["recall@1"] > 0.7
 
 
@@ -183,7 +183,7 @@ def found_by_kind(model, tells=True):
 def test_what_comes_next_is_told_by_the_kind_of_what_was_done(of_kinds):
     told, untold = (found_by_kind(of_kinds.model, tells) for tells in (True, False))
     assert min(told.values()) > 0.85
-    # Who doesn't tell the kind gets one of two items.
+    # Without a kind the answer is one of two items.
     assert 0.7 < sum(untold.values()) < 1.15
     (look,) = of_kinds.summary()["validation"]
     assert look["recall@1"] > 0.9

@@ -59,7 +59,7 @@ def data(tmp_path_factory):
     train = events_table(user - 1, user, item, time)
     user, item, time = events_of(rng, np.arange(0, N_USERS + 5), (90, 99))
     rows = np.where(np.arange(N_USERS + 5) < N_USERS, np.arange(1, N_USERS + 6), 0)
-    # Index i is user row i + 1, so the taste of an evaluation user is that of training.
+    # Index i is user row i + 1, so an evaluation user has the same taste as in training.
     item = 1 + (item - 1) // N_TASTES * N_TASTES + (user + 1) % N_TASTES
     held_out = events_table(user, rows[user], item, time)
     ids = [f"u{n + 1}" for n in range(N_USERS + 5)]
@@ -137,7 +137,7 @@ def test_groups_of_negatives_and_short_numbers_change_what_devices_send(models, 
 
     four, sent = curve_of("four", 4, negative_groups=2)
     short, sent_short = curve_of("short", 4, negative_groups=2, negatives_dtype="bfloat16")
-    # Half of the negatives are fewer to tell the positive from.
+    # Half of the negatives make the positive easier to find.
     assert four[:5].mean() < curve(models[1][0])[:5].mean() - 0.3
     assert 0 < np.abs(short - four).max() < 0.02
     # Two devices gather 24 candidates each of the other, in half of the bytes.

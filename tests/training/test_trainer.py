@@ -35,13 +35,13 @@ SETTINGS = TrainStage.model_validate(
 
 @pytest.fixture(autouse=True, scope="module")
 def one_device():
-    """What a program sees of a training doesn't depend on how many devices it takes."""
+    """The results of a training don't depend on the number of devices."""
     with on_devices(1):
         yield
 
 
 class EpochLog(keras.callbacks.Callback):
-    """What a user's callback sees."""
+    """The calls that a user's callback gets."""
 
     def __init__(self, stop_after=None):
         super().__init__()

@@ -72,7 +72,7 @@ def old(tmp_path_factory):
 
 
 def carried(base, world, asked=None):
-    """What a model of `world` has before its first step, and the report."""
+    """The state of a model of `world` before its first step, and the report."""
     asked = asked or stage()
     opened = EarlierModel.open(base)
     model = compiled(world.inputs, asked, opened.state.updates)

@@ -58,7 +58,7 @@ def words(world, *more, root="root"):
 
 @pytest.fixture(scope="module")
 def study(world):
-    """A study of two trials that nobody disturbed."""
+    """An uninterrupted study of two trials."""
     command = [sys.executable, "-m", "recsys", *words(world, "--trials", "2")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def test_every_trial_is_recorded_the_config_itself_first(world, study):
     assert summary["best"] == max(trials, key=lambda trial: trial["value"])
     assert summary["seconds"] == content["seconds"] > 0
     assert [f"trial   {n}" in shown for n in range(2)] == [True] * 2
-    # What has ended leaves no checkpoints.
+    # Finished trials leave no checkpoints.
     assert not list((world / "root" / "tuning" / "study" / "trials").iterdir())
 
 

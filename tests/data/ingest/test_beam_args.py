@@ -92,7 +92,7 @@ def test_another_runner_stays(runner):
     ids=str,
 )
 def test_the_steps_of_the_pipeline_get_it_and_no_wheel_of_tfx(raw, args, tfx_args):
-    """`none` is a package that nobody looks for: TFX packs itself unless one is named."""
+    """`none` names a missing package: without a name, TFX would package itself."""
     pytest.importorskip("tfx", reason="needs the extra `pipeline`")
     from apache_beam.options.pipeline_options import PipelineOptions
     from tfx.dsl.components.base.executor_spec import BeamExecutorSpec

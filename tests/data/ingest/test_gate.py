@@ -1,4 +1,4 @@
-"""What the gate lets through, and the sentences of what it stops."""
+"""The data that the gate accepts, and the errors for data that it stops."""
 
 import json
 

@@ -287,7 +287,7 @@ def at_day(day, rows):
 
 
 class Plan:
-    """What the files of each day are, in the test's own words."""
+    """The expected files of each day."""
 
     def __init__(self, world):
         self.world, self.kind, self.file, self.version = world, {}, {}, {}
@@ -495,7 +495,7 @@ def test_what_other_code_or_another_config_made_is_not_used(world):
 
 
 def test_a_cut_within_a_segment_divides_it(world):
-    # Sixty days in one span: blocks of two days, one of which the cut divides or not.
+    # Sixty days in one span: blocks of two days; the cut may divide a block.
     rows = [f"u{n % 7},i{n % 5},{START + (n % 60) * DAY + n},{1 + n % 5}" for n in range(240)]
     for n_more in (0, 30, 60):
         more = [f"v{n % 7},i1,{START + 59 * DAY + n},5" for n in range(n_more)]

@@ -81,7 +81,7 @@ def test_an_item_that_left_the_data_keeps_its_row_and_is_no_candidate(raw):
     (raw / "events.csv").write_text(re.sub(r".*,(i1|i3),.*\n", "", text))
     (raw / "items.csv").write_text("item,title\ni0,Zero\nnew,New\n")
     later = ingest(config(raw, items=items(raw)), raw / "later", previous=first, progress=False)
-    # i2 has events alone; without a file of items, events alone decide.
+    # i2 has only events; without a file of items, only events count.
     assert current(later) == {"i0", "i2", "new"}
     assert later.items.ids_of_rows.equals(first.items.ids_of_rows)
     bare = ingest(config(raw), raw / "bare", previous=later, progress=False)
@@ -96,7 +96,7 @@ def current(data):
 def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):
     rows = [
         *(f"u{n % 3},i{n % 4},{START + n * DAY},{'view' if n % 3 else 'buy'}" for n in range(12)),
-        # Of one second: another kind is another event, the same kind a duplicate.
+        # In one second another kind is another event, and the same kind a duplicate.
         f"u0,i0,{START},view",
         f"u0,i0,{START},view",
         f"u1,i1,{START + DAY},",

@@ -61,7 +61,7 @@ def test_training_positives_alone_are_counted(examples, tmp_path):
 def test_kinds_of_events_keep_their_rows_for_good(tmp_path, monkeypatch):
     nights = [
         {"train": [("a", "x", "view"), ("a", "y", "buy"), ("b", "x", "view")], "eval": []},
-        # New kinds come behind; one that is held out alone is unknown.
+        # New kinds are appended; a kind that is only in held-out events is unknown.
         {"train": [("a", "x", "cart"), ("b", "y", "buy")], "eval": [("a", "y", "like")]},
         {"train": [("a", "x"), ("b", "y")], "eval": []},
         {"train": [("a", "x", "like"), ("b", "y", "wish"), ("c", "y", "wish")], "eval": []},

@@ -41,7 +41,7 @@ def test_segments_hold_every_day_once(days):
         for day in some:
             (home,) = [one for one in segments if one.first <= day <= one.last]
             assert at in home.spans
-    # A span alone has as many segments as it has blocks.
+    # A single span has as many segments as blocks.
     assert len(segments) <= 32 * len(days)
 
 
@@ -94,7 +94,7 @@ def test_digests_are_remembered_while_files_are_untouched(tmp_path, monkeypatch)
     spans = read_window(window(raw))
     assert [one.name for one in spans] == ["2024-03-01", "2024-03-02"]
     with monkeypatch.context() as later:
-        # What has just been written isn't trusted yet.
+        # A file that has just been written isn't trusted yet.
         later.setattr("recsys.data.ingest.window._SETTLED_NS", 0)
         first = window_digest(window(raw), root)
     assert json.loads((root / "digests.json").read_text()).keys() == {

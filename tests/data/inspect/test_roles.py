@@ -1,4 +1,4 @@
-"""`recsys check`: labels, weights, thresholds and orders that values speak for or against."""
+"""`recsys check`: labels, weights, thresholds and orders that values suggest."""
 
 from pathlib import Path
 

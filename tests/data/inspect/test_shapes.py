@@ -1,4 +1,4 @@
-"""`recsys check` on tiny versions of public data sets: a config without a word from anybody."""
+"""`recsys check` on tiny versions of public data sets: a config without any options."""
 
 import json
 
@@ -138,7 +138,7 @@ def test_the_files_of_a_public_data_set_need_no_word(here, capsys, name):
     assert config.positive_at_least == expected.get("positive_at_least")
     assert config.weight_scale == expected.get("weight_scale", "linear")
     assert config.csv.decimal == expected.get("decimal", ".")
-    # What is promised is what a run reads and keeps.
+    # The announced numbers equal what a run reads and keeps.
     assert counted(config) == (result["rows"], result["good"])
 
     for what in sides:

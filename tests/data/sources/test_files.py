@@ -211,7 +211,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path, new, pie
 def test_lines_of_wide_characters_are_cut_between_characters(
     tmp_path, encoding, last, rows_then, letters_then
 ):
-    # Ċ is U+010A: a byte of it is that of a line end.
+    # Ċ is U+010A: a byte of it equals a line end.
     path = tmp_path / "f.csv"
     path.write_bytes(("a,b\n1,x\n" + last).encode(encoding))
     source = SourceConfig(files=str(path), csv=CsvFormat(encoding=encoding))

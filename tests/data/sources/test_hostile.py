@@ -18,7 +18,7 @@ from recsys.errors import RecsysError
 
 _SCRIPT = SUPPORT / "read_hostile.py"
 _LIMIT_S, _LIMIT_BYTES = 20, 2 << 30
-# Their reading alone takes seconds; the others have the same guards in smaller files.
+# Reading these takes seconds; smaller files of the others test the same guards.
 _SLOW = frozenset(
     {
         "a bz2 bomb of good rows",

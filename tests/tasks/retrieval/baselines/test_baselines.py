@@ -1,4 +1,4 @@
-"""What baselines learn from, and those that recommend the same to everybody."""
+"""The training data of baselines, and the popularity baselines."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ALL = ["popularity", "recent_popularity", *LEARNING]
 
 
 def test_popularity_orders_by_training_positives_and_then_by_row():
-    # Rows 0 and 1 stand for many items each: none of them can be recommended.
+    # Rows 0 and 1 are shared by many items, which can't be recommended.
     counts = np.array([90, 70, 1, 3, 2, 3, 0])
     data = data_of([[2]], 7, is_item=[False] * 2 + [True] * 5, counts=counts)
     popularity = fit("popularity", data)
@@ -79,7 +79,7 @@ def test_scores_are_finite_numbers_and_the_same_each_time(name):
 @pytest.mark.parametrize("name", ALL)
 def test_histories_stay_as_they_are(name):
     queries = queries_of([[5, 3, 5, 1], [2, 1]])
-    # SciPy sorts such in place, unless told not to.
+    # SciPy would sort the indices in place.
     object.__setattr__(queries.seen, "offsets", queries.seen.offsets.astype(np.int32))
     fit(name, data_of([[5, 3, 1], [2, 1]], 6)).scorer(queries).scores(slice(0, 2))
     assert queries.seen.rows.tolist() == [5, 3, 5, 1, 2, 1]

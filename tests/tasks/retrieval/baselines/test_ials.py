@@ -79,7 +79,7 @@ def test_every_half_step_lowers_the_objective():
 def test_a_query_is_solved_as_a_training_user_of_the_same_history():
     histories = random_histories(4, n_users=30, n_items=20, longest=12)
     baseline = Ials(dim=5, sweeps=3).fit(data_of(histories, 24))
-    # Of the 23 items training saw those of the histories.
+    # Training has the items of the histories, out of 23.
     known = np.unique(np.concatenate(histories))
     taken = dense(histories, 24)[:, known]
     density = taken.sum() / taken.size

@@ -50,13 +50,13 @@ def test_of_equal_neighbours_those_with_the_smaller_rows_stay():
 
 
 def test_the_score_is_the_sum_of_the_similarities_to_what_was_taken():
-    # 1 and 2 share two users of 3 and 2; 1 and 3 share one of 3 and 2; 4 is alone.
+    # 1 and 2 share two users of 3 and 2; 1 and 3 share one of 3 and 2; 4 shares none.
     data = data_of([[1, 2], [2, 1], [1, 3], [3], [4]], 6)
     baseline = ItemKnn(neighbours=5, shrinkage=1.0).fit(data)
     scores = scores_of(baseline, [[1], [2, 3, 3]])
     near, far = 2 / (math.sqrt(6) + 1), 1 / (math.sqrt(6) + 1)
     np.testing.assert_allclose(scores[0, [2, 3]], [near, far], rtol=1e-6)
-    # What was taken twice counts once.
+    # A repeated event counts once.
     np.testing.assert_allclose(scores[1, 1], near + far, rtol=1e-6)
     assert lists_of(baseline, data, [[1], [2, 3]], 4) == [[2, 3, 4, 5], [1, 4, 5, 0]]
 

@@ -21,7 +21,7 @@ WAYS = ["native", "jax"]
 
 
 def use(way, patch):
-    """Ranks by the C kernel, or by JAX alone."""
+    """Ranks by the C kernel, or only by JAX."""
     if way == "jax":
         patch.setenv("RECSYS_NATIVE", "0")
     elif way == "native" and not kernels.status().available:
@@ -43,7 +43,7 @@ class Given:
 
 
 def on_grid(scorer):
-    """The same products, with candidates that lie on a mesh of two axes."""
+    """The same products, with candidates on a mesh of two axes."""
     mesh = Mesh(np.array(jax.devices()[:6]).reshape(2, 3), ("data", "model"))
     return dataclasses.replace(scorer, candidates=ShardedCandidates.of(scorer.candidates, mesh))
 
@@ -60,7 +60,7 @@ def by_sorting(scores, positives, seen, is_candidate):
 
 
 def assert_sorted(found, scores, positives, seen, is_candidate, k):
-    """Asserts that `found` is what sorting finds; -inf stands in no top list."""
+    """Asserts that `found` equals the result of sorting; no top list contains -inf."""
     k = min(k, is_candidate.sum())
     ranks, top, top_scores = [], [], []
     for query, order in enumerate(by_sorting(scores, positives, seen, is_candidate)):

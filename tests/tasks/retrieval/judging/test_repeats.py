@@ -1,4 +1,4 @@
-"""Held-out events that repeat an item: masked for everybody, or for nobody.
+"""Held-out events that repeat an item: masked for all users, or for none.
 
 The figures are those of a plain evaluator that is written here: a loop over users and
 moments, a sort, and nothing of `recsys.evaluation`.
@@ -206,7 +206,7 @@ def test_repeats_are_a_slice_of_their_own(world, results):
     for name in ("first time", "again"):
         expected, n_positives = plainly("each_moment", world[2], "include", name)
         assert parts[name]["positives"] == n_positives
-        # Of several answers of one query a slice looks at its own alone: mrr and recall agree.
+        # A slice counts only its own positives of a query: mrr and recall agree.
         assert_equal(parts[name]["metrics"], {k: expected[k] for k in ("recall@5", "mrr")})
 
 
@@ -227,7 +227,7 @@ def test_examples_show_what_the_served_model_would(results):
 
 @pytest.mark.parametrize("native", ["1", "0"], ids=["kernel", "jax"])
 def test_a_mean_of_the_history_finds_no_repeats_that_are_masked(monkeypatch, native):
-    """Such a model gives what it was shown: where that is masked, it can't be found."""
+    """This model returns the items of the history, which can't be found if they are masked."""
     monkeypatch.setenv("RECSYS_NATIVE", native)
     items = np.vstack([np.zeros(ITEMS), np.eye(ITEMS)]).astype(np.float32)
     asked = [

@@ -1,4 +1,4 @@
-"""Candidates that lie on the devices of a mesh, against an array in memory."""
+"""Candidates on the devices of a mesh equal an array in memory."""
 
 import jax
 import numpy as np

@@ -9,7 +9,7 @@ from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.slices import make_slices
 
 HOUR, DAY = 3600, 24 * 3600
-# Of 16 training positives items 1 … 6 have these; item 6 is cold, row 0 is no item.
+# Training positives of items 1 … 6, 16 in all; item 6 is cold, row 0 is no item.
 COUNTS = np.array([9, 6, 4, 3, 2, 1, 0])
 GENRES = FeatureBags(
     "genres", 4, np.array([[0, 0], [1, 2], [1, 0], [3, 0], [0, 0], [2, 0], [3, 1]])

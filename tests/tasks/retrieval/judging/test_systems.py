@@ -47,7 +47,7 @@ def world(exported_world):
     ids=["in memory", "on devices"],
 )
 def mesh(request):
-    """Where the candidates lie; on devices they are split as over those of several processes."""
+    """Location of the candidates; on devices they are split as with several processes."""
     return request.param and device_mesh(devices=request.param)
 
 
@@ -84,7 +84,7 @@ def opened(world, told, mesh):
 
 @pytest.fixture(scope="module", params=["data", "later"])
 def measured(opened, request):
-    """Of one data folder the queries at each moment, and their embeddings."""
+    """The queries at each moment of one data folder, and their embeddings."""
     data, subjects = opened[request.param]
     queries = make_queries(data.store, "each_moment")
     return data, queries, subjects, [subject.queries(queries) for subject in subjects]
@@ -113,7 +113,7 @@ def test_a_folder_and_its_bundle_embed_queries_as_the_towers_do(world, measured)
     assert of_model.dtype == of_bundle.dtype == np.float32
     np.testing.assert_allclose(of_model, expected, atol=1e-5)
     np.testing.assert_allclose(of_bundle, expected, atol=1e-5)
-    # The world has what could go wrong: nobody's past, items without a row, unknown users.
+    # The world has the hard cases: empty histories, items without a row, unknown users.
     lengths = np.diff(queries.seen.offsets)
     assert (lengths == 0).any()
     assert (lengths > HISTORY).any()

@@ -113,7 +113,7 @@ def test_parity_is_the_share_of_the_exact_best(ranked, block):
         swapped = np.where(best == 7, 300, np.where(best == 300, 7, best))
         assert check_parity(swapped, query, embeddings, is_item, 1.0) == 1.0
         some = best.copy()
-        # The worst of all in the place of the last; and nothing in that of another's first.
+        # The worst item in place of the last one, and no item in place of another's first one.
         some[:30, 9] = np.argmin(np.where(is_item, query[:30] @ embeddings.T, np.inf), axis=1)
         some[290:, 0] = 0
         assert check_parity(some, query, embeddings, is_item, 0.98) == 1 - 40 / 3000

@@ -76,7 +76,7 @@ def write_model(folder, data):
 
 
 class World:
-    """What the model gives, row by row, in numpy."""
+    """The results of the model by row, in NumPy."""
 
     def __init__(self, folder):
         self.saved = load_model(folder / "model")
@@ -95,7 +95,7 @@ class World:
         return self.histories.item_rows[start:end].tolist()[::-1]
 
     def read(self, user, history):
-        """Returns the item rows that stand in for a user's history."""
+        """Returns the item rows of a user's stored history."""
         return self.saved.items.rows(history).tolist() if any(history) else self.done(user)
 
     def source(self, user, history):

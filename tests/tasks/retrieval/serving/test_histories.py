@@ -36,7 +36,7 @@ def make_store(folder, seed, n_trained, n_new, n_events, unknown):
         who = [some[i] for i in rng.integers(0, len(some), n)] if some else []
         time, item = rng.integers(*times, n).tolist(), rng.integers(low, 50, n).tolist()
         events += zip(who, time, item, strict=True)
-        # Two shards: those of some users, and those of the others.
+        # Two shards with different users.
         infos[part] = []
         for number in (0, 1):
             chosen = [i for i, id_ in enumerate(who) if len(id_) % 2 == number]

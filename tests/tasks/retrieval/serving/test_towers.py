@@ -144,7 +144,7 @@ def write_model(folder, options, data):
     history[:5], history[5:10, 2:] = 0, 0
     probe = {}
     if config.reads_times:
-        # Some of them nobody knows; one is of before 1970.
+        # Some times are unknown; one is before 1970.
         probe["history_age"] = (10 ** rng.uniform(-1, 10, history.shape)).clip(0, 2**30) - 1
         probe["history_age"] = probe["history_age"].astype(np.int32)
         probe["history_weight"] = rng.integers(-1, N_WEIGHTS, history.shape).astype(np.int32)
@@ -157,7 +157,7 @@ def write_model(folder, options, data):
 
 
 def kinds_of(test, session):
-    """Returns the kinds that a test of this file is asked for."""
+    """Returns the kinds of models that a test of this file needs."""
     items = [item for item in session.items if getattr(item, "originalname", "") == test.__name__]
     return {item.callspec.params["kind"] for item in items}
 
@@ -188,7 +188,7 @@ def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     np.testing.assert_allclose(found["query"], expected, rtol=1e-5, atol=1e-5)
     candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
     np.testing.assert_allclose(found["candidate"], candidates, atol=1e-5)
-    # Of 30 users drawn from 20 some are the same, and so are their queries without histories.
+    # Some of 30 users drawn from 20 are equal, and so are their queries without histories.
     assert len(np.unique(np.round(expected, 3), axis=0)) > (12 if kind == "no-history" else 20)
 
 
@@ -244,7 +244,7 @@ def test_a_bias_is_in_every_answer_and_in_no_likeness(worlds):
 
 
 def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
-    """From the newest event that is stored, where nobody says when the question is asked."""
+    """Without a query time, ages are relative to the newest stored event."""
     folder = worlds["times"]
     found = np.load(folder / "found-model-times.npz")
     store = InteractionStore.open(folder / "data" / "store")
@@ -271,7 +271,7 @@ def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
     expected = embed_queries(saved.model, rows, history, saved.inputs, facts)
     np.testing.assert_allclose(found["stored"], expected, atol=1e-5)
     assert np.abs(found["stored"][0] - found["stored"][2]).max() > 1e-4
-    # What a client says of its own history: numbers, nothing, and what is still to come.
+    # Ages that a client sends: numbers, empty texts, and negative numbers.
     history[:], age[:] = 0, -1
     history[:, :3] = saved.items.rows(["i4", "i5", "i6"])
     age[0, :3], age[1, :2], age[2, :3] = [60, -1, 0], [59, 1], [2**30, 7, 8]
@@ -287,7 +287,7 @@ def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
 
 
 def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
-    """At the last one that isn't after it, and at the end where nobody says when it is asked."""
+    """The last reference time that isn't after the query; without a query time, the end."""
     folder = worlds["ages"]
     found = np.load(folder / "found-model-ages.npz")
     asked = np.int32([-1, 2, 3, 8, 9, 11, 5000])

@@ -230,7 +230,7 @@ def test_items_without_events_are_found_by_their_features(order, tmp_path):
         (n_tastes * random.permutation(warm // n_tastes)[:of_a_user] + t).tolist()
         for t in taste_of_user
     ]
-    # New items have makers of their own, so that a model could tell that they are new.
+    # New items have new makers, so that a model could recognise them as new.
     makers = [[f"m{i // 4}"] for i in range(n_items)]
     tokens = {"colour": [[f"c{t}"] for t in taste], "maker": makers}
     rule = SplitRule("last_out" if order == "file" else "random", order)

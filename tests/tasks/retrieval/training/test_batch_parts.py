@@ -1,4 +1,4 @@
-"""The parts of a batch that processes build alone: put together, they are the batch, to the bit."""
+"""The parts of a batch that processes build, joined, equal the batch to the bit."""
 
 import dataclasses
 
@@ -163,6 +163,6 @@ def test_the_numbers_of_a_part_are_rows_of_those_of_the_whole(part, of_shard, wi
     assert len(rows) == part.size(n)
     numbers = whole.random((n, *width), np.float32)[rows]
     np.testing.assert_array_equal(part.uniform((len(rows), *width), own), numbers)
-    # What comes next is the same too.
+    # The next numbers are the same, too.
     np.testing.assert_array_equal(own.random(3), whole.random(3))
     np.testing.assert_array_equal(own.random(3, np.float32), whole.random(3, np.float32))

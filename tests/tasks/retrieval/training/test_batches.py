@@ -302,7 +302,7 @@ def test_a_users_examples_weigh_less_the_more_there_are():
 
 
 def test_an_example_weighs_half_after_as_many_newer_events():
-    """Of any order of users, with weights of events, and without what validation holds back."""
+    """Users in any order, events with weights, and without held-back events."""
     time = np.array([10, 30, 30, 70, 20, 40, 50, 60, 90, 80])
     user, item = np.repeat([1, 2], 5), np.arange(1, 11)
     held = np.array([8])

@@ -107,7 +107,7 @@ def test_groups_order_the_candidates_of_a_batch_anew(source, groups):
 
 @pytest.fixture(name="with_cold")
 def _with_cold(source):
-    """The source, with item 20 that nobody took."""
+    """The source; item 20 has no events."""
     ids = [*source.catalogue.ids, "i20"]
     return source.events.log, Catalogue(ids, ids, ())
 

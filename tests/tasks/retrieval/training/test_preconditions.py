@@ -1,4 +1,4 @@
-"""What must hold before the first step."""
+"""The checks before the first step."""
 
 import re
 

@@ -43,7 +43,7 @@ def test_the_probability_of_at_least_one_draw(p, n, expected):
 def test_two_samplers_miss_an_item_if_both_do(p, n, other, m):
     samplers = [(np.array([float(x)]), draws) for x, draws in ((p, n), (other, m))]
     found = float(inclusion_log_probability(*samplers)[0])
-    # Of the numbers given: near 1, rounding p alone changes 1 - p in the 13th digit.
+    # Exact for the given numbers: near 1, rounding p changes 1 - p in the 13th digit.
     exact = 1 - (1 - Fraction(float(p))) ** n * (1 - Fraction(float(other))) ** m
     if exact == 0:
         assert found == -np.inf

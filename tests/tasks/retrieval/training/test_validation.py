@@ -1,4 +1,4 @@
-"""What validation holds back, and the queries that ask for it."""
+"""The events that validation holds back, and their queries."""
 
 import numpy as np
 import pytest
