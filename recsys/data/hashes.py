@@ -26,8 +26,10 @@ def fingerprints(texts: pa.Array) -> np.ndarray:
     """Returns the Fingerprint64 `[n]` uint64 of the UTF-8 of each text `[n]`.
 
     Args:
-        texts: `string` or `large_string`; null counts as the empty text.
+        texts: `string` or `large_string`, or a dictionary of them; null counts as the empty text.
     """
+    if pa.types.is_dictionary(texts.type):
+        return fingerprints(texts.dictionary)[texts.indices.to_numpy()]
     hashes = np.empty(len(texts), np.uint64)
     # In chunks that fit into the processor's cache.
     for first in range(0, len(texts), _AT_ONCE):

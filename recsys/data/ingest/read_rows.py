@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -29,7 +30,11 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    StandardOptions,
+)
 
 from recsys.data import dead_letters
 from recsys.data.dead_letters import Tally, add_up, letters_tally
@@ -42,7 +47,8 @@ from recsys.errors import RecsysError, UsageError
 from recsys.system.events import emit
 
 _BUCKET_BYTES = 64 << 20
-_FLUSH_BYTES = 64 << 20
+_SPILL_BYTES = 64 << 10
+_LEAST_BUFFER, _MOST_BUFFER = 16 << 20, 64 << 20
 _COUNTS = -1
 """The bucket of counts and failures."""
 
@@ -69,13 +75,29 @@ def run_tasks(
         work: Folder for temporary files.
         group: Yields the results of a key and all of its values.
     """
-    with beam.Pipeline(runner=like.runner, options=like.options) as pipeline:
+    with beam.Pipeline(runner=like.runner, options=_on_all_cores(like)) as pipeline:
         spread = pipeline | beam.Create(list(tasks)) | beam.Reshuffle()
         results = spread | "Each" >> beam.FlatMap(each)
         if group is not None:
             results = results | "ByKey" >> beam.GroupByKey() | "Group" >> beam.FlatMapTuple(group)
         listed = to_json_list(results, work)
     return listed()
+
+
+def _on_all_cores(like: beam.Pipeline) -> PipelineOptions:
+    """Returns the options of a pipeline; the local runner gets a thread per core by default.
+
+    Arrow and NumPy, which do most of the work, release the GIL.
+    """
+    options = like.options
+    direct = options.view_as(DirectOptions)
+    is_default = (direct.direct_num_workers, direct.direct_running_mode) == (1, "in_memory")
+    if not (is_default and is_local([f"--runner={type(like.runner).__name__}"])):
+        return options
+    threads = {"direct_num_workers": os.cpu_count(), "direct_running_mode": "multi_threading"}
+    return PipelineOptions.from_dictionary(
+        {**options.get_all_options(drop_default=True), **threads}
+    )
 
 
 def to_json_list(results: beam.PCollection, work: Path) -> Callable[[], list[Any]]:
@@ -172,7 +194,7 @@ def _read_piece(
     has_failed = spills / f"failed-{source}"
     if has_failed.exists():
         return
-    writer = SpillWriter(spills)
+    writer = SpillWriter(spills, n_buckets)
     rejected = _LetterFile(letters / f"letters-{number:05d}.parquet")
     tallies: list[Tally] = [{"read": 0, "read_by_file": {piece.file: 0}}]
     future: list[int] = []
@@ -185,7 +207,7 @@ def _read_piece(
             tallies += [{"empty_lists": batch.n_empty}] if batch.n_empty else []
             rejected.add(bad)
             future += [] if to_come is None else [to_come]
-            buckets = hash_buckets(rows.column(key), n_buckets)
+            buckets = hash_buckets(rows.column(key).dictionary_encode(), n_buckets)
             for bucket, spill in writer.add(buckets, rows):
                 yield (source, bucket), spill
     except RecsysError as error:
@@ -309,21 +331,23 @@ class SpillWriter:
     Args:
         folder: Folder of the file. The name is random, so that a task that Beam runs twice
             writes two files, and the spills refer to one of them.
+        n_buckets: Number of buckets; with more, the buffer is larger, so that spills aren't tiny.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, n_buckets: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = str(folder / f"{uuid.uuid4().hex}.arrows")
         self._sink: pa.OSFile | None = None
         self._waiting: list[tuple[np.ndarray, pa.RecordBatch]] = []
         self._n_bytes = 0
+        self._most_bytes = min(max(n_buckets * _SPILL_BYTES, _LEAST_BUFFER), _MOST_BUFFER)
 
     def add(self, buckets: np.ndarray, rows: pa.RecordBatch) -> Iterator[tuple[int, Spill]]:
         """Adds rows with their buckets `[n]`; yields the spills that were written."""
         if rows.num_rows:
             self._waiting.append((buckets, rows))
             self._n_bytes += rows.get_total_buffer_size()
-        if self._n_bytes >= _FLUSH_BYTES:
+        if self._n_bytes >= self._most_bytes:
             yield from self._flush()
 
     def close(self) -> Iterator[tuple[int, Spill]]:

@@ -220,8 +220,7 @@ def _write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) ->
     temporary.mkdir()
     if with_examples:
         with (temporary / EXAMPLES).open("wb") as sink:
-            names = [name for name in rows.column_names if name != PART.name]
-            write_examples(rows.select(names), sink)
+            write_examples(_as_text(rows), sink)
     n_events = write_events(temporary, rows.filter(pc.equal(rows["label"], 1)))
     shutil.rmtree(folder / name, ignore_errors=True)
     temporary.rename(folder / name)
@@ -267,13 +266,26 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     return positives.num_rows
 
 
+def _as_text(rows: pa.Table) -> pa.Table:
+    """Returns the columns of examples, with ids as text."""
+    fields = [
+        pa.field(field.name, pa.string()) if pa.types.is_dictionary(field.type) else field
+        for field in rows.schema
+        if field.name != PART.name
+    ]
+    return rows.select([field.name for field in fields]).cast(pa.schema(fields))
+
+
 def _encode(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     """Returns the code `[n]` int32 of each id, and the ids by code, in ascending order."""
-    encoded = ids.cast(pa.large_string()).combine_chunks().dictionary_encode()
-    order = pc.array_sort_indices(encoded.dictionary)
-    place = np.empty(len(order), np.int32)
-    place[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
-    return place[encoded.indices.to_numpy()], encoded.dictionary.take(order)
+    encoded = ids.combine_chunks().dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    used = np.flatnonzero(np.bincount(codes, minlength=len(encoded.dictionary)))
+    unique = encoded.dictionary.take(pa.array(used)).cast(pa.large_string())
+    order = pc.array_sort_indices(unique)
+    place = np.zeros(len(encoded.dictionary), np.int32)
+    place[used[order.to_numpy()]] = np.arange(len(used), dtype=np.int32)
+    return place[codes], unique.take(order)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,24 +64,39 @@ def write_span_rows(
     Returns:
         `rows` and `duplicates`: numbers of rows written and dropped; `days`, empty without times.
     """
-    kept, n_dropped = drop_duplicates(rows)
+    kept, n_dropped = drop_duplicates(with_codes(rows))
     days: Days = []
     if TIME.name in kept.column_names:
         time = kept[TIME.name].to_numpy()
         if by_time:
             order = np.argsort(time, kind="stable")
             kept, time = kept.take(pa.array(order)), time[order]
-        day, place, counts = np.unique(time // DAY_S, return_inverse=True, return_counts=True)
-        is_positive = kept["label"].to_numpy() == 1
-        positives = np.bincount(place[is_positive], minlength=len(day))
-        days = np.stack([day, counts, positives], axis=1).tolist()
-    kept = kept.combine_chunks()
+        days = _count_days(time // DAY_S, kept["label"].to_numpy() == 1)
     with (
         pa.OSFile(str(folder / _bucket_file(bucket)), "wb") as sink,
         pa.ipc.new_file(sink, kept.schema) as writer,
     ):
         writer.write_table(kept, _BATCH_ROWS)
     return {"rows": kept.num_rows, "duplicates": n_dropped, "days": days}
+
+
+def with_codes(rows: pa.Table) -> pa.Table:
+    """Returns rows with the ids of users and items dictionary-encoded, in one chunk each."""
+    for name in ("user_id", "item_id"):
+        at, ids = rows.column_names.index(name), rows[name].combine_chunks()
+        rows = rows.set_column(at, name, ids.dictionary_encode())
+    return rows
+
+
+def _count_days(day: np.ndarray, is_positive: np.ndarray) -> Days:
+    """Returns the days, from those `[n]` of the rows and whether these are positives `[n]`."""
+    if not len(day):
+        return []
+    first = int(day.min())
+    rows = np.bincount(day - first)
+    positives = np.bincount(day[is_positive] - first, minlength=len(rows))
+    used = np.flatnonzero(rows)
+    return np.stack([first + used, rows[used], positives[used]], axis=1).tolist()
 
 
 def _bucket_file(bucket: int) -> str:

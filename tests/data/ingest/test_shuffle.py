@@ -1,5 +1,8 @@
 """Rows that go from worker to worker through files, and counts that add up."""
 
+import os
+import threading
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,15 +11,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("apache_beam")
 
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
 from recsys.data.ingest import read_rows
-from recsys.data.ingest.read_rows import SpillWriter, read_spills
+from recsys.data.ingest.read_rows import SpillWriter, read_spills, with_local_runner
 
 pytestmark = pytest.mark.pipeline
 
 
 def spilled(folder, batches):
     """Returns the rows of each bucket, by the spills that a writer gave."""
-    writer = SpillWriter(folder)
+    writer = SpillWriter(folder, 70_001)
     given_back = [pair for buckets, rows in batches for pair in writer.add(buckets, rows)]
     given_back += writer.close()
     by_bucket = {}
@@ -40,7 +46,7 @@ def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, b
 
 
 def test_a_writer_that_is_full_goes_on_in_the_same_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_rows, "_FLUSH_BYTES", 100)
+    monkeypatch.setattr(read_rows, "_MOST_BUFFER", 100)
     rows = [(np.array([i % 2]), batch([str(i)])) for i in range(100)]
     found = spilled(tmp_path, rows)
     assert found[0]["text"].to_pylist() == [str(i) for i in range(0, 100, 2)]
@@ -48,10 +54,26 @@ def test_a_writer_that_is_full_goes_on_in_the_same_file(tmp_path, monkeypatch):
 
 
 def test_a_task_that_runs_twice_counts_once(tmp_path):
-    first = list(SpillWriter(tmp_path).add(np.array([0]), batch(["lost"])))
+    first = list(SpillWriter(tmp_path, 1).add(np.array([0]), batch(["lost"])))
     assert first == []  # Nothing of a writer that died is referred to.
     found = spilled(tmp_path, [(np.array([0]), batch(["kept"]))])
     assert found[0]["text"].to_pylist() == ["kept"]
+
+
+MEETING = threading.Barrier(2)
+
+
+def wait_for_another(task):
+    """Ends only if another task runs at the same time."""
+    MEETING.wait(timeout=60)
+    yield task
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two cores")
+def test_the_local_runner_uses_several_threads_by_default(tmp_path):
+    like = beam.Pipeline(options=PipelineOptions(with_local_runner([])))
+    done = read_rows.run_tasks(like, range(2), wait_for_another, tmp_path)
+    assert sorted(done) == [0, 1]
 
 
 def batch(texts):
