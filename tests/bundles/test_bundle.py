@@ -152,7 +152,7 @@ def test_a_published_version_that_was_damaged_is_replaced(tmp_path):
     bundles.verify(second)
 
 
-def test_what_is_no_version_is_left_alone_and_its_number_is_not_taken(tmp_path):
+def test_other_entries_are_unchanged_and_their_numbers_are_not_reused(tmp_path):
     root = tmp_path / "serving"
     (root / "notes").mkdir(parents=True)
     (root / "7").write_text("a file")

@@ -419,7 +419,7 @@ def test_the_model_card_has_the_header_and_the_figures(exported):
     assert "Twice as good" in card
 
 
-def test_a_client_needs_tensorflow_alone(exported):
+def test_a_client_needs_only_tensorflow(exported):
     assert exported.graph["modules"] == []
     assert "XlaCallModule" not in exported.graph["ops"]
     # By one of them TensorFlow keeps the whole model for ever, once it was loaded.
@@ -531,7 +531,7 @@ def test_a_user_known_from_evaluation_alone_has_a_history(exported):
         ("another backend", "R520", "'jax'"),
     ],
 )
-def test_what_must_not_be_exported_is_refused(exported, what, code, named):
+def test_an_invalid_model_is_not_exported(exported, what, code, named):
     found, text = exported.refused[what]
     assert found.startswith(code)
     assert named in text

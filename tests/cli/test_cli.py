@@ -90,7 +90,7 @@ def test_the_page_names_every_option():
     ],
     ids=" ".join,
 )
-def test_what_the_user_typed_wrong_exits_with_2_and_prints_on_stderr_only(arguments, capsys):
+def test_invalid_options_exit_with_2_and_print_only_on_stderr(arguments, capsys):
     assert run_main(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -158,7 +158,7 @@ def test_a_stage_that_fails_ends_the_command_with_its_own_error(capfd, tmp_path)
     Path(log.removeprefix("Log: ")).unlink()
 
 
-def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(capfd, tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(capfd, tmp_path):
     sizes = ["--users", "50", "--items", "60", "--interactions", "200"]
     (tmp_path / "file").touch()
     assert run_main("synth", *sizes, "--out", str(tmp_path / "file" / "x")) == 1
@@ -194,7 +194,7 @@ def test_recommend_looks_under_the_root_of_the_config_or_the_given_one(tmp_path)
     assert serving_folder(config, tmp_path / "r") == tmp_path / "r" / "serving" / "small"
 
 
-def test_a_root_alone_must_hold_one_model(tmp_path):
+def test_a_root_without_a_model_name_must_hold_one_model(tmp_path):
     with pytest.raises(UsageError, match="R904"):
         serving_folder(None, tmp_path)
     (tmp_path / "serving" / "one").mkdir(parents=True)

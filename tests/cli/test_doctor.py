@@ -123,7 +123,7 @@ def test_a_broken_config_fails_with_its_own_sentence(tmp_path):
     assert check.message.startswith("[R102] ")
 
 
-def test_jax_is_asked_for_its_devices():
+def test_jax_reports_its_devices():
     check = machine.check_jax()
     assert check.state == "ok", check
     assert check.message.startswith("1 cpu")  # As many as a process of the tests has.

@@ -125,13 +125,13 @@ def test_a_model_is_measured_and_its_report_written(stage, run, tmp_path):
     ]  # fmt: skip
 
 
-def test_the_model_may_be_an_option_and_json_may_be_asked_for(stage, run, tmp_path):
+def test_the_model_may_be_an_option_and_json_may_be_requested(stage, run, tmp_path):
     first = run("evaluate", tmp_path / "b", "--out", tmp_path / "o")
     assert run("evaluate", "--model", tmp_path / "b", "--out", tmp_path / "o", "--json") == first
 
 
 @pytest.mark.parametrize("command", [["evaluate", "b", "--out", "o"], ["compare", "a", "b"]])
-def test_a_terminal_has_the_table_alone_and_json_on_request(
+def test_a_terminal_shows_only_the_table_and_json_on_request(
     stage, run, tmp_path, monkeypatch, capsys, command
 ):
     monkeypatch.chdir(tmp_path)
@@ -145,7 +145,7 @@ def test_a_terminal_has_the_table_alone_and_json_on_request(
     assert "51 queries of 7 users" in printed.out
 
 
-def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):
+def test_another_model_replaces_the_last_blessed_one(stage, run, tmp_path):
     words = ["evaluate", tmp_path / "b", "--out", tmp_path / "o", "--against", tmp_path / "a"]
     _, said = run(*words)
     assert stage.given["--blessed"] == str(tmp_path / "a")
@@ -156,7 +156,7 @@ def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):
     assert "last blessed" not in said.split("Nothing")[0]
 
 
-def test_of_several_processes_the_first_one_writes_the_report(stage, run, tmp_path):
+def test_process_0_writes_the_report(stage, run, tmp_path):
     placed = {"--coordinator": "a:1", "--num-processes": "2", "--process-id": "1"}
     words = ["evaluate", tmp_path / "b", "--out", tmp_path / "o"]
     words += [word for pair in placed.items() for word in pair]
@@ -235,7 +235,7 @@ def test_two_models_are_measured_against_each_other_and_nothing_else(stage, run,
         ("auc", None, ["+4.0 %", "−10.0 … +20.0 %"]),
     ],
 )
-def test_it_is_said_who_is_better_and_how_surely(stage, run, tmp_path, metric, better, figures):
+def test_the_better_model_is_named_with_its_interval(stage, run, tmp_path, metric, better, figures):
     out, said = run(
         "compare", "a", "b", "--set", f"bless.metric={metric}", "--set", "bless.rules=[]"
     )

@@ -150,9 +150,7 @@ def write_spans(config, tmp_path, **files):
     return [f"data.interactions.files={tmp_path}/{{YYYY}}-{{MM}}-{{DD}}.csv"]
 
 
-def test_empty_spans_hold_nothing_and_broken_ones_are_left_out_where_a_run_leaves_them(
-    config, tmp_path
-):
+def test_empty_and_broken_spans_count_as_in_a_run(config, tmp_path):
     whole, n_rows, _ = count_raw(load_config(config).data)
     spans = write_spans(config, tmp_path, _01="whole", _02="empty", _03="a,b", _04="part")
     with pytest.raises(RecsysError, match=r"R203.*2026-01-03"):
@@ -322,14 +320,14 @@ def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):
     ],
     ids=" ".join,
 )
-def test_what_is_typed_wrong_exits_with_2(config, arguments, capsys):
+def test_invalid_options_exit_with_2(config, arguments, capsys):
     assert plan(str(config), *arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "Traceback" not in printed.err
 
 
-def test_hosts_say_what_they_hold_send_and_write(config, capsys):
+def test_hosts_report_memory_traffic_and_checkpoints(config, capsys):
     words = [str(config), "--hosts", "2", "--devices-per-host", "4", "--fabric", "10GB", *ALL]
     assert plan(*words) == 0
     assert re.search(r"^leaving time +\S+ [µm]s$", capsys.readouterr().out, re.MULTILINE)

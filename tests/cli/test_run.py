@@ -316,7 +316,7 @@ def test_a_busy_root_is_no_failure_and_leaves_no_log(tmp_path, monkeypatch, caps
     assert sorted(path.name for path in root.iterdir()) == ["run.lock"]
 
 
-def test_a_child_that_had_no_room_for_a_word_is_told_so(child, tmp_path, monkeypatch):
+def test_a_child_that_could_not_write_its_error_is_reported(child, tmp_path, monkeypatch):
     child("sys.exit(1)")
     _, start = follow_child(tmp_path)
     with pytest.raises(RecsysError, match=r"R903"):
@@ -379,9 +379,7 @@ def record_later_run(root):
     record.end({"name": "small", "state": "finished", "started": 4_070_908_800.0, "blessed": True})
 
 
-def test_under_a_clock_that_was_set_back_a_failed_run_tells_of_itself(
-    child, small, capfd, tmp_path
-):
+def test_under_a_clock_that_was_set_back_a_failed_run_reports_itself(child, small, capfd, tmp_path):
     root, own = tmp_path / "runs", "2001-01-01T00-00-00.000000Z"
     record_later_run(root)
     child(f"""

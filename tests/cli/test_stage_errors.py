@@ -78,7 +78,7 @@ def test_what_a_plugin_prints_is_in_the_log_and_not_in_the_answer(run):
     ]
 
 
-def test_an_exception_of_a_plugin_is_told_with_its_line(run):
+def test_an_exception_of_a_plugin_is_reported_with_its_line(run):
     with pytest.raises(RecsysError, match="R610") as raised:
         run("fails", "the width\nis wrong")
     text = str(raised.value)
@@ -103,7 +103,7 @@ def test_keras_does_not_hide_what_a_plugin_raised(run):
         (["runs_out"], r"my_plugin raised MemoryError.*memory"),
     ],
 )
-def test_other_exceptions_are_told_too(run, words, said):
+def test_other_exceptions_are_reported_too(run, words, said):
     with pytest.raises(RecsysError, match=rf"R610.*{said}"):
         run(*words)
 
@@ -121,7 +121,7 @@ def test_a_step_of_the_pipeline_names_the_plugin_too(tmp_path):
     assert "of_a_step.py:15" in str(error)
 
 
-def test_an_exception_in_code_without_a_module_is_told(monkeypatch):
+def test_an_exception_in_code_without_a_module_is_reported(monkeypatch):
     # Other tests of the process may have made `tests` the package of a plugin.
     monkeypatch.setattr(errors, "PLUGIN_PACKAGES", set())
     source = compile("{}['a name']", "made.py", "eval")

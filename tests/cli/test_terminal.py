@@ -98,7 +98,7 @@ def test_a_terminal_breaks_a_line_at_spaces_and_never_in_a_path():
     assert printed(lambda console: console.write_line(line), 20, is_terminal=False) == [line]
 
 
-def test_what_follows_a_break_stands_under_the_text():
+def test_what_follows_a_break_is_under_the_text():
     head = Text.assemble(("✓", "green"), " Trainer  ")
     line = "ran: its inputs `data` and `model` changed"
     assert printed(lambda console: console.write_line(line, head=head), 32) == [

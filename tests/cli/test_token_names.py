@@ -67,7 +67,7 @@ def test_folders_of_before_have_no_names(folder):
     assert [one.tokens for one in open_user_features(folder, 3)] == [None, None]
 
 
-def test_names_are_not_read_before_one_is_asked_for(folder):
+def test_names_are_not_read_before_one_is_requested(folder):
     (folder / "genres.tokens.parquet").write_bytes(b"no Parquet")
     tokens = Catalogue.open(folder).features[0].tokens
     assert len(tokens) == 4

@@ -160,7 +160,7 @@ def test_a_malformed_override_is_refused(small, override):
         "python-tag", "date", "unknown-alias",
     ],
 )  # fmt: skip
-def test_what_is_no_map_in_yaml_is_refused(tmp_path, text, code, words):
+def test_yaml_that_is_not_a_map_is_refused(tmp_path, text, code, words):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     error = refusal(path)
@@ -368,7 +368,7 @@ def test_a_hostile_override_is_one_sentence(small, value):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "missing", "binary"])
-def test_what_is_no_file_is_no_config(tmp_path, kind):
+def test_a_config_must_be_a_file(tmp_path, kind):
     path = tmp_path / "config.yaml"
     if kind == "pipe":
         os.mkfifo(path)

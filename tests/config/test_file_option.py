@@ -83,7 +83,7 @@ def config_in(folder, **model):
     return folder / "config.json"
 
 
-def test_paths_are_relative_to_the_config_and_those_of_overrides_to_the_current_folder(
+def test_paths_are_relative_to_the_config_and_in_overrides_to_the_current_folder(
     tmp_path, monkeypatch
 ):
     there, here = tmp_path / "there", tmp_path / "here"

@@ -108,7 +108,7 @@ def test_items_are_allowed_by_each_feature(tmp_path_factory, seed, genres, title
     assert found.tolist() == expected
 
 
-def test_inputs_have_names_of_their_own():
+def test_inputs_have_unique_names():
     assert filter_inputs(["genres", "a-b", "a_b"]) == {
         "only_genres": "genres",
         "only_a_b": "a-b",

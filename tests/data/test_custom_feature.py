@@ -64,7 +64,7 @@ def test_the_page_lists_every_option_of_every_kind():
 
 
 @pytest.mark.pipeline
-def test_a_type_of_ones_own_makes_tokens_in_the_data_and_in_the_graph(tmp_path):
+def test_a_type_of_a_plugin_makes_tokens_in_the_data_and_in_the_graph(tmp_path):
     tft = pytest.importorskip("tensorflow_transform")
     import tensorflow as tf
 

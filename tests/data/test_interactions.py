@@ -116,7 +116,7 @@ def test_a_time_is_read_in_its_unit(tmp_path, unit, text, seconds, other):
         (["1600000000"], "seconds", None),
     ],
 )
-def test_a_wrong_unit_is_told_with_the_one_that_fits(tmp_path, texts, unit, suggested):
+def test_a_wrong_unit_is_reported_with_the_one_that_fits(tmp_path, texts, unit, suggested):
     (tmp_path / "f.csv").write_text("u,i,t,r\n" + "".join(f"1,2,{text},4\n" for text in texts))
     path = str(tmp_path / "f.csv")
     config = InteractionsConfig(files=path, columns=COLUMNS, timestamp_unit=unit)

@@ -60,7 +60,7 @@ def test_neighbours_go_apart_as_in_a_drawn_permutation():
     assert ((first - 200) ** 2 / 200).sum() < 99 + 6 * np.sqrt(2 * 99)
 
 
-def test_epochs_and_seeds_have_shuffles_of_their_own():
+def test_epochs_and_seeds_have_different_shuffles():
     n = 10_000
     shuffles = [Permutation(n, key)[np.arange(n)] for key in [(0, 0, 0), (0, 0, 1), (1, 0, 0)]]
     for one in range(3):
@@ -90,7 +90,7 @@ def test_the_shuffle_of_a_seed_is_the_same_for_good():
     epoch=st.integers(0, 9),
     data=st.data(),
 )
-def test_each_entry_comes_once_and_a_run_of_places_is_a_piece_of_the_shards(
+def test_each_entry_comes_once_and_a_run_of_positions_is_a_piece_of_the_shards(
     sizes, buffer, seed, epoch, data
 ):
     starts = np.cumsum([0, *sizes])

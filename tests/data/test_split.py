@@ -71,7 +71,7 @@ def test_the_second_of_the_cut_is_held_out():
     assert count_positive_days(table) == {0: 1, 1: 1}
 
 
-def test_more_files_than_places_can_tell_apart_are_refused():
+def test_more_files_than_positions_can_distinguish_are_refused():
     line = np.array([1])
     assert file_positions(2**17 - 1, line)[0].as_py() > file_positions(2**17 - 2, line)[0].as_py()
     with pytest.raises(RecsysError, match="R266"):
@@ -141,7 +141,7 @@ def test_a_random_split_holds_out_the_same_pairs_in_every_run(tmp_path):
     assert not {pair for pair in held if pair[1] in items} & later_train
 
 
-def test_without_an_order_places_of_a_history_say_nothing(tmp_path):
+def test_without_an_order_positions_of_a_history_say_nothing(tmp_path):
     rows = [(f"u{user}", f"i{item}", 5) for user in range(200) for item in range(10)]
     _, store = make(source(write(tmp_path / "a.csv", rows), "random"), tmp_path)
     first = [items[0] for items in of_users(events(tmp_path, store, "train")).values()]

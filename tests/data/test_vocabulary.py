@@ -95,7 +95,7 @@ def test_the_most_frequent_come_first_then_the_order_of_ids():
     }
 
 
-def test_hash_rows_stand_for_unknown_ids_and_carry_their_counts():
+def test_hash_rows_represent_unknown_ids_and_have_their_counts():
     config = VocabularyConfig(min_count=2, hash_buckets=3)
     rare = {f"r{n}": (1, 1) for n in range(20)}
     vocabulary, _ = grow(None, counted({"a": (5, 1), **rare}), config, DAY)

@@ -17,7 +17,7 @@ subprocess.run(child_command("beside"), env={**os.environ, **as_parent()}, check
 """
 
 
-def test_a_child_imports_what_lies_beside_its_parent_s_script_and_not_what_lies_here(tmp_path):
+def test_a_child_imports_the_modules_beside_its_parents_script(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()

@@ -63,7 +63,7 @@ def test_what_starts_nothing_is_refused_with_its_key(text, problem):
         load_config(CONFIG, [f"launcher={text}"])
 
 
-def test_a_program_that_is_not_here_is_told_before_the_run():
+def test_a_program_that_is_not_here_is_reported_before_the_run():
     with pytest.raises(UsageError, match=r"R394.*no-such-program"):
         commands("no-such-program", "{command}").check()
     commands("sh", "-c", "{line}").check()

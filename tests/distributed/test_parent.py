@@ -68,7 +68,7 @@ def test_a_child_ends_with_a_parent_that_is_killed():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_process_that_nobody_bound_goes_on(tmp_path):
+def test_a_process_that_is_unbound_goes_on(tmp_path):
     parent, pid = family("free")
     parent.kill()
     parent.communicate()
@@ -139,7 +139,7 @@ def test_what_a_killed_program_left_is_removed_and_what_a_living_one_has_stays(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", f"{PREFIX}link"]
 
 
-def test_temporary_files_go_where_they_are_told_and_back(tmp_path):
+def test_temporary_files_go_to_the_given_folder_and_back(tmp_path):
     before = os.environ.get("TMPDIR")
     with temporary_files_in(tmp_path):
         assert files.tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)

@@ -122,7 +122,7 @@ def test_a_stage_ends_with_a_program_that_is_killed(tmp_path):
         assert not Path(f"/proc/{stage}/cmdline").exists()
 
 
-def test_a_stage_fails_as_before_where_nobody_asked(tmp_path, monkeypatch):
+def test_a_stage_fails_as_before_without_a_request(tmp_path, monkeypatch):
     (tmp_path / "planted_stage.py").write_text("raise SystemExit(3)")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     with pytest.raises(RecsysError, match=r"R610.*exit code 3"), signals_raised():

@@ -33,7 +33,7 @@ def test_one_wish_that_comes_by_two_ways_is_one(clock):
     assert signals.is_set
 
 
-def test_who_asks_again_later_insists(clock):
+def test_a_second_signal_ends_at_once(clock):
     signals = StopSignals()
     signals.add(signal.SIGINT)
     clock[0] += 5
@@ -67,7 +67,7 @@ def run_python(text, **own):
 
 
 @pytest.mark.parametrize(("does", "code"), [("begin", 1), ("pause", 0)])
-def test_a_step_that_takes_too_long_ends_with_a_sentence_and_what_is_no_step_does_not(does, code):
+def test_a_step_that_takes_too_long_ends_with_an_error(does, code):
     text = "import time; from recsys.distributed import ending as d\n"
     text += "d.n_processes = lambda: 2; watch = d.StepWatch(0.1)\n"
     text += f"with watch.watching(): watch.begin(); watch.{does}(); time.sleep(1)"
@@ -78,7 +78,7 @@ def test_a_step_that_takes_too_long_ends_with_a_sentence_and_what_is_no_step_doe
 
 
 @pytest.mark.parametrize("of", ["block", "step"])
-def test_who_waits_for_too_long_ends_and_names_who_does_not_wait(of):
+def test_a_timeout_names_the_processes_that_do_not_wait(of):
     """The other one sleeps, or waits for its own batch; it is found alive by JAX's service."""
     text = """
 import contextlib, time

@@ -43,7 +43,7 @@ def test_an_id_that_32_bits_do_not_hold_is_unknown(ids, expected):
     [[1.0, 2.0], np.array([np.nan]), ["a"], np.array([True]), np.array([1.5, "x"], object), [None]],
     ids=["float", "NaN", "string", "bool", "mixed", "None"],
 )
-def test_what_is_no_integer_is_refused(ids):
+def test_a_non_integer_is_refused(ids):
     with pytest.raises(UsageError, match=r"R362.*'item' must be integers"):
         as_int32(ids, "item")
     with pytest.raises(UsageError, match="R362"):
@@ -206,7 +206,7 @@ def test_ids_of_weight_zero_are_not_counted():
     "ids", [np.array([1.5, 2.0]), np.array([True, False]), np.array(["1", "2"])], ids=str
 )
 @pytest.mark.parametrize("kind", ["subclass", "functional"])
-def test_a_model_refuses_what_is_no_integer(kind, ids):
+def test_a_model_refuses_a_non_integer(kind, ids):
     x, y = {"f": ids}, np.zeros((2, DIM))
     for use in (
         lambda model: model(x),
@@ -220,7 +220,7 @@ def test_a_model_refuses_what_is_no_integer(kind, ids):
 
 
 @pytest.mark.parametrize(("kind", "mesh"), [("functional", "one device"), ("subclass", "8")])
-def test_an_unknown_id_stops_a_run_that_asked_for_it(kind, mesh):
+def test_an_unknown_id_stops_a_run_that_requested_it(kind, mesh):
     """Also on a mesh, on which a callback that raises would block the other devices."""
     for use in (
         lambda model: model.fit(X, Y, batch_size=8, verbose=0),

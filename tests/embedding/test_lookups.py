@@ -196,7 +196,7 @@ class WithPlaces(Lookup):
     ("mesh", "placement"),
     [("8", "row"), pytest.param("2×2", "column", marks=pytest.mark.thorough)],
 )
-def test_bags_without_any_place_are_zeros_and_train_nothing(mesh, placement):
+def test_bags_without_any_position_are_zeros_and_train_nothing(mesh, placement):
     tables = [
         TableConfig(c, ROWS, DIM, optimizer="adagrad", combiner=c, placement=placement)
         for c in COMBINERS

@@ -154,7 +154,7 @@ def everything(model):
     ("mesh", "kind"),
     cases(("8", "native"), thorough=[("one device", "pure")]),
 )
-def test_a_step_whose_gradient_is_no_number_is_skipped_under_a_scaled_loss(mesh, kind):
+def test_a_step_whose_gradient_is_nan_is_skipped_under_a_scaled_loss(mesh, kind):
     configs = tables()
     good, bad = batches(2)
     with on_mesh(mesh, configs), row_operations(kind):
@@ -186,7 +186,7 @@ class Rooted(Tower):
         return self.dense(keras.ops.concatenate([keras.ops.stop_gradient(zeros), others], axis=1))
 
 
-def test_a_gradient_of_rows_alone_that_is_no_number_skips_the_dense_weights_too():
+def test_a_gradient_of_rows_alone_that_is_nan_skips_the_dense_weights_too():
     zeros = TableConfig("zeros", ROWS, DIM, initializer="zeros", optimizer=SGD(RATE))
     others = TableConfig("others", ROWS, DIM, optimizer=SGD(RATE))
     model = Rooted({"zeros": zeros, "others": others})
@@ -338,7 +338,7 @@ def test_a_step_is_compiled_once():
     assert len(compiled_here) == 1
 
 
-def test_a_count_goes_on_past_what_float32_tells_apart():
+def test_a_count_goes_on_past_what_float32_distinguishes():
     count = ExactCount(name="n")
     count.build()
     for n in (2**24, 1, 2**30 - 1, 2**30 - 1, 2):

@@ -283,7 +283,7 @@ def test_an_optimizer_that_rows_have_not_is_refused(optimizer):
         optimizers.SGD(gradient_accumulation_steps=2),
     ],
 )
-def test_what_rows_cannot_follow_is_refused_by_name(optimizer):
+def test_unsupported_optimizer_options_are_refused_by_name(optimizer):
     with pytest.raises(UsageError, match=r"R351.*must leave '\w+' at"):
         row_optimizer(optimizer)
 

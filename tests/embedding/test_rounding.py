@@ -55,7 +55,7 @@ def test_the_formula_holds_to_the_bit():
     assert np.array_equal(rounded(x, places, seed, first_column=2), np.array(expected))
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_stays_nan():
     assert np.isnan(rounded([[np.nan]], [3], 5)).all()
 
 

@@ -11,7 +11,7 @@ DEVICES = [n for n in range(1, 257) if sharding.SLOTS % n == 0]
 
 
 @pytest.mark.parametrize("rows", [1, 3840, 3841, 100_000])
-def test_every_place_holds_one_row(rows):
+def test_every_position_holds_one_row(rows):
     padded = sharding.padded_rows(rows, 8)
     assert rows <= padded < rows + sharding.SLOTS
     places = sharding.physical_rows(np.arange(padded), padded)
@@ -20,7 +20,7 @@ def test_every_place_holds_one_row(rows):
 
 
 @given(st.integers(1, 2**31 - 1 - 3840), st.data())
-def test_places_and_rows_are_inverse_in_32_bits_too(rows, data):
+def test_positions_and_rows_are_inverse_in_32_bits_too(rows, data):
     padded = sharding.padded_rows(rows, 1)
     row = data.draw(st.integers(0, padded - 1))
     place = sharding.physical_rows(row, padded)
@@ -47,7 +47,7 @@ def test_the_first_rows_fall_on_all_devices_alike(n):
 
 
 @pytest.mark.parametrize("rows", [7, 5000, 123_456])
-def test_a_row_keeps_its_place_on_every_mesh_that_divides_the_slots(rows):
+def test_a_row_keeps_its_position_on_every_mesh_that_divides_the_slots(rows):
     assert {sharding.padded_rows(rows, n) for n in DEVICES} == {sharding.padded_rows(rows, 1)}
 
 

@@ -161,7 +161,7 @@ def test_a_model_of_another_split_is_not_measured(unordered, tmp_path):
     assert '"split": "random"' in str(caught.value)
 
 
-def test_of_a_model_by_time_it_is_the_split_that_is_told_and_not_the_cut(unordered, tmp_path):
+def test_of_a_model_by_time_it_is_the_split_that_is_reported_and_not_the_cut(unordered, tmp_path):
     out, _ = unordered
     shutil.copytree(out / "model", tmp_path / "model")
     file = tmp_path / "model" / "vocabulary" / "items.parquet"
@@ -184,13 +184,13 @@ def test_an_order_that_is_not_there_can_not_be_asked_for(unordered, tmp_path):
     assert caught.value.code == "R336"
 
 
-def test_a_training_goes_on_from_nothing_unless_split_by_time(unordered, tmp_path):
+def test_a_training_continues_from_nothing_unless_split_by_time(unordered, tmp_path):
     out, _ = unordered
     summary = train(TRAINED, out / "data", tmp_path / "model", base=out / "model")
     assert "not split by time" in summary["cold"]
 
 
-def test_nights_are_not_simulated_of_what_has_none(tmp_path, capsys):
+def test_data_without_days_are_not_simulated(tmp_path, capsys):
     write(tmp_path / "a.csv", LIKED)
     (tmp_path / "c.yaml").write_text(
         "{name: t, root: r, data: {split: random, interactions: {files: a.csv,"
@@ -201,7 +201,7 @@ def test_nights_are_not_simulated_of_what_has_none(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_more_nights_than_the_data_have_are_refused(tmp_path, capsys):
+def test_more_days_than_the_data_have_are_refused(tmp_path, capsys):
     rows = "".join(f"u{n % 7},i{n % 5},{10**9 + 86_400 * (n % 4)}\n" for n in range(80))
     (tmp_path / "a.csv").write_text(f"user,item,time\n{rows}")
     columns = "{user: user, item: item, timestamp: time}"

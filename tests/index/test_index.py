@@ -158,7 +158,7 @@ def test_a_bundle_without_an_index_has_none(world, tmp_path):
     assert read_index(tmp_path, *world[:2]) is None
 
 
-def test_who_lacks_faiss_is_told_what_to_install(world, tmp_path, monkeypatch):
+def test_without_faiss_the_error_names_what_to_install(world, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(RecsysError, match=r"\[R580\].*Install the extra serve"):
         build(tmp_path, *world, _K, IndexConfig(kind="ann"))

@@ -118,7 +118,7 @@ def test_a_querys_results_do_not_depend_on_the_job_that_it_is_in():
         np.testing.assert_array_equal(one, other)
 
 
-def test_rows_of_given_scores_may_lie_apart_or_upon_each_other():
+def test_given_scores_may_have_any_row_stride():
     _, _, bias, positives, seen = case(40, 130, 1)
     wide = np.random.default_rng(0).integers(0, 9, (40, 200)).astype(np.float32)
     scores = wide[:, 30:160]
@@ -127,7 +127,7 @@ def test_rows_of_given_scores_may_lie_apart_or_upon_each_other():
     assert_right(ranked(None, same, bias, positives, seen, 20), same, bias, positives, seen, 20)
 
 
-def test_a_score_that_is_no_number_is_told_unless_it_is_no_candidates():
+def test_a_score_that_is_nan_is_reported_unless_it_is_no_candidates():
     bias = np.zeros(100, np.float32)
     bias[3] = np.nan
     scores = np.zeros((3, 100), np.float32)

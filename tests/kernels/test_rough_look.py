@@ -194,7 +194,7 @@ def test_one_of_a_few_and_of_many_queries_is_answered_alike_by_any_number_of_thr
         assert_same(part, [x[start:stop] for x in whole])
 
 
-def test_rows_of_the_table_may_lie_apart():
+def test_the_table_may_have_any_row_stride():
     rng = np.random.default_rng(0)
     query, table, is_item, hidden = case(rng, "normal", 9, 3000, 20)
     wide = np.zeros((3000, 32), np.float32)

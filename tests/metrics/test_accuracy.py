@@ -104,7 +104,7 @@ def test_users_count_equally_however_many_queries_they_have():
     [np.ones(2), np.ones((3, 1)), np.array(["a", "b", "c"]), np.float64(1)],
     ids=["too-few", "rank", "text", "scalar"],
 )
-def test_a_metric_that_is_no_number_for_each_query_is_refused(monkeypatch, values):
+def test_a_metric_that_is_nan_for_each_query_is_refused(monkeypatch, values):
     monkeypatch.setattr(Recall, "per_query", lambda self, lists, k: values)
     lists = RankedLists(np.array([1, 2, 3]), np.arange(3), 3)
     with pytest.raises(RecsysError, match=r"R334.*'recall'.*3 queries"):

@@ -22,7 +22,7 @@ HISTORIES = arrays.arrays(
 
 
 @given(HISTORIES, st.integers(1, 12))
-def test_every_place_has_its_item_and_an_item_comes_once(history, n):
+def test_every_position_has_its_item_and_an_item_comes_once(history, n):
     once, distinct = unique_items(history, n), set(history.ravel().tolist())
     items, place = once["history_item"], once["history_place"]
     np.testing.assert_array_equal(items[place], history)

@@ -322,7 +322,7 @@ def test_a_history_needs_layers_and_an_encoder_of_items_to_pass_a_tower(options)
         TwoTowerConfig(history_tower=True, **options)
 
 
-def test_an_encoder_of_ones_own_that_only_weighs_passes_no_tower():
+def test_an_encoder_of_a_plugin_that_only_weighs_passes_no_tower():
     @recsys.register_encoder("weighs_alone")
     class WeighsAlone(PositionWeights):
         class Config(Strict):

@@ -49,7 +49,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return out, json.loads(said.splitlines()[-1])
 
 
-def test_each_night_is_replayed_once(simulated: tuple[Path, dict[str, Any]]) -> None:
+def test_each_day_is_replayed_once(simulated: tuple[Path, dict[str, Any]]) -> None:
     out, told = simulated
     nights = [json.loads(line) for line in (out / "nights.jsonl").read_text().splitlines()]
     assert [night["span"] for night in nights] == [f"2023-{m:02}-01" for m in (9, 10, 11, 12)]

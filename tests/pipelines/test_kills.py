@@ -108,7 +108,7 @@ def test_a_stopped_run_says_so_and_is_finished_by_the_same_command(world, of_all
     assert breaches(world, 0) == []
 
 
-def test_a_webhook_is_told_of_a_stopped_run_and_by_the_next_one_of_a_killed_run(world):
+def test_a_webhook_is_called_for_a_stopped_run_and_later_for_a_killed_one(world):
     asked = ("--set", "notify.webhook_env=NIGHT_HOOK")
     with Server(200) as server:
         hook = {"NIGHT_HOOK": f"http://{server.host}/"}

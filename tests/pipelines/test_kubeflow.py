@@ -154,7 +154,7 @@ def test_every_parameter_is_there_and_names_no_folder_of_this_machine(compiled, 
     assert reporter["run_id"].runtime_value.constant.string_value == "{{$.pipeline_job_name}}"
 
 
-def test_the_model_is_compared_with_and_goes_on_from_the_latest_blessed_one(compiled):
+def test_the_model_is_compared_with_and_continues_from_the_latest_blessed_one(compiled):
     job, local = compiled
     spec, deployment = parsed(job)
     asked = [("RetrievalEvaluator", "blessed_model")]

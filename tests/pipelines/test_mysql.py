@@ -92,7 +92,7 @@ def config(server, tmp_path, monkeypatch):
     ],
     ids=["password", "user", "rights", "database", "tls"],
 )
-def test_a_server_that_refuses_us_is_told_of_without_the_password(config, changes, code):
+def test_a_refusing_server_is_reported_without_the_password(config, changes, code):
     with pytest.raises(RecsysError, match=code) as caught:
         check_metadata(config(**changes))
     assert PASSWORD not in str(caught.value)

@@ -90,7 +90,7 @@ def test_equal_data_with_another_config_go_on(runs):
     assert runs.previous(today, [made], config='{"min_count": 2}') == [made.id]
 
 
-def test_where_that_is_deleted_it_goes_on_from_the_newest(runs):
+def test_where_that_is_deleted_it_continues_from_the_newest(runs):
     today = runs.artifact(Examples)
     deleted = runs.run(runs.artifact(Examples))
     newest = runs.run(today, [deleted])

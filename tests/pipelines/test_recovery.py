@@ -157,7 +157,7 @@ def test_a_sweep_that_is_killed_is_done_again(tmp_path, store, monkeypatch):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root writes anywhere")
-def test_what_can_not_be_removed_stops_nobody(tmp_path, store):
+def test_what_can_not_be_removed_stops_no_run(tmp_path, store):
     dead, _ = store.execute("Step", "1", state=STATE.RUNNING)
     make(tmp_path, f"artifacts/Step/data/{dead}/x")
     (tmp_path / "artifacts/Step/data").chmod(0o500)

@@ -157,7 +157,7 @@ def records(runs):
     ]
 
 
-def test_each_run_leaves_a_record_and_its_report_tells_of_it(runs, rerun, n_rows):
+def test_each_run_leaves_a_record_and_its_report_shows_it(runs, rerun, n_rows):
     events, ((head, *lines), result) = rerun
     assert head["steps"] == events[0]["steps"]
     assert {line["step"]: (line["state"], line["reason"]) for line in lines} == steps(events)

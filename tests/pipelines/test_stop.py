@@ -81,7 +81,7 @@ def test_a_run_whose_lock_was_taken_over_stops_before_the_next_step(tmp_path, st
     assert runner.result()["state"] == "failed"
 
 
-def test_a_full_disk_is_told_with_its_place_and_room_whoever_met_it(tmp_path):
+def test_a_full_disk_is_reported_with_its_place_and_room_whoever_met_it(tmp_path):
     beam = RuntimeError(
         f"OSError: [Errno 28] No space left on device: '{tmp_path}/a/part-0' [while running 'x']"
     )
@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_with_its_place_and_room_whoever_met_it(tmp_path):
     assert as_recsys_error(ValueError("else"), "Step", tmp_path).code == "R600"
 
 
-def test_what_nobody_can_explain_on_a_full_disk_is_told_as_that(tmp_path, monkeypatch):
+def test_an_unexplained_error_on_a_full_disk_is_reported_as_such(tmp_path, monkeypatch):
     rolled_back = mlmd.errors.InternalError("cannot commit - no transaction is active")
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R600"
     monkeypatch.setattr("recsys.system.disk.free_bytes", lambda _: 4096)

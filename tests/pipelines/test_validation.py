@@ -265,7 +265,7 @@ def measured(validation, kind):
 
 
 @pytest.mark.slow
-def test_nights_are_compared_with_the_last_accepted_one_and_the_last_blessed_model(tmp_path):
+def test_days_are_compared_with_the_last_accepted_one_and_the_last_blessed_model(tmp_path):
     nights = Nights(tmp_path)
 
     nights(night(40))

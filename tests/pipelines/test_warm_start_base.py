@@ -82,7 +82,7 @@ def test_the_first_night_has_none_and_neither_has_its_rerun(nights):
     assert nights.base(first) == []
 
 
-def test_a_night_goes_on_from_the_last_blessed_model_not_from_a_refused_one(nights):
+def test_a_night_continues_from_the_last_blessed_model_not_from_a_refused_one(nights):
     good = nights.train(nights.data())
     refused = nights.train(nights.data(), [good], blessed=False)
     assert refused.id > good.id
@@ -110,7 +110,7 @@ def test_a_model_whose_folder_is_gone_is_no_base(nights, tmp_path):
     assert nights.base(nights.data()) == [older.id]
 
 
-def test_a_rerun_whose_base_is_deleted_goes_on_from_the_last_good_one(nights):
+def test_a_rerun_whose_base_is_deleted_continues_from_the_last_good_one(nights):
     gone, today = nights.train(nights.data()), nights.data()
     made = nights.train(today, [gone])
     nights.models.remove(gone)

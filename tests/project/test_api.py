@@ -137,7 +137,7 @@ def test_the_contents_list_every_public_name():
         ([TwoTowerConfig()], ["recsys.models.encoders", "recsys.models.two_tower"]),
     ],
 )
-def test_a_config_tells_the_modules_of_what_it_names(parts, modules):
+def test_a_config_reports_the_modules_of_what_it_names(parts, modules):
     assert {*modules} <= {*modules_of(*parts)}
 
 

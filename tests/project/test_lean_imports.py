@@ -36,7 +36,7 @@ import IPython, pandas, sklearn
 """
 
 
-def test_keras_is_imported_without_what_it_only_looks_for_and_that_later_all_the_same(tmp_path):
+def test_keras_is_imported_without_optional_packages_which_still_work_later(tmp_path):
     assert printed(tmp_path, _KERAS) == "set() (1, 2)\n"
 
 
@@ -87,7 +87,7 @@ print(type(tfx.components.__loader__) is type(pusher.__loader__))
 """
 
 
-def test_the_contents_of_tfx_are_imported_when_one_is_asked_for(tmp_path):
+def test_the_contents_of_tfx_are_imported_when_one_is_requested(tmp_path):
     components = tmp_path / "tfx" / "components"
     components.mkdir(parents=True)
     (tmp_path / "tfx" / "__init__.py").write_text("")
@@ -114,7 +114,7 @@ except SystemExit:
 """
 
 
-def test_the_command_line_imports_so_and_who_calls_it_from_a_program_of_their_own_does_not():
+def test_only_the_command_line_itself_defers_imports():
     path = [path for path in sys.path if not path.endswith("startup")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     child = subprocess.run(

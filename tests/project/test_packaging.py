@@ -87,7 +87,7 @@ def test_no_text_installs_a_distribution_of_another_name():
 
 
 @pytest.mark.parametrize("extra", ["pipeline", "serve", "kubeflow"])
-def test_what_is_told_where_an_extra_is_missing_installs_from_the_clone(extra):
+def test_the_cure_for_a_missing_extra_installs_from_the_clone(extra):
     text = install_extra(extra)
     assert "uv sync --all-extras" in text
     for requirement in re.findall(r"pip install '([^']*)'", text):

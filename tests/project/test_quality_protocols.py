@@ -337,7 +337,7 @@ def test_items_of_a_user_without_times_come_in_any_order_but_stay_with_their_use
     assert np.array_equal(mixed.items, Csr.of_lists(lists, 60).shuffled().items)
 
 
-def test_a_random_split_is_told_from_one_that_prefers_popular_items():
+def test_a_random_split_is_distinguished_from_one_that_prefers_popular_items():
     draw = np.random.default_rng(0)
     popularity = 1.0 / np.arange(1, 301)
     lists = [

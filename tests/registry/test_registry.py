@@ -73,7 +73,7 @@ def test_a_wrong_choice_says_where_and_what(written, place, message):
     assert message in problem["msg"]
 
 
-def test_a_name_stands_for_one_class():
+def test_a_name_represents_one_class():
     with pytest.raises(UsageError, match="R109"):
 
         @registry.register_loss("test_plain")

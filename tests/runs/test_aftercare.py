@@ -41,7 +41,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
-def test_a_run_that_ended_is_told_with_its_record_after_the_cleaning(tmp_path, calls, monkeypatch):
+def test_a_run_that_ended_is_reported_with_its_record_after_the_cleaning(
+    tmp_path, calls, monkeypatch
+):
     monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "events"))
     RunRecord(tmp_path / "runs" / RUN).start("tiny", ["A"], 1.0)
     RunRecord(tmp_path / "runs" / RUN).end({"name": "tiny", "blessed": True, "state": "finished"})
@@ -59,7 +61,7 @@ def test_a_run_that_ended_is_told_with_its_record_after_the_cleaning(tmp_path, c
 
 
 @pytest.mark.parametrize("run_id", [None, RUN, "gone"])
-def test_a_run_that_failed_is_told_and_nothing_is_cleaned(tmp_path, calls, run_id):
+def test_a_run_that_failed_is_reported_and_nothing_is_cleaned(tmp_path, calls, run_id):
     RunRecord(tmp_path / "runs" / RUN).start("tiny", ["A"], 1.0)
     night = after_run(config_of(tmp_path), run_id, RecsysError("R201", "No file.", "Mend."), "A")
     assert (night["state"], night["step"]) == ("failed", "A")
@@ -68,7 +70,7 @@ def test_a_run_that_failed_is_told_and_nothing_is_cleaned(tmp_path, calls, run_i
     assert calls["told"][0]["state"] == "failed"
 
 
-def test_a_run_that_was_stopped_is_told_as_such_in_ten_seconds_at_most(tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_is_reported_as_such_in_ten_seconds_at_most(tmp_path, monkeypatch):
     limits = []
 
     def tell(night: dict[str, Any], notify: Any) -> None:
@@ -82,7 +84,7 @@ def test_a_run_that_was_stopped_is_told_as_such_in_ten_seconds_at_most(tmp_path,
     assert limits == [("interrupted", 10.0)] * 2
 
 
-def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
+def test_runs_that_were_killed_are_reported_by_the_next_one(tmp_path, calls):
     for name in (RUN, "b"):
         RunRecord(tmp_path / "runs" / name).start("tiny", ["A"], 1.0)
     ended = record_killed(tmp_path)

@@ -164,7 +164,7 @@ def _night(n: int, warm: float, cold: float, *, base: bool = True) -> dict[str, 
     }  # fmt: skip
 
 
-def test_the_sum_is_over_the_nights_that_can_be_compared() -> None:
+def test_the_sum_is_over_the_days_that_can_be_compared() -> None:
     nights = [_night(0, 9.0, 1.0, base=False), *(_night(n, 0.1 * n, 0.05 * n) for n in range(1, 9))]
     nights.append({**_night(9, 0, 0), "state": "failed", "warm": None, "cold": None})
     found = summarize(nights)

@@ -104,7 +104,7 @@ def test_without_a_limit_every_artifact_stays(store):
     assert cleaned(store, days=1)["goes"] == []  # All of them are of today.
 
 
-def test_what_the_next_run_goes_on_from_stays_though_its_own_run_goes(store, nights):
+def test_what_the_next_run_continues_from_stays_though_its_own_run_goes(store, nights):
     failed = store.night("2026-01-05", "failed")  # After it made vocabularies.
     last = store.night("2026-01-06", "refused")
     for day in (7, 8):
@@ -191,7 +191,7 @@ def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, moment):
     assert all(states[id_] == proto.Artifact.LIVE for id_ in there(store))
 
 
-def test_what_belongs_to_others_is_left_alone(store, tmp_path, nights):
+def test_what_belongs_to_others_is_unchanged(store, tmp_path, nights):
     theirs = store.night("other-1", pipeline="other")
     _, pending = store.execute(
         "Trainer",
@@ -274,7 +274,7 @@ def set_time(path: Path, moment: float) -> None:
         os.utime(each, (moment, moment))
 
 
-def test_checkpoints_records_and_logs_have_limits_of_their_own(tmp_path):
+def test_checkpoints_records_and_logs_have_separate_limits(tmp_path):
     runs = [(f"run-{i}", 1000.0 * i) for i in range(5)]
     (tmp_path / "logs").mkdir()
     for place, (run, started) in enumerate(runs):

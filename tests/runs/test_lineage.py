@@ -47,7 +47,7 @@ def model_of(path: Path, **training: Any) -> Path:
     return path
 
 
-def test_a_source_is_told_by_its_files_below_their_common_folder(tmp_path):
+def test_a_source_is_described_by_its_files_below_their_common_folder(tmp_path):
     letters = letters_of(tmp_path / "letters")
     told = describe_source(letters, "abc")
     assert told == {
@@ -67,7 +67,7 @@ def test_a_source_is_told_by_its_files_below_their_common_folder(tmp_path):
     assert describe_source(remote, "")["files"] == ["gs://b/1.csv", "gs://b/2.csv"]
 
 
-def test_a_model_is_told_by_the_fingerprint_that_a_warm_start_names(tmp_path):
+def test_a_model_has_the_fingerprint_that_a_warm_start_names(tmp_path):
     model = model_of(tmp_path / "model")
     of_weights = model_fingerprint(model)
     assert of_weights == model_fingerprint(model_of(tmp_path / "same"))
@@ -170,7 +170,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_commit_of_the_code_is_told_and_whether_sources_differ_from_it(checkout):
+def test_the_commit_of_the_code_is_reported_and_whether_sources_differ_from_it(checkout):
     commit = git(checkout, "rev-parse", "HEAD")
     clean = source_version(checkout)
     assert (clean["commit"], clean["is_dirty"]) == (commit, False)
@@ -180,7 +180,7 @@ def test_the_commit_of_the_code_is_told_and_whether_sources_differ_from_it(check
     assert source_version(checkout) == {**clean, "is_dirty": True}
 
 
-def test_without_git_or_a_checkout_the_version_is_told(checkout, tmp_path, monkeypatch):
+def test_without_git_or_a_checkout_the_version_is_reported(checkout, tmp_path, monkeypatch):
     (tmp_path / "recsys/inside").mkdir()
     unknown = {"version": __version__, "commit": None, "is_dirty": None}
     # Below somebody else's checkout, which is none of ours.

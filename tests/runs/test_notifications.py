@@ -198,7 +198,7 @@ def after(value: str) -> Any:
     return busy
 
 
-def test_a_webhook_that_asks_to_be_left_alone_is_left_alone_that_long(monkeypatch):
+def test_the_retry_after_of_a_webhook_is_respected(monkeypatch):
     began = time.monotonic()
     with Server(after("1"), 200) as server:
         found = told(monkeypatch, f"http://{server.host}/")
@@ -217,7 +217,7 @@ def test_a_webhook_that_asks_for_longer_than_there_is_is_given_up(monkeypatch):
 @pytest.mark.parametrize(
     "value", ["", "soon", "-5", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 99 Oct 2015", "²"]
 )
-def test_a_retry_after_that_is_no_number_of_seconds_is_ignored(monkeypatch, value):
+def test_an_invalid_retry_after_is_ignored(monkeypatch, value):
     with Server(after(value), 200) as server:
         assert told(monkeypatch, f"http://{server.host}/")["sent"] is True
 
@@ -277,7 +277,7 @@ def test_a_huge_answer_is_not_read_to_its_end(monkeypatch):
     assert sent[0] < 50 << 20
 
 
-def test_nobody_there_is_told_without_the_url(monkeypatch):
+def test_a_missing_server_is_reported_without_the_url(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     found = told(monkeypatch, f"http://127.0.0.1:{port}/{SECRET}", attempts=2)
@@ -285,7 +285,7 @@ def test_nobody_there_is_told_without_the_url(monkeypatch):
     assert found["error"] == "Connection refused"
 
 
-def test_a_server_without_a_good_certificate_is_told_nothing(monkeypatch):
+def test_a_server_without_a_valid_certificate_receives_nothing(monkeypatch):
     with Server(200) as server:  # Speaks no TLS at all.
         found = told(monkeypatch, f"https://127.0.0.1:{server.port}/{SECRET}", attempts=1)
     assert found["sent"] is False
@@ -302,7 +302,7 @@ def test_what_is_no_address_of_the_web_is_never_opened(monkeypatch, url):
     assert "NIGHT_HOOK" in found["error"]
 
 
-def test_nobody_is_told_unless_asked_for(monkeypatch):
+def test_no_webhook_is_called_by_default(monkeypatch):
     night = run_summary("1", RESULT, ROOT)
     assert notifications.send_summary(night, NotifyConfig()) is None
     assert notifications.send_summary(night, NotifyConfig(webhook_env="X", on=("failed",))) is None

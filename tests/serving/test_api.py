@@ -36,7 +36,7 @@ def ids(items):
     return [item["id"] for item in items]
 
 
-def test_what_is_served_is_told_the_newest_version_first(server):
+def test_what_is_served_is_reported_the_newest_version_first(server):
     filters = {"only_genre": "genre"}
     assert get(server, "about") == {"name": "m", "versions": [2, 1], "most": 4, "filters": filters}
 

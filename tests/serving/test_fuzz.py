@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("n", [5, pytest.param(100, marks=pytest.mark.faults)])
-def test_every_answer_is_one_that_the_openapi_page_tells_of(tmp_path, n):
+def test_every_answer_is_in_the_openapi_page(tmp_path, n):
     # The page can't say what a signature takes: valid requests may be refused.
     options = ["--exclude-checks", "positive_data_acceptance", "--max-examples", str(n)]
     with Running(versions=(1, 2), kind=FakeRecommender) as running:

@@ -115,7 +115,7 @@ def test_open_inference_over_grpc_gives_the_same_answer(channel, expected, is_ra
         assert [text.decode() for text in ids.contents.bytes_contents] == texts
 
 
-def test_open_inference_tells_of_the_server_and_the_model(server, channel):
+def test_open_inference_reports_the_server_and_the_model(server, channel):
     assert inference(channel, "ServerLive").live
     assert inference(channel, "ServerReady").ready
     assert inference(channel, "ServerMetadata").name == "recsys"

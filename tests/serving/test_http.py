@@ -93,7 +93,7 @@ def test_paths_that_name_nothing(server, path, status, said):
     assert said in answer.json()["error"]
 
 
-def test_the_state_of_versions_is_told_as_tensorflow_serving_tells_it(server):
+def test_the_state_of_versions_is_reported_as_tensorflow_serving_reports_it(server):
     ok = {"error_code": "OK", "error_message": ""}
     both = [{"version": v, "state": "AVAILABLE", "status": ok} for v in ("3", "2")]
     answer = requesting.get(f"{server.url}/v1/models/m")

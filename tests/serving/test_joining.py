@@ -131,7 +131,7 @@ def test_one_at_fault_is_refused_and_the_others_are_answered():
     threads.work.close()
 
 
-def test_places_are_counted_for_those_who_are_joined_too():
+def test_positions_are_counted_for_those_who_are_joined_too():
     threads = Threads(queue=2)
     found = asyncio.run(threads.ask("aaaa", list))
     statuses = [getattr(one, "status", one) for one in found]
@@ -140,7 +140,7 @@ def test_places_are_counted_for_those_who_are_joined_too():
     threads.work.close()
 
 
-def test_who_waited_too_long_hears_so_and_costs_nobody_an_answer():
+def test_a_timeout_is_reported_and_costs_no_other_answer():
     threads = Threads(answer_s=0.05)
 
     async def ask():

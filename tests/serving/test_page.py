@@ -178,7 +178,7 @@ def _contrast(page):
     return (max(light) + 0.05) / (min(light) + 0.05)
 
 
-def test_every_field_has_a_label_and_news_are_told(page):
+def test_every_field_has_a_label_and_news_are_reported(page):
     unlabelled = (
         "[...document.querySelectorAll('input, select')].filter(e => !e.labels.length).length"
     )
@@ -197,7 +197,7 @@ def test_a_number_of_items_that_no_model_answers_with_is_refused_on_the_page(pag
     assert page.text("#status") == f"The number of items is a whole number from 1 to {most}."
 
 
-def test_what_the_server_refuses_is_told(page):
+def test_what_the_server_refuses_is_reported(page):
     page.run("document.querySelector('#k').max = '99'")
     page.run("document.querySelector('#k').value = '99'")
     page.run("document.querySelector('#user').focus()")

@@ -216,7 +216,7 @@ def test_a_run_that_is_killed_leaves_nothing_half_and_does_not_block_the_next(tm
     "words",
     [[], ["--user", "1", "--users", "f"], ["--users", "f"], ["--user", "1", "--out", "o"]],
 )
-def test_either_a_user_or_a_file_is_asked_for(words, capsys):
+def test_either_a_user_or_a_file_is_requested(words, capsys):
     assert run_main("recommend", *words) == 2
     assert "R548" in capsys.readouterr().err
 
@@ -259,7 +259,7 @@ def test_the_answers_are_those_of_the_signature_recommend(served, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_stranger_is_answered_by_popularity_and_told_apart(exported_world, served, capsys):
+def test_a_stranger_is_answered_by_popularity_and_distinguished(exported_world, served, capsys):
     # In this world shared rows have features, too.
     data = exported_world.data
     users = Vocabulary.load(data / "vocabulary" / "users.parquet")

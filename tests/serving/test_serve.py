@@ -302,7 +302,7 @@ def test_the_index_of_a_bundle_answers(server, folder, bundle, tmp_path):
     np.testing.assert_allclose(*scores, atol=1e-6)
 
 
-def test_a_signal_while_nothing_was_pushed_ends_it_at_once_and_other_machines_are_warned_of(
+def test_a_signal_before_the_first_version_ends_the_server_at_once(
     tmp_path,
 ):
     with running("--root", str(tmp_path), "--name", "world", "--host", "::") as server:
@@ -323,7 +323,7 @@ def _in_flight(server):
     "words",
     ["--model-dir {bundle}", "--model-dir x --root x", "--root x --name ../x"],
 )
-def test_what_cannot_be_served_is_said_in_a_sentence(bundle, capsys, words):
+def test_an_invalid_bundle_is_not_served(bundle, capsys, words):
     with pytest.raises(SystemExit) as ended:
         main(["serve", *words.format(bundle=bundle).split()])
     assert (ended.value.code, "[R565]" in capsys.readouterr().err) == (2, True)

@@ -214,7 +214,7 @@ def test_nonsense_is_refused_before_a_file_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_something_in_it_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     for out in (tmp_path, tmp_path / "mine.txt"):
         with pytest.raises(UsageError, match="R704"):

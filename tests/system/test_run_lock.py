@@ -67,7 +67,7 @@ def sign(root, owner, silent=0.0):
 ELSEWHERE = Owner.this().model_copy(update={"machine": "another", "host": "another-host"})
 
 
-def test_a_second_run_is_told_pid_host_age_and_the_last_sign_of_life(tmp_path, other_run):
+def test_a_second_run_is_refused_with_pid_host_age_and_the_last_heartbeat(tmp_path, other_run):
     who = rf"process {other_run.pid} on {socket.gethostname()}"
     told = rf"R601.*{who}, for [\d.]+ m?s, .*life [\d.]+ m?s ago"
     with pytest.raises(BusyError, match=told) as caught, run_lock(tmp_path):
@@ -92,7 +92,7 @@ def test_a_killed_holder_is_taken_over_from_and_named(tmp_path, other_run):
     "content",
     ["", "no json", "[]", '{"pid": 1}', '{"pid": "1", "host": "h", "started": 0}', "\0" * 50],
 )
-def test_damage_in_the_file_is_nobody(tmp_path, content):
+def test_damage_in_the_file_means_no_holder(tmp_path, content):
     sign(tmp_path, content)
     refuse_if_held(tmp_path)
     with run_lock(tmp_path) as lock:
@@ -127,7 +127,7 @@ def test_on_a_shared_disk_a_dead_process_of_this_machine_needs_no_waiting(tmp_pa
             assert lock.taken_over.pid == pid
 
 
-def test_on_a_shared_disk_where_flock_fails_a_living_process_is_left_alone(
+def test_on_a_shared_disk_where_flock_fails_a_living_process_is_unchanged(
     tmp_path, shared, monkeypatch
 ):
     monkeypatch.setattr(run_lock_module, "_flocked", lambda *_: False)

@@ -375,7 +375,7 @@ def assert_goes_on_from_the_first(store, folder, match):
 
 @told_twice
 @pytest.mark.usefixtures("thrown_away")
-def test_a_full_disk_is_told_and_the_last_checkpoint_stays(small_disk):
+def test_a_full_disk_is_reported_and_the_last_checkpoint_stays(small_disk):
     folder = small_disk / "run"
     store = store_of(folder)
     store.save(1, arrays(large(1)), {})
@@ -387,7 +387,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(small_disk):
 
 @told_twice
 @pytest.mark.usefixtures("thrown_away")
-def test_a_file_that_may_not_grow_is_told_by_the_next_save(tmp_path):
+def test_a_file_that_may_not_grow_is_reported_by_the_next_save(tmp_path):
     store = store_of(tmp_path)
     store.save(1, arrays(large(1)), {})
     store.wait()
@@ -414,7 +414,9 @@ def save_and_close(store):
 @told_twice
 @pytest.mark.usefixtures("thrown_away")
 @pytest.mark.parametrize("n_bytes", [1, 100])
-def test_what_failed_is_told_by_the_save_and_not_again_when_the_store_is_closed(tmp_path, n_bytes):
+def test_what_failed_is_reported_by_the_save_and_not_again_when_the_store_is_closed(
+    tmp_path, n_bytes
+):
     """Orbax keeps the error of a file of its own that found no room, and raises it to the end."""
     store = store_of(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -427,7 +429,7 @@ def test_what_failed_is_told_by_the_save_and_not_again_when_the_store_is_closed(
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_vanished_is_told(tmp_path):
+def test_a_folder_that_vanished_is_reported(tmp_path):
     store = store_of(tmp_path / "run")
     (tmp_path / "run").rmdir()
     (tmp_path / "run").write_text("")

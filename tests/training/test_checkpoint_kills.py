@@ -42,7 +42,7 @@ class Run:
             self.said.append((word, *map(int, rest), 0)[:2])
 
 
-def test_a_killed_run_goes_on_from_what_it_announced(tmp_path):
+def test_a_killed_run_continues_from_what_it_announced(tmp_path):
     rng = random.Random(5)
     folder = tmp_path / "checkpoints"
     forker = subprocess.Popen(

@@ -176,7 +176,7 @@ def test_two_processes_that_are_asked_to_stop_save_the_same_step(signum, by_two,
 
 
 @pytest.mark.faults
-def test_an_error_of_both_processes_is_told_and_ends_them(data, tmp_path):
+def test_an_error_of_both_processes_is_reported_and_ends_them(data, tmp_path):
     train = {**STAGE["train"], "table_optimizer": "sgd", "table_learning_rate": 1e36}
     stage = {"model": {**STAGE["model"], "similarity": "dot"}, "train": train}
     with pytest.raises(RecsysError, match="R322"):

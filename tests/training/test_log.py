@@ -17,7 +17,7 @@ from recsys.training.training_log import TensorBoardWriter, TrainingLog
 from recsys.training.training_result import Progress
 
 
-def test_progress_tells_no_time_left_before_the_compiled_steps_were_timed(tmp_path, monkeypatch):
+def test_progress_reports_no_time_left_before_the_compiled_steps_were_timed(tmp_path, monkeypatch):
     events, clock = tmp_path / "events.jsonl", [0.0]
     monkeypatch.setenv("RECSYS_EVENTS", str(events))
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
@@ -93,7 +93,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_run(tmp_path):
     assert done.stderr.count("Nothing more is written for TensorBoard: File too large.") == 1
 
 
-def test_a_folder_that_cannot_be_made_is_told_once(tmp_path, capsys):
+def test_a_folder_that_cannot_be_made_is_reported_once(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     writer = TensorBoardWriter(tmp_path / "file" / "tensorboard", 3)
     writer.write(4, {"train/loss": 1.0})

@@ -118,7 +118,7 @@ def test_adamw_leaves_alone_what_is_no_matrix():
 
 
 @pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
-def test_places_are_not_decayed(pooling):
+def test_positions_are_not_decayed(pooling):
     config = TwoTowerConfig(dim=8, history=4, pooling=pooling)
     ids = ["", *(f"i{n}" for n in range(1, 9))]
     model = TwoTower(ModelSpec.for_data(config, 5, Catalogue(ids, ids, ()), ()))

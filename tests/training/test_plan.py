@@ -131,7 +131,7 @@ def on_hosts(n):
     return plan, HostsPlan.of(plan, hosts)
 
 
-def test_what_leaves_a_host_is_told_apart():
+def test_traffic_between_hosts_is_distinguished():
     apart = {n: on_hosts(n) for n in (1, 2, 8)}
     [sent] = {collectives.total(list(plan.sent)) for plan, _ in apart.values()}
     assert all(found.within_bytes + found.leaving_bytes == sent for _, found in apart.values())
@@ -175,7 +175,7 @@ class Mine(recsys.RetrievalModel):
         return features["id_row"]
 
 
-def test_a_model_of_ones_own_with_a_billion_rows_is_planned():
+def test_a_model_of_a_plugin_with_a_billion_rows_is_planned():
     chosen = config("model.dim=16").model_copy(update={"model": Mine.Config(dim=16)})
     plan = make_plan(chosen, rows(10**9, 10**8), N)
     assert set(plan.step.tables) == {"users", "items"}

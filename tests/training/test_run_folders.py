@@ -71,7 +71,7 @@ def test_of_other_runs_the_two_that_saved_last_stay(tmp_path):
     assert (tmp_path / "checkpoints" / "mine.txt").exists()
 
 
-def test_a_checkpoint_that_vanishes_meanwhile_stops_nobody(tmp_path):
+def test_a_checkpoint_that_vanishes_meanwhile_stops_no_run(tmp_path):
     for n, name in enumerate(NAMES[1:]):
         saved(tmp_path, name, 10 + n)
     gone = tmp_path / "checkpoints" / NAMES[4] / "last" / "110"
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_vanishes_meanwhile_stops_nobody(tmp_path):
     assert len(folders(tmp_path).remove_others()) == 2
 
 
-def test_a_run_that_begins_anew_knows_what_changed_since_the_last_one(tmp_path, capsys):
+def test_a_run_that_restarts_knows_what_changed_since_the_last_one(tmp_path, capsys):
     whose = {"config": "1", "data": "2", "code": "3"}
     own = folders(tmp_path, identity={**whose, "data": "5", "config": "0"})
     own.note_what_changed()

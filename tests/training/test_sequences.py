@@ -89,7 +89,7 @@ def timed(timed_data, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("timed"), timed_data, timed_stage())
 
 
-def test_what_comes_next_is_told_by_the_time_that_has_passed(timed):
+def test_the_elapsed_time_predicts_the_next_item(timed):
     saved = load_model(timed.model)
     items = np.load(timed.model / "candidates.npy")[1:]
     first, found = np.arange(ITEMS), {}
@@ -180,7 +180,7 @@ def found_by_kind(model, tells=True):
     return found
 
 
-def test_what_comes_next_is_told_by_the_kind_of_what_was_done(of_kinds):
+def test_the_kind_of_events_predicts_the_next_item(of_kinds):
     told, untold = (found_by_kind(of_kinds.model, tells) for tells in (True, False))
     assert min(told.values()) > 0.85
     # Without a kind the answer is one of two items.

@@ -157,7 +157,7 @@ def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
     assert not np.asarray(model.terms["item_neighbours"].neighbours.value).any()
 
 
-def test_what_ages_add_goes_on_and_births_and_moments_are_counted_anew(tmp_path):
+def test_what_ages_add_goes_on_and_births_and_moments_are_recounted(tmp_path):
     asked, data = stage({"item_age": {"bins": 3}}), OLD.save(tmp_path / "data")
     base = save_base(tmp_path / "model", data, OLD, asked)
     now = stage({"item_age": {"bins": 5}})  # No other model.
@@ -386,7 +386,7 @@ def test_a_run_that_goes_on_makes_its_own_passes_and_draws_otherwise(old):
     assert batch_settings(asked.train, None) is asked.train
 
 
-def test_a_schedule_begins_anew_at_the_step_that_is_counted_on_from():
+def test_a_schedule_restarts_at_the_step_that_is_counted_on_from():
     cold, warm = _schedule(0), _schedule(30)
     assert float(cold(0)) == pytest.approx(0.0005)
     # An update is two steps: the base's 30 are 60 of Keras' steps.

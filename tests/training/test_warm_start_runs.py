@@ -45,7 +45,7 @@ def folders(tmp_path_factory):
     return base, NEW.save(folder / "new", per_user=30), other, late
 
 
-def test_a_warm_run_makes_its_own_passes_and_tells_what_it_took_over(folders, tmp_path):
+def test_a_warm_run_makes_its_own_passes_and_reports_what_it_took_over(folders, tmp_path):
     """In this process, on eight devices; with hard negatives before the first step."""
     base, data, *_ = folders
     of_config = asked(
@@ -87,7 +87,7 @@ def test_a_base_that_can_not_be_used_gives_the_model_of_a_cold_start(folders, tm
 
 
 @pytest.mark.faults
-def test_a_killed_warm_run_goes_on_from_its_own_checkpoint(folders, tmp_path):
+def test_a_killed_warm_run_continues_from_its_own_checkpoint(folders, tmp_path):
     base, data, other, _ = folders
     hard = {"count": 8, "pool": 5, "skip": 1, "guard": 0.999, "after_epochs": 1}
     all_of_it = asked(hard_negatives=hard, ema=0.9, schedule={"kind": "linear"})

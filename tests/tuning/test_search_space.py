@@ -102,7 +102,7 @@ def test_the_default_space_has_the_settings_in_use(load, sets, absent):
     assert every - set(space) == {absent} - {""}
 
 
-def test_a_config_lies_in_the_space_where_its_values_do_however_they_are_written(load):
+def test_a_config_is_in_the_space_if_its_values_are(load):
     written = {
         "train.table_optimizer": ["sgd", {"type": "adagrad"}],
         "model.widths": [None, [128]],

@@ -228,7 +228,7 @@ def test_the_example_for_vertex_writes_records_restricts_and_deletions(tmp_path,
         ({"columns": ["genres:list"]}, "R593"),
     ],
 )
-def test_what_cannot_be_published_is_a_sentence(tmp_path, options, code):
+def test_an_invalid_publication_is_refused(tmp_path, options, code):
     bundle = make_bundle(tmp_path / "bundle", ["a", "b"])
     assert code_of(lambda: publish_vectors(bundle, tmp_path / "out", **options)) == code
     left = [path.name for path in (tmp_path / "out").glob("*")]

@@ -60,7 +60,7 @@ def test_a_column_of_several_types_is_text_and_loses_nothing():
     assert batch.column("id").to_pylist() == ["7", "007", None]
 
 
-def test_all_rows_lie_in_the_files_that_are_returned(tmp_path, monkeypatch):
+def test_all_rows_are_in_the_files_that_are_returned(tmp_path, monkeypatch):
     monkeypatch.setattr(read_rows, "_BATCH_ROWS", 100)
     monkeypatch.setattr(read_rows, "_LEAST_ROWS", 1)
     rows = [{"user": f"u{i % 7}", "item": i, "time": 10**9 + i} for i in range(1_000)]

@@ -245,7 +245,7 @@ def world(tmp_path, plainly):
     return World(tmp_path, spans=4)
 
 
-def test_each_night_reads_what_is_new_and_equals_a_run_from_scratch(world):
+def test_each_day_reads_what_is_new_and_equals_a_run_from_scratch(world):
     for day in range(3):
         world.write(day, rows_of(day, 40, spill=3))
     out, summary = world.night()
@@ -321,7 +321,7 @@ class Plan:
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(nights=st.lists(st.lists(CHANGE, min_size=1, max_size=3), min_size=1, max_size=5))
-def test_any_nights_equal_runs_from_scratch(tmp_path_factory, plainly, nights):
+def test_any_days_equal_runs_from_scratch(tmp_path_factory, plainly, nights):
     world = World(tmp_path_factory.mktemp("world"), spans=4, bad_spans="set_aside")
     plan, before, first_read = Plan(world), None, {}
     for changes in nights:
@@ -377,7 +377,7 @@ def test_a_span_that_comes_late_is_read_and_said_to_be_late(world):
     assert not [one for one in told(world.night()[0]) if one["late"]]
 
 
-def test_an_empty_span_is_told_and_stops_nothing(world):
+def test_an_empty_span_is_reported_and_stops_nothing(world):
     world.fill(3)
     world.write(3, [])
     world.write(4, []).write_text("")

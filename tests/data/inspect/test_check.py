@@ -80,7 +80,7 @@ def test_movielens_dat_files_need_no_word_beside_the_catalogue(here, capsys):
     assert n_good(here / "ratings.yaml") == (3000, 3000)
 
 
-def test_without_header_and_catalogue_user_and_item_are_asked_for(here, capsys):
+def test_without_header_and_catalogue_user_and_item_are_requested(here, capsys):
     write_movielens_1m(here)
     result = found(capsys, "ratings.dat")
     assert [sentence.partition(":")[0] for sentence in result["undecided"]] == ["item", "user"]
@@ -101,7 +101,7 @@ def test_the_suggested_command_can_be_pasted_and_names_columns_like_ids(here, ca
 @pytest.mark.parametrize(
     ("words", "named"), [("no.csv", "FILE"), ("f.csv --items no.csv", "--items")]
 )
-def test_a_missing_file_is_told_by_its_word_on_the_command_line(here, capsys, words, named):
+def test_a_missing_file_is_reported_by_its_word_on_the_command_line(here, capsys, words, named):
     (here / "f.csv").write_text("user,item\n1,2\n3,4\n")
     assert check(*words.split()) == 1
     expected = (
@@ -191,7 +191,7 @@ def test_a_config_that_would_reject_every_row_is_not_written(here, capsys, role,
     assert not (here / "a.yaml").exists()
 
 
-def test_two_columns_that_may_be_the_user_are_told(here, capsys):
+def test_two_columns_that_may_be_the_user_are_reported(here, capsys):
     rows = "".join(f"{u},{u + 1},{i},{t}\n" for u, i, _, t in events(200))
     (here / "f.csv").write_text("user_id,customer_id,item_id,time\n" + rows)
     assert check("f.csv") == 1
@@ -200,7 +200,7 @@ def test_two_columns_that_may_be_the_user_are_told(here, capsys):
     assert load_config(here / "f.yaml").data.interactions.columns.user == "customer_id"
 
 
-def test_a_time_that_is_none_is_told_and_can_be_gone_without(here, capsys):
+def test_a_column_without_times_is_reported_and_optional(here, capsys):
     rows = "".join(f"{u},{i},{n % 7}\n" for n, (u, i, *_) in enumerate(events(99)))
     (here / "f.csv").write_text("user,item,timestamp\n" + rows)
     assert check("f.csv") == 1
@@ -347,7 +347,7 @@ def test_of_a_large_file_a_sample_reads_the_start(here, monkeypatch):
         (b'user|item\n"a|b"|2\n', "|", (), "utf-8"),
     ],
 )
-def test_a_dialect_is_told_by_evidence(here, content, delimiter, names, encoding):
+def test_a_dialect_is_detected_by_evidence(here, content, delimiter, names, encoding):
     (here / "f.txt").write_bytes(content)
     csv = understand(["f.txt"], "interactions").source.csv
     assert (csv.delimiter, csv.names, csv.encoding) == (delimiter, names, encoding)
@@ -370,13 +370,13 @@ def test_lines_above_the_header_are_left_out(here, capsys, title):
     assert n_good(here / "f.yaml") == (30, 30)
 
 
-def test_a_header_that_lacks_a_name_is_told(here):
+def test_a_header_that_lacks_a_name_is_reported(here):
     (here / "f.csv").write_text("user,item\n" + "1,2,1500000000\n" * 30)
     with pytest.raises(RecsysError, match=r"R208.*begin with its header or a row: 3 fields"):
         understand(["f.csv"], "interactions")
 
 
-def test_what_is_no_table_is_told(here):
+def test_input_that_is_not_a_table_is_reported(here):
     (here / "f.txt").write_text("Dear all,\nthis is\na letter\nwithout\na table\n")
     with pytest.raises(RecsysError, match="R208"):
         understand(["f.txt"], "interactions")

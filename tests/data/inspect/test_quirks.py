@@ -115,7 +115,7 @@ def test_a_column_of_the_file_comes_before_that_of_its_folder(here, capsys):
     assert set(rows_of(here / "out.yaml")["timestamp"].to_pylist()) == {START, START + DAY}
 
 
-def test_a_folder_of_folders_is_told_with_a_pattern_that_works(here, capsys):
+def test_a_folder_of_folders_is_reported_with_a_pattern_that_works(here, capsys):
     write_days(here / "events")
     for pattern in ("events", "events/*"):
         assert run_main("check", pattern) == 1
@@ -192,7 +192,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("encoding", WORDS)
-def test_an_encoding_is_guessed_and_the_doubt_is_told(here, capsys, encoding):
+def test_an_encoding_is_guessed_and_the_doubt_is_reported(here, capsys, encoding):
     words = WORDS[encoding]
     rows = [f"u{u},{words[u % 4]} {i},{t}" for u, i, t in events()]
     write_events(here / "e.csv", rows)
@@ -207,7 +207,9 @@ def test_an_encoding_is_guessed_and_the_doubt_is_told(here, capsys, encoding):
 
 
 @pytest.mark.parametrize(("name", "role"), [("user_id", "user"), ("timestamp", "timestamp")])
-def test_a_name_that_two_columns_have_is_told_instead_of_another_column(here, capsys, name, role):
+def test_a_name_that_two_columns_have_is_reported_instead_of_another_column(
+    here, capsys, name, role
+):
     header = ["user_id", "item_id", "timestamp", "page"]
     rows = [f"{u},{i},{t},{i * 3 % 50},{u}" for u, i, t in events()]
     write_events(here / "e.csv", rows, ",".join([*header, name]))

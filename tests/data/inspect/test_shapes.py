@@ -263,7 +263,7 @@ def test_the_bulk_of_the_times_says_the_unit(here, capsys, real, factor, unit, o
          "%a, %d %b %Y %H:%M:%S %z"),
     ],
 )  # fmt: skip
-def test_the_format_of_times_is_told(here, capsys, times, format_):
+def test_the_format_of_times_is_reported(here, capsys, times, format_):
     rows = [f'{n % 20},{n % 30},"{times[n % 2]}"' for n in range(300)]
     (here / "f.csv").write_text("\n".join(["user,item,when", *rows]) + "\n")
     result = found(capsys, here / "f.csv")
@@ -273,7 +273,7 @@ def test_the_format_of_times_is_told(here, capsys, times, format_):
     assert (result["rejected"], result["good"] > 0) == ({}, True)
 
 
-def test_where_no_value_tells_day_from_month_both_are_named(here, capsys):
+def test_if_no_value_distinguishes_day_from_month_both_are_named(here, capsys):
     rows = [f"{n % 20},{n % 30},0{n % 9 + 1}/0{n % 7 + 1}/2023" for n in range(300)]
     (here / "f.csv").write_text("\n".join(["user,item,date", *rows]) + "\n")
     result = found(capsys, here / "f.csv")
@@ -285,7 +285,7 @@ def test_where_no_value_tells_day_from_month_both_are_named(here, capsys):
     assert config_of(here).interactions.timestamp_format == "%m/%d/%Y"
 
 
-def test_kinds_of_item_columns_are_told_by_their_values(here, capsys):
+def test_kinds_of_item_columns_are_detected_by_their_values(here, capsys):
     genres = ["Action Comedy", "Comedy", "Drama Action", "Drama", "Comedy Drama", "Action"]
     genres += ["Action Drama Comedy", "Comedy Action"]
     rows = [

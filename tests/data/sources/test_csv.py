@@ -104,7 +104,7 @@ def test_a_damaged_row_is_a_dead_letter_and_its_neighbours_are_read(
     assert letters == [(3, reason, bad.decode("utf-8", "replace"))]
 
 
-def test_damage_that_makes_up_for_other_damage_is_told_apart(tmp_path):
+def test_damage_that_makes_up_for_other_damage_is_distinguished(tmp_path):
     # Taken as one text these are three rows as well, of other fields.
     content = b'a,b\n5" disc,"open\nafter,"2"\nx\ry,2\n'
     rows, lines, letters = read(tmp_path / "f.csv", content)
@@ -252,7 +252,7 @@ def test_a_dialect_that_cannot_be_is_refused(tmp_path, csv_):
         read_source(tmp_path / "f.csv", csv=CsvFormat(**csv_))
 
 
-def test_names_that_are_too_few_are_told_with_the_row(tmp_path):
+def test_names_that_are_too_few_are_reported_with_the_row(tmp_path):
     (tmp_path / "f.dat").write_bytes(b"1::2::3\n")
     csv_ = CsvFormat(delimiter="::", names=("a", "b"))
     with pytest.raises(RecsysError, match=r"R254.*2 fields.*3 fields: 1::2::3"):

@@ -45,7 +45,7 @@ def matched(folder, patterns, kind=InteractionsConfig, **config):
     return [file.path.removeprefix(f"{folder}/") for file in match_files(source, what)]
 
 
-def test_patterns_name_their_files_in_order_and_a_file_given_twice_stands_twice(tmp_path):
+def test_patterns_name_their_files_in_order_and_a_file_given_twice_occurs_twice(tmp_path):
     write(tmp_path, "2.csv", "1.csv", "3.txt", "deep/er/4.csv")
     assert matched(tmp_path, ["*.csv"]) == ["1.csv", "2.csv"]
     assert matched(tmp_path, ["**/*.csv"]) == ["1.csv", "2.csv", "deep/er/4.csv"]
@@ -56,7 +56,7 @@ def test_patterns_name_their_files_in_order_and_a_file_given_twice_stands_twice(
     ("name", "found"),
     [("*.parquet", "no file matches"), ("absent.csv", "no such file"), ("deep", "a folder")],
 )
-def test_a_pattern_without_files_is_told(tmp_path, name, found):
+def test_a_pattern_without_files_is_reported(tmp_path, name, found):
     write(tmp_path, "deep/1.csv")
     with pytest.raises(RecsysError, match=rf"R201.*{found}"):
         matched(tmp_path, [name])
@@ -128,7 +128,7 @@ def test_the_digest_knows_contents_and_names_not_folders(tmp_path):
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_column_that_one_file_of_many_lacks_is_told_before_the_work(tmp_path):
+def test_a_column_that_one_file_of_many_lacks_is_reported_before_the_work(tmp_path):
     write(tmp_path, "1.csv", "3.csv")
     (tmp_path / "2.csv").write_bytes(b"a,other\n1,2\n")
     with pytest.raises(RecsysError, match=r"R203.*2\.csv.*'b'"):
@@ -285,7 +285,7 @@ class _LocalAs:
         return FileSystems.open(path.replace("mem://bucket", self._folder), **options)
 
 
-def test_without_beam_a_url_is_told_what_it_needs(monkeypatch):
+def test_without_beam_the_error_for_a_url_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "apache_beam.io.filesystems", None)
     with pytest.raises(RecsysError, match=r"R252.*Install the extra pipeline"):
         match_files(SourceConfig(files="gs://bucket/x.csv"), "items")

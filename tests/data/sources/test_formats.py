@@ -81,7 +81,7 @@ def test_ids_keep_their_digits_and_letters(tmp_path, values, expected):
 
 
 @pytest.mark.parametrize("mate", [[[2]], [2], 2, "x", None, [], {"no": "id"}], ids=str)
-def test_a_list_in_a_list_is_the_same_id_whatever_stands_beside_it(tmp_path, mate):
+def test_a_list_in_a_list_is_the_same_id_whatever_is_beside_it(tmp_path, mate):
     path = write_lines(tmp_path / "f.jsonl", [{"a": [[1]]}, {"a": mate}])
     assert ids(path)[0] == "[1]"
 
@@ -206,7 +206,7 @@ def test_a_dictionary_with_a_value_that_is_no_utf8_costs_the_rows_that_have_it(t
     assert ids(tmp_path / "f.parquet") == ["x", None, "z", "x"]
 
 
-def test_a_column_that_stands_twice_in_parquet_is_named_and_an_unused_one_is_not(tmp_path):
+def test_a_column_that_occurs_twice_in_parquet_is_named_and_an_unused_one_is_not(tmp_path):
     columns = [pa.array([1]), pa.array([2]), pa.array([3])]
     path = tmp_path / "f.parquet"
     pq.write_table(pa.Table.from_arrays(columns, names=["a", "b", "a"]), path)

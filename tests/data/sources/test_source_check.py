@@ -51,7 +51,7 @@ def test_good_sources_pass_and_a_rating_is_a_column_only_where_it_is_named(tmp_p
         ({"files/i.csv": b"i,title,genre\n"}, "R202", "i.csv"),
     ],
 )
-def test_a_bad_source_is_told(
+def test_a_bad_source_is_reported(
     tmp_path: Path, files: dict[str, bytes], code: str, words: str
 ) -> None:
     config = _config(tmp_path, files)
@@ -61,7 +61,7 @@ def test_a_bad_source_is_told(
     assert words in str(raised.value)
 
 
-def test_the_runner_tells_of_a_bad_source_before_it_imports_tfx(tmp_path: Path) -> None:
+def test_the_runner_reports_a_bad_source_before_it_imports_tfx(tmp_path: Path) -> None:
     _config(tmp_path, {"files/r.csv": b""})
     code = (
         "import sys; sys.modules['tfx'] = None; sys.argv[1:] = ['c.yaml']\n"

@@ -62,7 +62,7 @@ def test_what_numpy_prints_is_read_back(numbers):
     assert read_list(str(np.array(numbers))) == [str(number) for number in numbers]
 
 
-def test_lists_and_separated_text_of_one_column_are_told_apart_row_by_row():
+def test_lists_and_separated_text_of_one_column_are_distinguished_row_by_row():
     column = pa.array(["a|b", "['c', 'd|e']", None, "[]", "[[1]]", "", '{"x": 1}', "(2009)|f"])
     expected = [["a", "b"], ["c", "d|e"], [], [], None, [], None, ["(2009)", "f"]]
     assert to_lists(column, "|").to_pylist() == expected

@@ -28,7 +28,7 @@ def test_popularity_orders_by_training_positives_and_then_by_row():
     assert scores_of(popularity, [[]])[0].tolist() == [0, 0, 2, 4, 3, 4, 1]
 
 
-def test_popularity_tells_counts_apart_that_float32_does_not():
+def test_popularity_distinguishes_counts_that_float32_does_not():
     counts = np.array([0, 2**24, 2**24 + 1, 2**24])
     data = data_of([[1]], 4, counts=counts)
     assert lists_of(fit("popularity", data), data, [[]], 3) == [[2, 1, 3]]
@@ -100,7 +100,7 @@ def test_unknown_items_and_shared_rows_are_no_evidence(name):
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_the_newest_events_alone_are_learnt_from_and_counted(name):
+def test_only_the_newest_events_are_learned_from_and_counted(name):
     histories = random_histories(2, n_users=30, n_items=20, longest=15)
     new = [items[len(items) // 2 :] for items in histories]
     # The first half of each history is long ago.
@@ -115,7 +115,7 @@ def test_the_newest_events_alone_are_learnt_from_and_counted(name):
     np.testing.assert_array_equal(scores_of(baseline, new), scores_of(expected, new))
 
 
-def test_users_who_share_a_row_are_learnt_from_as_two():
+def test_users_who_share_a_row_are_learned_from_separately():
     apart = data_of([[1, 2], [3, 4]], 5)
     shared = data_of(None, 5, log=log_of([[1, 2], [3, 4]], user_rows=[7, 7]))
     for name in LEARNING:

@@ -78,7 +78,7 @@ def test_blocks_of_queries_are_scored_as_all_at_once():
     np.testing.assert_array_equal(np.concatenate(parts), scorer.scores(slice(0, 20)))
 
 
-def test_the_newest_events_of_a_long_history_are_learnt_from():
+def test_the_newest_events_of_a_long_history_are_learned_from():
     baseline = ItemKnn(events_of_user=2).fit(data_of([[1, 2, 3], [4, 1], [5]], 6))
     expected = ItemKnn().fit(data_of([[2, 3], [4, 1], [5]], 6))
     for item in range(1, 6):

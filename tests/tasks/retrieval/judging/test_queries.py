@@ -54,7 +54,7 @@ def test_at_cut_asks_once_a_user(store):
     assert lists(queries.seen) == [[11, 12], []]
 
 
-def test_a_query_tells_how_long_ago_its_history_was(store):
+def test_a_query_reports_how_long_ago_its_history_was(store):
     moments = make_queries(store, "each_moment", facts=FACTS)
     assert lists(moments.facts["history_age"]) == [[9, 8], [19, 18, 10], []]
     assert moments.fact_inputs(FACTS, 2)["history_age"].tolist() == [[8, 9], [10, 18], [0, 0]]
@@ -72,7 +72,7 @@ def test_at_the_cut_histories_count_back_from_there_though_nobody_did_anything_t
     assert lists(queries.facts["history_age"]) == [[6, 5], []]
 
 
-def test_a_query_tells_the_weights_and_the_kinds_of_its_history(tmp_path):
+def test_a_query_reports_the_weights_and_the_kinds_of_its_history(tmp_path):
     tables = [table(events) for events in (TRAIN, HELD_OUT)]
     weights = [[1.0, 4.0, 0.5], [2.0, 8.0, 0.0, 3.0]]
     kinds = [pa.array(rows, pa.uint8()) for rows in ([1, 2, 2], [3, 1, 0, 2])]
@@ -100,7 +100,7 @@ def test_without_times_nobody_knows_how_long_ago_a_history_was(tmp_path):
     assert serving_histories(store, FACTS).times is None
 
 
-def test_stored_histories_tell_their_times_in_order(store):
+def test_stored_histories_report_their_times_in_order(store):
     histories = serving_histories(store, FACTS)
     assert histories.ids.to_pylist() == ["ann", "bob", "zoe"]
     assert histories.item_rows.tolist() == [11, 12, 13, 14, 15, 21, 30]
@@ -116,7 +116,7 @@ def test_stored_histories_are_in_order_though_the_parts_were_drawn_at_random(tmp
     assert histories.times.tolist() == [1, 2, 3]
 
 
-def test_users_who_share_a_row_have_histories_of_their_own(tmp_path):
+def test_users_who_share_a_row_have_separate_histories(tmp_path):
     train = [("ann", 0, 11, 1), ("zoe", 0, 12, 1), ("bob", 5, 21, 1)]
     held_out = [("zoe", 0, 13, 10), ("ann", 0, 14, 11), ("eve", 0, 15, 12), ("bob", 5, 16, 13)]
     queries = make_queries(make_store(tmp_path, train, held_out), "at_cut")

@@ -190,7 +190,7 @@ def test_without_queries_there_are_no_ranks(way):
         assert (len(found.ranks), found.top.shape) == (0, (0, 2))
 
 
-def test_scores_that_are_the_same_for_everybody_need_no_memory_of_their_own(way):
+def test_scores_that_are_the_same_for_all_users_need_no_memory(way):
     everybody = np.broadcast_to(np.array([9, 2, 3, 3], np.int64), (3, 4))
     is_item = np.array([False, True, True, True])
     found = rank(Given(everybody), ragged([[1], [2], [3]]), ragged([[], [], [2]]), is_item, 2)
@@ -199,7 +199,7 @@ def test_scores_that_are_the_same_for_everybody_need_no_memory_of_their_own(way)
 
 
 @pytest.mark.parametrize("products", [False, True])
-def test_it_tells_how_far_it_is(way, products, monkeypatch):
+def test_ranking_reports_its_progress(way, products, monkeypatch):
     monkeypatch.setattr(ranking, "_MOST_QUERIES", 24)
     monkeypatch.setattr(ranking, "_FEWEST_QUERIES", 24)
     monkeypatch.setattr(ranking, "_GIVEN_SCORES", 24 * 5)
@@ -244,7 +244,7 @@ def test_blocks_with_few_and_with_many_seen_items_are_ranked_by_one_program(monk
 # --- what is refused
 
 
-def test_a_score_that_is_no_number_is_refused_and_named(way):
+def test_a_score_that_is_nan_is_refused_and_named(way):
     scores = np.zeros((400, 300), np.float32)
     scores[[300, 301, 301], [7, 0, 299]] = np.nan
     is_item = np.arange(300) > 0
@@ -272,7 +272,7 @@ def test_products_that_may_be_no_numbers_are_refused_and_named(query, candidates
         rank(scorer, lists, lists, np.array([False, True, True]), 3)
 
 
-def test_what_is_no_item_may_have_any_embedding(way):
+def test_rows_without_an_item_may_have_any_embedding(way):
     scorer = DotProducts(np.full((1, 2), 1e30), np.array([[NAN, 1], [3, 4], [5, 6]]))
     found = rank(scorer, ragged([[1]]), ragged([[]]), np.array([False, True, True]), 3)
     assert found.ranks.tolist() == [2]
@@ -289,7 +289,7 @@ def test_what_is_no_item_may_have_any_embedding(way):
         ((2, 4), (4, 4), [[1], [2]], [[], []], r"Candidates must be 3.*4"),
     ],
 )
-def test_what_does_not_fit_is_refused(query, candidates, positives, seen, what):
+def test_inconsistent_sizes_are_refused(query, candidates, positives, seen, what):
     scorer = DotProducts(np.ones(query), np.ones(candidates))
     with pytest.raises(RecsysError, match=f"R410.*{what}"):
         rank(scorer, ragged(positives), ragged(seen), np.ones(3), 3)

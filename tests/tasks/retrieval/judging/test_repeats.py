@@ -196,7 +196,7 @@ def test_repeats_are_counted_whether_they_are_answers_or_not(results):
         assert result["repeat_only_queries"] == (n_only if repeats == "exclude" else 0)
 
 
-def test_repeats_are_a_slice_of_their_own(world, results):
+def test_repeats_are_a_separate_slice(world, results):
     excluded = {one["name"]: one for one in results["exclude"]["slices"]}
     assert excluded["again"]["kind"] == "repeats"
     assert set(excluded["again"]["metrics"].values()) == {0.0}

@@ -80,7 +80,7 @@ def test_slices_of_positives(found, name, rows):
     assert found[name].which.tolist() == [row in rows for row in QUERIES.positives.rows.tolist()]
 
 
-def test_the_thirds_tell_which_items_they_hold(found):
+def test_the_thirds_name_their_items(found):
     assert found["head"].note == "1 item with 6 to 6 training events"
 
 

@@ -180,7 +180,7 @@ def test_a_folder_and_its_bundle_rank_alike(measured):
     assert len(np.unique(ranks[0])) > 10
 
 
-def test_anybody_can_be_asked_for_and_a_bundle_says_how_far_it_is(world, opened, told):
+def test_any_user_can_be_queried_and_a_bundle_reports_progress(world, opened, told):
     saved = load_model(world.model)
     n = 375
     ids = pa.array(["u1", "nobody at all", "u39", "u1"] * n, pa.large_string())
@@ -318,7 +318,7 @@ def test_a_data_folder_without_its_items_is_refused(world, tmp_path):
         open_evaluation_data(data)
 
 
-def test_a_machine_without_tensorflow_is_told_what_to_install(world, tmp_path, monkeypatch):
+def test_without_tensorflow_the_error_names_what_to_install(world, tmp_path, monkeypatch):
     (tmp_path / "tensorflow.py").write_text("raise ImportError('none here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     subject = open_system(world.bundle, open_evaluation_data(world.data))
@@ -328,7 +328,7 @@ def test_a_machine_without_tensorflow_is_told_what_to_install(world, tmp_path, m
         subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
 
 
-def test_a_process_that_dies_is_told_and_one_that_nobody_needs_ends(world):
+def test_a_process_that_dies_is_reported_and_one_that_is_unused_ends(world):
     process = BundleProcess(world.bundle)
     child = process._process
     child.kill()

@@ -339,7 +339,7 @@ def test_filters_leave_the_best_of_what_is_wanted(found, form):
     assert answers["whole"]["inputs"] == sorted([*_QUESTIONS["recommend"], *_INPUTS])
 
 
-def test_who_ranks_elsewhere_gets_the_same(found):
+def test_ranking_outside_of_the_graph_gives_the_same(found):
     world, answers = found
     prepared, answer = (answers["looped"][name] for name in ("prepare_query", "recommend"))
     assert prepared["source"] == answer["source"]
@@ -365,7 +365,7 @@ def test_an_embedded_item_says_whether_it_is_known(found):
     np.testing.assert_allclose(answer["embedding"][:2], world.embeddings[[4, 36]], atol=1e-5)
 
 
-def test_vectors_that_lie_apart_are_not_in_the_graph_which_answers_by_popularity(found):
+def test_vectors_that_are_stored_apart_are_not_in_the_graph_which_answers_by_popularity(found):
     world, answers = found
     apart = answers["apart"]
     assert apart["signatures"] == [

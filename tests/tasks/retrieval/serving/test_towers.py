@@ -311,7 +311,7 @@ def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
     assert found["similar"].tolist() == [f"i{row}" for row in np.argsort(-alike)[:5]]
 
 
-def test_a_loaded_bundle_is_told_times_and_one_that_reads_none_refuses_them(worlds):
+def test_a_loaded_bundle_takes_times_and_a_bundle_without_times_refuses_them(worlds):
     found = np.load(worlds["times"] / "found-model-times.npz")
     np.testing.assert_allclose(found["by_python"], found["by_graph"], atol=1e-5)
     assert np.abs(found["by_python"][0] - found["by_python"][1]).max() > 5e-5
@@ -320,7 +320,7 @@ def test_a_loaded_bundle_is_told_times_and_one_that_reads_none_refuses_them(worl
     assert np.load(worlds["sequence"] / "found-model-sequence.npz")["refused"] == 1
 
 
-def test_a_bundle_tells_clients_what_it_can_be_told(worlds):
+def test_a_bundle_lists_the_facts_that_it_reads(worlds):
     bundle = worlds["times"] / "bundle-model-times"
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["history_facts"] == ["history_age", "history_weight", "history_kind"]
@@ -336,7 +336,7 @@ def test_a_bundle_tells_clients_what_it_can_be_told(worlds):
     )
 
 
-def test_an_evaluation_tells_a_model_and_its_bundle_of_times_weights_and_kinds(worlds):
+def test_an_evaluation_passes_times_weights_and_kinds_to_a_model_and_its_bundle(worlds):
     folder = worlds["times"]
     saved = load_model(folder / "model-times")
     store = InteractionStore.open(folder / "data" / "store")

@@ -94,7 +94,7 @@ def test_what_the_config_names_stays_also_when_it_was_written_and_read(tmp_path)
     )
 
 
-def test_what_goes_on_from_an_earlier_model_keeps_its_choice():
+def test_what_continues_from_an_earlier_model_keeps_its_choice():
     earlier = for_data(TrainStage(train={"batch_size": 64}), ORDERED)
     night = for_data(TrainStage(train={"epochs": 3}), LONG, base=earlier)
     assert night.model == earlier.model
@@ -114,7 +114,7 @@ def test_features_are_read_wherever_there_are_any():
         assert for_data(TrainStage(), shape).model.widths is not None
 
 
-def test_items_without_events_count_where_features_tell_of_them():
+def test_items_without_events_count_if_they_have_features():
     sets = dataclasses.replace(SETS, has_features=True)
     for shape, share in ((ORDERED, 0.3), (sets, 0.5)):
         few, many = (dataclasses.replace(shape, new_items=n) for n in (90, 91))
@@ -141,7 +141,7 @@ def test_new_items_are_those_of_the_catalogue_without_events(tmp_path):
 
 
 @pytest.mark.parametrize("of_a_user", [6, 25])
-def test_who_is_asked_for_a_random_part_is_a_set_though_events_have_an_order(tmp_path, of_a_user):
+def test_a_random_test_part_makes_histories_sets_despite_an_order(tmp_path, of_a_user):
     for split, is_set in (("random", True), ("last_out", False)):
         folder = write_world(
             tmp_path / split, SplitRule(split, "time"), n_items=100, of_a_user=of_a_user

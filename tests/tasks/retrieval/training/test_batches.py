@@ -20,7 +20,7 @@ def _source():
     return small_source()
 
 
-def test_an_epoch_holds_every_event_at_most_once_and_leaves_out_only_the_partial_batch(source):
+def test_an_epoch_has_every_event_at_most_once_except_a_partial_batch(source):
     log = source.events.log
     assert source.steps_per_epoch == 10
     assert len(source) == 20
@@ -94,7 +94,7 @@ def test_dropout_hides_ids_and_never_the_item_that_the_loss_needs(source):
 
 
 @pytest.mark.parametrize(("of_all", "of_items"), [(0.0, 0.5), (0.5, 0.0)])
-def test_ids_of_items_may_be_dropped_by_a_share_of_their_own(source, of_all, of_items):
+def test_ids_of_items_may_be_dropped_by_a_separate_share(source, of_all, of_items):
     batch, plain = again(source, id_dropout=of_all, item_id_dropout=of_items)[0], source[0]
     for name, share in (("user_row", of_all), ("id_row", of_items)):
         is_hidden = (batch[name] == 0) & (plain[name] > 0)
@@ -288,7 +288,7 @@ def test_what_is_held_back_is_in_no_count(log_and_held):
     assert np.allclose(batch["log_q"], expected, rtol=1e-6)
 
 
-def test_known_positives_are_left_out_where_none_are_asked_for(source):
+def test_known_positives_are_left_out_where_none_are_requested(source):
     assert "known" not in source[0]
 
 

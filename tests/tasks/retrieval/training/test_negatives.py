@@ -128,7 +128,7 @@ def test_log_q_is_that_of_the_draws_times_its_strength(with_cold, cold, strength
 
 
 @pytest.mark.parametrize("cold", [0.2, 1.0])
-def test_an_item_that_nobody_took_counts_its_share(with_cold, cold):
+def test_an_item_without_events_counts_its_share(with_cold, cold):
     source = make(*with_cold, uniform_negatives=30, cold_negatives=cold, epochs=200)
     counted = np.zeros(N_ITEMS + 1)
     for step in range(n := len(source)):
@@ -140,7 +140,7 @@ def test_an_item_that_nobody_took_counts_its_share(with_cold, cold):
 
 
 @pytest.mark.parametrize("cold", [0.0, 0.5])
-def test_a_full_softmax_can_do_without_items_that_nobody_took(with_cold, cold):
+def test_a_full_softmax_can_leave_out_items_without_events(with_cold, cold):
     source = make(*with_cold, loss="full_softmax", cold_negatives=cold)
     rows = source[0]["item_row"]
     assert rows[10:].tolist() == list(range(1, N_ITEMS + (cold > 0)))

@@ -22,7 +22,7 @@ IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
 CATALOGUE = Catalogue(IDS, IDS, ())
 
 
-def test_users_without_an_order_in_time_are_told_where_times_matter():
+def test_users_without_an_order_in_time_are_reported_where_times_matter():
     user = np.array([1, 1, 2, 2, 2, 3, 4])
     log = make_log(user, np.array([1, 2, 3, 4, 5, 6, 7]), np.array([5, 5, 5, 5, 6, 7, 8]))
     events = KeptEvents(log)
@@ -33,7 +33,7 @@ def test_users_without_an_order_in_time_are_told_where_times_matter():
 
 
 @pytest.mark.parametrize(("n_hash", "held", "expected"), [(0, [], 4), (2, [], 6), (0, [0], 2)])
-def test_the_share_of_unknown_ids_counts_rows_that_are_nobodys_own(n_hash, held, expected):
+def test_the_share_of_unknown_ids_counts_rows_that_are_shared(n_hash, held, expected):
     config = VocabularyConfig(hash_buckets=n_hash)
     ids = pa.array([f"id{n}" for n in range(8)])
     users, items = (Vocabulary(ids, np.ones(8, np.int64), config=config) for _ in range(2))
@@ -93,7 +93,7 @@ def test_all_weights_zero_is_an_error():
         check([1, 5], [1, 2], [0, 0])
 
 
-def test_some_weights_of_zero_and_unknown_items_are_told():
+def test_some_weights_of_zero_and_unknown_items_are_reported():
     remarks = check([1, 1, 6, 6], [0, 2, 3, 0], [0, 1, 0, 1])
     assert remarks == [
         "2 of 4 training positives are of items without a row of their own.",
@@ -134,7 +134,7 @@ def test_groups_divide_the_devices_or_are_a_multiple(groups):
     assert uneven_error(train, 8) is None
 
 
-def test_what_divides_is_taken():
+def test_a_batch_that_divides_is_accepted():
     assert uneven_error(TrainConfig(batch_size=104, uniform_negatives=0), 8) is None
 
 

@@ -61,6 +61,6 @@ def test_two_samplers_miss_an_item_if_both_do(p, n, other, m):
         ([], "at least one sampler"),
     ],
 )
-def test_what_is_no_sampler_is_refused(samplers, rule):
+def test_an_invalid_sampler_is_refused(samplers, rule):
     with pytest.raises(ValueError, match=rule):
         inclusion_log_probability(*((np.array(p), n) for p, n in samplers))

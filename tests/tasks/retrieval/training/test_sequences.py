@@ -269,7 +269,7 @@ TIMED = HstuConfig(relative_time=True)
     n_held=st.sampled_from([0, 20]),
     seed=st.integers(0, 10**6),
 )
-def test_an_example_is_told_how_long_before_it_each_item_was(seconds, history, n_held, seed):
+def test_an_example_has_the_ages_of_its_history(seconds, history, n_held, seed):
     user, item, _ = some_events(seed=seed)
     # Every item is one event, so that its time is known by its row.
     time = np.random.default_rng(seed).integers(0, seconds, 103) + 1_700_000_000
@@ -300,7 +300,7 @@ def test_an_example_is_told_how_long_before_it_each_item_was(seconds, history, n
     assert n_seen > 50
 
 
-def test_a_history_is_told_as_of_the_moment_of_its_event():
+def test_the_ages_of_a_history_are_relative_to_its_event():
     user, item, time = some_events()
     weight = np.random.default_rng(1).uniform(0, 9, 103).astype(np.float32)
     kind = np.random.default_rng(2).integers(0, 4, 103).astype(np.uint8)

@@ -111,7 +111,7 @@ def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, draw, h
 
 
 @given(logs(), st.sampled_from(["newest", "random"]))
-def test_queries_tell_how_long_ago_what_was_known_happened(log, draw):
+def test_queries_report_how_long_ago_what_was_known_happened(log, draw):
     events = training_events(log, TrainConfig(validation=DRAWS[draw]))
     assume(len(events.held))
     timed = TwoTowerConfig(pooling=HstuConfig(relative_time=True))
