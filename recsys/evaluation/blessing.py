@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from recsys.evaluation.config import BlessConfig, BlessRule
+from recsys.evaluation.figures import Difference, Interval, Key, UserMeans
 from recsys.evaluation.result import difference_text, plain
-from recsys.evaluation.significance import Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted
 from recsys.tasks.judging_side import BLESSED, MODEL
 
@@ -83,6 +83,7 @@ class Evidence:
         n_sampled: Number of random items that positives are ranked among; None: all items.
         small_slice: Minimum number of users of a slice for a rule on it.
         titles: Display name of each baseline, by name.
+        lower: Keys of the metrics of which lower values are better.
     """
 
     means: UserMeans
@@ -92,6 +93,12 @@ class Evidence:
     n_sampled: int | None = None
     small_slice: int = 0
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    lower: frozenset[str] = frozenset()
+
+    def gain(self, key: Key, interval: Interval) -> Interval:
+        """Returns the interval of a difference as one of a gain: positive where it is better."""
+        low, high = interval
+        return (-high, -low) if key.metric in self.lower else interval
 
     def title(self, system: str) -> str:
         """Returns the display name of a baseline or of the last blessed model."""
@@ -138,7 +145,7 @@ def _warning(metric: str, evidence: Evidence) -> str:
         return ""
     difference = means.difference(key, POPULARITY)
     ends = None if difference is None else difference.difference_interval
-    if ends is None or ends[1] >= -_ROUNDING:
+    if ends is None or evidence.gain(key, ends)[1] >= -_ROUNDING:
         return ""
     theirs = means.mean(key._replace(system=POPULARITY))
     return (
@@ -180,13 +187,15 @@ def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
 def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
     means = evidence.means
     value, theirs = means.mean(key), means.mean(key._replace(system=other))
-    difference, margin = means.difference(key, other), means.margin(key, other, ratio)
+    difference = means.difference(key, other)
+    margin = means.margin(key, other, _bound(key, ratio, evidence))
     if value is None or _too_few(key, evidence):
         margin = None
     # The model must beat a baseline, but need not be better than the served model.
     is_beaten = ratio >= 1 and other != BLESSED
     least_margin = _ROUNDING if is_beaten else -_ROUNDING
-    passed = margin is not None and margin[0] >= least_margin and bool(value)
+    passed = margin is not None and evidence.gain(key, margin)[0] >= least_margin
+    passed = passed and (bool(value) or key.metric in evidence.lower)
     name, relative, interval = evidence.title(other), None, None
     if other in evidence.left_out:
         text = f"{name} was not measured: {evidence.left_out[other]}"
@@ -195,7 +204,8 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
         text = f"{_subject(key)} can't be compared with {name}: {why}"
     else:
         relative, interval = difference.relative, difference.interval
-        words = _reached(passed, value >= ratio * theirs, _required(ratio, other))
+        by_value = _reaches(key, value, ratio, theirs, evidence)
+        words = _reached(passed, by_value, _required(ratio, other))
         shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
     return RuleOutcome(
@@ -204,12 +214,13 @@ def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> Ru
 
 
 def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
-    """Returns the measured baseline with the highest value of the deciding metric."""
+    """Returns the measured baseline with the best value of the deciding metric."""
     values = {
         name: evidence.means.mean(Key(name, config.metric)) for name in evidence.means.baselines
     }
     known = {name: value for name, value in values.items() if value is not None}
-    return max(known, key=lambda name: known[name], default=None)
+    best = min if config.metric in evidence.lower else max
+    return best(known, key=lambda name: known[name], default=None)
 
 
 def _strongest_outcome(
@@ -235,16 +246,16 @@ def _strongest_outcome(
     ends = None if difference is None else difference.difference_interval
     text = ruling.text
     if not (difference is None or ends is None or ruling.value is None or ruling.other is None):
-        lost = ends[1] < -_ROUNDING and refuses_loss
-        passed = ruling.passed and not lost
-        by_value = ruling.value >= least * ruling.other
+        lost = evidence.gain(key, ends)[1] < -_ROUNDING and refuses_loss
+        passed = not lost and (ruling.passed or (not least and key.metric in evidence.lower))
+        by_value = _reaches(key, ruling.value, least, ruling.other, evidence)
         reached = _reached(passed, by_value, _required(least, other))
         words = "significantly worse" if lost else reached if least else "not significantly worse"
         text = (
             f"{_subject(key)} is {ruling.value:.4f}, that of {_strongest_title(other, evidence)},"
             f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)}, {words}"
         )
-        text += _cure(ruling, lost=lost) if is_alone and not passed else ""
+        text += _cure(key, ruling, evidence, lost=lost) if is_alone and not passed else ""
         ruling = dataclasses.replace(ruling, passed=passed)
     yield dataclasses.replace(ruling, text=text, is_strongest=True)
 
@@ -253,13 +264,14 @@ def _strongest_title(baseline: str, evidence: Evidence) -> str:
     return f"{evidence.title(baseline)}, the strongest baseline"
 
 
-def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
+def _cure(key: Key, ruling: RuleOutcome, evidence: Evidence, *, lost: bool) -> str:
     """Returns the config keys that would bless such a model; none if its metric is 0."""
     if not ruling.value:
         return ""
     keys = ["bless.sure_loss=allow"] if lost else []
     if not ruling.passed:
-        low = 0.0 if ruling.interval is None else 1.0 + ruling.interval[0]
+        ends = ruling.interval
+        low = 0.0 if ends is None else 1.0 + evidence.gain(key, ends)[0]
         # Below the interval, since a ratio of 1 requires more than a tie.
         keys.append(f"bless.over_strongest={max(0, math.ceil(100 * low) - 1) / 100:g}")
     more = "; more held-out users narrow the interval" if not lost else ""
@@ -279,6 +291,20 @@ def _missing_reason(key: Key, value: float | None, evidence: Evidence) -> str:
     if value is not None:
         return f"{counted(evidence.means.users_of(key), 'user is', 'users are')} too few"
     return "no query has a value" if key.slice is None else "these data have no such slice"
+
+
+def _reaches(key: Key, value: float, ratio: float, theirs: float, evidence: Evidence) -> bool:
+    """Returns whether a value reaches a ratio to another system's."""
+    bound = _bound(key, ratio, evidence) * theirs
+    return value <= bound if key.metric in evidence.lower else value >= bound
+
+
+def _bound(key: Key, ratio: float, evidence: Evidence) -> float:
+    """Returns the factor of the other's value at which a ratio of the config is reached.
+
+    A tenth worse is 0.9 of the other's value or, if lower is better, 1.1 of it.
+    """
+    return 2.0 - ratio if key.metric in evidence.lower else ratio
 
 
 def _reached(by_interval: bool, by_value: bool, required: str) -> str:
@@ -320,7 +346,8 @@ def _sentence(
         other = _strongest_title(chosen.against, evidence)
     what = f"{size} {_subject(chosen)} over {other}"
     ends = plain(change_span(chosen.interval))
-    is_loss = chosen.is_strongest and chosen.interval[1] < 0
+    gain = evidence.gain(Key(MODEL, chosen.metric), chosen.interval)
+    is_loss = chosen.is_strongest and gain[1] < 0
     required = _required(chosen.least, chosen.against)
     requirement = "" if blessed else f", required: {required}"
     requirement = ", significantly worse" if is_loss else requirement

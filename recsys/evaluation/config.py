@@ -63,8 +63,14 @@ class EvaluateConfig(Strict):
     @property
     def deciding_keys(self) -> list[str]:
         """Keys of the metrics that a blessing can use, such as `recall@10` or `mrr`."""
-        deciding = [m for m in self.metrics if m.decides and m.better == "higher"]
+        deciding = [m for m in self.metrics if m.decides and m.better is not None]
         return [key for metric in deciding for key in metric.keys(self.k)]
+
+    @property
+    def lower_keys(self) -> frozenset[str]:
+        """Keys of the metrics of which lower values are better."""
+        lower = [metric for metric in self.metrics if metric.better == "lower"]
+        return frozenset(key for metric in lower for key in metric.keys(self.k))
 
     @model_validator(mode="after")
     def _nothing_twice(self) -> Self:
@@ -79,11 +85,13 @@ class EvaluateConfig(Strict):
 class Thresholds(Strict):
     """Thresholds of one metric; 0 disables a threshold.
 
-    The lower end of the interval must reach the threshold, so that no model is blessed by chance.
+    The worse end of the interval must reach the threshold, so that no model is blessed by chance.
+    If lower values of the metric are better, a ratio of 0.9 also means at most 10 % worse: 1.1
+    times the other value.
     """
 
     at_least: Share = 0.0
-    """Lowest value of the metric."""
+    """Lowest value of the metric; 0 if lower values are better."""
     over: dict[str, Ratio] = Field(default={})
     """Lowest ratio of the metric to each named baseline's."""
     over_blessed: Ratio = 0.0
@@ -146,6 +154,11 @@ class EvaluateStage(Stage):
             if rule.metric not in computed:
                 raise ValueError(
                     f"bless.metric must be one of {', '.join(computed)}; received {rule.metric!r}"
+                )
+            if rule.at_least and rule.metric in self.evaluate.lower_keys:
+                raise ValueError(
+                    f"bless.at_least must be 0 for {rule.metric}, of which lower values are better:"
+                    f" use bless.over; received {rule.at_least}"
                 )
             absent = [name for name, ratio in rule.over.items() if ratio and name not in measured]
             if absent:

@@ -128,7 +128,7 @@ class Metric(Strict):
     """A metric with a value for each query; register a subclass with `recsys.register_metric`.
 
     Its fields are its options in a config. The blessing can use it if `decides` is True and
-    higher is better.
+    `better` isn't None.
     """
 
     title: ClassVar[str]

@@ -282,6 +282,7 @@ def draw_interval(
     says: str,
     zero: float | None = 0.0,
     least: float | None = None,
+    is_lower: bool = False,
 ) -> Markup:
     """Returns an interval; an end beyond the scale is an arrow.
 
@@ -292,6 +293,7 @@ def draw_interval(
         zero: Position of the thin line that means no difference; None for none. It decides
             the colour of an interval that doesn't contain it.
         least: Position of the dashed line of a threshold; None for none.
+        is_lower: Whether lower values are better.
     """
     lines = "".join(
         f'<line class="{kind}" x1="{scale.at(x)}" x2="{scale.at(x)}" y1="0" y2="{_ROW_HEIGHT}"/>'
@@ -301,7 +303,7 @@ def draw_interval(
     value, low, high = estimate
     side = "level"
     if zero is not None and not low <= zero <= high:
-        side = "better" if low > zero else "worse"
+        side = "better" if (low > zero) != is_lower else "worse"
     first, last = (scale.at(min(max(end, scale.low), scale.high)) for end in (low, high))
     parts = [f'<path class="whisker" d="M{first} {_MIDDLE}H{last}"/>']
     for end, at, way in ((low, first, -1), (high, last, 1)):

@@ -101,7 +101,8 @@ class Evaluated:
             if is_number(value := self.figure(key, self.deciding))
             and not (of_baselines and key == BLESSED)
         }
-        return max(known, key=lambda key: known[key], default=None)
+        best = min if self.is_lower(self.deciding) else max
+        return best(known, key=lambda key: known[key], default=None)
 
     def difference(self, key: str | None, metric: str) -> RelativeDifference:
         """Returns the model's difference from the system `key`, if there is one, in `metric`."""
@@ -121,8 +122,7 @@ class Evaluated:
             return ""
         if ends[0] <= 0 <= ends[1]:
             return "level"
-        is_up = self.description(metric)["better"] != "lower"
-        return "better" if (ends[0] > 0) == is_up else "worse"
+        return "better" if (ends[0] > 0) != self.is_lower(metric) else "worse"
 
     def description(self, metric: str) -> dict[str, Any]:
         """Returns `title`, `meaning` and `better` of a metric, with or without a cut-off."""
@@ -131,6 +131,10 @@ class Evaluated:
     def title(self, metric: str) -> str:
         """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
         return metric_title(metric, self.part)
+
+    def is_lower(self, metric: str) -> bool:
+        """Returns whether lower values of a metric are better."""
+        return bool(self.description(metric)["better"] == "lower")
 
     def is_beyond(self, metric: str) -> bool:
         """Returns whether a metric describes the lists, without a better direction."""

@@ -39,7 +39,7 @@ def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
         raise MissingError("The evaluation has no verdict.")
     evaluated = Evaluated.of(artifacts)
-    rules = [_rule(rule) for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
+    rules = [_rule(r, evaluated) for r in verdict.get("rules") or [] if isinstance(r, dict)]
     strongest = evaluated.strongest(of_baselines=True)
     is_lost = evaluated.difference(strongest, evaluated.deciding).outcome == "worse"
     return {
@@ -51,8 +51,9 @@ def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
     }
 
 
-def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
-    text = rule.get("text") or f"{metric_title(str(rule.get('metric')))}: no description"
+def _rule(rule: Mapping[str, Any], evaluated: Evaluated) -> dict[str, Any]:
+    metric = str(rule.get("metric"))
+    text = rule.get("text") or f"{metric_title(metric)}: no description"
     row = {"passed": rule.get("passed") is True, "text": text, "picture": ""}
     is_floor = rule.get("against") == "floor"
     ends, least = ends_of(rule.get("interval")), rule.get("least")
@@ -60,12 +61,15 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     if ends is None or not is_number(value) or not is_number(least):
         return row
     # Against another model the threshold is a ratio; the interval is of the difference.
-    threshold, zero = (least, None) if is_floor else (least - 1.0, 0.0)
+    is_lower = evaluated.is_lower(metric)
+    relative = 1.0 - least if is_lower else least - 1.0
+    threshold, zero = (least, None) if is_floor else (relative, 0.0)
     write, write_span = (figure, span) if is_floor else (change, change_span)
-    words = f"{write(value)}, {write_span(ends)}; at least {write(threshold)} required"
+    bound = "at most" if is_lower else "at least"
+    words = f"{write(value)}, {write_span(ends)}; {bound} {write(threshold)} required"
     estimate = Estimate(value, *ends)
     scale = shared_range([estimate], [threshold, 0.0])
-    return row | {"picture": draw_interval(estimate, scale, words, zero=zero, least=threshold)}
+    return row | {"picture": draw_interval(estimate, scale, words, zero, threshold, is_lower)}
 
 
 # --- metrics
@@ -181,10 +185,11 @@ def read_slices(artifacts: Artifacts) -> dict[str, Any]:
     large = [estimate for estimate, is_small in known if estimate and not is_small]
     scale = shared_range(large or [estimate for estimate, _ in known if estimate])
     kinds: dict[str, list[dict[str, Any]]] = {}
+    is_lower = evaluated.is_lower(metric)
     for row in rows:
         says = f"{row['name']}, against {evaluated.long_name(other)}"
         kinds.setdefault(str(row.get("kind") or "other"), []).append(
-            row | {"picture": _picture(row["difference"], scale, says)}
+            row | {"picture": _picture(row["difference"], scale, says, is_lower)}
         )
     limit = evaluated.part.get("small_slice") or _SMALL_SLICE_USERS
     return {"evaluated": evaluated, "other": other, "kinds": kinds, "limit": limit}
@@ -197,13 +202,13 @@ def _estimate(difference: RelativeDifference) -> Estimate | None:
     return Estimate(difference.relative, *difference.interval)
 
 
-def _picture(difference: RelativeDifference, scale: Scale, against: str) -> Markup:
+def _picture(difference: RelativeDifference, scale: Scale, against: str, is_lower: bool) -> Markup:
     if (estimate := _estimate(difference)) is None:
         return Markup()
     outcome = "" if difference.outcome == "level" else f", significantly {difference.outcome}"
     ends = change_span(difference.interval)
     says = f"{against}: {change(difference.relative)}, interval {ends}{outcome}"
-    return draw_interval(estimate, scale, says)
+    return draw_interval(estimate, scale, says, is_lower=is_lower)
 
 
 # --- the metrics over the length of the list

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from recsys.metrics.metric import Values
+from recsys.metrics.metric import Statistics, Values
 from recsys.strict import Strict
 
 if TYPE_CHECKING:  # Keras, and a room on an upper floor.
@@ -186,7 +186,8 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
     ) -> Values:
         """Returns the values in a slice, NaN for queries that are not in it.
 
-        By default this masks the values of queries; statistics of users are left out.
+        By default this masks the values of queries, and drops users from statistics. A metric
+        with statistics is left out if the slice has only some queries of a user.
 
         Args:
             part: The slice, with a mask.
@@ -194,8 +195,17 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
             measured: The values of a system on the whole case.
             keys: Keys of the metrics that are needed.
         """
-        values = {key: x for key in keys if isinstance(x := measured.values[key], np.ndarray)}
-        return {key: np.where(part.which, x, np.nan) for key, x in values.items()}
+        _, user, n_queries = np.unique(case.user, return_inverse=True, return_counts=True)
+        n_inside = np.bincount(user, part.which, len(n_queries))
+        is_whole = ((n_inside == 0) | (n_inside == n_queries)).all()
+        values: dict[str, np.ndarray | Statistics] = {}
+        for key in keys:
+            x = measured.values[key]
+            if isinstance(x, np.ndarray):
+                values[key] = np.where(part.which, x, np.nan)
+            elif is_whole:
+                values[key] = x._replace(of_users=x.of_users * (n_inside > 0)[:, None])
+        return values
 
     def more(
         self,

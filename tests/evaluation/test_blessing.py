@@ -8,14 +8,14 @@ import pytest
 
 from recsys.config import BlessConfig, BlessRule
 from recsys.evaluation.blessing import Evidence, judge
-from recsys.evaluation.significance import Key, UserMeans
+from recsys.evaluation.figures import Key, UserMeans
 from recsys.tasks.judging_side import BLESSED, MODEL
 
 N = 400
 BASE = np.random.default_rng(0).uniform(0.1, 0.3, N)
 
 
-def evidence(left_out=None, sampled=None, **subjects):
+def evidence(left_out=None, sampled=None, lower=(), **subjects):
     """Figures of subjects that are given as the mrr of each user."""
     means = UserMeans(np.arange(N), 1_000, 0.95)
     for name, values in subjects.items():
@@ -24,7 +24,8 @@ def evidence(left_out=None, sampled=None, **subjects):
         means.add(Key(name, "mrr", "odd"), np.where(np.arange(N) % 2, values, np.nan))
     means.resample([Key(name, "mrr", part) for name in subjects for part in (None, "late", "odd")])
     titles = {"recent_popularity": "recent popularity", "item_knn": "item-kNN", "ials": "iALS"}
-    return Evidence(means, 0.95, left_out or {}, BLESSED in subjects, sampled, 50, titles)
+    is_blessed, lower = BLESSED in subjects, frozenset(lower)
+    return Evidence(means, 0.95, left_out or {}, is_blessed, sampled, 50, titles, lower)
 
 
 def bless(**thresholds):
@@ -258,3 +259,54 @@ def test_a_refusal_that_has_other_reasons_too_names_no_keys(subjects):
     verdict = judge(DEFAULT, evidence(**subjects))
     assert not verdict.blessed
     assert not any("--set" in text for text in [verdict.sentence, *verdict.reasons])
+
+
+def losses(noise=0.0, **means):
+    """Figures of subjects with a mean loss over users, of which lower values are better."""
+    values = {name: np.full(N, float(mean)) for name, mean in means.items()}
+    values["model"] = values["model"] + noise
+    return evidence(lower=["mrr"], **values)
+
+
+@pytest.mark.parametrize(
+    ("asked", "loss", "blessed"),
+    [
+        ({"over": {"popularity": 1.0}}, 0.49, True),
+        ({"over": {"popularity": 1.0}}, 0.5, False),
+        ({"over": {"popularity": 1.2}}, 0.39, True),
+        ({"over": {"popularity": 1.2}}, 0.41, False),
+        ({"over_blessed": 1.0}, 0.4, True),
+        ({"over_blessed": 0.9}, 0.44, True),
+        ({"over_blessed": 0.9}, 0.45, False),
+        ({"over_blessed": 0.9}, 0.0, True),
+        ({"over_strongest": 0.8}, 0.35, True),
+        ({"over_strongest": 0.8}, 0.37, False),
+        ({"over": {"popularity": 0.5}, "sure_loss": "refuse"}, 0.31, False),
+        ({"over": {"popularity": 0.5}, "sure_loss": "refuse"}, 0.29, True),
+    ],
+)
+def test_a_loss_must_be_low_enough(asked, loss, blessed):
+    found = losses(model=loss, popularity=0.5, blessed_model=0.4, ials=0.3)
+    verdict = judge(bless(**asked), found)
+    assert verdict.blessed is blessed
+    assert {rule.against for rule in verdict.rules if rule.is_strongest} <= {"ials"}
+
+
+def test_the_upper_end_of_a_loss_decides():
+    noise = np.random.default_rng(1).normal(0.0, 0.2, N)
+    draws = np.random.default_rng(3).integers(0, N, (4000, N))
+    upper = np.quantile((0.4 + noise)[draws].mean(axis=1), 0.975)
+    for other, blessed in ((upper + 0.002, True), (upper - 0.002, False)):
+        found = losses(model=0.4, noise=noise, popularity=other)
+        verdict = judge(bless(over={"popularity": 1.0}), found)
+        assert verdict.rules[0].value < other
+        assert verdict.blessed is blessed
+
+
+def test_a_loss_that_is_surely_above_the_strongest_baseline_says_so():
+    found = losses(model=0.36, popularity=0.5, ials=0.3)
+    verdict = judge(DEFAULT.model_copy(update={"over_strongest": 0.0}), found)
+    assert not verdict.blessed
+    assert verdict.sentence.startswith("+20.0 % mrr over iALS, the strongest baseline")
+    assert verdict.sentence.endswith("significantly worse; refused")
+    assert judge(bless(over={"ials": 0.1}), losses(model=0.6, popularity=0.5, ials=0.4)).warning

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recsys.evaluation.significance import Key, UserMeans, interval, resampled_means
+from recsys.evaluation.figures import Key, UserMeans, interval, resampled_means
 from recsys.metrics.metric import Statistics
 
 RNG = np.random.default_rng(0)
@@ -109,7 +109,7 @@ def test_a_margin_is_the_lower_end_of_the_mean_less_a_share_of_the_other_one():
 def test_draws_do_not_depend_on_the_size_of_a_block(monkeypatch):
     values = RNG.uniform(size=(30, 2))
     whole = resampled_means(values, 200, seed=5)
-    monkeypatch.setattr("recsys.evaluation.significance._BLOCK_DRAWS", 64)
+    monkeypatch.setattr("recsys.evaluation.figures._BLOCK_DRAWS", 64)
     np.testing.assert_allclose(resampled_means(values, 200, seed=5), whole, rtol=1e-12)
 
 

@@ -33,7 +33,7 @@ QUERIES = [(0, [1, 2], 3), (0, [1, 2, 3], 4), (1, [], 2)]
 
 @pytest.fixture(autouse=True)
 def two_users_are_enough(monkeypatch):
-    monkeypatch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
+    monkeypatch.setattr("recsys.evaluation.figures._FEWEST_USERS", 2)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from recsys import compare, evaluate
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
 from recsys.data.dataset import Data
 from recsys.errors import RecsysError
+from recsys.evaluation.evaluator import open_systems, repeats_of
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.evaluation.systems import open_systems, repeats_of
 from recsys.metrics.metric import Items, PooledMetric, RankedLists
 from recsys.report.figures import plot_metrics
 from recsys.report.run_report import write_report
@@ -29,7 +29,7 @@ OPTIONS = {"baselines": ["popularity"], "k": [1, 3]}
 
 @pytest.fixture(autouse=True)
 def two_users_are_enough(monkeypatch):
-    monkeypatch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
+    monkeypatch.setattr("recsys.evaluation.figures._FEWEST_USERS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def result(world):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
+        patch.setattr("recsys.evaluation.figures._FEWEST_USERS", 2)
         config = EvaluateConfig(
             k=(1, 3),
             resamples=100,

@@ -37,7 +37,11 @@ JUDGED = {
         "baselines": ["constant", "item_mean"],
         "resamples": 200,
     },
-    "bless": {"metric": "roc_auc", "at_least": 0.6, "over": {"constant": 1.0, "item_mean": 1.0}},
+    "bless": {
+        "metric": "log_loss",
+        "over": {"constant": 1.0, "item_mean": 1.0},
+        "rules": [{"metric": "roc_auc", "at_least": 0.6, "over": {"constant": 1.0}}],
+    },
 }
 
 
@@ -104,6 +108,10 @@ def test_it_is_judged_by_its_metrics_beside_its_baselines(world):
     low, high = content["intervals"]["roc_auc"]
     assert low < metrics["roc_auc"] < high
     assert content["verdict"]["blessed"]
+    against = [(rule["metric"], rule["against"]) for rule in content["verdict"]["rules"]]
+    strongest = min(baselines, key=lambda name: baselines[name]["log_loss"])
+    assert against[:2] == [("log_loss", "constant"), ("log_loss", "item_mean")]
+    assert against[-1] == ("log_loss", strongest)
 
 
 def test_the_bundle_ranks_where_the_plugin_is_not_installed(world):

@@ -22,8 +22,8 @@ from recsys.data.catalogue import write_titles
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import device_mesh
 from recsys.errors import RecsysError
-from recsys.evaluation import systems
-from recsys.evaluation.systems import open_evaluation_data
+from recsys.evaluation import evaluator
+from recsys.evaluation.evaluator import open_evaluation_data
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
@@ -52,7 +52,7 @@ def mesh(request):
 
 
 def open_system(path, data, name=None, mesh=None):
-    return systems.open_system(RetrievalJudging(EvaluateStage(), data), path, name, mesh)
+    return evaluator.open_system(RetrievalJudging(EvaluateStage(), data), path, name, mesh)
 
 
 def open_on(mesh, path, data, name=None):
