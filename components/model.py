@@ -26,7 +26,7 @@ from components.artifacts import (
 )
 from components.artifacts import Report as ReportArtifact
 from components.metadata import CURRENT_MODEL, DESTINATION, WITHDRAWN
-from recsys.bundles.lineage import describe_source
+from recsys.bundles.description import describe_source
 from recsys.bundles.publishing import WithdrawnError, publish
 from recsys.config import Strict
 from recsys.distributed.launchers import run_launched

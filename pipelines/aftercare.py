@@ -15,8 +15,7 @@ from recsys.config import Config
 from recsys.errors import RecsysError, plugin_error
 from recsys.formats import counted, size
 from recsys.report.runs import RUNS, MissingError, read_result
-from recsys.runs.notifications import send_summary
-from recsys.runs.summary import run_summary
+from recsys.runs.summary import run_summary, send_summary
 from recsys.system import events
 from recsys.system.disk import full_disk_error, storage_error
 from recsys.system.signals import StoppedError

@@ -20,9 +20,17 @@ from recsys.config import Config
 from recsys.data.forgotten import Forgotten
 from recsys.errors import UsageError
 from recsys.forget import files
-from recsys.forget.files import finish_record, fresh, recover, replacing, start_record
+from recsys.forget.files import (
+    USER_COLUMN,
+    Names,
+    finish_record,
+    fresh,
+    is_distinctive,
+    recover,
+    replacing,
+    start_record,
+)
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
-from recsys.forget.names import USER_COLUMN, Names, is_distinctive
 from recsys.runs.index import write_index
 from recsys.runs.retention import GONE, Thing
 from recsys.system.events import emit

@@ -19,8 +19,7 @@ import tensorflow as tf
 
 from recsys.bundles.bundle import MANIFEST, write_manifest
 from recsys.bundles.config import ExportStage
-from recsys.bundles.lineage import describe_origin
-from recsys.bundles.model_card import model_card
+from recsys.bundles.description import describe_origin, model_card
 from recsys.bundles.parity_process import ParityProcess
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint

@@ -31,7 +31,7 @@ def runs(
     """
     from recsys.config.load import load_config
     from recsys.runs.summary import read_summaries
-    from recsys.tuning.study_records import read_records, shown_state
+    from recsys.tuning import read_records, shown_state
 
     folder = root or load_config(config).root_folder
     nights, damaged = read_summaries(folder, n)

@@ -129,8 +129,7 @@ def simulate_nights(
     """
     require_pipeline()
     from recsys.config.load import load_config
-    from recsys.runs.backtest import summarize
-    from recsys.runs.simulation import Options, Simulation
+    from recsys.runs.backtest import Options, Simulation, summarize
 
     def run_pipeline(file: Path) -> dict[str, Any]:
         log = new_log(simulation.config.root_folder)

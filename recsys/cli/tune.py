@@ -53,7 +53,7 @@ def tune(
     """
     from recsys.config.load import load_config
     from recsys.system.run_lock import run_lock
-    from recsys.tuning.study_records import FOLDER
+    from recsys.tuning import FOLDER
 
     if not _NAME.fullmatch(study):
         rule = "The name of a study must consist of letters, digits, `_`, `.` and `-`."
@@ -61,8 +61,7 @@ def tune(
     os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras' own default loads TensorFlow.
     try:
         from recsys.tuning.search_space import read_space
-        from recsys.tuning.storage import storage_url
-        from recsys.tuning.tuning_study import TuneOptions, TuningStudy
+        from recsys.tuning.tuning_study import TuneOptions, TuningStudy, storage_url
     except ImportError as error:
         rule = "`recsys tune` requires Optuna, from the extra `tune`."
         raise UsageError("R922", rule, install_extra("tune"), error.name) from None

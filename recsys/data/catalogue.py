@@ -48,12 +48,10 @@ class Texts(Sequence[str]):
         column: Name of the column.
         n: Number of texts.
         first: Row of the first text in the file; the rows before it are empty.
-        cure: Advice for a damaged file.
     """
 
-    def __init__(self, path: Path, column: str, n: int, *, first: int = 0, cure: str) -> None:
-        self._path, self._column, self._n = path, column, n
-        self._first, self._cure = first, cure
+    def __init__(self, path: Path, column: str, n: int, first: int = 0) -> None:
+        self._path, self._column, self._n, self._first = path, column, n, first
 
     def __len__(self) -> int:
         return self._n
@@ -95,7 +93,7 @@ class Texts(Sequence[str]):
 
     def _damaged(self, received: str) -> RecsysError:
         rule = f"{str(self._path)!r} must have a column {self._column!r} of strings."
-        return RecsysError("R230", rule, self._cure, received)
+        return RecsysError("R230", rule, _CURE, received)
 
 
 def are_filled(texts: Sequence[str]) -> np.ndarray:
@@ -181,10 +179,7 @@ class Catalogue:
             n_rows = pq.read_metadata(folder / TITLES).num_rows + 1
         except (OSError, ValueError) as error:
             raise _damaged(folder, str(error)) from None
-        ids, titles = (
-            Texts(folder / TITLES, column, n_rows, first=1, cure=_CURE)
-            for column in ("id", "title")
-        )
+        ids, titles = (Texts(folder / TITLES, name, n_rows, first=1) for name in ("id", "title"))
         return cls(ids, titles, open_features(folder, n_rows))
 
 
@@ -218,7 +213,7 @@ def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
                 name=entry["name"],
                 rows=entry["rows"],
                 bags=np.load(folder / f"{entry['name']}.npy", mmap_mode="r", allow_pickle=False),
-                tokens=Texts(names, "token", entry["rows"], cure=_CURE) if names.exists() else None,
+                tokens=Texts(names, "token", entry["rows"]) if names.exists() else None,
             )
             for entry in described
             for names in [folder / f"{entry['name']}.tokens.parquet"]

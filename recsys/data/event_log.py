@@ -70,11 +70,6 @@ def weight_buckets(weights: np.ndarray) -> np.ndarray:
     return np.searchsorted(LEAST_WEIGHTS, weights, side="right").astype(np.int32)
 
 
-def kind_numbers(rows: np.ndarray) -> np.ndarray:
-    """Returns the indices of kinds `[…]` int32 from their rows; `UNKNOWN` for row 0."""
-    return rows.astype(np.int32) + UNKNOWN
-
-
 def facts_or_unknown(
     names: Iterable[str], facts: Facts | None, history: np.ndarray
 ) -> dict[str, np.ndarray]:
@@ -304,7 +299,8 @@ class EventLog:
             elif name == WEIGHTS and self.weight is not None:
                 facts[name] = weight_buckets(self.weight[key])
             elif name == KINDS and self.kind is not None:
-                facts[name] = kind_numbers(self.kind[key])
+                # Row 0 is unknown.
+                facts[name] = self.kind[key].astype(np.int32) + UNKNOWN
             else:
                 facts[name] = np.full_like(self.item_row[key], UNKNOWN)
         return facts

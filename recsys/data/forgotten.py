@@ -112,16 +112,13 @@ class Forgotten:
         """
         is_left_out = self.contains(to_ids(batch.columns.column(column)))
         texts = batch.rejected.column("row").to_pylist()
-        is_named = np.array([self.is_named_in(text) for text in texts], bool)
+        named = [any(self.hash_of(word) in self.hashes for word in words_of(row)) for row in texts]
+        is_named = np.array(named, bool)
         if not is_left_out.any() and not is_named.any():
             return batch, 0
         rejected = batch.rejected.filter(pa.array(~is_named))
         kept = dataclasses.replace(_only(batch, ~is_left_out), rejected=rejected)
         return kept, int(is_left_out.sum() + is_named.sum())
-
-    def is_named_in(self, text: str) -> bool:
-        """Returns whether any word of a text is in the list."""
-        return any(self.hash_of(word) in self.hashes for word in words_of(text))
 
 
 def words_of(row: str) -> set[str]:

@@ -210,16 +210,13 @@ def remark_on_ratings(config: InteractionsConfig) -> str | None:
 _FEW_ROWS = 0.01
 
 
-def remark_on_positives(
-    config: InteractionsConfig, n_positive: int, n_rows: int, what: str = "good rows"
-) -> str | None:
+def remark_on_positives(config: InteractionsConfig, n_positive: int, n_rows: int) -> str | None:
     """Returns a sentence if a rule makes nearly all rows positives, or nearly none; else None.
 
     Args:
         config: Config with the rule.
         n_positive: Number of positives.
         n_rows: Number of rows that are neither rejected nor duplicates.
-        what: Name of these rows in the sentence.
     """
     if config.positive_at_least is None and not config.positive_events:
         return None
@@ -231,7 +228,7 @@ def remark_on_positives(
     }
     named = " and ".join(f"{key}: {rule}" for key, rule in rules.items() if rule is not None)
     return (
-        f"{n_positive:,} of {n_rows:,} {what} ({n_positive / n_rows:.2%}) are positives by"
+        f"{n_positive:,} of {n_rows:,} good rows ({n_positive / n_rows:.2%}) are positives by"
         f" data.interactions.{named}. See whether that separates what is liked."
     )
 

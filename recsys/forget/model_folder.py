@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from recsys.data.dataset import seal_inputs
 from recsys.data.vocabulary import Vocabulary, as_texts
-from recsys.forget.files import fresh, replacing
-from recsys.forget.names import Names
+from recsys.forget.files import Names, fresh, replacing
 from recsys.models.summary import SUMMARY, read_summary, summary_text
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json

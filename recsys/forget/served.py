@@ -2,17 +2,34 @@
 
 A version without them is published under the next number, as the Pusher does. Earlier versions and
 versions that were rolled back keep their numbers.
+
+Users are removed without the model folder or a training. Their entries in the id table, their
+histories and their table rows are overwritten in the variables of the SavedModel; shapes and graph
+are unchanged. The answers to other users must not change: a sample of them is compared with the
+original bundle's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from recsys.bundles.bundle import manifest_digest, read_manifest
+import numpy as np
+import tensorflow as tf
+
+from recsys.bundles.bundle import (
+    MANIFEST,
+    answers_of,
+    manifest_digest,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from recsys.bundles.publishing import (
     HIDDEN,
     VersionRegistry,
@@ -21,12 +38,108 @@ from recsys.bundles.publishing import (
     versions,
     withdrawn_folders,
 )
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.forget.bundles import INSTEAD_OF, knows, take_out
-from recsys.forget.files import linked_copy, recover, replacing
+from recsys.forget.files import Names, linked_copy, recover, replacing
 from recsys.forget.model_folder import free_rows
-from recsys.forget.names import Names
+from recsys.savedmodel import variables, warmup
+from recsys.savedmodel.parity import difference
+from recsys.savedmodel.signatures import QUERY_TIME
 from recsys.system.files import retire
+from recsys.tasks.retrieval.serving.requests import warm_up_requests
+from recsys.tasks.retrieval.serving.stored_users import StoredIds
+
+_PROBES = 64
+_STRANGER = "?"
+_NOW = "2020-01-01"
+"""Query time of the comparison: the default is the newest event, which may be removed."""
+_COMPARED = {"prepare_query": "embedding", "recommend": "scores"}
+INSTEAD_OF = "instead_of"
+"""Field of a manifest with the digest of the bundle that this one was made from."""
+
+
+def take_out(
+    bundle: Path, ids: Sequence[str], free_rows: Callable[[Path], np.ndarray], before: Path
+) -> None:
+    """Removes users from `bundle`, an unpublished copy of `before`, and checks it.
+
+    Args:
+        bundle: The copy. Its files are replaced, never modified, since they may be hard links.
+        ids: The users.
+        free_rows: Frees the users' rows in the copy's folder of vocabularies and returns them.
+        before: The original bundle.
+
+    Raises:
+        RecsysError: The bundle is damaged, its answers to other users have changed (R530), or it
+            still knows a removed user (R933).
+    """
+    manifest, stored = verify(before), StoredIds(before, ids)
+    rows = [int(row) for row in free_rows(bundle / "vocabulary")]
+    variables.overwrite(bundle, stored.overwritten(rows))
+    users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
+    own = users.own_ids.drop_null()
+    chosen = np.unique(np.linspace(0, len(own) - 1, min(_PROBES, len(own))).astype(int))
+    others = [*own.take(chosen).to_pylist(), _STRANGER]
+    n, asked = len(others), [*others, *ids]
+    then, now = _answers(before, asked), _answers(bundle, asked)
+    for name in _COMPARED.values():
+        if name in then:
+            difference("R530", name, now[name][:n], then[name][:n])
+    if now["known"][n:].any():
+        rule = f"The bundle {str(bundle)!r} must not know the users that were taken out."
+        raise RecsysError("R933", rule, "Report this as a bug, with the command's output.")
+    (bundle / warmup.FILE).unlink()
+    probes = {"user_id": np.array(others, object), "history": np.full((n, 1), "", object)}
+    requests = warm_up_requests(warmup.input_names(bundle), probes)
+    warmup.write_warmup(bundle, str(manifest["name"]), requests)
+    (bundle / MANIFEST).unlink()
+    fields = {name: value for name, value in manifest.items() if name not in ("files", "format")}
+    n_users = max(0, manifest["counts"]["users"] - len(stored.numbers))
+    fields["counts"] = {**manifest["counts"], "users": n_users}
+    write_manifest(bundle, {**_of_users(fields, users), INSTEAD_OF: manifest_digest(before)})
+
+
+def _answers(bundle: Path, ids: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the answers of a bundle to user ids without other inputs."""
+    answers: dict[str, np.ndarray] = {}
+    with tempfile.TemporaryDirectory(prefix=".forget-", dir=bundle.parent) as scratch:
+        signatures = variables.load_mapped(bundle, Path(scratch)).signatures
+        texts = {"user_id": list(ids), QUERY_TIME: [[_NOW]] * len(ids)}
+        for name in filter(signatures.__contains__, _COMPARED):
+            inputs = {
+                input_: tf.fill([len(ids)], value=False)
+                if spec.dtype == tf.bool
+                else tf.constant(texts.get(input_, [[""]] * len(ids)))
+                for input_, spec in signatures[name].structured_input_signature[1].items()
+            }
+            outputs = signatures[name](**inputs).items()
+            answers |= {output: value.numpy() for output, value in outputs}
+    return answers
+
+
+def _of_users(fields: Mapping[str, Any], users: Vocabulary) -> dict[str, Any]:
+    """Returns the fields of a manifest with the fingerprint of a changed vocabulary of users."""
+    lineage = fields.get("lineage") or {}
+    if not lineage.get("vocabulary"):
+        return dict(fields)
+    known = {**lineage["vocabulary"], "users": users.fingerprint()}
+    return {**fields, "lineage": {**lineage, "vocabulary": known}}
+
+
+def knows(bundle: Path, ids: Sequence[str]) -> bool:
+    """Returns whether the SavedModel or another file of a bundle contains any of the users.
+
+    Raises:
+        RecsysError: The bundle is damaged (R501), or answers scores (R545).
+    """
+    answers = answers_of(read_manifest(bundle))
+    if answers != "lists":
+        rule = f"Users can be taken out of bundles that answer lists; {str(bundle)!r} doesn't."
+        cure = "Delete it, and train and push a model without the users: recsys run."
+        raise RecsysError("R545", rule, cure, answers)
+    users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
+    in_vocabulary = np.isin(ids, users.own_ids.drop_null().to_pylist())
+    return bool(in_vocabulary.any() or StoredIds(bundle, ids).numbers)
 
 
 @dataclasses.dataclass

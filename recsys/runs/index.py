@@ -24,7 +24,7 @@ from recsys.report.runs import (
 from recsys.runs.summary import run_summary, unfinished_result
 from recsys.system.commit import commit_text
 from recsys.tasks.judging_side import BLESSED, MODEL
-from recsys.tuning.study_records import read_records
+from recsys.tuning import read_records
 
 _MOST_OPEN = 60
 

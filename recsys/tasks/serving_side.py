@@ -32,7 +32,7 @@ class Sources:
         user_transform: Output of Transform for the users; None: the one in the data
             folder. Without either, queries consist of ids and histories only.
         evaluation: The model's evaluation folder, for card and manifest.
-        data_origin: Origin of the raw data, for the manifest (`recsys.bundles.lineage`).
+        data_origin: Origin of the raw data, for the manifest (`recsys.bundles.description`).
     """
 
     model: Path

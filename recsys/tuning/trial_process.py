@@ -26,7 +26,7 @@ from recsys.models import model_class
 from recsys.system.process import stage_main
 from recsys.system.signals import StoppedError, signals_raised
 from recsys.training.trainer import Trainer, check_backend
-from recsys.tuning.storage import SECONDS, open_study, trial_folder, trial_of
+from recsys.tuning.tuning_study import SECONDS, open_study, trial_folder, trial_of
 
 _STOPPED = "R375"
 

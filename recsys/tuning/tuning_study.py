@@ -1,6 +1,6 @@
 """A study: trials of a config's settings, one after the other, until the budget is spent.
 
-    <root>/tuning/<name>/study.db       Optuna's study, which its dashboard shows
+    <root>/tuning/<name>/study.db       Optuna's study in SQLite, which its dashboard shows
     <root>/tuning/<name>/trials/0007/   checkpoints of the running trial
     <root>/tuning/<name>/trials.json    the trials, for `recsys runs`
     <root>/tuning/<name>/best.yaml      the best config so far
@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import optuna
 import yaml
@@ -33,6 +33,7 @@ from recsys.registry.stage import stage_of
 from recsys.system.commit import commit_text
 from recsys.system.process import run_stage_with_config
 from recsys.tasks.task import training_side
+from recsys.tuning import write_record
 from recsys.tuning.search_space import (
     base_parameters,
     decode,
@@ -40,16 +41,75 @@ from recsys.tuning.search_space import (
     parse_space,
     suggest,
 )
-from recsys.tuning.storage import (
-    SECONDS,
-    Pruner,
-    open_study,
-    reset_study,
-    seed_sampler,
-    trial_folder,
-    trial_of,
-)
-from recsys.tuning.study_records import write_record
+
+Pruner = Literal["median", "hyperband", "none"]
+SECONDS = "seconds"
+"""Attribute of a trial: time of its processes so far [s]."""
+PRUNER = "pruner"
+"""Attribute of a study: the pruner's name."""
+
+_NAME, _FILE = "study", "study.db"
+_WAIT_S = 60.0
+_STARTUP_TRIALS = 5
+_SEEDS = 2**32
+
+
+def storage_url(folder: Path) -> str:
+    """Returns the URL of a study's database, for `optuna-dashboard`."""
+    return f"sqlite:///{folder / _FILE}"
+
+
+def open_study(folder: Path, pruner: Pruner | None = None) -> optuna.Study:
+    """Returns the study of a folder, created if missing.
+
+    Args:
+        folder: The folder.
+        pruner: Pruner of a new study; an existing one keeps its own.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = optuna.storages.RDBStorage(
+        storage_url(folder), engine_kwargs={"connect_args": {"timeout": _WAIT_S}}
+    )
+    study = optuna.create_study(
+        study_name=_NAME, storage=storage, direction="maximize", load_if_exists=True
+    )
+    if PRUNER not in study.user_attrs:
+        study.set_user_attr(PRUNER, pruner or "median")
+    study.pruner = _pruner(study.user_attrs[PRUNER])
+    return study
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Returns the folder of a trial of the study in `folder`."""
+    return folder / "trials" / f"{number:04d}"
+
+
+def trial_of(study: optuna.Study, number: int) -> optuna.Trial:
+    """Returns a trial that an earlier process created with `ask`."""
+    return optuna.Trial(study, study.trials[number]._trial_id)
+
+
+def seed_sampler(study: optuna.Study, seed: int, number: int) -> None:
+    """Seeds the sampler for a trial: any process with the same earlier trials draws the same.
+
+    Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
+
+    Args:
+        study: The study.
+        seed: Seed of the study.
+        number: Number of the trial.
+    """
+    of_trial = (seed * 1_000_003 + number) % _SEEDS
+    study.sampler = optuna.samplers.TPESampler(seed=of_trial, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=2)
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner()
+    return optuna.pruners.NopPruner()
+
 
 _IDENTITY = "identity"
 _ERROR = "error"
@@ -298,7 +358,8 @@ class TuningStudy:
         before = self._study.user_attrs.get(_IDENTITY, parts)
         changed = [name for name, part in parts.items() if before.get(name) != part]
         if changed and {trial.state for trial in self._study.trials} <= {TrialState.FAIL}:
-            self._study = reset_study(self._study, self.folder, self._options.pruner)
+            optuna.delete_study(study_name=_NAME, storage=self._study._storage)
+            self._study = open_study(self.folder, self._options.pruner)
         elif changed:
             raise UsageError(
                 "R921",

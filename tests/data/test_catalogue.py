@@ -31,7 +31,7 @@ def test_texts_of_a_file_are_those_of_the_list(tmp_path_factory, written, first,
     expected = [""] * first + written
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(catalogue, "_BATCH", 5)
-        texts = Texts(path, "title", len(expected), first=first, cure="")
+        texts = Texts(path, "title", len(expected), first=first)
         assert are_filled(texts).tolist() == are_filled(expected).tolist()
         assert are_filled(texts).tolist() == [text != "" for text in expected]
         assert (len(texts), [*texts]) == (len(expected), expected)
@@ -47,7 +47,7 @@ def test_a_file_with_another_column_or_number_of_texts_is_named(tmp_path):
     pq.write_table(pa.table({"title": ["a", "b"]}), path)
     for column, n in (("id", 2), ("title", 3)):
         with pytest.raises(RecsysError, match=r"R230.*titles.parquet"):
-            Texts(path, column, n, cure="Run again.")[0]
+            Texts(path, column, n)[0]
 
 
 _TOKENS = ["", "Drama", "Sci-Fi", "ü"]

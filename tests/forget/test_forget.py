@@ -40,8 +40,7 @@ from recsys.data.features import CategoryFeature
 from recsys.data.forgotten import Forgotten
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.forget.files import fresh, recover, replacing
-from recsys.forget.names import GONE, Names
+from recsys.forget.files import GONE, Names, fresh, recover, replacing
 from recsys.tasks.model_folder import load_model
 
 PERSON = "late0"  # Knows no row of its own in the shared world; its events are held out.

@@ -16,7 +16,7 @@ from commands import run_main
 
 from recsys import __version__
 from recsys.bundles.bundle import write_manifest
-from recsys.bundles.lineage import describe_origin, describe_source, model_fingerprint
+from recsys.bundles.description import describe_origin, describe_source, model_fingerprint
 from recsys.data.vocabulary import Vocabulary
 from recsys.fingerprint import source_version
 from recsys.system.manifest import manifest_digest

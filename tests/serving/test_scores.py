@@ -18,7 +18,7 @@ from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish
 from recsys.cli import main
 from recsys.errors import RecsysError, UsageError
-from recsys.forget.bundles import knows
+from recsys.forget.served import knows
 from recsys.savedmodel.id_table import IdTable
 from recsys.serving.open_inference import messages
 from recsys.serving.served_model import Retriever

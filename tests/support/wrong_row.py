@@ -8,10 +8,9 @@ import numpy as np
 from recsys.bundles.bundle import verify
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.forget.bundles import take_out
-from recsys.forget.files import replacing
+from recsys.forget.files import Names, replacing
 from recsys.forget.model_folder import free_rows
-from recsys.forget.names import Names
+from recsys.forget.served import take_out
 
 
 def main(bundle):

@@ -20,9 +20,8 @@ from recsys.data.dataset import open_data
 from recsys.runs.index import write_index
 from recsys.tasks.retrieval.training.auto import for_data
 from recsys.training.stage import train
-from recsys.tuning.storage import open_study, seed_sampler, trial_of
 from recsys.tuning.trial_process import ValidationReporter
-from recsys.tuning.tuning_study import TuneOptions, TuningStudy
+from recsys.tuning.tuning_study import TuneOptions, TuningStudy, open_study, seed_sampler, trial_of
 
 CONFIG = """
 name: tuned

@@ -15,7 +15,7 @@ from webhook_server import Server
 
 from recsys.config.operation import NotifyConfig
 from recsys.report.runs import RunRecord
-from recsys.runs import notifications
+from recsys.runs import summary
 from recsys.runs.summary import one_line, read_summaries, run_summary
 
 SECRET = "hunter2-T0KEN"  # noqa: S105
@@ -132,7 +132,7 @@ def test_the_runs_are_listed_for_people_and_for_programs(tmp_path, capsys, monke
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Waits of milliseconds, and no proxy."""
-    monkeypatch.setattr(notifications, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(summary, "_FIRST_WAIT_S", 0.01)
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -143,9 +143,7 @@ def told(
 ) -> dict[str, Any]:
     monkeypatch.setenv("NIGHT_HOOK", url)
     settings = {"webhook_env": "NIGHT_HOOK", "timeout_s": 10.0, "total_s": 30.0, **config}
-    found = notifications.send_summary(
-        night or run_summary("1", RESULT, ROOT), NotifyConfig(**settings)
-    )
+    found = summary.send_summary(night or run_summary("1", RESULT, ROOT), NotifyConfig(**settings))
     assert found is not None
     assert SECRET not in json.dumps(found)
     return found
@@ -252,7 +250,7 @@ def test_a_webhook_that_never_ends_its_answer_is_left(monkeypatch, behave):
 
 
 def test_all_attempts_together_have_a_limit(monkeypatch):
-    monkeypatch.setattr(notifications, "_FIRST_WAIT_S", 1.0)
+    monkeypatch.setattr(summary, "_FIRST_WAIT_S", 1.0)
     started = time.monotonic()
     with Server(500) as server:
         found = told(monkeypatch, f"http://{server.host}/", attempts=10, total_s=0.4)
@@ -304,9 +302,9 @@ def test_what_is_no_address_of_the_web_is_never_opened(monkeypatch, url):
 
 def test_no_webhook_is_called_by_default(monkeypatch):
     night = run_summary("1", RESULT, ROOT)
-    assert notifications.send_summary(night, NotifyConfig()) is None
-    assert notifications.send_summary(night, NotifyConfig(webhook_env="X", on=("failed",))) is None
+    assert summary.send_summary(night, NotifyConfig()) is None
+    assert summary.send_summary(night, NotifyConfig(webhook_env="X", on=("failed",))) is None
     monkeypatch.delenv("NIGHT_HOOK", raising=False)
-    found = notifications.send_summary(night, NotifyConfig(webhook_env="NIGHT_HOOK"))
+    found = summary.send_summary(night, NotifyConfig(webhook_env="NIGHT_HOOK"))
     assert found is not None
     assert found["sent"] is False

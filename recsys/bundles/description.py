@@ -1,7 +1,7 @@
-"""The lineage in a bundle's manifest, so that a copy elsewhere still has it.
+"""The description of a bundle: the lineage in its manifest, and its MODEL_CARD.md.
 
-It doesn't depend on the folder or time of a run: the same data, commit and config give the same
-manifest. So rolled-back content is recognised.
+The lineage doesn't depend on the folder or time of a run: the same data, commit and config give the
+same manifest. So rolled-back content is recognised.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from recsys.data.vocabulary import Vocabulary
-from recsys.fingerprint import source_version
+from recsys.fingerprint import source_version, version_text
 from recsys.system.files import digest_of_files
 from recsys.system.manifest import manifest_digest
 
@@ -105,3 +108,73 @@ def _below_common(files: list[str]) -> list[str]:
     paths = [Path(file).absolute() for file in files]
     common = os.path.commonpath([path.parent for path in paths]) if paths else ""
     return [path.relative_to(common).as_posix() for path in paths]
+
+
+# --- MODEL_CARD.md
+
+_TASK = {"type": "recommendation", "name": "Recommendation"}
+
+
+def model_card(
+    name: str,
+    template: str | None,
+    fields: Mapping[str, Any],
+    training: Mapping[str, Any],
+    evaluation: Mapping[str, Any] | None,
+) -> str:
+    """Returns the text of the card, with Hugging Face's YAML header.
+
+    Args:
+        name: Name of the served model.
+        template: Template of the task, as `package:file`, which extends `bundle`; None: only
+            `bundle`.
+        fields: Fields of the manifest and of the template. `bundle` shows `summary`, `counts`,
+            `config` and, in the header, `tags` and `hub_task`.
+        training: The trainer's `training.json`.
+        evaluation: The evaluator's `evaluation.json`, if there is one.
+    """
+    texts = {"bundle": _read("recsys.bundles:model_card.jinja")}
+    if template is not None:
+        texts["task"] = _read(template)
+    environment = jinja2.Environment(  # noqa: S701 Markdown, and no page
+        keep_trailing_newline=True,
+        undefined=jinja2.ChainableUndefined,
+        loader=jinja2.DictLoader(texts),
+    )
+    # JSON is valid YAML, and quotes any name.
+    environment.filters |= {
+        "json": json.dumps,
+        "indented_json": lambda value: json.dumps(value, indent=1),
+        "figure": lambda value: f"{value:.4f}" if isinstance(value, float) else "–",
+    }
+    return environment.get_template("bundle" if template is None else "task").render(
+        {"counts": {}, **fields},
+        name=name,
+        header=_header(name, fields, evaluation),
+        training=training,
+        evaluation=evaluation,
+        version=version_text(training.get("source")),
+    )
+
+
+def _read(template: str) -> str:
+    package, _, file = template.partition(":")
+    return (resources.files(package) / file).read_text(encoding="utf-8")
+
+
+def _header(
+    name: str, fields: Mapping[str, Any], evaluation: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    header: dict[str, Any] = {
+        "library_name": "tensorflow",
+        "tags": fields.get("tags", ["recommendation", "keras"]),
+    }
+    if evaluation:
+        metrics = [{"type": m, "name": m, "value": v} for m, v in evaluation["metrics"].items()]
+        result = {
+            "task": fields.get("hub_task", _TASK),
+            "dataset": {"type": name, "name": name},
+            "metrics": metrics,
+        }
+        header["model-index"] = [{"name": name, "results": [result]}]
+    return header
