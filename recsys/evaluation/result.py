@@ -6,7 +6,7 @@ import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from recsys import registry
 from recsys.errors import UsageError
@@ -18,8 +18,6 @@ from recsys.tasks.judging_side import BLESSED
 _ROUNDING = 1e-8
 """Differences below this are rounding errors, and are shown as 0."""
 
-EVALUATION = "evaluation.json"
-COMPARISON = "comparison.json"
 _SHOWN = ("recall", "ndcg", "mrr")
 _BLESSED_TITLE = "last blessed"
 _FACTS = (
@@ -31,6 +29,8 @@ _FACTS = (
 class Shown:
     """A table with a title, shown as text or HTML."""
 
+    file: ClassVar[str]
+    """Name of the file that `save` writes."""
     content: dict[str, Any]
 
     def title(self) -> str:
@@ -55,9 +55,9 @@ class Shown:
         """Returns sentences below the table."""
         return []
 
-    def _save(self, folder: str | Path, name: str) -> Path:
-        """Writes the content as strict JSON, atomically; returns its path."""
-        path = Path(folder) / name
+    def save(self, folder: str | Path) -> Path:
+        """Writes the content into a folder as strict JSON, atomically; returns its path."""
+        path = Path(folder) / self.file
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.content, indent=1, allow_nan=False, ensure_ascii=False)
         commit_text(text + "\n", path)
@@ -86,6 +86,8 @@ class EvaluationResult(Shown):
         content: The content of `evaluation.json`, see docs/folders.md.
     """
 
+    file = "evaluation.json"
+
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = dict(content)
 
@@ -96,7 +98,7 @@ class EvaluationResult(Shown):
         Raises:
             RecsysError: The file is missing or damaged (R221).
         """
-        return cls(read_result(Path(folder) / EVALUATION))
+        return cls(read_result(Path(folder) / cls.file))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -117,10 +119,6 @@ class EvaluationResult(Shown):
     def sentence(self) -> str:
         """The decision as a sentence, with its main figure."""
         return str(self.content["verdict"]["sentence"])
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes `evaluation.json` into a folder; returns its path."""
-        return self._save(folder, EVALUATION)
 
     def headings(self) -> list[str]:
         """Returns the column headings."""
@@ -182,6 +180,8 @@ class Comparison(Shown):
             `text`.
     """
 
+    file = "comparison.json"
+
     def __init__(self, evaluation: Mapping[str, Any], deciding: str) -> None:
         metrics = {
             name: _compared(name, evaluation, difference)
@@ -207,10 +207,6 @@ class Comparison(Shown):
         deciding = self.content["metrics"].get(self.content["metric"], {})
         better: str | None = deciding.get("better")
         return better
-
-    def save(self, folder: str | Path) -> Path:
-        """Writes `comparison.json` into a folder; returns its path."""
-        return self._save(folder, COMPARISON)
 
     def headings(self) -> list[str]:
         """Returns the column headings."""
