@@ -161,7 +161,7 @@ def read_against(artifacts: Artifacts) -> dict[str, Any]:
     scale = shared_range(filter(None, map(_estimate, differences.values())))
     names = map(evaluated.long_name, differences)
     pictures = [
-        _picture(difference, scale, f"against {name}")
+        _picture(difference, scale, f"against {name}", evaluated.is_lower(evaluated.deciding))
         for name, difference in zip(names, differences.values(), strict=True)
     ]
     rows = list(zip(differences.items(), pictures, strict=True))
