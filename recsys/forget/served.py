@@ -12,7 +12,6 @@ original bundle's.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,23 +57,21 @@ INSTEAD_OF = "instead_of"
 """Field of a manifest with the digest of the bundle that this one was made from."""
 
 
-def take_out(
-    bundle: Path, ids: Sequence[str], free_rows: Callable[[Path], np.ndarray], before: Path
-) -> None:
+def take_out(bundle: Path, names: Names, before: Path) -> None:
     """Removes users from `bundle`, an unpublished copy of `before`, and checks it.
 
     Args:
         bundle: The copy. Its files are replaced, never modified, since they may be hard links.
-        ids: The users.
-        free_rows: Frees the users' rows in the copy's folder of vocabularies and returns them.
+        names: The users.
         before: The original bundle.
 
     Raises:
         RecsysError: The bundle is damaged, its answers to other users have changed (R530), or it
             still knows a removed user (R933).
     """
+    ids = sorted(names.ids)
     manifest, stored = verify(before), StoredIds(before, ids)
-    rows = [int(row) for row in free_rows(bundle / "vocabulary")]
+    rows = [int(row) for row in free_rows(bundle / "vocabulary", names)]
     variables.overwrite(bundle, stored.overwritten(rows))
     users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
     own = users.own_ids.drop_null()
@@ -180,12 +177,11 @@ def forget_in_versions(
     if not serving_root.is_dir():
         return done
     recover(serving_root)
-    free = functools.partial(free_rows, names=names)
     for served in versions(serving_root)[-1:]:
         with done.collecting(served):
             if knows(served, ids):
                 with linked_copy(served) as copy:
-                    take_out(copy, ids, free, served)
+                    take_out(copy, names, served)
                     done.published = publish(copy, serving_root, keep + 1)
                 done.changed += 1
     *earlier, served = versions(serving_root) or [serving_root]
@@ -199,7 +195,7 @@ def forget_in_versions(
                 _retire(serving_root, folder, served)
                 continue
             with replacing(folder) as copy:
-                take_out(copy, ids, free, folder)
+                take_out(copy, names, folder)
             done.changed += 1
     return done
 

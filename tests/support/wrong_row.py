@@ -8,9 +8,9 @@ import numpy as np
 from recsys.bundles.bundle import verify
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.forget import served
 from recsys.forget.files import Names, replacing
 from recsys.forget.model_folder import free_rows
-from recsys.forget.served import take_out
 
 
 def main(bundle):
@@ -18,12 +18,13 @@ def main(bundle):
     of_another = users.rows(["u6"])
     assert users.row_counts[of_another] > 0
 
-    def free(folder):
-        return np.concatenate([free_rows(folder, Names(["u5"])), of_another])
+    def free_two_rows(folder, names):
+        return np.concatenate([free_rows(folder, names), of_another])
 
+    served.free_rows = free_two_rows
     try:
         with replacing(bundle) as copy:
-            take_out(copy, ["u5"], free, bundle)
+            served.take_out(copy, Names(["u5"]), bundle)
     except RecsysError as error:
         assert error.code == "R530"  # noqa: PT017 there is no pytest here
         verify(bundle)
