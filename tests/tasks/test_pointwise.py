@@ -133,7 +133,7 @@ def test_the_bundle_is_served(world):
         rows = [{"user_id": "u7", "item_id": item} for item in ("i1", "i2")]
         body = {"signature_name": "score", "instances": rows}
         predict = f"{url}/v1/models/pointwise:predict"
-        wait_for(lambda: httpx.post(predict, json=body).status_code != 503)  # It loads.
+        wait_for(lambda: httpx.post(predict, json=body, timeout=60).status_code != 503)  # It loads.
         answer = httpx.post(predict, json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     first, second = answer.json()["predictions"]
