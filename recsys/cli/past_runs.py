@@ -34,15 +34,15 @@ def runs(
     from recsys.tuning import read_records, shown_state
 
     folder = root or load_config(config).root_folder
-    nights, damaged = read_summaries(folder, n)
+    records, damaged = read_summaries(folder, n)
     studies = read_records(folder)
-    is_named = len({night["name"] for night in nights}) > 1
-    listed = [{"record": record, "why": why} for record, why in damaged]
-    result = {"root": str(folder), "runs": nights, "damaged": listed, "studies": studies}
+    is_named = len({record["name"] for record in records}) > 1
+    listed = [{"record": file, "why": why} for file, why in damaged]
+    result = {"root": str(folder), "runs": records, "damaged": listed, "studies": studies}
     people = {
-        f"Runs in {folder}": [_run_row(night, is_named=is_named) for night in nights],
-        "": None if nights else f"There are no records of runs in {folder}.",
-        "damaged": [f"{record} can't be read: {why}" for record, why in damaged],
+        f"Runs in {folder}": [_run_row(record, is_named=is_named) for record in records],
+        "": None if records else f"There are no records of runs in {folder}.",
+        "damaged": [f"{file} can't be read: {why}" for file, why in damaged],
     }
     for study in studies:
         trials = study["trials"][::-1][:n]

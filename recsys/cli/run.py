@@ -140,7 +140,7 @@ def simulate_nights(
     simulation = Simulation(loaded, out.resolve(), options, run_pipeline, report)
     simulation.run()
     page, journal = simulation.page, simulation.journal
-    summary = summarize(journal.nights)
+    summary = summarize(journal.entries)
     people = nights_for_people(simulation.config.bless.metric, summary)
     files = {"page": str(page), "nights_file": str(journal.file)}
     emit({**summary, **files}, as_json=as_json, people={**people, **files}, beside=True)

@@ -68,13 +68,13 @@ class BacktestData:
     n_rejected: int
 
     @classmethod
-    def read(cls, config: Config, period: str, n_nights: int | None) -> BacktestData:
+    def read(cls, config: Config, period: str, n_spans: int | None) -> BacktestData:
         """Reads the data of a config.
 
         Args:
             config: The config; only `data` is used.
             period: `day`, `week` (from Monday) or `month` that one simulated night covers.
-            n_nights: Number of nights, the newest ones; None: half of the periods.
+            n_spans: Number of periods, the newest ones; None: half of them.
         """
         source = config.data.interactions
         now, parse_interactions = int(time.time()), interactions.parse_interactions
@@ -92,17 +92,17 @@ class BacktestData:
         times = events["timestamp"].cast(pa.timestamp("s"))
         starts = pc.floor_temporal(times, unit=period).cast(pa.date32())
         days = sorted(pc.unique(starts).to_pylist())
-        days = days[-(n_nights or -(-len(days) // 2)) :]
+        days = days[-(n_spans or -(-len(days) // 2)) :]
         is_of = [(pc.equal if i else pc.less_equal)(starts, day) for i, day in enumerate(days)]
         return cls(days, [events.filter(mask) for mask in is_of], sides, n_rejected)
 
-    def write_night(self, out: Path, night: int) -> None:
+    def write_span(self, out: Path, number: int) -> None:
         """Writes the span of a night, and the items and users with events up to its end."""
-        day = self.days[night].isoformat()
-        _write(self.events[night], out / LANDING / day / _EVENTS)
+        day = self.days[number].isoformat()
+        _write(self.events[number], out / LANDING / day / _EVENTS)
         for what, table in self.sides.items():
             name = "item_id" if what == "items" else "user_id"
-            ids = pa.concat_tables(self.events[: night + 1])[name]
+            ids = pa.concat_tables(self.events[: number + 1])[name]
             is_known = pc.is_in(table[name], value_set=pc.unique(ids))
             _write(table.filter(is_known), out / f"{what}.parquet")
 
@@ -238,7 +238,7 @@ class BacktestJournal:
 
     Attributes:
         file: Its file.
-        nights: The finished nights, in order.
+        entries: The finished nights, in order.
 
     Raises:
         RecsysError: The folder holds another simulation, or something else.
@@ -264,12 +264,12 @@ class BacktestJournal:
             )
         commit_text(text, written)
         lines = self.file.read_text("utf-8").splitlines() if self.file.exists() else []
-        self.nights: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
-    def add(self, night: Mapping[str, Any]) -> None:
+    def add(self, entry: Mapping[str, Any]) -> None:
         """Records a night, atomically."""
-        self.nights.append(dict(night))
-        commit_text("".join(json.dumps(night) + "\n" for night in self.nights), self.file)
+        self.entries.append(dict(entry))
+        commit_text("".join(json.dumps(entry) + "\n" for entry in self.entries), self.file)
 
 
 # --- the arms compared, with intervals
@@ -280,10 +280,10 @@ _LAST_SHARE = 0.25
 _LEAST = 5
 """Number of nights below which there is no interval."""
 
-Nights = Sequence[Mapping[str, Any]]
+Entries = Sequence[Mapping[str, Any]]
 
 
-def summarize(nights: Nights) -> dict[str, Any]:
+def summarize(entries: Entries) -> dict[str, Any]:
     """Returns the summary of a simulation.
 
     A night counts in a comparison if both arms were evaluated, and the warm one was warm.
@@ -291,11 +291,11 @@ def summarize(nights: Nights) -> dict[str, Any]:
     nights, which takes them as independent: neighbouring nights share most of their data, so
     it is too narrow rather than too wide.
     """
-    states = [night["state"] for night in nights]
-    both = [n for n in nights if (n.get(WARM) or {}).get("base") and _value(n, COLD) is not None]
+    states = [entry["state"] for entry in entries]
+    both = [n for n in entries if (n.get(WARM) or {}).get("base") and _value(n, COLD) is not None]
     last = both[-max(1, round(len(both) * _LAST_SHARE)) :]
     return {
-        "nights": len(nights),
+        "nights": len(entries),
         "states": {state: states.count(state) for state in dict.fromkeys(states)},
         "compared": len(both),
         "warm_over_cold": _ratio(both),
@@ -303,19 +303,19 @@ def summarize(nights: Nights) -> dict[str, Any]:
         "steps_of_warm_over_cold": _ratio(both, "steps"),
         "train_seconds_of_warm_over_cold": _ratio(both, "seconds"),
         "warm_over_frozen_at_the_end": _ratio(last, other=FROZEN),
-        "seconds": round(sum(night["seconds"] for night in nights), 1),
+        "seconds": round(sum(entry["seconds"] for entry in entries), 1),
     }
 
 
-def _value(night: Mapping[str, Any], arm: str, name: str = "value") -> float | None:
+def _value(entry: Mapping[str, Any], arm: str, name: str = "value") -> float | None:
     """Returns a number of an arm in a night; None if it wasn't measured."""
-    number = (night.get(arm) or {}).get(name)
+    number = (entry.get(arm) or {}).get(name)
     return number if is_number(number) else None
 
 
-def _ratio(nights: Nights, name: str = "value", other: str = COLD) -> dict[str, Any] | None:
+def _ratio(entries: Entries, name: str = "value", other: str = COLD) -> dict[str, Any] | None:
     """Returns the ratio of the warm arm's sum to another's, and its interval."""
-    pairs = [(_value(night, WARM, name), _value(night, other, name)) for night in nights]
+    pairs = [(_value(entry, WARM, name), _value(entry, other, name)) for entry in entries]
     known = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
     if not len(known) or known[:, 1].sum() <= 0:
         return None
@@ -333,7 +333,7 @@ def _ratio(nights: Nights, name: str = "value", other: str = COLD) -> dict[str, 
 
 # --- the simulation
 
-_LEAST_NIGHTS = 2
+_LEAST_SPANS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,7 +387,7 @@ class Simulation:
         self._run_pipeline, self._report = run_pipeline, report
         self._replay = BacktestData.read(config, options.by, options.nights)
         _check(len(self._replay.days), options)
-        self.config = _of_nights(config, out, options)
+        self.config = _replayed(config, out, options)
         self.page = self.config.root_folder / INDEX
         plan = {
             "config": json.loads(canonical_json(self.config)),
@@ -399,26 +399,26 @@ class Simulation:
 
     def run(self) -> None:
         """Runs the remaining nights."""
-        done, n_nights = len(self.journal.nights), len(self._replay.days)
+        done, n_spans = len(self.journal.entries), len(self._replay.days)
         if self._replay.n_rejected:
             self._report(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
         if done:
-            self._report(f"Resuming after night {done} of {n_nights}.")
-        for number in range(done, n_nights):
-            night = self._night(number)
-            self.journal.add(night)
-            self._report(_line(night, number, n_nights))
+            self._report(f"Resuming after night {done} of {n_spans}.")
+        for number in range(done, n_spans):
+            entry = self._run_night(number)
+            self.journal.add(entry)
+            self._report(_line(entry, number, n_spans))
 
-    def _night(self, number: int) -> dict[str, Any]:
+    def _run_night(self, number: int) -> dict[str, Any]:
         """Writes the data of a night and runs the pipeline on them."""
         started = time.monotonic()
-        self._replay.write_night(self._out, number)
-        night = {
+        self._replay.write_span(self._out, number)
+        entry = {
             "span": self._replay.days[number].isoformat(),
             "events": self._replay.events[number].num_rows,
             **self._run(),
         }
-        return {**night, "seconds": round(time.monotonic() - started, 1)}
+        return {**entry, "seconds": round(time.monotonic() - started, 1)}
 
     def _run(self) -> dict[str, Any]:
         """Runs the pipeline and the other arms; a failed run is a result of the night."""
@@ -432,22 +432,22 @@ class Simulation:
         evaluation = Evaluated(read_json(Path(summary["evaluation"]), "The evaluation"), metric)
         warm = {"value": evaluation.figure(MODEL, metric), **training_facts(model)}
         warm["interval"] = evaluation.interval(metric)
-        last = self.journal.nights[-1] if self.journal.nights else {}
+        last = self.journal.entries[-1] if self.journal.entries else {}
         if str(model) == last.get("model"):
             return {"state": "nothing new", "model": str(model), WARM: warm}
-        night = {"state": "blessed" if summary["blessed"] else "refused", "model": str(model)}
+        entry = {"state": "blessed" if summary["blessed"] else "refused", "model": str(model)}
         if not self._options.arms:
-            return {**night, WARM: warm}
+            return {**entry, WARM: warm}
         others = measure_arms(self.config, self._out, model, Path(summary["data"]))
         if summary["night"] is not None:  # A record that can't be written fails no run.
             add_arms(self.config.root_folder, summary["night"]["run"], others)
         values = {
             arm: {"value": facts.pop("metrics")[metric], **facts} for arm, facts in others.items()
         }
-        return {**night, WARM: warm, **values}
+        return {**entry, WARM: warm, **values}
 
 
-def _of_nights(config: Config, out: Path, options: Options) -> Config:
+def _replayed(config: Config, out: Path, options: Options) -> Config:
     raw = config.model_dump(mode="json")
     raw["data"] = replay_config(config, out)
     raw["data"]["interactions"] |= {"spans": options.window, "bad_spans": "set_aside"}
@@ -459,18 +459,18 @@ def _of_nights(config: Config, out: Path, options: Options) -> Config:
 
 
 def _check(n_spans: int, options: Options) -> None:
-    if n_spans < (options.nights or _LEAST_NIGHTS):
+    if n_spans < (options.nights or _LEAST_SPANS):
         raise UsageError(
             "R912",
-            f"The data must cover at least {options.nights or _LEAST_NIGHTS} nights.",
+            f"The data must cover at least {options.nights or _LEAST_SPANS} nights.",
             "Reduce --nights, use a shorter period (--by day), or add data.",
             f"{n_spans} {options.by}s",
         )
 
 
-def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
-    parts = [f"night {number + 1} of {n_nights}", night["span"], night["state"]]
-    parts += [f"{arm} {figure(night[arm]['value'])}" for arm in ARMS if night.get(arm)]
-    if night.get("error"):
-        parts.append(night["error"])
-    return " · ".join([*parts, duration(night["seconds"])])
+def _line(entry: dict[str, Any], number: int, n_spans: int) -> str:
+    parts = [f"night {number + 1} of {n_spans}", entry["span"], entry["state"]]
+    parts += [f"{arm} {figure(entry[arm]['value'])}" for arm in ARMS if entry.get(arm)]
+    if entry.get("error"):
+        parts.append(entry["error"])
+    return " · ".join([*parts, duration(entry["seconds"])])

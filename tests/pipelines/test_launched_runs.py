@@ -19,9 +19,9 @@ class Nights:
         config = yaml.safe_load(write_world(folder).read_text())
         config["launcher"], config["warm_start"] = {"processes": processes}, {}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        self.nights = [self.run(devices // processes)]
+        self.runs = [self.run(devices // processes)]
         write_events(folder / "ratings-2.csv", 300, 50, 55)
-        self.nights.append(self.run(devices // processes))
+        self.runs.append(self.run(devices // processes))
 
     def run(self, devices, *words):
         words = ("run", self.folder / "config.yaml", "--json", *words)
@@ -62,5 +62,5 @@ def test_four_processes_train_and_evaluate_what_one_does_on_as_many_devices(tmp_
     assert one.bundles() == four.bundles()
     # Where a model is trained is no reason to train it again.
     again = four.run(4, "--set", "launcher=local")
-    assert again["bundle"] == four.nights[1]["bundle"]
+    assert again["bundle"] == four.runs[1]["bundle"]
     assert len(four.models()) == 2

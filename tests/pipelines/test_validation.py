@@ -166,7 +166,7 @@ def FakeEvaluator(
     blessing.set_int_custom_property("current_model_id", model.id)
 
 
-class Nights:
+class Days:
     """Runs the pipeline on the data of a night."""
 
     def __init__(self, root):
@@ -176,7 +176,7 @@ class Nights:
         return Config.model_validate_json(
             json.dumps(
                 {
-                    "name": "nights",
+                    "name": "days",
                     "root": str(self.root),
                     "data": {
                         "interactions": {
@@ -205,7 +205,7 @@ class Nights:
         trainer = FakeTrainer(verdict=data_gate.outputs["verdict"])
         evaluator = FakeEvaluator(model=trainer.outputs["model"], blessed=blessed)
         pipeline = Pipeline(
-            pipeline_name="nights",
+            pipeline_name="days",
             pipeline_root=str(self.root / "artifacts"),
             components=[gen, *valid, data_gate, trainer, evaluator],
             enable_cache=True,
@@ -246,7 +246,7 @@ class QuietRunner(Runner):
         return id_
 
 
-def night(n_buys, seed=0, n=200):
+def day(n_buys, seed=0, n=200):
     chance = random.Random(seed)
     return {
         "user_id": [f"u{i % 100}" for i in range(n)],
@@ -266,52 +266,52 @@ def measured(validation, kind):
 
 @pytest.mark.slow
 def test_days_are_compared_with_the_last_accepted_one_and_the_last_blessed_model(tmp_path):
-    nights = Nights(tmp_path)
+    days = Days(tmp_path)
 
-    nights(night(40))
-    first = nights.validation()
+    days(day(40))
+    first = days.validation()
     assert first["earlier"] == {"drift": False, "skew": False}
     assert first["comparisons"] == []
 
-    states = nights(night(40))
+    states = days(day(40))
     steps = {name for name in states if not name.startswith("EarlierStatistics")}
     assert {states[name] for name in steps} == {Execution.CACHED}
 
-    nights(night(60, seed=1), blessed=0)
-    second = nights.validation()
+    days(day(60, seed=1), blessed=0)
+    second = days.validation()
     assert second["earlier"] == {"drift": True, "skew": True}
     assert measured(second, "drift")["event"] == pytest.approx(0.1)
     assert measured(second, "skew")["event"] == pytest.approx(0.1)
     assert "timestamp" not in measured(second, "drift")
 
     # Newer data changes nothing about what older data is compared with.
-    states = nights(night(40))
+    states = days(day(40))
     assert {states[name] for name in steps} == {Execution.CACHED}
 
     # A fault does not pass on the second night, as refused data is no measure.
     for seed in (2, 3):
         with pytest.raises(RecsysError) as stopped:
-            nights(night(160, seed=seed))
+            days(day(160, seed=seed))
         assert stopped.value.code == "R244"
         assert "Column 'event' of the interactions (split 'train')" in stopped.value.rule
         assert "its distance is 0.500" in stopped.value.rule
         assert "data.gate.max_drift" in stopped.value.cure
 
     # Small steps each night add up for the model that was blessed long ago.
-    nights(night(80, seed=4), blessed=0)
+    days(day(80, seed=4), blessed=0)
     with pytest.raises(RecsysError) as stopped:
-        nights(night(101, seed=5))
+        days(day(101, seed=5))
     assert stopped.value.code == "R245"
     assert "its distance is 0.305" in stopped.value.rule
-    third = nights.validation()
+    third = days.validation()
     assert measured(third, "drift")["event"] == pytest.approx(0.105)
     assert measured(third, "skew")["event"] == pytest.approx(0.305)
 
-    nights(night(101, seed=5), max_skew=None)
+    days(day(101, seed=5), max_skew=None)
 
     # The model of the night before is the newest that was blessed.
-    nights(night(110, seed=6))
-    assert measured(nights.validation(), "skew")["event"] == pytest.approx(0.045)
+    days(day(110, seed=6))
+    assert measured(days.validation(), "skew")["event"] == pytest.approx(0.045)
 
 
 def test_a_committed_schema_lets_lists_have_any_length():
@@ -327,37 +327,37 @@ def test_a_committed_schema_lets_lists_have_any_length():
 
 def test_without_a_run_there_is_no_schema_to_commit(tmp_path):
     with pytest.raises(RecsysError, match="R246"):
-        freeze_schemas(Nights(tmp_path).config(), tmp_path / "schemas", force=False)
+        freeze_schemas(Days(tmp_path).config(), tmp_path / "schemas", force=False)
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_schema_of_the_last_run_can_be_committed_and_stops_what_breaks_it(tmp_path):
-    nights = Nights(tmp_path)
+    days = Days(tmp_path)
     committed = tmp_path / "schemas"
-    nights(night(40))
-    (file,) = freeze_schemas(nights.config(), committed, force=False)
+    days(day(40))
+    (file,) = freeze_schemas(days.config(), committed, force=False)
     assert file == committed / "interactions.pbtxt"
     schema = tfdv.load_schema_text(str(file))
-    assert {feature.name for feature in schema.feature} == set(night(40))
+    assert {feature.name for feature in schema.feature} == set(day(40))
 
     with pytest.raises(RecsysError) as refused:
-        freeze_schemas(nights.config(), committed, force=False)
+        freeze_schemas(days.config(), committed, force=False)
     assert refused.value.code == "R247"
     file.write_text("broken")
-    freeze_schemas(nights.config(), committed, force=True)
+    freeze_schemas(days.config(), committed, force=True)
     assert tfdv.load_schema_text(str(file)) == schema
 
-    shared = night(40)
+    shared = day(40)
     shared["event"] = [*shared["event"][:-1], "share"]
     with pytest.raises(RecsysError) as stopped:
-        nights(shared, schema_dir=str(committed))
+        days(shared, schema_dir=str(committed))
     assert stopped.value.code == "R242"
     assert "column 'event'" in stopped.value.rule
     assert "share" in stopped.value.rule
-    assert nights.validation()["anomalies"][0]["column"] == "event"
+    assert days.validation()["anomalies"][0]["column"] == "event"
 
     (feature,) = [feature for feature in schema.feature if feature.name == "event"]
     feature.distribution_constraints.min_domain_mass = 0.9
     tfdv.write_schema_text(schema, str(file))
-    nights(shared, schema_dir=str(committed))
+    days(shared, schema_dir=str(committed))

@@ -86,7 +86,7 @@ def test_every_good_row_arrives_once_in_the_span_of_its_time(
             seen = (row["who"], row["what"]["id"], int(at.timestamp()))
             wanted.setdefault(day, []).append(seen)
     for night in range(4):
-        replay.write_night(tmp_path, night)
+        replay.write_span(tmp_path, night)
         day = replay.days[night].isoformat()
         table = pq.read_table(tmp_path / LANDING / day / "events.parquet")
         names = ("user_id", "item_id", "timestamp")
@@ -98,7 +98,7 @@ def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Pa
     replay = BacktestData.read(config, "month", 12)
     sizes = []
     for night in range(3):
-        replay.write_night(tmp_path, night)
+        replay.write_span(tmp_path, night)
         items = pq.read_table(tmp_path / "items.parquet")["item_id"].to_pylist()
         heard = {i for events in replay.events[: night + 1] for i in events["item_id"].to_pylist()}
         assert set(items) == heard
@@ -108,7 +108,7 @@ def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Pa
 
 def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_path: Path) -> None:
     replay = BacktestData.read(config, "month", 2)
-    replay.write_night(tmp_path, 1)
+    replay.write_span(tmp_path, 1)
     raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
     again = Config.model_validate_json(json.dumps(raw))
     source = again.data.interactions
@@ -139,9 +139,9 @@ def test_a_simulation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     out, plan = tmp_path / "out", {"nights": 3}
     BacktestJournal(out, plan).add({"span": "2020-01-01"})
     again = BacktestJournal(out, plan)
-    assert again.nights == [{"span": "2020-01-01"}]
+    assert again.entries == [{"span": "2020-01-01"}]
     again.add({"span": "2020-02-01"})
-    assert [night["span"] for night in BacktestJournal(out, plan).nights] == [
+    assert [night["span"] for night in BacktestJournal(out, plan).entries] == [
         "2020-01-01",
         "2020-02-01",
     ]
