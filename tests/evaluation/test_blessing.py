@@ -51,7 +51,7 @@ def test_the_lower_end_of_the_interval_decides_and_not_the_mean():
     [rule] = verdict.rules
     assert rule.value > rule.other
     assert not verdict.blessed
-    assert "required: better, which the interval does not confirm" in rule.text
+    assert not rule.passed
     assert judge(bless(over={"popularity": 0.8}), found).blessed
 
 
@@ -110,7 +110,7 @@ def test_a_first_model_needs_no_other_one_but_something_to_reach():
     assert "there are no thresholds" in verdict.sentence
     verdict = judge(bless(over_blessed=0.9, at_least=0.1), found)
     assert verdict.blessed
-    assert "there is no other blessed model to compare with" in verdict.reasons
+    assert any("blessed model" in reason for reason in verdict.reasons)
     assert any("no baseline was measured" in reason for reason in verdict.reasons)
 
 
@@ -118,7 +118,7 @@ def test_a_baseline_that_could_not_be_measured_blesses_nothing():
     found = evidence(left_out={"item_knn": "it has no events"}, model=BASE)
     verdict = judge(bless(at_least=0.01, over={"item_knn": 1.0}), found)
     assert not verdict.blessed
-    assert "item-kNN was not measured: it has no events" in verdict.reasons
+    assert any("it has no events" in reason for reason in verdict.reasons)
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_gate_begins_with_the_share_and_the_history_itself():
 
 @pytest.mark.parametrize("options", [{"user_id": False}, {"pooling": "none"}])
 def test_a_gate_needs_rows_of_users_and_histories(options):
-    with pytest.raises(ValueError, match="combines the user id with the history"):
+    with pytest.raises(ValueError, match="user_gate"):
         TwoTowerConfig(user_gate=UserGateConfig(), **options)
 
 
