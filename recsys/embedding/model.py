@@ -272,7 +272,7 @@ class SparseModel(keras.Model):
 
     def _refusing(self, function: Any) -> Any:
         """Wraps `function` to raise R360 if a table that refuses unknown ids had some."""
-        strict = [table for table in self._tables() if table.spec.unknown == "error"]
+        strict = [table for table in self._tables() if table.refuses_unknown]
         if not strict:
             return function
 

@@ -42,7 +42,7 @@ class Table(keras.layers.Layer):
 
     Args:
         members: The tables stored here, one after the other. They may differ only in name,
-            rows and initial values.
+            rows, initial values, combiner, and handling of unknown ids.
         n_shards: Devices that a table may be split over; for padding.
         seed: Seed of the initial values and of stochastic rounding.
     """
@@ -65,6 +65,7 @@ class Table(keras.layers.Layer):
         self.optimizer = self.spec.optimizer
         self.exchange = dataclasses.replace(self.spec.exchange, rows=self.rows)
         self.is_interleaved = self.spec.placement == "row"
+        self.refuses_unknown = any(member.unknown == "error" for member in members)
         n = padded_rows(self.rows, self.n_shards) if self.is_interleaved else self.rows
         self.n_physical = n
         if self.n_physical >= 2**31:
@@ -86,7 +87,7 @@ class Table(keras.layers.Layer):
                 fill = Filled(slot.initial, functools.partial(self._where, width))
                 self.slots.append(self._weight(slot.name, width, fill, "float32"))
         self.steps = self._counter("steps")
-        if self.spec.unknown == "error":
+        if self.refuses_unknown:
             self.unknown_ids = self._counter("unknown_ids")
 
     def save_own_variables(self, store: Any) -> None:

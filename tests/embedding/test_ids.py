@@ -241,3 +241,19 @@ def test_a_direct_call_refuses_an_unknown_id_too():
     # Keras wraps what a call raises in an error of its own.
     with pytest.raises(RuntimeError, match=r"R360.*'t' must be in 0 … 9.*7 other ids"):
         make("subclass", unknown="error")(X)
+
+
+@pytest.mark.parametrize("names", [("strict", "lenient"), ("lenient", "strict")], ids="-".join)
+def test_a_stack_refuses_unknown_ids_only_of_the_tables_that_say_so(names):
+    policies = {"strict": "error", "lenient": "row0"}
+    options = {"optimizer": "adagrad", "placement": "row"}
+    tables = {n: TableConfig(n, ROWS, DIM, unknown=policies[n], **options) for n in names}
+    known, y = {name: np.arange(8) for name in names}, np.zeros((8, 2 * DIM))
+    for use in (
+        lambda model, x: model.fit(x, y, verbose=0),
+        lambda model, x: model.predict(x, verbose=0),
+    ):
+        model = compiled(Lookup(tables, table_stacking="auto"))
+        use(model, {**known, "lenient": IDS})
+        with pytest.raises(RecsysError, match=r"R360.*strict.*7 other ids"):
+            use(model, {**known, "strict": IDS})
