@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.measure import print_line, ratios, run
 from benchmarks.peers.evaluate_case import draw
-from recsys.index.ranker import Ranker
+from recsys.index.search import Ranker
 from recsys.ragged import RaggedRows
 
 ITEMS = [100_000, 1_000_000]

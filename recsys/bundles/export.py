@@ -25,8 +25,14 @@ from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.models.summary import damaged, read_summary
 from recsys.registry.file_option import IN_FOLDER, read_in_folder
-from recsys.savedmodel import variables, warmup
-from recsys.savedmodel.signatures import DEFAULT_SIGNATURE, SCORE
+from recsys.savedmodel import variables
+from recsys.savedmodel.signatures import (
+    DEFAULT_SIGNATURE,
+    SCORE,
+    input_names,
+    warmup_messages,
+    write_warmup,
+)
 from recsys.system.commit import commit_folder
 from recsys.system.disk import free_there
 from recsys.system.files import DAMAGE, read_result
@@ -88,7 +94,7 @@ def _check(out: Path) -> None:
 
 def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]:
     """Writes a checked bundle into `folder`; the manifest comes last."""
-    warmup.messages()  # First, since the rest takes minutes.
+    warmup_messages()  # First, since the rest takes minutes.
     with ParityProcess() as parity:
         training = read_result(sources.model / "training.json")
         evaluated = sources.evaluation
@@ -141,7 +147,7 @@ def _save_module(folder: Path, name: str, side: ServingSide) -> None:
         tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
         variables.fill(folder, module.variables, _tell_written)
         variables.make_canonical(folder)
-        warmup.write_warmup(folder, name, side.warm_up(warmup.input_names(folder)))
+        write_warmup(folder, name, side.warm_up(input_names(folder)))
 
 
 def _signatures(module: Any, answers: Answers) -> dict[str, Any]:

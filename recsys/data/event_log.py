@@ -6,7 +6,7 @@ time or, in a packed row of training, to the newest event of the same user. Mode
 differences of ages. A weight is read as its bucket on a logarithmic scale, and a kind of event
 (`click`, `purchase`) as its index in the kinds of the data (`recsys.data.vocabulary.load_kinds`).
 The query time is a fact, too, for models that use the age of items
-(`recsys.models.terms.item_age`).
+(`recsys.models.terms`).
 """
 
 from __future__ import annotations

@@ -130,7 +130,10 @@ def read(
     plan = plan._replace(way=way_of(sharding, plan, options, table.shape[0]))
     of_batch = TableRead(lookups, plan, options, bag_weight)
     if n_bags % n or n_ids % n:
-        return _read_partitioned(table, lookups, n_bags), of_batch, jnp.int32(0)
+        # XLA inserts the communication, slowly.
+        picked = gather(table, lookups.rows) * lookups.weights()[:, None]
+        pooled = jax.ops.segment_sum(picked, lookups.bags(n_bags), n_bags)
+        return pooled, of_batch, jnp.int32(0)
 
     def read_here(table: jax.Array, here: TableRead) -> tuple[jax.Array, jax.Array]:
         if plan.way == "gathered":
@@ -162,12 +165,6 @@ def shifted(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
         return lookups
     part = jax.lax.axis_index(sharding.batch_axis).astype(jnp.int32)
     return lookups._replace(bag=lookups.bag + part * n_bags)
-
-
-def _read_partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
-    """Reads any number of bags, without an update; XLA inserts the communication, slowly."""
-    picked = gather(table, lookups.rows) * lookups.weights()[:, None]
-    return jax.ops.segment_sum(picked, lookups.bags(n_bags), n_bags)
 
 
 def _read_gathered(sharding: TableSharding, table: jax.Array, here: TableRead) -> jax.Array:
@@ -366,7 +363,9 @@ def _change_shard(
         if read.plan.way == "rows":
             by_way["rows"].append((read, gradients))
         elif read.plan.way == "nodes":
-            by_way["nodes"].append((read, _gradients_of_node(sharding, read, grad, shard_rows)))
+            lookups, _ = _lookups_of_node(sharding, read, shard_rows)
+            of_node = all_gather(grad, sharding.node, read.options.payload)
+            by_way["nodes"].append((read, RowGradients(lookups, of_node)))
         else:
             gathered.append(_gather_gradients(sharding, read, grad, shard_rows))
     outgoing = [
@@ -433,14 +432,6 @@ def _within(part: RowGradients, first: jax.Array, upto: jax.Array) -> RowGradien
     rows = part.lookups.rows
     inside = (rows >= first) & (rows < upto)
     return part._replace(lookups=part.lookups._replace(rows=jnp.where(inside, rows, -1)))
-
-
-def _gradients_of_node(
-    sharding: TableSharding, read: TableRead, grad: jax.Array, shard_rows: int
-) -> RowGradients:
-    """Returns the gradients of the node's bags, of rows of this device and its peers."""
-    lookups, _ = _lookups_of_node(sharding, read, shard_rows)
-    return RowGradients(lookups, all_gather(grad, sharding.node, read.options.payload))
 
 
 def _gather_gradients(

@@ -237,6 +237,33 @@ def replicate(values: Iterable[Any], mesh: keras.distribution.DeviceMesh) -> lis
     return [jax.make_array_from_callback(x.shape, everywhere, x.__getitem__) for x in arrays]
 
 
+def place_variable(variable: Any) -> jax.ShapeDtypeStruct:
+    """Sets the layout of a variable without a value; returns its shape and sharding."""
+    distribution = keras.distribution.distribution()
+    sharding = None
+    if distribution is not None:
+        variable._layout = distribution.get_variable_layout(variable)
+        sharding = variable._layout.backend_layout
+    return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
+
+
+def on_mesh(state: Any, layouts: Any) -> Any:
+    """Returns the state with every value sharded on the distribution's mesh.
+
+    On one device Keras doesn't shard new values, such as reset metrics. A step returns sharded
+    values, which are another type for JAX, so it would compile the step again.
+    """
+    if layouts is None:
+        return state
+    return tuple(
+        [
+            value if isinstance(value.sharding, NamedSharding) else jax.device_put(value, layout)
+            for value, layout in zip(part, shardings, strict=True)
+        ]
+        for part, shardings in zip(state, layouts, strict=True)
+    )
+
+
 def tables_of(model: keras.Model) -> list[Table]:
     """Returns the tables of a model, in the order of its layers."""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, ShardedEmbedding)]

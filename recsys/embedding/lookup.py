@@ -71,7 +71,7 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
     rows = jnp.stack(columns, axis=1)
     names = tuple(feature.name for feature in features)
     lookups = Lookups(rows.reshape(-1))
-    read = _read_table(table, table.sharding, lookups, rows.size, names, is_single=True)
+    read = _read_table(table, lookups, rows.size, names, is_single=True)
     read = read.reshape(*rows.shape, table.dim)
     return [
         read[:, i] if weight is None else read[:, i] * weight[:, None]
@@ -106,9 +106,9 @@ def _read_bags(feature: FeatureInput) -> jax.Array:
     _count_unknown(table, spec, is_unknown, lookups)
     if combiner == "max":
         rows, n_ids = lookups.rows, lookups.rows.shape[0]
-        each = _read_table(table, sharding, Lookups(rows), n_ids, (name,), is_single=True)
+        each = _read_table(table, Lookups(rows), n_ids, (name,), is_single=True)
         return _maxima(sharding, lookups, n_bags, each)
-    pooled = _read_table(table, sharding, lookups, n_bags, (name,), bag_weight=bag_weight)
+    pooled = _read_table(table, lookups, n_bags, (name,), bag_weight=bag_weight)
     return pooled * factor
 
 
@@ -211,7 +211,6 @@ def refuse(name: str, rows: int, n_unknown: Any) -> None:
 
 def _read_table(
     table: Table,
-    sharding: TableSharding,
     lookups: Lookups,
     n_bags: int,
     features: tuple[str, ...],
@@ -223,7 +222,7 @@ def _read_table(
         return jnp.zeros((n_bags, table.dim), jnp.float32)
     learns_weights = lookups.weight is not None and _has_tangent([lookups.weight])
     output, read, extra_rounds = exchange.read(
-        sharding,
+        table.sharding,
         jax.lax.stop_gradient(table.embeddings.value),
         lookups,
         n_bags,

@@ -15,18 +15,22 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import NamedSharding
 from keras import ops
+from keras.src.models.functional import Functional  # It has no public name.
 
-from recsys.embedding.exchange import TableRead
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
-from recsys.embedding.keras_internals import Functional
-from recsys.embedding.layout import LayoutDistribution, check_rules
+from recsys.embedding.layout import (
+    LayoutDistribution,
+    check_rules,
+    on_mesh,
+    place_variable,
+    tables_of,
+)
 from recsys.embedding.lookup import StepCounts, Tape, reading_by_keras, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, summary_lines
 from recsys.embedding.table_rows import tables_by_name
-from recsys.embedding.traffic import ReadPlan, TableTraffic
+from recsys.embedding.traffic import TableTraffic
 from recsys.embedding.update import (
     GradientBuffers,
     StepUpdate,
@@ -209,7 +213,9 @@ class SparseModel(keras.Model):
                 )
             return loss, (aux, tape)
 
-        untapped = _traced(lambda: forward(tv, None)[1][1])
+        tapes: list[Tape] = []  # Of a step that is traced for shapes only.
+        jax.eval_shape(lambda: tapes.append(forward(tv, None)[1][1]))
+        untapped = tapes[0]
         taps = [jnp.zeros(output.shape, output.dtype) for output in untapped.outputs]
 
         def differentiable(tv: Arrays, taps: Arrays) -> Any:
@@ -223,16 +229,18 @@ class SparseModel(keras.Model):
         self._step_counts = counts
         logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
         self._step_counts = None
-        self.step_traffic = _traffic(untapped.tables, reads)
         self._ids_in_step = sum(read.lookups.rows.shape[0] for read in reads)
         update = StepUpdate(
             self.optimizer, self.non_trainable_variables, self.gradient_buffers, self._first_rate
         )
         # The step may return other gathered rows, if XLA fuses them with the lookup.
         changed = [new for old, new in zip(state[1], ntv, strict=True) if new is not old]
-        returned = _short(jax.tree.leaves((loss, logs, mv, changed)), than=outputs)
+        returned = jax.tree.leaves((loss, logs, mv, changed))
+        most = sum(output.size for output in outputs)
+        returned = [array for array in returned if array.size <= most]
         one = dependent_one([*grads, *tap_grads, *outputs, *returned])
         updates = table_updates(untapped.tables, reads, tap_grads)
+        self.step_traffic = tuple(update.traffic for update in updates)
         tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, updates, one)
         self._step_arrays = update.arrays
         refusing = [table for table, _ in untapped.refused]
@@ -272,7 +280,7 @@ class SparseModel(keras.Model):
 
     def _refusing(self, function: Any) -> Any:
         """Wraps `function` to raise R360 if a table that refuses unknown ids had some."""
-        strict = [table for table in self._tables() if table.refuses_unknown]
+        strict = [table for table in tables_of(self) if table.refuses_unknown]
         if not strict:
             return function
 
@@ -331,13 +339,13 @@ class SparseModel(keras.Model):
             if step is None:
                 variables = self._state_variables()
                 try:
-                    state = self._with_buffers(_on_mesh(state, self._layouts()), data)
+                    state = self._with_buffers(on_mesh(state, self._layouts()), data)
                     variables = self._state_variables()
                     (step, _), layouts = self._proven_step(state, data), self._layouts()
                 except BaseException:
                     restore(variables, state)
                     raise
-            return step(_on_mesh(state, layouts), data)
+            return step(on_mesh(state, layouts), data)
 
         return proven
 
@@ -354,7 +362,7 @@ class SparseModel(keras.Model):
             The compiled step, `jax.stages.Compiled`.
         """
         for variable in self.variables:
-            _place(variable)
+            place_variable(variable)
         self.optimizer.build(self.trainable_variables)
         self._with_buffers(self._shapes(), data)
         return self._proven_step(self._shapes(), data)[1]
@@ -362,7 +370,7 @@ class SparseModel(keras.Model):
     def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
         """Returns the shapes of the state of `train_step`."""
         parts = self._state_variables()
-        return tuple([_place(variable) for variable in part] for part in parts)
+        return tuple([place_variable(variable) for variable in part] for part in parts)
 
     def _proven_step(self, state: Any, data: Any) -> tuple[Any, Any]:
         """Returns the jitted step and its checked compiled form."""
@@ -373,7 +381,7 @@ class SparseModel(keras.Model):
         # jit caches this compilation.
         compiled = step.lower(state, data).compile()
         dense = {variable.path: variable.shape for variable in self.trainable_variables}
-        self.step_proof = check_step(compiled, self._tables(), self._ids_in_step, dense)
+        self.step_proof = check_step(compiled, tables_of(self), self._ids_in_step, dense)
         for path in self.step_proof.dense_per_row:
             _LOG.warning(
                 "Weight %r has a number for each row of a table, and every step computes all of"
@@ -420,9 +428,6 @@ class SparseModel(keras.Model):
         ntv = [known[id(v)] if id(v) in known else v.value for v in variables]  # noqa: SIM401 purged
         return tv, ntv, ov, mv
 
-    def _tables(self) -> list[Table]:
-        return [layer for layer in self._flatten_layers() if isinstance(layer, Table)]
-
     # --- summary
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
@@ -437,7 +442,7 @@ class SparseModel(keras.Model):
         finally:
             self._summarizes = False
         print_fn = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None)
-        lines = [" Tables:", *summary_lines(self._tables())]
+        lines = [" Tables:", *summary_lines(tables_of(self))]
         if len(lines) > 1:
             (print_fn or print)("\n".join(lines))
 
@@ -445,7 +450,7 @@ class SparseModel(keras.Model):
     def trainable_variables(self) -> list[Any]:
         """Keras' trainable variables; during export also the tables' weights."""
         own: list[Any] = super().trainable_variables
-        return [*own, *(t.embeddings for t in self._tables())] if self._exports else own
+        return [*own, *(t.embeddings for t in tables_of(self))] if self._exports else own
 
     @property
     def non_trainable_variables(self) -> list[Any]:
@@ -453,7 +458,7 @@ class SparseModel(keras.Model):
         others: list[Any] = super().non_trainable_variables
         if not self._exports:
             return others
-        left_out = {id(v) for table in self._tables() for v in table.variables}
+        left_out = {id(v) for table in tables_of(self) for v in table.variables}
         return [v for v in others if id(v) not in left_out]
 
     @property
@@ -470,7 +475,7 @@ class SparseModel(keras.Model):
     def _summarized(self) -> list[Any]:
         if not self._summarizes:
             return []
-        return [t.embeddings for t in self._tables() if t.built and t.learns]
+        return [t.embeddings for t in tables_of(self) if t.built and t.learns]
 
     # --- data
 
@@ -550,33 +555,6 @@ def _inputs(described: str, make: Callable[[tuple[int | None, ...], str], Any]) 
     return keras.tree.map_structure(made, json.loads(described))
 
 
-def _place(variable: Any) -> jax.ShapeDtypeStruct:
-    """Sets the layout of a variable without a value; returns its shape and sharding."""
-    distribution = keras.distribution.distribution()
-    sharding = None
-    if distribution is not None:
-        variable._layout = distribution.get_variable_layout(variable)
-        sharding = variable._layout.backend_layout
-    return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
-
-
-def _on_mesh(state: Any, layouts: Any) -> Any:
-    """Returns the state with every value sharded on the distribution's mesh.
-
-    On one device Keras doesn't shard new values, such as reset metrics. A step returns sharded
-    values, which are another type for JAX, so it would compile the step again.
-    """
-    if layouts is None:
-        return state
-    return tuple(
-        [
-            value if isinstance(value.sharding, NamedSharding) else jax.device_put(value, layout)
-            for value, layout in zip(part, shardings, strict=True)
-        ]
-        for part, shardings in zip(state, layouts, strict=True)
-    )
-
-
 def _jitted(step: Any, state: Any) -> Any:
     """Returns `step` jitted, with the state's shardings preserved and its arrays donated."""
     distribution = keras.distribution.distribution()
@@ -592,31 +570,6 @@ def _jitted(step: Any, state: Any) -> Any:
             sorted({len(sharding.device_set) for sharding in jax.tree.leaves(shardings)}),
         )
     return jax.jit(step, donate_argnums=0, out_shardings=(None, shardings))
-
-
-def _short(arrays: Arrays, than: Arrays) -> Arrays:
-    """Returns the arrays that are no larger than all of `than`, the reads of a batch, together."""
-    most = sum(array.size for array in than)
-    return [array for array in arrays if array.size <= most]
-
-
-def _traced(forward: Callable[[], Tape]) -> Tape:
-    """Returns the tape of a step that is traced for shapes only."""
-    tapes: list[Tape] = []
-    jax.eval_shape(lambda: tapes.append(forward()))
-    return tapes[0]
-
-
-def _traffic(tables: list[Table], reads: list[TableRead]) -> tuple[TableTraffic, ...]:
-    """Returns the collectives that read and update each table in one step."""
-    plans: dict[int, list[ReadPlan]] = {}
-    for table, read in zip(tables, reads, strict=True):
-        plans.setdefault(id(table), []).append(read.plan)
-    by_id = {id(table): table for table in tables}
-    return tuple(
-        TableTraffic(table.name, table.sharding, table.exchange, table.n_physical, tuple(of_table))
-        for table, of_table in ((by_id[key], of_table) for key, of_table in plans.items())
-    )
 
 
 def restore(variables: Any, state: Any) -> None:

@@ -46,18 +46,6 @@ _WRITES_ROWS = frozenset({"scatter", "dynamic-update-slice"})
 # Instructions that read all of their operands, even if the result is small and fused.
 _READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort", "topk"})
 _TOP_K = 'custom_call_target="TopK"'
-_ITEMSIZE = {
-    "pred": 1,
-    "bf16": 2,
-    "f16": 2,
-    "f64": 8,
-    "s64": 8,
-    "u64": 8,
-    "s8": 1,
-    "u8": 1,
-    "s16": 2,
-    "u16": 2,
-}
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=(%?[\w.\-]+)"
@@ -130,7 +118,7 @@ class _Instruction:
 
     def bytes(self) -> int:
         return sum(
-            _ITEMSIZE.get(kind, 4) * math.prod(int(d) for d in dims.split(",") if d)
+            _itemsize(kind) * math.prod(int(d) for d in dims.split(",") if d)
             for kind, dims in _ARRAY.findall(self.shape)
         )
 
@@ -141,6 +129,12 @@ class _Instruction:
         others = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1}
         sent = round(self.bytes() * others.get(self.op, (n - 1) / n))
         return Collective(self.op, sent, leaving_of(self.op, sent, n, n // len(nodes)))
+
+
+def _itemsize(kind: str) -> int:
+    """Returns the bytes of a number of a type such as `bf16`."""
+    bits = re.search(r"\d+", kind)
+    return max(1, int(bits[0]) // 8) if bits else 1  # pred
 
 
 def first_group(attributes: str) -> list[int]:
@@ -390,8 +384,8 @@ def check_step(
             continue
         checked.append(table.name)
         counts = frozenset(n for n in (table.rows, table.n_physical, here) if n > most_ids)
-        vectors = {path: math.prod(shape) for path, shape in dense.items() if _is_vector(shape)}
-        vectors = {path: n for path, n in vectors.items() if n in counts}
+        sizes = {path: [n for n in shape if n != 1] for path, shape in dense.items()}
+        vectors = {path: n[0] for path, n in sizes.items() if len(n) == 1 and n[0] in counts}
         rows = _Rows(counts, table.dim, frozenset(vectors.values()))
         if whole := program.first_whole(rows):
             raise _refused(table, *whole, dense)
@@ -404,10 +398,6 @@ def check_step(
         collectives=collectives,
         dense_per_row=tuple(per_row),
     )
-
-
-def _is_vector(shape: Sequence[int]) -> bool:
-    return sum(size != 1 for size in shape) == 1
 
 
 def _parsed(text: str) -> list[_Instruction]:

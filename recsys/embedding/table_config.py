@@ -115,10 +115,10 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
         raise _refused(table, "placement", "sparsecore", "another one: this is not a TPU")
     if any("regularizer" in name and value is not None for name, value in vars(table).items()):
         raise refused_regularizer(table.name)
-    unknown = getattr(table, "unknown", "row0")
-    dtype = getattr(table, "dtype", "float32")
-    _check(table, "unknown", unknown, ("row0", "error"))
-    _check(table, "dtype", dtype, ("float32", "bfloat16"))
+    if not isinstance(table, TableConfig):
+        table = TableConfig(**vars(table))
+    _check(table, "unknown", table.unknown, ("row0", "error"))
+    _check(table, "dtype", table.dtype, ("float32", "bfloat16"))
     for name in ("vocabulary_size", "embedding_dim"):
         if not 0 < getattr(table, name) < 2**31:
             raise _refused(table, name, getattr(table, name), "a number in 1 … 2³¹ - 1")
@@ -133,8 +133,8 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
         optimizer=None if table.optimizer is None else row_optimizer(table.optimizer),
         initializer=keras.initializers.get(table.initializer),
         combiner=table.combiner,
-        unknown=unknown,
-        dtype=dtype,
+        unknown=table.unknown,
+        dtype=table.dtype,
         exchange=_exchange_options(table),
     )
 
@@ -150,12 +150,9 @@ def refused_regularizer(table: str) -> UsageError:
     )
 
 
-def _exchange_options(table: keras_rs.layers.TableConfig) -> ExchangeOptions:
+def _exchange_options(table: TableConfig) -> ExchangeOptions:
     options = ExchangeOptions(
-        getattr(table, "exchange", "auto"),
-        getattr(table, "distinct_share", 1.0),
-        getattr(table, "exchange_dtype", "float32"),
-        getattr(table, "between_nodes_dtype", None),
+        table.exchange, table.distinct_share, table.exchange_dtype, table.between_nodes_dtype
     )
     _check(table, "exchange_dtype", options.payload, PAYLOADS)
     _check(table, "between_nodes_dtype", options.payload_between, PAYLOADS)

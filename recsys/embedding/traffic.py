@@ -237,17 +237,19 @@ class TableTraffic:
 
     def to_update(self) -> Collectives:
         """Returns the collectives of the table's update."""
+        return self._update(self, self.reads)
+
+    def _update(self, sized: TableTraffic, reads: Sequence[ReadPlan]) -> Collectives:
+        """Returns the collectives of an update, with the counts of `sized` and the way of self."""
         if self.sharding.is_local:
             return []
-        return self.dense_update() if self.is_dense else self.sparse_update(self.reads)
+        return self.dense_update() if self.is_dense else sized.sparse_update(reads)
 
     def expected(self, counts: np.ndarray | None = None) -> Collectives:
         """Returns all collectives of a step for the table, with `counts` as in `by_feature`."""
         sized = dataclasses.replace(self, counts=counts)
         reads = [c for plan in self.reads for c in sized.to_read(plan)]
-        if self.sharding.is_local or self.is_dense:
-            return [*reads, *self.to_update()]
-        return [*reads, *sized.sparse_update(self.reads)]
+        return [*reads, *self._update(sized, self.reads)]
 
     def dense_update(self) -> Collectives:
         """Returns the collectives of an update by one sum of all rows' gradients."""
@@ -360,29 +362,29 @@ class TableTraffic:
             counts: Occurrences of each row in the data `[rows]`, or None. They change the
                 expected bytes, not the way of the exchange.
         """
-        sized = dataclasses.replace(self, counts=counts)
-        return [self._feature(plan, sized) for plan in self.reads]
-
-    def _feature(self, plan: ReadPlan, sized: TableTraffic) -> FeatureTraffic:
+        sized, features = dataclasses.replace(self, counts=counts), []
         is_dense, is_local = self.is_dense, self.sharding.is_local
-        joint = [plan]
-        if is_dense or plan.way != "gathered":
-            joint = [r for r in self.reads if is_dense or r.way == plan.way]
-        way = "local" if is_local or self.sharding.split == "none" else plan.way
-        update = "local" if is_local else "dense" if is_dense else plan.way
-        sent = [] if is_local else self.dense_update() if is_dense else sized.sparse_update(joint)
-        ids, read = plan.ids, sized.to_read(plan)
-        n_joint = max(1, _ids(joint))
-        return FeatureTraffic(
-            feature=" + ".join(plan.features),
-            table=self.table,
-            exchange=way if way == update else f"{way}, {update}",
-            ids=ids,
-            distinct_ids=math.ceil(sized.distinct_ids([plan])),
-            read_bytes=total(read),
-            update_bytes=total(sent) * ids // n_joint,
-            leaving_bytes=leaving(read) + leaving(sent) * ids // n_joint,
-        )
+        for plan in self.reads:
+            joint = [plan]
+            if is_dense or plan.way != "gathered":
+                joint = [r for r in self.reads if is_dense or r.way == plan.way]
+            way = "local" if is_local or self.sharding.split == "none" else plan.way
+            update = "local" if is_local else "dense" if is_dense else plan.way
+            read, sent = sized.to_read(plan), self._update(sized, joint)
+            n_joint = max(1, _ids(joint))
+            features.append(
+                FeatureTraffic(
+                    feature=" + ".join(plan.features),
+                    table=self.table,
+                    exchange=way if way == update else f"{way}, {update}",
+                    ids=plan.ids,
+                    distinct_ids=math.ceil(sized.distinct_ids([plan])),
+                    read_bytes=total(read),
+                    update_bytes=total(sent) * plan.ids // n_joint,
+                    leaving_bytes=leaving(read) + leaving(sent) * plan.ids // n_joint,
+                )
+            )
+        return features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -436,24 +438,23 @@ def _gathered_ids(plan: ReadPlan, among: _Devices) -> Collectives:
 
 
 def _all_gather(n_bytes: int, among: _Devices) -> Collective:
-    return _in_ring("all-gather", n_bytes * (among.n - 1), among)
+    return _collective("all-gather", n_bytes * (among.n - 1), among)
 
 
 def _reduce_scatter(n_bytes: int, among: _Devices) -> Collective:
-    return _in_ring("reduce-scatter", n_bytes * (among.n - 1) // among.n, among)
+    return _collective("reduce-scatter", n_bytes * (among.n - 1) // among.n, among)
 
 
 def _all_reduce(n_bytes: int, among: _Devices) -> Collective:
-    return _in_ring("all-reduce", 2 * n_bytes * (among.n - 1) // among.n, among)
-
-
-def _in_ring(op: str, sent: int, among: _Devices) -> Collective:
-    return Collective(op, sent, leaving_of(op, sent, *among))
+    return _collective("all-reduce", 2 * n_bytes * (among.n - 1) // among.n, among)
 
 
 def _all_to_all(n_bytes: int, among: _Devices) -> Collective:
-    sent = n_bytes * (among.n - 1) // among.n
-    return Collective("all-to-all", sent, leaving_of("all-to-all", sent, *among))
+    return _collective("all-to-all", n_bytes * (among.n - 1) // among.n, among)
+
+
+def _collective(op: str, sent: int, among: _Devices) -> Collective:
+    return Collective(op, sent, leaving_of(op, sent, *among))
 
 
 def leaving_of(op: str, sent_bytes: int, n: int, in_node: int) -> int:

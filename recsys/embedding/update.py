@@ -21,6 +21,7 @@ from recsys.embedding.exchange import TableRead
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.embedding.rows import StepScalars
 from recsys.embedding.table import Table
+from recsys.embedding.traffic import TableTraffic
 from recsys.errors import UsageError
 from recsys.kernels.rounding import mixed
 
@@ -116,6 +117,12 @@ class TableUpdate:
     optimizer: RowOptimizer
     reads: list[TableRead] = dataclasses.field(default_factory=list)
     grads: Arrays = dataclasses.field(default_factory=list)
+
+    @property
+    def traffic(self) -> TableTraffic:
+        """The collectives that read and update the table."""
+        table, plans = self.table, tuple(read.plan for read in self.reads)
+        return TableTraffic(table.name, table.sharding, table.exchange, table.n_physical, plans)
 
     def only_if(self, condition: jax.Array) -> TableUpdate:
         """Returns this update without rows unless `condition`."""

@@ -41,9 +41,9 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.forget.files import Names, linked_copy, recover, replacing
 from recsys.forget.model_folder import free_rows
-from recsys.savedmodel import variables, warmup
+from recsys.savedmodel import variables
 from recsys.savedmodel.parity import difference
-from recsys.savedmodel.signatures import QUERY_TIME
+from recsys.savedmodel.signatures import QUERY_TIME, WARMUP_FILE, input_names, write_warmup
 from recsys.system.files import retire
 from recsys.tasks.retrieval.serving.requests import warm_up_requests
 from recsys.tasks.retrieval.serving.stored_users import StoredIds
@@ -85,10 +85,10 @@ def take_out(bundle: Path, names: Names, before: Path) -> None:
     if now["known"][n:].any():
         rule = f"The bundle {str(bundle)!r} must not know the users that were taken out."
         raise RecsysError("R933", rule, "Report this as a bug, with the command's output.")
-    (bundle / warmup.FILE).unlink()
+    (bundle / WARMUP_FILE).unlink()
     probes = {"user_id": np.array(others, object), "history": np.full((n, 1), "", object)}
-    requests = warm_up_requests(warmup.input_names(bundle), probes)
-    warmup.write_warmup(bundle, str(manifest["name"]), requests)
+    requests = warm_up_requests(input_names(bundle), probes)
+    write_warmup(bundle, str(manifest["name"]), requests)
     (bundle / MANIFEST).unlink()
     fields = {name: value for name, value in manifest.items() if name not in ("files", "format")}
     n_users = max(0, manifest["counts"]["users"] - len(stored.numbers))

@@ -1,6 +1,1 @@
-"""The best items of a query, exactly or by an approximate index.
-
-ranker        the best items of queries
-ann_index     the approximate index: FAISS
-build         makes and measures it
-"""
+"""Search for the best items of a query, exactly or by an approximate index: `search`."""

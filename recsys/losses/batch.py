@@ -3,7 +3,8 @@
 Items are found among the candidates by a sort and a binary search, in memory that grows
 with the numbers of candidates and of items, not with their product.
 
-`plain_loss` is the definition of the losses, for every backend.
+`plain_loss` is the definition of the losses, for every backend; on JAX
+`recsys.losses.softmax_jax` computes the same.
 """
 
 from __future__ import annotations

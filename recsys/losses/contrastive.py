@@ -87,7 +87,7 @@ def cosine_contrastive(
     from keras import ops
 
     from recsys.losses.batch import MeanHinge, mean_weights, nan_unless_finite
-    from recsys.losses.over_candidates import mean_over_candidates
+    from recsys.losses.softmax import mean_over_candidates
 
     log_q = ops.stop_gradient(ops.cast(log_q, "float32"))
     negatives = mean_over_candidates(

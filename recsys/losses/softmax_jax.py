@@ -114,7 +114,7 @@ def sweep_loss(
         jnp.asarray(x, jnp.float32) for x in floats
     )
     item_row, known = (jnp.asarray(x, jnp.int32) for x in (item_row, known))
-    arguments = (query, candidate, item_row, log_q, temperature, weight, known, positive_scale)
+    arguments = (query, candidate, item_row, log_q, weight, known, temperature, positive_scale)
     return _sweep_loss(query_loss, sharing, *arguments)
 
 
@@ -131,7 +131,7 @@ def _forward(
     query_loss: QueryLoss, sharing: CandidateSharing, *primals: Any
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     arguments = [primal.value for primal in primals]
-    batch, temperature = _batch(*arguments), arguments[4]
+    batch, temperature = _batch(*arguments), arguments[6]
     with_log_q = primals[3].perturbed and not isinstance(query_loss, MeanHinge)
     loss, d_query, d_candidate, d_log_q = _swept(
         batch, lambda batch: _losses_and_gradients(batch, with_log_q, query_loss), sharing
@@ -167,25 +167,16 @@ def _backward(
     d_query, d_candidate, d_log_q, d_temperature, d_weight, d_positive_scale = (
         cotangent * x for x in residuals
     )
-    d_scalars = d_temperature, d_weight, None, d_positive_scale
-    return d_query, d_candidate, None, d_log_q, *d_scalars
+    return d_query, d_candidate, None, d_log_q, d_weight, None, d_temperature, d_positive_scale
 
 
 _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _batch(
-    query: jax.Array,
-    candidate: jax.Array,
-    item_row: jax.Array,
-    log_q: jax.Array,
-    temperature: jax.Array,
-    weight: jax.Array,
-    known: jax.Array,
-    positive_scale: jax.Array,
-) -> SoftmaxBatch:
+def _batch(*arguments: jax.Array) -> SoftmaxBatch:
+    *arrays, temperature, positive_scale = arguments
     scalars = 1 / temperature, jnp.int32(0), positive_scale
-    return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, *scalars)
+    return SoftmaxBatch._make([*arrays, *scalars])
 
 
 # --- sweeps of several devices, and of several groups

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from recsys.models.lookups import LookupModel as LookupModel
     from recsys.models.lookups import model_class as model_class
     from recsys.models.retrieval_model import RetrievalModel as RetrievalModel
-    from recsys.models.terms.term import Term as Term
+    from recsys.models.terms import Term as Term
     from recsys.models.two_tower import TwoTower as TwoTower
 
 _NAMES = {
@@ -24,7 +24,7 @@ _NAMES = {
     "recsys.models.inputs": "FeatureSpec ModelInputs ModelSpec",
     "recsys.models.lookups": "LookupModel model_class",
     "recsys.models.retrieval_model": "RetrievalModel",
-    "recsys.models.terms.term": "Term",
+    "recsys.models.terms": "Term",
     "recsys.models.two_tower": "TwoTower",
 }
 __all__, __getattr__, __dir__ = lazy_contents(__name__, _NAMES)

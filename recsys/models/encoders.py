@@ -1,23 +1,20 @@
-"""Encoders of a history: weights of positions, attention, self-attention, or none.
-
-Self-attention: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; its
-layers are normalised before each part (pre-norm), which trains without a warm-up (Xiong et
-al., ICML 2020).
+"""Encoders of a history: weights of positions, attention, folding in, or none.
 
 A history `[batch, length]` holds rows of the item table, the newest first. 0 is padding or an
 unknown item, at any position, and is ignored. A history without items is encoded as zeros, with
-finite gradients.
+finite gradients. Encoders by self-attention are in `recsys.models.sequences`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 from keras import ops
 
-from recsys.models.layers import Dropout, Linear, Norm
+from recsys.models.layers import Linear
 from recsys.registry import register_encoder
 
 
@@ -168,186 +165,116 @@ def masked_softmax(scores: keras.KerasTensor, mask: keras.KerasTensor) -> keras.
     return powers / ops.where(total > 0, total, 1.0)
 
 
-_BLOCK = 256
-"""Queries per block of attention, which bounds the height of the attention matrix."""
+# --- folding in
 
 
-def in_blocks(
-    attend: Callable[[slice, slice], keras.KerasTensor], n: int, length: int
-) -> keras.KerasTensor:
-    """Returns the output of attention `[batch, n, …]`, computed in blocks of queries.
-
-    Args:
-        attend: Returns the output for a slice of the queries and a slice of the keys.
-        n: Number of queries.
-        length: Number of keys. If it equals `n`, queries and keys are the same entries, the newest
-            first, and attention is causal: a block skips the keys newer than its queries.
-    """
-    blocks = []
-    for first in range(0, n, _BLOCK):
-        seen = slice(first if n == length else 0, length)
-        blocks.append(attend(slice(first, min(first + _BLOCK, n)), seen))
-    return blocks[0] if len(blocks) == 1 else ops.concatenate(blocks, axis=1)
-
-
+@register_encoder("fold_in")
 @keras.saving.register_keras_serializable(package="recsys")
-class AttentionBlock(keras.layers.Layer):
-    """Multi-head attention, then a feed-forward layer, each with a residual connection.
+class FoldIn(HistoryEncoder):
+    """Solves for the user vector with the least loss, given the trained item vectors.
+
+    Hu, Koren and Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM 2008,
+    equation 4. For the n items y of a history, `G = mean y yᵀ` over the training items, and weights
+    w and λ, it solves for u in
+
+        (Σ y yᵀ  +  w n G  +  λ √n I) u  =  Σ y
+
+    which minimises `Σ (1 - u · y)² + w n mean (u · y)² + λ √n |u|²`. This is
+    `recsys.losses.least_squares` for one user, except that the squared norm is weighted by the root
+    of n (Rendle et al., RecSys 2022, use a power of the frequency, by default the first). An item
+    that occurs twice counts twice.
 
     Args:
-        dim: Width of an entry [floats].
-        heads: Heads; must divide `dim`.
-        width: Width of the feed-forward layer [floats].
-        dropout: Dropout rate of attention weights and activations [0..1).
-        seed: Seed of the initial weights and of the dropout.
-    """
-
-    def __init__(
-        self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs, autocast=False)
-        self._convert_input_args = False
-        self.dim, self.heads, self.width = dim, heads, width
-        self.dropout, self.seed = dropout, seed
-        self.norm, self.feed_norm = Norm(name="norm"), Norm(name="feed_norm")
-        names = ("query", "key", "value", "out")
-        self.query, self.key, self.value, self.out = (
-            Linear(dim, seed=seed + i, name=name) for i, name in enumerate(names)
-        )
-        self.widen = Linear(width, seed=seed + 4, name="widen")
-        self.narrow = Linear(dim, seed=seed + 5, name="narrow")
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the weights."""
-        self._drop = Dropout(self.dropout, self.seed)
-        self._random = self._drop.generator  # Keras tracks attributes.
-        for layer in (self.norm, self.query, self.key, self.value, self.out):
-            layer.build((None, self.dim))
-        self.feed_norm.build((None, self.dim))
-        self.widen.build((None, self.dim))
-        self.narrow.build((None, self.width))
-
-    def call(
-        self,
-        x: keras.KerasTensor,
-        seen: keras.KerasTensor,
-        mask: keras.KerasTensor,
-        training: bool = False,
-    ) -> keras.KerasTensor:
-        """Returns the new states of the entries `[batch, n, dim]`, in the dtype of `x`.
-
-        Args:
-            x: Entries to compute, the queries `[batch, n, dim]`.
-            seen: All entries, the keys and values `[batch, length, dim]`.
-            mask: Whether a query attends to a key, bool `[batch, n, length]`.
-            training: Whether to apply dropout.
-        """
-        attended = self._attended(self.norm(x), self.norm(seen), mask, training)
-        x = x + self._drop(self.out(attended), training)
-        inner = self._drop(ops.relu(self.widen(self.feed_norm(x))), training)
-        return x + self._drop(self.narrow(inner), training)
-
-    def _attended(
-        self, x: keras.KerasTensor, seen: keras.KerasTensor, mask: keras.KerasTensor, training: bool
-    ) -> keras.KerasTensor:
-        query = self._in_heads(self.query(x))
-        key, value = (self._in_heads(layer(seen)) for layer in (self.key, self.value))
-        scale = (self.dim // self.heads) ** -0.5
-
-        def attend(n: slice, seen: slice) -> keras.KerasTensor:
-            scores = ops.einsum("bnhd,blhd->bhnl", query[:, n], key[:, seen]) * scale
-            weights = self._drop(masked_softmax(scores, mask[:, None, n, seen]), training)
-            return ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value[:, seen])
-
-        attended = in_blocks(attend, x.shape[1], seen.shape[1])
-        return ops.reshape(attended, (-1, x.shape[1], self.dim))
-
-    def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        return ops.reshape(x, (-1, x.shape[1], self.heads, self.dim // self.heads))
-
-
-@register_encoder("sequence")
-@keras.saving.register_keras_serializable(package="recsys")
-class SequenceEncoder(HistoryEncoder):
-    """Encodes a history by self-attention as the state of its newest item.
-
-    Args:
-        length: Maximum length of a history; each position has a learned vector [items].
-        dim: Width of an item [floats].
-        layers: Number of blocks.
-        heads: Attention heads of a block; must divide `dim`.
-        width: Width of their feed-forward layers; None for `dim` [floats].
-        dropout: Dropout rate of the activations [0..1).
-        seed: Seed of the initial weights and of the dropout.
-        training_dtype: Dtype in which training computes; inference computes in float32.
+        length: Items of a history.
+        dim: Width of an item and of the vector [floats].
+        negative_weight: The weight w.
+        regularisation: The weight λ.
+        seed: Unused.
     """
 
     def __init__(
         self,
         length: int,
         dim: int,
-        layers: int = 2,
-        heads: int = 2,
-        width: int | None = None,
-        dropout: float = 0.0,
+        negative_weight: float = 6.0,
+        regularisation: float = 0.6,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(length, dim, seed, **kwargs)
-        self.n_layers, self.heads, self.width, self.dropout = layers, heads, width, dropout
-        self.blocks = [
-            AttentionBlock(dim, heads, width or dim, dropout, seed + 10 * i, name=f"block_{i}")
-            for i in range(layers)
-        ]
-        self.norm = Norm(name="norm")
+        self.negative_weight, self.regularisation = negative_weight, regularisation
 
     def build(self, input_shape: Any = None) -> None:
-        """Creates the weights."""
-        self._drop = Dropout(self.dropout, self.seed - 1)
-        self._random = self._drop.generator  # Keras tracks attributes.
-        normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed - 1)
-        self.place = self.add_weight(
-            name="place", shape=(self.length, self.dim), initializer=normal
+        """Creates the Gramian `[dim, dim]`, which `settle` sets and training doesn't change."""
+        self.gramian = self.add_weight(
+            name="gramian", shape=(self.dim, self.dim), initializer="zeros", trainable=False
         )
-        for block in self.blocks:
-            block.build()
-        self.norm.build((None, self.dim))
+
+    def settle(self, items: Iterable[np.ndarray]) -> None:
+        """Sets the Gramian.
+
+        Args:
+            items: Vectors of the training items, in blocks `[n, dim]` float32.
+        """
+        total, count = np.zeros((self.dim, self.dim)), 0
+        for block in items:
+            total += block.T @ block
+            count += len(block)
+        self.gramian.assign((total / max(1, count)).astype(np.float32))
 
     def call(
         self, items: keras.KerasTensor, rows: keras.KerasTensor, training: bool = False
     ) -> keras.KerasTensor:
-        """Returns the state of the newest item `[batch, dim]` float32; zeros for an empty history.
+        """Returns the solutions `[batch, dim]` float32; 0 for an empty history.
 
         Args:
-            items: Embeddings of the items `[batch, length, dim]`, the newest first.
+            items: Item vectors `[batch, length, dim]` float32.
             rows: Their rows `[batch, length]`; 0 for none.
-            training: Whether to apply dropout and compute in `training_dtype`.
+            training: Ignored.
         """
-        is_item = rows > 0
-        x = ops.cast(items * self.dim**0.5 + self.place, self._type(training))
-        x = self._drop(x, training) * ops.cast(is_item, x.dtype)[..., None]
-        place = ops.arange(self.length)
-        # The newest comes first: an item attends to itself and to the older items after it.
-        mask = ops.logical_and(is_item[:, None, :], place[:, None] <= place[None, :])
-        for block in self.blocks[:-1]:
-            x = block(x, x, mask, training=training)
-        # Only the state of the newest item is needed from the last block; it attends to all items.
-        newest = newest_item(is_item, x.dtype)
-        own = ops.sum(x * newest[..., None], axis=1, keepdims=True)
-        state = self.blocks[-1](own, x, is_item[:, None, :], training=training)[:, 0]
-        has_any = ops.any(is_item, axis=1, keepdims=True)
-        return ops.where(has_any, ops.cast(self.norm(state), "float32"), 0.0)
-
-    def _type(self, training: bool) -> str:
-        return self.training_dtype if training else "float32"
+        is_item = ops.cast(rows > 0, "float32")
+        items = items * is_item[..., None]
+        n = ops.maximum(ops.sum(is_item, axis=1), 1.0)[:, None, None]
+        system = ops.matmul(ops.transpose(items, (0, 2, 1)), items)
+        system = system + self.negative_weight * n * ops.convert_to_tensor(self.gramian)
+        system = system + self.regularisation * ops.sqrt(n) * ops.eye(self.dim)
+        return _solved(system, ops.sum(items, axis=1))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        own = {name: getattr(self, name) for name in ("heads", "width", "dropout")}
-        return {**super().get_config(), "layers": self.n_layers, **own}
+        own = {name: getattr(self, name) for name in ("negative_weight", "regularisation")}
+        return {**super().get_config(), **own}
 
 
-def newest_item(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:
-    """Returns 1 at the newest item of each history `[batch, length]`, else 0."""
-    count = ops.cumsum(ops.cast(is_item, "int32"), axis=1)
-    return ops.cast(ops.logical_and(is_item, count == 1), dtype)
+def _solved(system: keras.KerasTensor, sums: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the x `[batch, dim]` of `system` `[batch, dim, dim]` x = `sums` `[batch, dim]`."""
+    if _lapack_can_hang():
+        return _eliminated(system, sums)
+    return ops.solve(system, sums[..., None])[..., 0]
+
+
+def _lapack_can_hang() -> bool:
+    """Returns whether several devices share the threads that LAPACK waits for.
+
+    In jaxlib 0.10, each device's batch of systems holds a thread of the pool while it waits for
+    other threads of the same pool. With as many devices as threads this is a deadlock.
+    """
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu" and jax.local_device_count() > 1
+
+
+def _eliminated(system: keras.KerasTensor, sums: keras.KerasTensor) -> keras.KerasTensor:
+    """Solves by Gauss-Jordan elimination, without pivoting: the systems are positive definite."""
+    rows = ops.concatenate([system, sums[..., None]], axis=-1)
+    places = ops.arange(system.shape[1])
+
+    def eliminate(k: keras.KerasTensor, rows: keras.KerasTensor) -> keras.KerasTensor:
+        row, column = ops.take(rows, k, axis=1), ops.take(rows, k, axis=2)
+        row = row / ops.take(row, k, axis=1)[:, None]
+        others = rows - column[..., None] * row[:, None]
+        return ops.where((places == k)[None, :, None], row[:, None], others)
+
+    return ops.fori_loop(0, system.shape[1], eliminate, rows)[..., -1]

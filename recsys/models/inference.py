@@ -32,9 +32,9 @@ class Inference:
 
     def __init__(self, model: RetrievalModel) -> None:
         self.model = model
-        self._query = _compiled(model, model.embed_query, _everywhere())
-        self._candidate = _compiled(model, model.embed_candidate, _everywhere())
-        self._in_place = _compiled(model, model.embed_candidate, _by_rows())
+        self._query = _compiled(model, model.embed_query, _sharding())
+        self._candidate = _compiled(model, model.embed_candidate, _sharding())
+        self._in_place = _compiled(model, model.embed_candidate, _sharding(by_rows=True))
 
     def queries(
         self,
@@ -73,7 +73,7 @@ class Inference:
             item_rows: Item rows `[n]`; n must divide among the devices. Each n compiles a program.
             inputs: Vocabularies and features of the items.
         """
-        sharding, n = _by_rows(), len(item_rows)
+        sharding, n = _sharding(by_rows=True), len(item_rows)
         if sharding is None:
             block: dict[str, Any] = inputs.candidate(item_rows)
         else:
@@ -102,7 +102,7 @@ class Inference:
         once per block.
         """
         variables = self._variables()
-        sharding = _by_rows()
+        sharding = _sharding(by_rows=True)
         n_parts = 1 if sharding is None else int(sharding.mesh.shape[sharding.spec[0]])
         unit = n_parts * _UNIT
         length = -(-min(max(n, _BLOCK), _BLOCK * n_parts) // unit) * unit
@@ -176,18 +176,10 @@ def _compiled(
     return jax.jit(run, out_shardings=out)
 
 
-def _by_rows() -> NamedSharding | None:
-    """Returns the sharding of a block over the devices; None for one device."""
+def _sharding(by_rows: bool = False) -> NamedSharding | None:
+    """Returns a sharding by rows, or replicated; None without a distribution."""
     distribution = keras.distribution.distribution()
     if distribution is None:
         return None
-    axis = distribution.batch_dim_name
-    return NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec(axis))
-
-
-def _everywhere() -> Any:
-    """Returns the sharding of an array that is replicated on every device."""
-    distribution = keras.distribution.distribution()
-    if distribution is None:
-        return None
-    return NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec())
+    spec = PartitionSpec(distribution.batch_dim_name) if by_rows else PartitionSpec()
+    return NamedSharding(distribution.device_mesh.backend_mesh, spec)

@@ -222,37 +222,15 @@ class LogTemperature(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the logarithm, a scalar."""
+        start = keras.initializers.Constant(math.log(self.start))
+        low, high = (math.log(bound) for bound in LEARNED_TEMPERATURE)
         self.log = self.add_weight(
-            name="log",
-            shape=(),
-            initializer=keras.initializers.Constant(math.log(self.start)),
-            constraint=Between(*(math.log(bound) for bound in LEARNED_TEMPERATURE)),
+            name="log", shape=(), initializer=start, constraint=lambda x: ops.clip(x, low, high)
         )
 
     def temperature(self) -> keras.KerasTensor:
         """Returns the temperature, a scalar float32."""
         return ops.exp(self.log)
-
-
-@keras.saving.register_keras_serializable(package="recsys")
-class Between(keras.constraints.Constraint):
-    """Clips weights to an interval.
-
-    Args:
-        low: Lower bound.
-        high: Upper bound.
-    """
-
-    def __init__(self, low: float, high: float) -> None:
-        self.low, self.high = low, high
-
-    def __call__(self, w: Any) -> Any:
-        """Returns the clipped weights."""
-        return ops.clip(w, self.low, self.high)
-
-    def get_config(self) -> dict[str, float]:
-        """Returns the constructor's arguments."""
-        return {"low": self.low, "high": self.high}
 
 
 @keras.saving.register_keras_serializable(package="recsys")

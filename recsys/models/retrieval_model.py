@@ -1,10 +1,12 @@
-"""The base class of retrieval models: queries, candidates, and their similarity."""
+"""The base class of retrieval models: queries, candidates, similarity, and auxiliary losses."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 import numpy as np
@@ -17,13 +19,19 @@ from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
 from recsys.losses.loss import SHARED_BY_ALL, TrainOptions
-from recsys.models.auxiliary import OF_LAYERS, REGULARIZATION, Added, AuxiliaryLosses
 from recsys.models.config import RetrievalConfig
 from recsys.models.inputs import ModelSpec, Side
 from recsys.models.layers import Latest, LogTemperature
-from recsys.models.lookups import SMALL, Tables
-from recsys.models.retrieval_lookups import RetrievalLookups
-from recsys.models.terms.term import Tensors
+from recsys.models.lookups import SMALL, RetrievalLookups, Tables
+from recsys.models.terms import Tensors
+
+REGULARIZATION, OF_LAYERS = "regularization", "added_losses"
+"""Names of the weights' regularizers and of the losses that layers add by `add_loss`."""
+_RESERVED = (
+    "loss", "temperature", "unknown_ids", "exchange_overflows", "step", "epoch",
+    REGULARIZATION, OF_LAYERS,
+)  # fmt: skip
+_NAME = re.compile(r"(?!val_)[A-Za-z][A-Za-z0-9_]*")
 
 
 class RetrievalModel(RetrievalLookups, makes_layers=False):
@@ -171,7 +179,13 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         """Creates every variable, in a fixed order."""
         with self._auxiliary.collecting() as added:
             super().build(input_shape)
-        self._build_loss_parts([*added])
+        names = [*added]
+        self._auxiliary.names = frozenset(names)
+        if self._losses_of_layers():
+            names.append(OF_LAYERS)
+        if any(weight.regularizer is not None for weight in self.trainable_weights):
+            names.append(REGULARIZATION)
+        self.loss_parts = {name: keras.metrics.Mean(name=name) for name in names}
         if self.spec.config.learn_temperature:
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
             self.temperature.build()
@@ -187,15 +201,6 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             if shape == (None,)
         }
         return {**of_terms, "users": "user_row", "items": "id_row"}
-
-    def _build_loss_parts(self, added: list[str]) -> None:
-        """Creates the metrics of the auxiliary losses, by name."""
-        self._auxiliary.names = frozenset(added)
-        if self._losses_of_layers():
-            added.append(OF_LAYERS)
-        if any(weight.regularizer is not None for weight in self.trainable_weights):
-            added.append(REGULARIZATION)
-        self.loss_parts = {name: keras.metrics.Mean(name=name) for name in added}
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, config.vector_dim]` float32, of norm 1 for a cosine.
@@ -460,3 +465,81 @@ def _is_concrete(x: Any) -> bool:
     import jax  # JAX is not installed where a model is exported.
 
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+
+
+# --- auxiliary losses
+
+
+class Added(NamedTuple):
+    """The sum of the auxiliary losses of one name.
+
+    Attributes:
+        value: Sum of the values, a scalar.
+        weighted: Weighted sum of the values, which is added to the loss.
+    """
+
+    value: Any
+    weighted: Any
+
+
+class AuxiliaryLosses:
+    """Collects the auxiliary losses of one call of a model.
+
+    Attributes:
+        names: Names that may be added; each has a metric. None until the model is built.
+    """
+
+    def __init__(self) -> None:
+        self.names: frozenset[str] | None = None
+        self._added: dict[str, Added] | None = None
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[dict[str, Added]]:
+        """Yields the losses that the block adds, by name; outside of it `add` does nothing."""
+        self._added = {}
+        try:
+            yield self._added
+        finally:
+            self._added = None
+
+    def add(self, name: str, value: Any, weight: float = 1.0) -> None:
+        """Adds a scalar `value` to the loss, times `weight`.
+
+        Raises:
+            UsageError: The name is invalid, the weight is not a number, or the name was not added
+                when the model was built (R347).
+        """
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            raise UsageError(
+                "R347",
+                "The name of an auxiliary loss must be letters, digits and _, and not val_… or one"
+                f" of {', '.join(_RESERVED)}.",
+                "Choose another name.",
+                name,
+            )
+        number: Any = weight
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            raise UsageError(
+                "R347",
+                f"The weight of the auxiliary loss {name!r} must be a finite number.",
+                "Pass a Python float; multiply the value by what changes from step to step.",
+                weight,
+            )
+        if self.names is not None and name not in self.names:
+            raise UsageError(
+                "R347",
+                "An auxiliary loss must be added whether the model trains or not, as its metric is"
+                " made when the model is built.",
+                "Call add_auxiliary outside of `if training:`; it does nothing unless a step is"
+                " computed.",
+                f"{name!r}; when it was built: {', '.join(sorted(self.names)) or 'none'}",
+            )
+        if self._added is None:
+            return
+        before = self._added.get(name)
+        weighted = weight * value
+        self._added[name] = (
+            Added(value, weighted)
+            if before is None
+            else Added(before.value + value, before.weighted + weighted)
+        )

@@ -1,8 +1,8 @@
-"""Encoders of sequences that learn at every position: SASRec, LiGR and HSTU.
+"""Encoders of sequences: SASRec, LiGR and HSTU, which learn at every position.
 
 Training packs the sequences of several users into a row. An example reads the state of the newest
 item before it, so one pass over a row serves all of its examples. In inference a row is the history
-of one user, and the state of its newest item is read.
+of one user, and the state of its newest item is read; `SequenceEncoder` also trains like this.
 
 Rows `[rows, length]` are histories with the newest item first. 0 is padding or an unknown item,
 which no entry attends to. The position of an item is the number of older items of its user in the
@@ -11,16 +11,26 @@ row, so positions of a truncated history start at its oldest remaining item.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.event_log import AGES, ASKED, KINDS, MOST_KINDS, N_WEIGHTS, UNKNOWN, WEIGHTS
-from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks, newest_item
+from recsys.data.event_log import (
+    AGES,
+    ASKED,
+    KINDS,
+    MOST_KINDS,
+    N_WEIGHTS,
+    OLDEST,
+    UNKNOWN,
+    WEIGHTS,
+)
+from recsys.models.encoders import HistoryEncoder, masked_softmax
 from recsys.models.layers import Dropout, Linear, Norm
-from recsys.models.times import N_BUCKETS, time_buckets
 from recsys.registry import register_encoder
 
 _BESIDE_MEAN = 0.05
@@ -35,7 +45,7 @@ class PositionEncoder(HistoryEncoder):
         dim: Width of an item [floats].
         layers: Number of blocks.
         heads: Attention heads of a block; must divide `dim`.
-        dropout: Share of activations that training drops [0..1).
+        dropout: Dropout rate of the activations [0..1).
         add_mean: Whether to add the mean of the items so far, weighted by distance, to a state.
             Training then starts close to the encoder `mean`.
         event_weight: Whether to add a learned vector of the bucket of an event's weight to its
@@ -140,21 +150,24 @@ class PositionEncoder(HistoryEncoder):
                 See `recsys.data.event_log`.
         """
         is_item, facts = rows > 0, self._hidden(facts, training)
-        column = ops.arange(self.length)
+        column = ops.arange(self.length, dtype="int32")
         # The newest comes first: an item attends to itself and to the older items after it.
         mask = ops.logical_and(is_item[:, None, :], column[:, None] <= column[None, :])
         if segment is not None:
             mask = ops.logical_and(mask, ops.equal(segment[:, :, None], segment[:, None, :]))
-        place = ops.sum(ops.cast(mask, "int32"), axis=-1) - 1
         dtype = self.training_dtype if training else "float32"
-        x = items * self.dim**0.5 + ops.take(self.place, ops.maximum(place, 0), axis=0)
+        x = items * self.dim**0.5 + self.vectors_of_places(mask)
         for name, vectors in self.fact_vectors.items():
             x = x + ops.take(vectors, facts[name] - UNKNOWN, axis=0)
         x = self._drop(ops.cast(x, dtype), training) * ops.cast(is_item, dtype)[..., None]
-        # The last block computes only the states that are read.
-        chosen = (
-            newest_item(is_item, dtype)[:, None] if at is None else _columns(at, self.length, dtype)
-        )
+        # The last block computes only the states that are read. A product with the one-hot
+        # encoding `[rows, n, length]` of their columns selects entries exactly, and keeps the
+        # sharding of the rows.
+        if at is None:
+            count = ops.cumsum(ops.cast(is_item, "int32"), axis=1)
+            chosen = ops.cast(ops.logical_and(is_item, count == 1), dtype)[:, None]
+        else:
+            chosen = ops.cast(ops.equal(at[..., None], column), dtype)
         options, options_of_last = self.options_of_blocks(chosen=chosen, **facts)
         for block in self.blocks[:-1]:
             x = block(x, x, mask, training=training, **options)
@@ -165,6 +178,15 @@ class PositionEncoder(HistoryEncoder):
         if self.add_mean:
             states = states + self._mean(items, mask, chosen)
         return ops.reshape(states, (-1, self.dim))
+
+    def vectors_of_places(self, mask: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the vector of each item's place `[rows, length, dim]`.
+
+        Args:
+            mask: Which items each item sees, bool `[rows, length, length]`.
+        """
+        place = ops.sum(ops.cast(mask, "int32"), axis=-1) - 1
+        return ops.take(self.place, ops.maximum(place, 0), axis=0)
 
     def _hidden(
         self, facts: dict[str, keras.KerasTensor], training: bool
@@ -199,12 +221,104 @@ def distances(length: int) -> np.ndarray:
     return np.maximum(column[None, :] - column[:, None], 0)
 
 
-def _columns(at: keras.KerasTensor, length: int, dtype: str) -> keras.KerasTensor:
-    """Returns the one-hot encoding `[rows, n, length]` of the columns `at` `[rows, n]`.
+# --- attention with a softmax
 
-    A product with it selects entries exactly, and keeps the sharding of the rows.
+_BLOCK = 256
+"""Queries per block of attention, which bounds the height of the attention matrix."""
+
+
+def in_blocks(
+    attend: Callable[[slice, slice], keras.KerasTensor], n: int, length: int
+) -> keras.KerasTensor:
+    """Returns the output of attention `[batch, n, …]`, computed in blocks of queries.
+
+    Args:
+        attend: Returns the output for a slice of the queries and a slice of the keys.
+        n: Number of queries.
+        length: Number of keys. If it equals `n`, queries and keys are the same entries, the newest
+            first, and attention is causal: a block skips the keys newer than its queries.
     """
-    return ops.cast(ops.equal(at[..., None], ops.arange(length, dtype="int32")), dtype)
+    blocks = []
+    for first in range(0, n, _BLOCK):
+        seen = slice(first if n == length else 0, length)
+        blocks.append(attend(slice(first, min(first + _BLOCK, n)), seen))
+    return blocks[0] if len(blocks) == 1 else ops.concatenate(blocks, axis=1)
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class AttentionBlock(keras.layers.Layer):
+    """Multi-head attention, then a feed-forward layer, each with a residual connection.
+
+    Args:
+        dim: Width of an entry [floats].
+        heads: Heads; must divide `dim`.
+        width: Width of the feed-forward layer [floats].
+        dropout: Dropout rate of attention weights and activations [0..1).
+        seed: Seed of the initial weights and of the dropout.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs, autocast=False)
+        self._convert_input_args = False
+        self.dim, self.heads, self.width = dim, heads, width
+        self.dropout, self.seed = dropout, seed
+        self.norm, self.feed_norm = Norm(name="norm"), Norm(name="feed_norm")
+        names = ("query", "key", "value", "out")
+        self.query, self.key, self.value, self.out = (
+            Linear(dim, seed=seed + i, name=name) for i, name in enumerate(names)
+        )
+        self.widen = Linear(width, seed=seed + 4, name="widen")
+        self.narrow = Linear(dim, seed=seed + 5, name="narrow")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights."""
+        self._drop = Dropout(self.dropout, self.seed)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        for layer in (self.norm, self.query, self.key, self.value, self.out):
+            layer.build((None, self.dim))
+        self.feed_norm.build((None, self.dim))
+        self.widen.build((None, self.dim))
+        self.narrow.build((None, self.width))
+
+    def call(
+        self,
+        x: keras.KerasTensor,
+        seen: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        training: bool = False,
+    ) -> keras.KerasTensor:
+        """Returns the new states of the entries `[batch, n, dim]`, in the dtype of `x`.
+
+        Args:
+            x: Entries to compute, the queries `[batch, n, dim]`.
+            seen: All entries, the keys and values `[batch, length, dim]`.
+            mask: Whether a query attends to a key, bool `[batch, n, length]`.
+            training: Whether to apply dropout.
+        """
+        attended = self._attended(self.norm(x), self.norm(seen), mask, training)
+        x = x + self._drop(self.out(attended), training)
+        inner = self._drop(ops.relu(self.widen(self.feed_norm(x))), training)
+        return x + self._drop(self.narrow(inner), training)
+
+    def _attended(
+        self, x: keras.KerasTensor, seen: keras.KerasTensor, mask: keras.KerasTensor, training: bool
+    ) -> keras.KerasTensor:
+        query = self._in_heads(self.query(x))
+        key, value = (self._in_heads(layer(seen)) for layer in (self.key, self.value))
+        scale = (self.dim // self.heads) ** -0.5
+
+        def attend(n: slice, seen: slice) -> keras.KerasTensor:
+            scores = ops.einsum("bnhd,blhd->bhnl", query[:, n], key[:, seen]) * scale
+            weights = self._drop(masked_softmax(scores, mask[:, None, n, seen]), training)
+            return ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value[:, seen])
+
+        attended = in_blocks(attend, x.shape[1], seen.shape[1])
+        return ops.reshape(attended, (-1, x.shape[1], self.dim))
+
+    def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        return ops.reshape(x, (-1, x.shape[1], self.heads, self.dim // self.heads))
 
 
 @register_encoder("sasrec")
@@ -231,6 +345,26 @@ class SasRec(PositionEncoder):
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {**super().get_config(), "width": self._width}
+
+
+@register_encoder("sequence")
+@keras.saving.register_keras_serializable(package="recsys")
+class SequenceEncoder(SasRec):
+    """SASRec that trains at the newest item only; places count from the newest item.
+
+    Args:
+        length: Items of a history.
+        dim: Width of an item [floats].
+        add_mean: As of `PositionEncoder`.
+        **kwargs: As of `SasRec`.
+    """
+
+    def __init__(self, length: int, dim: int, add_mean: bool = False, **kwargs: Any) -> None:
+        super().__init__(length, dim, add_mean=add_mean, **kwargs)
+
+    def vectors_of_places(self, mask: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the vectors of the places `[length, dim]`."""
+        return self.place
 
 
 @register_encoder("ligr")
@@ -279,6 +413,9 @@ class GatedBlock(AttentionBlock):
         normed = self.feed_norm(x)
         inner = self._drop(ops.silu(self.swish(normed)) * self.widen(normed), training)
         return x + self._drop(ops.sigmoid(self.feed_gate(x)) * self.narrow(inner), training)
+
+
+# --- attention without a softmax
 
 
 @register_encoder("hstu")
@@ -432,3 +569,40 @@ class HstuBlock(keras.layers.Layer):
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
         shape = (-1, x.shape[1], self.heads, self.dim // self.heads)
         return ops.reshape(ops.silu(x), shape)
+
+
+# --- buckets of the time between events
+
+_WIDTH = 0.301
+"""Bucket k has the times t with floor(ln(max(1, t)) / 0.301) = k, each about a third longer than
+the one before, as in the code of HSTU (Zhai et al., ICML 2024): 70 of them reach from a second to
+`OLDEST`, 34 years."""
+_N_KNOWN = math.floor(math.log(OLDEST) / _WIDTH) + 1
+N_BUCKETS = 1 + _N_KNOWN
+"""The first bucket is for unknown times."""
+
+# First second of each bucket, and the end of the last bucket.
+_FIRST = np.ceil(np.exp(_WIDTH * np.arange(_N_KNOWN + 1))).astype(np.int32)
+_FIRST[0] = 0
+
+
+def time_buckets(age: keras.KerasTensor, asked: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the bucket of the time from an event to a later time `[…]` int32.
+
+    Equal on all backends, although they round logarithms differently.
+
+    Args:
+        age: Age of the event `[…]` int32 [s]; below 0: unknown.
+        asked: Age of the later time, likewise; broadcast with `age`. A time before the event counts
+            as the time of the event.
+
+    Returns:
+        0 if either age is unknown, else 1 … `N_BUCKETS` - 1.
+    """
+    passed = ops.maximum(age - asked, 0)
+    guess = ops.log(ops.cast(ops.maximum(passed, 1), "float32")) / _WIDTH
+    guess = ops.minimum(ops.cast(guess, "int32"), _N_KNOWN - 1)
+    above, below = (ops.take(_FIRST, guess + step, axis=0) for step in (1, 0))
+    bucket = guess + ops.cast(passed >= above, "int32") - ops.cast(passed < below, "int32")
+    is_known = ops.logical_and(age >= 0, asked >= 0)
+    return ops.where(is_known, 1 + bucket, 0)

@@ -17,11 +17,10 @@ from recsys import registry
 from recsys.data.catalogue import of_history
 from recsys.data.event_log import ASKED, PLACE
 from recsys.errors import UsageError
-from recsys.models import fold_in as fold_in
 from recsys.models.config import RetrievalConfig, TwoTowerConfig
 from recsys.models.layers import Tower, UserGate
 from recsys.models.retrieval_model import RetrievalModel
-from recsys.models.terms.term import Tensors
+from recsys.models.terms import Tensors
 
 
 @registry.register_model("two_tower")

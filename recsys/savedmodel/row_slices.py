@@ -12,17 +12,7 @@ if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
     from recsys.embedding.saved_arrays import SavedRows
 
 SLICE_BYTES = 16 << 20
-"""Size of a slice that is read at a time, to write or load a checkpoint [bytes]."""
-
-
-def slices(values: np.ndarray | SavedRows) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the first row of each slice of `values` `[rows, ...]`, and the slice itself.
-
-    Raises:
-        OSError: The file of a memory map has become shorter.
-    """
-    for start, stop in slice_bounds(len(values), _row_bytes(values)):
-        yield start, read_rows(values, start, stop)
+"""Size of a slice, which is read at a time to write or load a checkpoint [bytes]."""
 
 
 def slice_bounds(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -49,12 +39,8 @@ def read_rows(values: np.ndarray | SavedRows, start: int, stop: int) -> np.ndarr
     shape = (stop - start, *values.shape[1:])
     count = int(np.prod(shape))
     with Path(values.filename).open("rb") as file:
-        file.seek(values.offset + start * _row_bytes(values))
+        file.seek(values.offset + start * values.strides[0])
         content = np.fromfile(file, values.dtype, count)
     if len(content) < count:
         raise OSError(None, "the file has become shorter", str(values.filename))
     return content.reshape(shape)
-
-
-def _row_bytes(values: np.ndarray | SavedRows) -> int:
-    return values.itemsize * int(np.prod(values.shape[1:]))

@@ -25,12 +25,14 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 
 from recsys.errors import RecsysError
-from recsys.savedmodel.loading import load_saved_model, not_loadable
-from recsys.savedmodel.row_slices import slice_bounds, slices
+from recsys.savedmodel.row_slices import read_rows, slice_bounds
+from recsys.savedmodel.signatures import load_saved_model, not_loadable
 from recsys.system.disk import free_there
 
-if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
+if TYPE_CHECKING:  # The process of the parity checks has neither Keras nor `recsys.models`.
+    from recsys.embedding.model import SparseModel
     from recsys.embedding.saved_arrays import SavedRows
+    from recsys.embedding.table import Table
 
 SMALL_BYTES = 1 << 20
 """Maximum size up to which `constant` stores the values directly [bytes]."""
@@ -59,11 +61,6 @@ def filled_later(values: np.ndarray | SavedRows, dtype: tf.DType) -> tf.Variable
     )
     setattr(variable, _SOURCE, values)
     return variable
-
-
-def _was_filled_later(name: str) -> bool:
-    """Returns whether a variable of a SavedModel has a name that `filled_later` gave."""
-    return name.startswith(_PREFIX)
 
 
 def fill(folder: Path, variables: Iterable[tf.Variable], report: Report = lambda *_: None) -> None:
@@ -130,8 +127,12 @@ def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[tuple[str
     values = cast("np.ndarray | SavedRows", getattr(variable, _SOURCE))
     if not len(values):
         yield _saved(f"{prefix}-0", key, "", np.asarray(values), variable.dtype), 0
-    for start, rows in slices(values):
-        described = _described(values.shape, start, len(rows))
+    row_bytes = values.itemsize * int(np.prod(values.shape[1:]))
+    for start, stop in slice_bounds(len(values), row_bytes):
+        described, rows = (
+            _described(values.shape, start, stop - start),
+            read_rows(values, start, stop),
+        )
         own = _saved(f"{prefix}-{start}", key, described, rows, variable.dtype)
         yield own, rows.size * variable.dtype.size
 
@@ -215,6 +216,35 @@ def constant(values: Any, dtype: tf.DType) -> tf.Variable:
     return tf.Variable(tf.convert_to_tensor(values, dtype), trainable=False)
 
 
+# --- tables of a Keras model
+
+
+def variables_of(model: SparseModel) -> list[tf.Variable]:
+    """Returns the variables that a model reads, which a `tf.Module` must hold to be saved.
+
+    Args:
+        model: A built model; `without_rows` may have been applied to its tables.
+    """
+    from recsys.embedding.layout import tables_of
+
+    weights = [variable.value for variable in model.variables]
+    # Keras doesn't list variables that were passed to `Table.read_from`.
+    tables = [table.embeddings for table in tables_of(model)]
+    return [*weights, *(table for table in tables if isinstance(table, tf.Variable))]
+
+
+def without_rows(table: Table, weights: np.ndarray | SavedRows) -> None:
+    """Gives a table a variable whose rows are filled after the SavedModel is written.
+
+    Args:
+        table: Table, not yet built.
+        weights: Rows `[rows, dim]` float32, memory-mapped.
+    """
+    variable = filled_later(weights, tf.as_dtype(table.spec.dtype))
+    # Read first: gathering from a variable copies it each time.
+    table.read_from(variable, lambda: tf.convert_to_tensor(variable))
+
+
 # --- loading
 
 
@@ -245,7 +275,7 @@ def _loaded(bundle: Path, scratch: Path) -> Any:
     prefix = bundle / "variables" / "variables"
     reader = tf.train.load_checkpoint(str(prefix))
     shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    names = {key: name for name, key in _keys_of(reader).items() if _was_filled_later(name)}
+    names = {key: name for name, key in _keys_of(reader).items() if name.startswith(_PREFIX)}
     (scratch / "variables").mkdir()
     for name in ("saved_model.pb", "assets"):
         (scratch / name).symlink_to((bundle / name).resolve())

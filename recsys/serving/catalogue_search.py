@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from recsys.data.catalogue import read_catalogue, read_is_item
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.index.ranker import best_of
+from recsys.index.search import best_of
 from recsys.savedmodel.signatures import Arrays, filter_inputs
 
 _FEW, _LONGEST, _MOST_LOOKED_AT = 3, 50, 500

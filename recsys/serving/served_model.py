@@ -27,10 +27,8 @@ from recsys.bundles.publishing import is_version
 from recsys.data.event_log import EVENT_FACTS
 from recsys.data.sources.values import plain_id
 from recsys.errors import UsageError
-from recsys.index.ann_index import read_index
-from recsys.index.ranker import Ranker
+from recsys.index.search import Ranker, read_index
 from recsys.ragged import RaggedRows
-from recsys.savedmodel.loading import SavedModelGraph
 from recsys.savedmodel.signatures import (
     DTYPES,
     NO_SCORE,
@@ -40,6 +38,7 @@ from recsys.savedmodel.signatures import (
     QUERY_TIME,
     SCORE,
     Arrays,
+    SavedModelGraph,
     Signature,
     check_fact_texts,
 )

@@ -17,11 +17,11 @@ import jax
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.shuffle import BatchPart, held_part
+# Keras passes JAX arrays on unchanged only from its own `DataAdapter`s, which have no public name;
+# it copies those of a generator or a `PyDataset` to the host first.
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-# Keras passes JAX arrays on unchanged only from its own `DataAdapter`s; it copies those of a
-# generator or a `PyDataset` to the host first.
-from recsys.embedding.keras_internals import DataAdapter
+from recsys.data.shuffle import BatchPart, held_part
 from recsys.tasks.training_side import Batch, Source
 
 DEPTH = 2

@@ -6,11 +6,9 @@ import pytest
 pytest.importorskip("faiss", reason="needs FAISS")
 
 from recsys.errors import RecsysError
-from recsys.index import ranker as ranker_module
-from recsys.index.ann_index import read_index
-from recsys.index.build import build, choose_effort, recall_of
+from recsys.index import search
 from recsys.index.config import IndexConfig
-from recsys.index.ranker import Ranker
+from recsys.index.search import Ranker, build_index, choose_effort, read_index, recall_of
 from recsys.ragged import RaggedRows
 
 _N, _DIM, _K = 4000, 16, 20
@@ -35,7 +33,7 @@ def world():
 @pytest.fixture(scope="module")
 def built(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index")
-    said = build(folder, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
+    said = build_index(folder, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
     return folder, said
 
 
@@ -44,7 +42,7 @@ def ranker(world, built):
     """Asks the index, however many of its lists it looks through."""
     items, is_item, _ = world
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranker_module, "_MOST_LISTS", 1)
+        patch.setattr(search, "_MOST_LISTS", 1)
         return Ranker(items, is_item, *read_index(built[0], items, is_item))
 
 
@@ -124,7 +122,7 @@ def test_an_index_that_takes_longer_than_a_look_at_all_is_not_asked(world, built
 
 
 def test_the_same_input_gives_the_same_files(world, built, tmp_path):
-    build(tmp_path, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
+    build_index(tmp_path, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
     for path in sorted((built[0] / "index").iterdir()):
         assert path.read_bytes() == (tmp_path / "index" / path.name).read_bytes(), path.name
 
@@ -138,7 +136,7 @@ def test_the_same_input_gives_the_same_files(world, built, tmp_path):
     ],
 )
 def test_auto_builds_an_index_where_there_are_too_many_items(world, tmp_path, config, is_built):
-    said = build(tmp_path, *world, _K, config)
+    said = build_index(tmp_path, *world, _K, config)
     assert (said is not None, (tmp_path / "index").exists()) == (is_built, is_built)
 
 
@@ -161,4 +159,4 @@ def test_a_bundle_without_an_index_has_none(world, tmp_path):
 def test_without_faiss_the_error_names_what_to_install(world, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(RecsysError, match=r"\[R580\].*Install the extra serve"):
-        build(tmp_path, *world, _K, IndexConfig(kind="ann"))
+        build_index(tmp_path, *world, _K, IndexConfig(kind="ann"))

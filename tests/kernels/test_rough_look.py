@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import recsys.kernels.rank_jobs
 from recsys import kernels
-from recsys.index.ranker import Ranker
+from recsys.index.search import Ranker
 from recsys.kernels.rank_jobs import RankResults, RoundedItems, TopResults, rank_queries
 from recsys.ragged import RaggedRows
 

@@ -12,8 +12,8 @@ from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 from recsys.config import EvaluateConfig
 from recsys.errors import RecsysError, UsageError
 from recsys.metrics import metric as metrics
-from recsys.metrics.accuracy import Recall
 from recsys.metrics.metric import RankedLists, per_user
+from recsys.metrics.rankings import Recall
 from recsys.registry import register_metric
 
 ACCURACY = [metric for metric in EvaluateConfig().metrics if metric.decides]

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from recsys.metrics.beyond_accuracy import Coverage, Diversity, Novelty, PopularityLift, gini
 from recsys.metrics.metric import (
     Items,
     RankedLists,
@@ -14,6 +13,7 @@ from recsys.metrics.metric import (
     popularity_before,
     totals,
 )
+from recsys.metrics.rankings import Coverage, Diversity, Novelty, PopularityLift, gini
 from recsys.ragged import RaggedRows
 
 COUNTS = np.array([0, 7, 3, 0, 1])

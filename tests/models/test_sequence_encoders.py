@@ -7,9 +7,8 @@ import pytest
 from keras import ops
 
 from recsys.data.event_log import MOST_KINDS, N_WEIGHTS, weight_buckets
-from recsys.models import encoders
-from recsys.models.sequences import Hstu, Ligr, SasRec
-from recsys.models.times import N_BUCKETS, time_buckets
+from recsys.models import sequences
+from recsys.models.sequences import N_BUCKETS, Hstu, Ligr, SasRec, time_buckets
 from recsys.savedmodel.signatures import fact_texts
 
 DIM, HEADS, LENGTH = 8, 2, 7
@@ -181,7 +180,7 @@ def test_long_histories_attend_in_blocks_to_the_same_result(kind, monkeypatch):
     rows = rng.integers(0, 5, (2, 30)).astype(np.int32)
     at = np.broadcast_to(np.arange(30, dtype=np.int32), (2, 30))
     whole = states(layer, items, rows, at=at)
-    monkeypatch.setattr(encoders, "_BLOCK", 7)
+    monkeypatch.setattr(sequences, "_BLOCK", 7)
     np.testing.assert_allclose(states(layer, items, rows, at=at), whole, rtol=1e-5, atol=1e-6)
 
 

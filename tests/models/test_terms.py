@@ -10,7 +10,7 @@ from training_runs import on_devices
 import recsys
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import TrainStage, TwoTowerConfig
-from recsys.models.terms.term import TermTable
+from recsys.models.terms import TermTable
 from recsys.tasks.model_folder import load_model, save_model
 
 

@@ -17,7 +17,7 @@ from recsys.errors import RecsysError
 
 tf = pytest.importorskip("tensorflow")
 from recsys.savedmodel import row_slices, variables  # noqa: E402
-from recsys.savedmodel.loading import load_saved_model  # noqa: E402
+from recsys.savedmodel.signatures import load_saved_model  # noqa: E402
 from recsys.savedmodel.variables import fill, filled_later, load_mapped  # noqa: E402
 
 

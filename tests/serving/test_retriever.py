@@ -6,7 +6,7 @@ import pytest
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.index.ranker import Ranker
+from recsys.index.search import Ranker
 from recsys.savedmodel.signatures import NO_SCORE, SignatureInput, check_fact_texts
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.recommendations import LoadedBundle

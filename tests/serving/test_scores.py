@@ -19,7 +19,7 @@ from recsys.bundles.publishing import publish
 from recsys.cli import main
 from recsys.errors import RecsysError, UsageError
 from recsys.forget.served import knows
-from recsys.savedmodel.id_table import IdTable
+from recsys.savedmodel.inputs import IdTable
 from recsys.serving.open_inference import messages
 from recsys.serving.served_model import Retriever
 from recsys.serving.service import load_version

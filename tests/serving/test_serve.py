@@ -28,8 +28,8 @@ from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
-from recsys.index.build import build
 from recsys.index.config import IndexConfig
+from recsys.index.search import build_index
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def add_index(bundle):
     """Gives a bundle an index of one list, which finds everything."""
     items = np.load(bundle / "item_embeddings.npy")
     is_item = np.array([bool(name) for name in item_names(bundle)])
-    build(bundle, items, is_item, items[:0], _K, IndexConfig(kind="ann", lists=1))
+    build_index(bundle, items, is_item, items[:0], _K, IndexConfig(kind="ann", lists=1))
 
 
 class Process:

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from recsys.bundles.parity_process import check_latency
-from recsys.savedmodel.loading import load_saved_model
+from recsys.savedmodel.signatures import load_saved_model
 
 
 class CheckedHere(contextlib.nullcontext):

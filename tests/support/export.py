@@ -32,8 +32,8 @@ from recsys.config.load import load_stage  # noqa: E402
 from recsys.data.store import InteractionStore, serving_histories  # noqa: E402
 from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
-from recsys.savedmodel.loading import load_saved_model  # noqa: E402
 from recsys.savedmodel.parity import in_batches  # noqa: E402
+from recsys.savedmodel.signatures import load_saved_model  # noqa: E402
 from recsys.tasks.retrieval.serving import parity  # noqa: E402
 from recsys.tasks.retrieval.serving.candidates import popularity_shares  # noqa: E402
 from recsys.tasks.retrieval.serving.parity import (  # noqa: E402

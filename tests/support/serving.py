@@ -13,7 +13,7 @@ import uvicorn
 from waiting import wait_for
 
 from recsys.data.vocabulary import Vocabulary
-from recsys.index.ranker import Ranker
+from recsys.index.search import Ranker
 from recsys.savedmodel.signatures import SignatureInput
 from recsys.serving.app import App
 from recsys.serving.catalogue_search import CatalogueSearch

@@ -12,7 +12,7 @@ from recsys.bundles import export as exporter
 from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
 from recsys.errors import RecsysError
-from recsys.savedmodel import id_table
+from recsys.savedmodel import inputs as graph_inputs
 
 
 def other_rows(ids, n_hash_rows):
@@ -20,7 +20,7 @@ def other_rows(ids, n_hash_rows):
     return tf.where(right > 0, 1 + right % n_hash_rows, 0)
 
 
-graph_hash_rows = id_table.hash_rows
+graph_hash_rows = graph_inputs.hash_rows
 
 
 def main(folder):
@@ -42,7 +42,7 @@ def main(folder):
     )
     result["answers"] = [[id_.decode() for id_ in row] for row in answer["candidate_ids"].numpy()]
     try:
-        with mock.patch.object(id_table, "hash_rows", other_rows):
+        with mock.patch.object(graph_inputs, "hash_rows", other_rows):
             export(stage, sources, folder / "faulty")
     except RecsysError as error:
         result["refused"] = error.code

@@ -31,7 +31,7 @@ from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower
-from recsys.savedmodel.raw_features import RawFeatures
+from recsys.savedmodel.inputs import RawFeatures
 from recsys.tasks.model_folder import load_model, save_model
 from recsys.tasks.retrieval.serving.graph import Retrieval
 

@@ -17,7 +17,7 @@ from recsys.config import ExportConfig, ExportStage
 from recsys.data.event_log import weight_buckets
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import UsageError
-from recsys.savedmodel.loading import SavedModelGraph
+from recsys.savedmodel.signatures import SavedModelGraph
 from recsys.serving.batch_file import as_batch, batch_answer
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.served_model import Retriever

@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from recsys.savedmodel.id_table import IdTable
+from recsys.savedmodel.inputs import IdTable
 from recsys.savedmodel.parity import Expected
-from recsys.savedmodel.tables import variables_of, without_rows
+from recsys.savedmodel.variables import variables_of, without_rows
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.serving_side import ServingSide
 

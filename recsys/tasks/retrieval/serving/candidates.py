@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from recsys.data.catalogue import FeatureBags
 from recsys.data.store import ServingHistories
-from recsys.savedmodel.id_table import IdTable
+from recsys.savedmodel.inputs import IdTable
 from recsys.savedmodel.signatures import NO_SCORE, filter_inputs
 from recsys.savedmodel.variables import constant
 from recsys.tasks.retrieval.serving.quantization import StoredEmbeddings

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.vocabulary import Vocabulary, load_kinds, stand_ins
 from recsys.ragged import slices
-from recsys.savedmodel.loading import SavedModelGraph
-from recsys.savedmodel.signatures import fact_texts
+from recsys.savedmodel.signatures import SavedModelGraph, fact_texts
 from recsys.system.events import emit
 from recsys.system.process import answer, stage_main
 from recsys.tasks.retrieval.judging.bundle_process import EMBEDDINGS, FACTS, HISTORIES, USERS

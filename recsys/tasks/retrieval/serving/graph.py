@@ -39,9 +39,10 @@ from recsys.data.event_log import ASKED_AT, KINDS, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
-from recsys.savedmodel.id_table import IdTable, VocabularyRows
-from recsys.savedmodel.raw_features import (
+from recsys.savedmodel.inputs import (
+    IdTable,
     RawFeatures,
+    VocabularyRows,
     fact_of_numbers,
     minutes_of_texts,
     text_columns,
@@ -57,8 +58,7 @@ from recsys.savedmodel.signatures import (
     USER,
     query_facts,
 )
-from recsys.savedmodel.tables import variables_of
-from recsys.savedmodel.variables import constant
+from recsys.savedmodel.variables import constant, variables_of
 from recsys.tasks.model_folder import TrainedModel
 from recsys.tasks.retrieval.serving.candidates import (
     Allow,

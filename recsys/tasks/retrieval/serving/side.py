@@ -15,9 +15,9 @@ from recsys.data.event_log import KINDS
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError
-from recsys.index.build import build
+from recsys.index.search import build_index
 from recsys.models.inputs import Side, trained_rows
-from recsys.savedmodel.raw_features import RawFeatures
+from recsys.savedmodel.inputs import RawFeatures
 from recsys.savedmodel.signatures import (
     FEATURES,
     HISTORY,
@@ -26,7 +26,7 @@ from recsys.savedmodel.signatures import (
     Arrays,
     query_facts,
 )
-from recsys.savedmodel.tables import without_rows
+from recsys.savedmodel.variables import without_rows
 from recsys.system.events import emit
 from recsys.tasks.model_folder import TrainedModel, load_model, read_probe
 from recsys.tasks.retrieval.serving.candidates import popularity_shares
@@ -90,7 +90,7 @@ class RetrievalServing(ServingSide):
         def report(done: int, total: int) -> None:
             tell(f"{done:,} of {total:,} items indexed", done, total)
 
-        index = build(
+        index = build_index(
             folder,
             self.probe.candidates,
             self._is_item,

@@ -15,8 +15,7 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from recsys.data.event_log import AGES, OLDEST, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
-from recsys.savedmodel.id_table import IdTable, hash_rows, places_of
-from recsys.savedmodel.raw_features import first_of, seconds
+from recsys.savedmodel.inputs import IdTable, first_of, hash_rows, places_of, seconds
 from recsys.savedmodel.variables import constant
 from recsys.tasks.model_folder import TrainedModel
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from recsys.errors import RecsysError
 
 tf = pytest.importorskip("tensorflow")
-from recsys.savedmodel import id_table  # noqa: E402
-from recsys.savedmodel.id_table import IdTable  # noqa: E402
+from recsys.savedmodel import inputs  # noqa: E402
+from recsys.savedmodel.inputs import IdTable  # noqa: E402
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -37,7 +37,7 @@ def test_ids_of_any_shape_are_looked_up():
 
 def test_an_id_of_the_same_first_fingerprint_is_not_taken_for_a_known_one(monkeypatch):
     # All ids share two fingerprints: only the second one distinguishes them.
-    monkeypatch.setattr(id_table, "_FIRST_BUCKETS", 1)
+    monkeypatch.setattr(inputs, "_FIRST_BUCKETS", 1)
     table = IdTable(["known"], np.array([5]))
     found = table.lookup(tf.constant(["known", "other"]))
     assert found.numpy().tolist() == [5, 0]
@@ -45,7 +45,7 @@ def test_an_id_of_the_same_first_fingerprint_is_not_taken_for_a_known_one(monkey
 
 def test_known_ids_that_share_a_fingerprint_get_another_key(monkeypatch):
     # With 64 fingerprints, five ids differ only under some keys.
-    monkeypatch.setattr(id_table, "_FIRST_BUCKETS", 64)
+    monkeypatch.setattr(inputs, "_FIRST_BUCKETS", 64)
     ids = next(ids for n in range(1000) if _has_twins(ids := [f"{n} {m}" for m in range(5)]))
     table = IdTable(ids, np.arange(1, 6))
     assert table.lookup(tf.constant(ids)).numpy().tolist() == [1, 2, 3, 4, 5]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
-from recsys.savedmodel.loading import load_saved_model  # noqa: E402
+from recsys.savedmodel.signatures import load_saved_model  # noqa: E402
 
 
 class _Gated(tf.Module):

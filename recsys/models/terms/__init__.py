@@ -1,1 +1,0 @@
-"""Terms of the score, one file each."""
