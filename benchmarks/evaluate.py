@@ -37,7 +37,7 @@ from typer import Option
 from benchmarks.measure import forget_peak, peak_rss_mib, peer, print_line, run, watch
 from benchmarks.peers.evaluate_case import KS, Data, draw
 from recsys.config import EvaluateConfig
-from recsys.metrics.metric import Items
+from recsys.metrics import Items
 from recsys.ragged import RaggedRows
 from recsys.tasks.retrieval.judging import measurement
 from recsys.tasks.retrieval.judging.queries import Queries

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from recsys.evaluation.result import Comparison as Comparison
     from recsys.evaluation.result import EvaluationResult as EvaluationResult
     from recsys.losses import Loss as Loss
-    from recsys.metrics.metric import Metric as Metric
-    from recsys.metrics.metric import RankedLists as RankedLists
+    from recsys.metrics import Metric as Metric
+    from recsys.metrics import RankedLists as RankedLists
     from recsys.models import HistoryEncoder as HistoryEncoder
     from recsys.models import LookupModel as LookupModel
     from recsys.models import RetrievalModel as RetrievalModel
@@ -93,8 +93,7 @@ _NAMES = {
     "recsys.evaluation.api": "compare evaluate",
     "recsys.evaluation.result": "Comparison EvaluationResult",
     "recsys.losses": "Loss losses",
-    "recsys.metrics": "metrics",
-    "recsys.metrics.metric": "Metric RankedLists",
+    "recsys.metrics": "Metric RankedLists metrics",
     "recsys.models": "HistoryEncoder LookupModel RetrievalModel Term TwoTower models",
     "recsys.models.layers": "layers",
     "recsys.registry": (

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsys.evaluation.config import EvaluateStage
-from recsys.metrics.metric import Statistics, per_user
+from recsys.metrics import Statistics, per_user
 from recsys.tasks.judging_side import BLESSED, MODEL, Case, JudgingSide, Measured, Slice
 
 Interval = tuple[float, float]

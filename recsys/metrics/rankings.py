@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recsys.metrics.metric import CatalogueMetric, Items, Metric, RankedLists
+from recsys.metrics import CatalogueMetric, Items, Metric, RankedLists
 from recsys.registry import register_metric
 
 _BLOCK_FLOATS = 2**23

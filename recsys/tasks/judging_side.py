@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from recsys.metrics.metric import Statistics, Values
+from recsys.metrics import Statistics, Values
 from recsys.strict import Strict
 
 if TYPE_CHECKING:  # Keras, and a room on an upper floor.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recsys.evaluation.figures import Key, UserMeans, interval, resampled_means
-from recsys.metrics.metric import Statistics
+from recsys.metrics import Statistics
 
 RNG = np.random.default_rng(0)
 MODEL = Key("model", "recall@10")

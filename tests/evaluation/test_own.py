@@ -19,7 +19,7 @@ from recsys.data.dataset import Data
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluator import open_systems, repeats_of
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.metrics.metric import Items, PooledMetric, RankedLists
+from recsys.metrics import Items, PooledMetric, RankedLists
 from recsys.report.figures import plot_metrics
 from recsys.report.run_report import write_report
 from recsys.tasks.model_folder import load_model

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
+from recsys import metrics
 from recsys.config import EvaluateConfig
 from recsys.errors import RecsysError, UsageError
-from recsys.metrics import metric as metrics
-from recsys.metrics.metric import RankedLists, per_user
+from recsys.metrics import RankedLists, per_user
 from recsys.metrics.rankings import Recall
 from recsys.registry import register_metric
 

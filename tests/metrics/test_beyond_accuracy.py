@@ -6,13 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from recsys.metrics.metric import (
-    Items,
-    RankedLists,
-    per_query,
-    popularity_before,
-    totals,
-)
+from recsys.metrics import Items, RankedLists, per_query, popularity_before, totals
 from recsys.metrics.rankings import Coverage, Diversity, Novelty, PopularityLift, gini
 from recsys.ragged import RaggedRows
 
@@ -64,7 +58,7 @@ def test_rows_that_several_items_share_are_no_history(monkeypatch):
     seen = RaggedRows.of([np.array([1, 2]), np.array([1]), np.array([2, 4])])
     whole = popularity_before(seen, items)
     assert whole.tolist() == pytest.approx([3.0, np.nan, 2.0], nan_ok=True)
-    monkeypatch.setattr("recsys.metrics.metric._BLOCK_ROWS", 1)
+    monkeypatch.setattr("recsys.metrics._BLOCK_ROWS", 1)
     assert popularity_before(seen, items).tolist() == pytest.approx(whole.tolist(), nan_ok=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from places import SUPPORT
 
 from recsys.config import EvaluateConfig
-from recsys.metrics.metric import RankedLists, per_query
+from recsys.metrics import RankedLists, per_query
 
 pytestmark = pytest.mark.bench  # Installs ranx with its dependencies, from the network.
 

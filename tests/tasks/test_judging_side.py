@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recsys.evaluation.figures import Key, UserMeans
-from recsys.metrics.metric import Statistics
+from recsys.metrics import Statistics
 from recsys.tasks.judging_side import JudgingSide, Measured, Slice
 
 USER = np.array([7, 7, 8, 9])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recsys.kernels.rank_jobs import RankResults
-from recsys.metrics.metric import (
+from recsys.metrics import (
     Items,
     Metric,
     RankedLists,

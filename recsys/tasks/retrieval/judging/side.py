@@ -14,7 +14,7 @@ import numpy as np
 from recsys.distributed.host_collectives import agreed, from_primary
 from recsys.errors import RecsysError
 from recsys.kernels.rank_jobs import RankResults
-from recsys.metrics.metric import Items, Values, pooled, times_shown
+from recsys.metrics import Items, Values, pooled, times_shown
 from recsys.tasks.judging_side import (
     BLESSED,
     MODEL,

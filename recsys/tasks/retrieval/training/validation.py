@@ -12,7 +12,7 @@ from recsys.data.config import ValidationConfig
 from recsys.data.event_log import minutes
 from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
 from recsys.errors import RecsysError
-from recsys.metrics.metric import RankedLists, per_query, per_user
+from recsys.metrics import RankedLists, per_query, per_user
 from recsys.metrics.rankings import Ndcg, Recall, ReciprocalRank
 from recsys.models import ModelInputs
 from recsys.models.config import RetrievalConfig

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from recsys import register_metric
-from recsys.metrics.metric import Metric, RankedLists
+from recsys.metrics import Metric, RankedLists
 
 
 @register_metric("found_early")
