@@ -117,25 +117,13 @@ class Forgotten:
         if not is_left_out.any() and not is_named.any():
             return batch, 0
         rejected = batch.rejected.filter(pa.array(~is_named))
-        kept = dataclasses.replace(_only(batch, ~is_left_out), rejected=rejected)
+        kept = dataclasses.replace(batch.take(~is_left_out), rejected=rejected)
         return kept, int(is_left_out.sum() + is_named.sum())
 
 
 def words_of(row: str) -> set[str]:
     """Returns the cells and words of a raw row, any of which may be an id."""
     return {word.strip(" \"'\n") for pattern in _WORDS for word in pattern.findall(row)}
-
-
-def _only(batch: RawBatch, keep: np.ndarray) -> RawBatch:
-    """Returns a batch with the good rows that `keep` `[n]` selects."""
-    at, raw_rows = np.flatnonzero(keep), batch.raw_rows
-    return dataclasses.replace(
-        batch,
-        columns=batch.columns.filter(pa.array(keep)),
-        position=batch.position[at],
-        raw_rows=None if raw_rows is None else lambda rows: raw_rows(at[rows]),
-        element=None if batch.element is None else batch.element[at],
-    )
 
 
 def digest_of(path: str | None) -> list[str]:

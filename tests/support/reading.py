@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from recsys.config import InteractionsConfig
 from recsys.data.interactions import interaction_columns, interaction_schema, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.source import RawBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +39,8 @@ def read_interactions(config: InteractionsConfig, now: int, piece_bytes: int = 1
             n_read += batch.n_read
             n_empty += batch.n_empty
     return Read(pa.concat_tables(good, promote_options="default"), letters, n_read, n_empty)
+
+
+def lines_of(batch: RawBatch) -> list[int]:
+    """Returns the line of each good row of a batch."""
+    return batch.line(np.arange(batch.columns.num_rows)).tolist()

@@ -11,22 +11,23 @@ which a quote is never closed; here it costs one row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from recsys.data.config import CsvFormat, SourceConfig
-from recsys.data.dead_letters import NOT_TEXT
+from recsys.data.dead_letters import NOT_TEXT, dead_letters
 from recsys.data.sources.source import Piece, RawBatch, check_columns
-from recsys.data.sources.streams import LINE_LIMIT_BYTES, START_BYTES, is_utf8, read_line
+from recsys.data.sources.streams import LINE_LIMIT_BYTES, read_line
 from recsys.data.sources.text_source import (
+    Block,
     Rows,
+    Text,
     TextSource,
     is_valid_utf8,
-    row_blocks,
     sort_out,
     split_fields,
 )
@@ -60,37 +61,30 @@ class CsvSource(CsvFormat, TextSource):
 
     def column_names(self, file: Piece) -> list[str]:
         """Returns `names`, or the names in the header."""
-        return list(self.names) or self._open_rows(file)[0]
-
-    def _open_rows(self, file: Piece) -> tuple[list[str], BinaryIO]:
-        """Returns the names of the columns, and the text after the header."""
+        if self.names:
+            return list(self.names)
         stream = self.open(file)
         for number in range(self.skip_rows):
             read_line(stream, file.file, 1 + number, LINE_LIMIT_BYTES)
-        if self.names:
-            return list(self.names), stream
-        line = read_line(stream, file.file, 1 + self.skip_rows)
-        return header_names(line, self), stream
+        return header_names(read_line(stream, file.file, 1 + self.skip_rows), self)
 
     def check(self, file: Piece) -> Piece:
         """Returns a file with the names of its columns, and the ids that are written as floats.
 
         Also checks the width of the first rows.
         """
-        columns, stream = self._open_rows(file)
-        names = tuple(columns)
+        names = tuple(self.column_names(file))
         where = "csv.names" if self.names else file.file
         check_columns(where, names, file.columns, _other_delimiter(names, self.delimiter))
         file = dataclasses.replace(file, names=names)
         if self.names and not self._has_rest(file):
             self._check_width(file)
         ids = tuple(name for name in file.ids if name in file.columns)
-        return dataclasses.replace(file, ids=self._float_ids(file, ids, stream) if ids else ())
+        return dataclasses.replace(file, ids=self._float_ids(file, ids) if ids else ())
 
-    def _float_ids(self, file: Piece, ids: tuple[str, ...], stream: BinaryIO) -> tuple[str, ...]:
+    def _float_ids(self, file: Piece, ids: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the ids that are written like 13.0 in the first rows."""
-        line = 1 + self.n_lines_above(file)
-        rows = next(self.rows(file, stream, line, START_BYTES), None)
+        rows = self.first_rows(file)
         if rows is None or b".0" not in rows.block:
             return ()
         batch = self.parse(dataclasses.replace(file, columns=ids, ids=()), rows).columns
@@ -126,21 +120,45 @@ class CsvSource(CsvFormat, TextSource):
             return False
         return names[-1] == events.column
 
-    def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
-        """Yields the pieces of a file, cut between rows."""
-        # Row ends are searched in the undecoded bytes.
-        can_be_cut = self.delimiter.isascii() or is_utf8(self.encoding)
-        return super().split(file, piece_bytes if can_be_cut else file.size)
-
-    def rows(
-        self, file: Piece, stream: BinaryIO, first_line: int, block_bytes: int
-    ) -> Iterator[Rows]:
-        """Yields the rows of a text in blocks; a row may span several lines."""
-        width, dialect = len(file.names), self._dialect(file)
-        return row_blocks(stream, block_bytes, first_line, width, dialect, file.file)
+    def layout(self, file: Piece) -> tuple[int, CsvFormat]:
+        """Returns the number of columns, and the dialect; with a quote, rows may span lines."""
+        return len(file.names), self._dialect(file)
 
     def _dialect(self, file: Piece) -> CsvFormat:
         return self.model_copy(update={"quote": None}) if self._has_rest(file) else self
+
+    def parser(self, piece: Piece) -> Callable[[Block], RawBatch]:
+        """Returns a function that parses blocks of a piece."""
+        return lambda block: self._parse_lines(piece, block) or self.parse(piece, block.rows)
+
+    def _parse_lines(self, piece: Piece, block: Block) -> RawBatch | None:
+        """Returns the columns of a block if each line is a row; else `None`.
+
+        That is so if Arrow finds as many rows as there are lines, and no quote is open at the
+        end. The places of the rows are only looked for if one is rejected.
+        """
+        text, n_rows = block.text, block.n_lines_of_text
+        if self._has_rest(piece) or _has_lone_cr(text) or b"\0" in text or not is_valid_utf8(text):
+            return None
+        parsed = self._read_by_arrow(piece, text, n_rows)
+        if parsed is None:
+            return None
+        columns, is_good = parsed
+        if not is_good.all():
+            rows = block.rows
+            if len(rows) != n_rows:
+                return None
+            faults = self._faults(piece, rows, is_good)
+            return sort_out(piece.file, rows, self._with_ids(piece, columns), faults, _FAULTS)
+        block.are_lines_rows = True
+        return RawBatch(
+            file=piece.file,
+            columns=self._with_ids(piece, columns),
+            position=block.position + np.arange(n_rows),
+            rejected=dead_letters([], piece.file, [], []),
+            raw_rows=lambda at: block.rows.raw(at),
+            lines=lambda at: block.rows.line[at],
+        )
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, and dead letters for rows that break a rule."""
@@ -150,16 +168,24 @@ class CsvSource(CsvFormat, TextSource):
             faults[~np.array(is_text, bool)] = 1 + _FAULTS.index(NOT_TEXT)
         texts = rows.take(faults == 0)
         columns, is_good = self._columns(piece, texts)
-        bad = np.flatnonzero(~is_good)
-        if len(bad):
-            dialect = self._dialect(piece)
-            is_open = [split_fields(row.decode(), dialect)[1] for row in texts.raw(bad)]
-            codes = 1 + np.where(is_open, _FAULTS.index(OPEN_QUOTE), _FAULTS.index(WRONG_WIDTH))
-            faults[np.flatnonzero(faults == 0)[bad]] = codes
+        faults[faults == 0] = self._faults(piece, texts, is_good)
+        return sort_out(piece.file, rows, self._with_ids(piece, columns), faults, _FAULTS)
+
+    def _faults(self, piece: Piece, rows: Rows, is_good: np.ndarray) -> np.ndarray:
+        """Returns the fault of each row `[n]`, 0 for good ones."""
+        faults, bad = np.zeros(len(rows), np.int8), np.flatnonzero(~is_good)
+        _, dialect = self.layout(piece)
+        for at, row in zip(bad.tolist(), rows.raw(bad), strict=True):
+            is_open = split_fields(row.decode(), dialect)[1]
+            faults[at] = 1 + _FAULTS.index(OPEN_QUOTE if is_open else WRONG_WIDTH)
+        return faults
+
+    def _with_ids(self, piece: Piece, columns: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns columns with `piece.ids` written without `.0`."""
         for name in piece.ids:
             at = columns.schema.get_field_index(name)
             columns = columns.set_column(at, name, without_point_zero(columns.column(at)))
-        return sort_out(piece.file, rows, columns, faults, _FAULTS)
+        return columns
 
     def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:
         """Returns the columns of the rows that fit, and which rows fit `[n]` bool.
@@ -171,12 +197,12 @@ class CsvSource(CsvFormat, TextSource):
         is_single = rows.is_odd
         if self._has_rest(piece):
             is_single = np.ones(len(rows), bool)
-        elif rows.block.count(b"\r") != rows.block.count(b"\r\n"):
+        elif _has_lone_cr(rows.block):
             is_single = is_single | rows.having(b"\r")
-        parsed = self._read_by_arrow(piece, rows.take(~is_single))
+        parsed = self._read_rows(piece, rows.take(~is_single))
         if parsed is None and quote:
             is_single = is_single | rows.having(quote)
-            parsed = self._read_by_arrow(piece, rows.take(~is_single))
+            parsed = self._read_rows(piece, rows.take(~is_single))
         if parsed is None:
             is_single = np.ones(len(rows), bool)
             parsed = _text_batch(piece, []), np.ones(0, bool)
@@ -202,14 +228,26 @@ class CsvSource(CsvFormat, TextSource):
         fields, is_open = split_fields(row, self)
         return [] if is_open else fields
 
-    def _read_by_arrow(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray] | None:
-        """Returns the columns of the rows that fit, and which fit; `None` if Arrow differs."""
+    def _read_rows(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray] | None:
         if len(rows) == 0:
             return _text_batch(piece, []), np.ones(0, bool)
-        text, delimiter = rows.joined(), self.delimiter.encode()
-        has_quotes = self.quote is not None and self.quote.encode() in text
+        return self._read_by_arrow(piece, rows.joined(), len(rows))
+
+    def _read_by_arrow(
+        self, piece: Piece, text: Text, n_rows: int
+    ) -> tuple[pa.RecordBatch, np.ndarray] | None:
+        """Returns the columns of the lines that fit, and which fit `[n]`; `None` if Arrow differs.
+
+        Args:
+            piece: Piece of the lines.
+            text: Lines, each of which is a row; they may contain quotes.
+            n_rows: Number of lines.
+        """
+        delimiter, quote = self.delimiter.encode(), (self.quote or "").encode()
+        has_quotes = bool(quote) and quote in text
+        last = text[text.rfind(b"\n", 0, -1) + 1 : -1]
         # Arrow closes a quote at the end of its input; an earlier one changes the count.
-        if has_quotes and split_fields(rows.raw(np.array([-1]))[0].decode(), self)[1]:
+        if has_quotes and quote in last and split_fields(last.decode(), self)[1]:
             return None
         if len(delimiter) > 1:
             mark = None if has_quotes else next((m for m in _MARKS if m not in text), None)
@@ -220,15 +258,15 @@ class CsvSource(CsvFormat, TextSource):
             table, bad = self._read_csv(piece, text, delimiter.decode(), has_quotes)
         except pa.ArrowInvalid:
             return None
-        if table.num_rows + len(bad) != len(rows):
+        if table.num_rows + len(bad) != n_rows:
             return None
-        is_good = np.ones(len(rows), bool)
+        is_good = np.ones(n_rows, bool)
         is_good[bad] = False
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else _text_batch(piece, []), is_good
 
     def _read_csv(
-        self, piece: Piece, text: bytes, delimiter: str, has_quotes: bool
+        self, piece: Piece, text: Text, delimiter: str, has_quotes: bool
     ) -> tuple[pa.Table, list[int]]:
         """Returns the columns of the lines that fit, and the indices of the others."""
         bad: list[int] = []
@@ -247,7 +285,6 @@ class CsvSource(CsvFormat, TextSource):
                 delimiter=delimiter,
                 quote_char=self.quote if has_quotes else False,
                 newlines_in_values=has_quotes,
-                ignore_empty_lines=False,
                 invalid_row_handler=reject,
             ),
             pa_csv.ConvertOptions(
@@ -258,6 +295,14 @@ class CsvSource(CsvFormat, TextSource):
             ),
         )
         return table.rename_columns(list(piece.columns)), bad
+
+
+def _has_lone_cr(text: Text) -> bool:
+    """Returns whether lines contain a carriage return that isn't at their end."""
+    if b"\r" not in text:
+        return False
+    data = np.frombuffer(text, np.uint8)
+    return bool(((data[:-1] == ord("\r")) & (data[1:] != ord("\n"))).any())
 
 
 def _text_batch(piece: Piece, rows: list[list[str]]) -> pa.RecordBatch:

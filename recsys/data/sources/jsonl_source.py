@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,14 @@ from recsys.data.sources.nested import find_path, pick_name, pick_type
 from recsys.data.sources.source import Piece, RawBatch, as_json, missing_column
 from recsys.data.sources.source_files import is_text
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, long_line
-from recsys.data.sources.text_source import Rows, TextSource, is_valid_utf8, sort_out
+from recsys.data.sources.text_source import (
+    Block,
+    Rows,
+    Text,
+    TextSource,
+    is_valid_utf8,
+    sort_out,
+)
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
@@ -34,6 +41,8 @@ _PARTS = 100
 _MOST_NAMES = 2000
 """Maximum number of fields that Arrow converts to columns, since it pads each one."""
 _NAME = re.compile(rb'"([^"\\]*)"\s*:')
+_START_BYTES = 1 << 16
+"""Size of the text from which types are inferred first [bytes]."""
 _SAMPLE_BYTES = 8 << 20
 _SAMPLE_LINES = 10_000
 _BLANKS = b"\xef\xbb\xbf \t\r\n"
@@ -109,15 +118,18 @@ class JsonLinesSource(TextSource):
         if not has_object:
             raise json_over_lines(file.file, text)
 
-    def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
-        """Yields the rows of a piece, block by block."""
+    def parser(self, piece: Piece) -> Callable[[Block], RawBatch]:
+        """Returns a function that parses blocks of a piece."""
         arrow = _ArrowParser(piece.columns)
-        for rows in blocks:
+
+        def parse(block: Block) -> RawBatch:
+            rows = block.rows
             columns = arrow.parse(rows)
-            if columns is not None:
-                yield sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), ())
-            else:
-                yield self.parse(piece, rows)
+            if columns is None:
+                return self.parse(piece, rows)
+            return sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), ())
+
+        return parse
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, parsed line by line."""
@@ -173,7 +185,7 @@ def is_deep(line: bytes) -> bool:
 def has_deep(rows: Rows) -> bool:
     """Returns whether a row is nested more than `MOST_DEEP` deep."""
     data = np.frombuffer(rows.block, np.uint8)
-    is_bracket = (data == ord("{")) | (data == ord("["))
+    is_bracket = data & 0xDF == ord("[")  # Or "{", which differs in one bit.
     if np.count_nonzero(is_bracket) <= len(rows) + MOST_DEEP - 1:
         return False
     n_before = np.searchsorted(np.flatnonzero(is_bracket), np.append(rows.starts, len(data)))
@@ -213,7 +225,7 @@ class _ArrowParser:
         """Returns the columns of rows; `None` if the lines must be parsed one by one."""
         if not _are_objects(rows) or has_deep(rows):
             return None
-        text = pa.py_buffer(rows.joined())
+        text = rows.joined()
         try:
             table = self._read(text)
             batch = table.combine_chunks().to_batches()[0] if table is not None else None
@@ -227,12 +239,19 @@ class _ArrowParser:
             return None
         return pa.RecordBatch.from_arrays(columns, names=list(self._columns))
 
-    def _read(self, text: pa.Buffer) -> pa.Table | None:
+    def _read(self, text: Text) -> pa.Table | None:
+        start = text[: text.find(b"\n", _START_BYTES) + 1]
+        if self._schema is None and start:
+            self._infer(start)
         if self._schema is not None:
             try:
                 return _read_json(text, self._schema, "ignore")
             except pa.ArrowInvalid:
                 self._schema = None
+        return self._infer(text)
+
+    def _infer(self, text: Text) -> pa.Table | None:
+        """Returns all columns of a text, and remembers the types of those to read."""
         if len({name[1] for name in _NAME.finditer(text)}) > _MOST_NAMES:
             return None
         table = _read_json(text, None, "infer")
@@ -250,7 +269,7 @@ def _are_objects(rows: Rows) -> bool:
     return bool(has_braces.all()) and b"\0" not in rows.block and is_valid_utf8(rows.block)
 
 
-def _read_json(text: pa.Buffer, schema: pa.Schema | None, unexpected: str) -> pa.Table:
+def _read_json(text: Text, schema: pa.Schema | None, unexpected: str) -> pa.Table:
     return pa_json.read_json(
         pa.BufferReader(text),
         pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),

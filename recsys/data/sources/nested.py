@@ -238,4 +238,5 @@ def _events(
         rejected=batch.rejected.slice(0, 0),
         raw_rows=None,  # The JSON of one event is short, even if its list is long.
         element=element,
+        lines=lambda at: batch.line(parent[at]),
     )

@@ -99,21 +99,23 @@ class ParquetSource(Source):
 
     def read(self, piece: Piece) -> Iterator[RawBatch]:
         """Yields the rows of the piece's row groups."""
-        position = piece.first + 1
-        groups = range(piece.start, piece.stop)
+        position, groups = piece.first + 1, list(range(piece.start, piece.stop))
         with _opened(piece.file, piece.size) as parquet:
             leaves = _leaves_to_read(parquet, piece)
-            names = list(leaves.values())
-            with _opened(piece.file, piece.size, names) as by_dictionary:
-                widest = max(_widest(by_dictionary, group, list(leaves)) for group in groups)
-            n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, widest)))
+            chunks = [parquet.metadata.row_group(groups[0]).column(leaf) for leaf in leaves]
+        names = list(leaves.values())
+        with _opened(piece.file, piece.size, names) as parquet:
+            widest = max(_widest(parquet, group, list(leaves)) for group in groups)
+        n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, widest)))
+        repeated = [chunk.path_in_schema for chunk in chunks if _repeats(chunk)]
+        with _opened(piece.file, piece.size, repeated) as parquet:
             batches = parquet.iter_batches(
-                n_rows, row_groups=list(groups), columns=names, use_threads=False
+                n_rows, row_groups=groups, columns=names, use_threads=False
             )
             paths = [find_path(parquet.schema_arrow, name) for name in piece.columns]
             n_bytes = 0
             for batch in batches:
-                n_bytes += batch.nbytes
+                n_bytes += sum(map(_decoded_bytes, batch.columns))
                 check_growth(piece.file, piece.size, n_bytes)
                 yield RawBatch.of(piece, [pick(batch, path) for path in paths], position)
                 position += batch.num_rows
@@ -230,6 +232,22 @@ def _damaged(file: str, size: int, received: str) -> RecsysError:
         "Its footer has the locations of the rows: without it no row can be read. Write it again.",
         received,
     )
+
+
+def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Returns whether a column has texts that repeat, which are read faster as a dictionary.
+
+    A text that is stored for each row takes at least its four bytes of length.
+    """
+    is_flat = "." not in chunk.path_in_schema and chunk.physical_type == "BYTE_ARRAY"
+    return is_flat and chunk.total_uncompressed_size < 4 * chunk.num_values
+
+
+def _decoded_bytes(column: pa.Array) -> int:
+    """Returns the size of a column with a text for each row [bytes]."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
 
 
 def _widest(parquet: pq.ParquetFile, group: int, leaves: Sequence[int]) -> int:

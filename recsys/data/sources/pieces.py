@@ -124,11 +124,17 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
     batches = piece.source.read(piece)
     if piece.folder:
         batches = (add_folder_columns(batch, piece) for batch in batches)
+    n_events = 0
     for batch in batches:
         if piece.explode is None:
             yield batch
-        else:
-            yield from explode(batch, piece.explode)
+            continue
+        for events in explode(batch, piece.explode):
+            if batch.lines is not None:  # An event of a text takes at least one byte.
+                place = piece.start + n_events + np.arange(len(events.position))
+                events = dataclasses.replace(events, position=place, element=None)
+                n_events += len(place)
+            yield events
     if piece.ends and ends_digest(piece.file, piece.size) != piece.ends:
         raise replaced(piece.file)
 

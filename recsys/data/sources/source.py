@@ -36,6 +36,8 @@ from recsys.strict import Strict
 
 RawRows = Callable[[np.ndarray], list[bytes]]
 """Returns the raw text of the rows at indices `[k]` among the good rows."""
+Lines = Callable[[np.ndarray], np.ndarray]
+"""Returns the lines of the rows at indices `[k]` among the good rows `[k]`, from 1 on."""
 
 
 class Source(Strict, abc.ABC):
@@ -119,7 +121,7 @@ class Piece:
         size: Size of the file during planning [bytes]; no more is read.
         start: First byte of text, row group of Parquet, or another unit of the source.
         stop: End of the part in the same unit, exclusive.
-        first: First line of the part, from 1 on, or the number of rows before it.
+        first: Number of rows before the part, for sources that know it.
         n_bytes: Approximate size of its rows [bytes].
         names: All columns of the file in order, if the source needs them.
         explode: The column with a list of events, if there is one.
@@ -127,6 +129,7 @@ class Piece:
         ids: Columns of ids. After `check`, those whose integers are written with `.0`, which
             `read` removes.
         ends: Digest of its first and last bytes; empty: unknown.
+        body: First byte of the rows of a text, after its header.
     """
 
     source: Source
@@ -144,6 +147,7 @@ class Piece:
     folder: tuple[tuple[str, str | None], ...] = ()
     ids: tuple[str, ...] = ()
     ends: str = ""
+    body: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,13 +157,15 @@ class RawBatch:
     Attributes:
         file: The file.
         columns: The columns of the good rows, in the types of the format: text for CSV.
-        position: Line or row number of each good row `[n]` int64, from 1 on.
+        position: Line or row number of each good row `[n]` int64, from 1 on; or, with `lines`,
+            any number that rises from row to row of the file.
         rejected: Dead letters for the other rows.
         raw_rows: Returns the raw text of rows; `None` if the format isn't text: the columns
             as JSON replace it.
         element: Index of each event in the list of its row `[n]`, from 0 on; `None` if a row
             is an event.
         n_empty: Number of rows with an empty list of events, which aren't counted as read.
+        lines: Returns the lines of rows, if they aren't their positions.
     """
 
     file: str
@@ -169,6 +175,7 @@ class RawBatch:
     raw_rows: RawRows | None = None
     element: np.ndarray | None = None
     n_empty: int = 0
+    lines: Lines | None = None
 
     @classmethod
     def of(cls, piece: Piece, columns: Sequence[pa.Array], first: int) -> RawBatch:
@@ -221,8 +228,24 @@ class RawBatch:
         if len(at) == 0:
             return self.rejected
         raw = self._as_json(at) if self.raw_rows is None else self.raw_rows(at)
-        letters = dead_letters(reasons, self.file, self.position[at], raw)
+        letters = dead_letters(reasons, self.file, self.line(at), raw)
         return join_batches([self.rejected, letters])
+
+    def line(self, at: np.ndarray) -> np.ndarray:
+        """Returns the lines, or numbers, of the rows at indices `[k]` among the good rows."""
+        return self.position[at] if self.lines is None else self.lines(at)
+
+    def take(self, keep: np.ndarray) -> RawBatch:
+        """Returns a batch with the good rows that `keep` `[n]` bool selects."""
+        at, raw_rows, lines = np.flatnonzero(keep), self.raw_rows, self.lines
+        return dataclasses.replace(
+            self,
+            columns=self.columns.filter(pa.array(keep)),
+            position=self.position[at],
+            raw_rows=None if raw_rows is None else lambda rows: raw_rows(at[rows]),
+            element=None if self.element is None else self.element[at],
+            lines=None if lines is None else lambda rows: lines(at[rows]),
+        )
 
     def _as_json(self, at: np.ndarray) -> list[bytes]:
         rows = self.columns.take(pa.array(at)).to_pylist()

@@ -380,8 +380,9 @@ class Section(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fills a buffer with the next bytes; returns their number."""
-        data = self._file.read(min(len(buffer), self._stop - self._at))
-        if not data and self._at < self._stop and len(buffer):
+        wanted = memoryview(buffer)[: self._stop - self._at]
+        n_bytes = cast(io.BufferedReader, self._file).readinto(wanted)
+        if not n_bytes and len(wanted):
             raise RecsysError(
                 "R250",
                 f"{self._path!r} must not get shorter while it is read: it had {self._stop:,}"
@@ -390,9 +391,8 @@ class Section(io.RawIOBase):
                 " again.",
                 f"{self._at:,} bytes",
             )
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+        self._at += n_bytes
+        return n_bytes
 
     def close(self) -> None:
         """Closes the file."""

@@ -239,6 +239,13 @@ def open_text(
     return stream
 
 
+def to_utf8(text: bytes, encoding: str) -> bytes:
+    """Returns lines as UTF-8, as `open_text` does; the encoding must be splittable."""
+    if is_utf8(encoding):
+        return text
+    return text.decode(encoding, _DAMAGED).encode("utf-8", _DAMAGED)
+
+
 def skip_mark(stream: io.BufferedReader) -> int:
     """Skips the byte order mark at the start of UTF-8; returns its length [bytes]."""
     return len(stream.read(3)) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0

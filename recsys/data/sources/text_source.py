@@ -1,15 +1,21 @@
-"""Formats of lines of text: split between rows, decoded, and read in blocks.
+"""Formats of lines of text: cut at the starts of rows, decoded, and read in blocks.
 
 A subclass of `TextSource` parses the rows of a block. This module handles compression, encodings,
 pieces, growing files and lines that are too long.
+
+A file is cut at any bytes without being read: each piece looks for its first and its last row,
+with the same function as the pieces beside it. If text in quotes may hold line ends, it reads
+some text around the cut, see `TextSource.row_start`. The lines before a piece are only counted if
+one of its rows is rejected.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -19,7 +25,7 @@ import pydantic
 from recsys.data.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.source import Piece, RawBatch, Source
-from recsys.data.sources.source_files import file_size, is_remote
+from recsys.data.sources.source_files import file_size
 from recsys.data.sources.streams import (
     LINE_LIMIT_BYTES,
     START_BYTES,
@@ -31,17 +37,22 @@ from recsys.data.sources.streams import (
     open_text,
     read_line,
     skip_mark,
+    to_utf8,
 )
 
+Text = bytes | bytearray
 UNFINISHED = "still being written: the file grew behind it"
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 """Size of the blocks of text that are parsed at a time [bytes]."""
-_CUT_BYTES = 4 << 20
 _ROW_LIMIT_LINES = 1000
 """Maximum number of lines that a row can span."""
 _NO_ROW = 1 << 40  # More fields than any row.
+_REACHES = (1 << 16, 1 << 19, 1 << 23)
+"""Sizes of the text to read on each side of a cut, until it is certain where rows start [bytes]."""
+_LINES = CsvFormat(quote=None)
 _MARKS = range(0xE000, 0xF8FF)
 """Characters for private use: one may replace a delimiter of several characters."""
+_LF, _CR = ord("\n"), ord("\r")
 
 csv.field_size_limit(LINE_LIMIT_BYTES)
 
@@ -81,78 +92,10 @@ class TextSource(Source):
         del file
         return 0
 
-    def rows(
-        self, file: Piece, stream: BinaryIO, first_line: int, block_bytes: int
-    ) -> Iterator[Rows]:
-        """Yields the rows of a text in blocks; here each line is a row.
-
-        Args:
-            file: The file.
-            stream: Its text in UTF-8, at the start of a row.
-            first_line: Line number at the start of the stream, from 1 on.
-            block_bytes: Approximate size of a block [bytes].
-        """
-        line = CsvFormat(quote=None)
-        return row_blocks(stream, block_bytes, first_line, 0, line, file.file)
-
-    def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
-        """Yields the pieces of a file, cut between rows.
-
-        Text that is neither remote nor compressed is read once to find the rows.
-        """
-        is_whole = (
-            file.size <= piece_bytes
-            or file.compression is not None
-            or is_remote(file.file)
-            or not is_splittable(self.encoding)
-        )
-        if is_whole:
-            stream = self.open(file)
-            line = 1 + len(self._skip_header(file, stream))
-            if any(len(rows) for rows in self.rows(file, stream, line, START_BYTES)):
-                yield file
-            return
-        raw = open_bytes(file.file, 0, file.size)
-        stop = skip_mark(raw)
-        header = self._skip_header(file, raw)
-        stop, line, n_rows = stop + sum(map(len, header)), 1 + len(header), 0
-        cuts = [(0, 1)]  # First byte and first line of each piece.
-        for rows in self.rows(file, raw, line, min(1 + piece_bytes // 4, _CUT_BYTES)):
-            n_rows += len(rows)
-            stop, line = stop + len(rows.block), line + rows.block.count(b"\n")
-            if cuts[-1][0] + piece_bytes <= stop < file.size:
-                cuts.append((stop, line))
-        for (start, first), (end, _) in itertools.pairwise([*cuts, (file.size, 0)]):
-            if n_rows:
-                yield dataclasses.replace(
-                    file, start=start, stop=end, first=first, n_bytes=end - start
-                )
-
-    def _skip_header(self, file: Piece, stream: BinaryIO) -> list[bytes]:
-        """Reads and returns the lines before the rows of a file."""
-        lines = (
-            read_line(stream, file.file, 1 + at, LINE_LIMIT_BYTES)
-            for at in range(self.n_lines_above(file))
-        )
-        return [line for line in lines if line]
-
-    def read(self, piece: Piece) -> Iterator[RawBatch]:
-        """Yields the rows of a piece; a line that is still being written is rejected."""
-        stream = open_text(piece.file, piece.start, piece.stop, piece.compression, self.encoding)
-        header = self._skip_header(piece, stream) if piece.first == 1 else []
-        blocks = self.rows(piece, stream, piece.first + len(header), BLOCK_BYTES)
-        is_last = piece.stop == piece.size and piece.compression is None
-        letters: list[pa.RecordBatch] = []
-        if is_last and file_size(piece.file) > piece.size:
-            blocks = _without_unfinished(piece, blocks, letters)
-        yield from self.read_rows(piece, (rows for rows in blocks if len(rows)))
-        for rejected in letters:
-            nothing = RawBatch.of(piece, [pa.array([], pa.string())] * len(piece.columns), 1)
-            yield dataclasses.replace(nothing, rejected=rejected)
-
-    def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
-        """Yields the parsed rows of a piece, block by block."""
-        return (self.parse(piece, rows) for rows in blocks)
+    def layout(self, file: Piece) -> tuple[int, CsvFormat]:
+        """Returns the number of columns, and the dialect; with a quote, rows may span lines."""
+        del file
+        return 0, _LINES
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, and dead letters for rows that break a rule.
@@ -163,20 +106,136 @@ class TextSource(Source):
         """
         raise NotImplementedError
 
+    def parser(self, piece: Piece) -> Callable[[Block], RawBatch]:
+        """Returns a function that parses blocks of a piece, in order."""
+        return lambda block: self.parse(piece, block.rows)
 
-def _without_unfinished(
-    piece: Piece, blocks: Iterator[Rows], letters: list[pa.RecordBatch]
-) -> Iterator[Rows]:
-    """Yields rows without one that has no line end, whose dead letter is added to `letters`.
+    def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
+        """Yields the pieces of a file; their ends are found when they are read."""
+        if self.first_rows(file) is None:
+            return
+        if file.compression is not None or not is_splittable(self.encoding):
+            yield file
+            return
+        raw = open_bytes(file.file, 0, file.size)
+        body = skip_mark(raw) + sum(map(len, self._read_header(file, raw)))
+        cuts = [0, *range(body + piece_bytes, file.size, piece_bytes), file.size]
+        for start, stop in itertools.pairwise(cuts):
+            n_bytes = stop - start
+            yield dataclasses.replace(file, start=start, stop=stop, n_bytes=n_bytes, body=body)
 
-    A file that grew since the plan may have ended in the middle of a line.
-    """
-    for rows in blocks:
-        is_unfinished = np.arange(len(rows)) >= len(rows) - rows.is_cut
-        last = rows.take(is_unfinished)
-        if rows.is_cut and len(rows):
-            letters.append(dead_letters([UNFINISHED], piece.file, last.line, last.raw()))
-        yield rows.take(~is_unfinished)
+    def read(self, piece: Piece) -> Iterator[RawBatch]:
+        """Yields the rows of a piece; a line that is still being written is rejected."""
+        parse = self.parser(piece)
+        for block in self.blocks(piece):
+            if block.is_unfinished:
+                letters = dead_letters([UNFINISHED], piece.file, block.rows.line, block.rows.raw())
+                nothing = RawBatch.of(piece, [pa.array([], pa.string())] * len(piece.columns), 1)
+                yield dataclasses.replace(nothing, rejected=letters)
+            elif not block.text.isspace() or len(block.rows):
+                yield parse(block)
+
+    def first_rows(self, file: Piece) -> Rows | None:
+        """Returns some of the first rows of a file; `None` if it has none."""
+        blocks = self.blocks(file, START_BYTES)
+        return next((block.rows for block in blocks if len(block.rows)), None)
+
+    def blocks(self, piece: Piece, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+        """Yields the text of a piece in blocks of whole rows, which don't change the result.
+
+        Args:
+            piece: The piece; the lines above the rows are skipped.
+            block_bytes: Approximate size of a block [bytes].
+
+        Raises:
+            RecsysError: A line is longer than `LINE_LIMIT_BYTES`.
+        """
+        start, stop = (self.row_start(piece, at) for at in (piece.start, piece.stop))
+        stream = open_text(piece.file, start, stop, piece.compression, self.encoding)
+        first_line = functools.partial(_line_at, piece, start)
+        line = len(self._read_header(piece, stream)) if start == 0 else 0
+        layout, n_rows, rest, n_read = self.layout(piece), 0, bytearray(), 1
+        while n_read:
+            # Read in place: copies would hold the interpreter's lock.
+            text = bytearray(len(rest) + block_bytes)
+            text[: len(rest)] = rest
+            with memoryview(text)[len(rest) :] as free:
+                n_read = stream.readinto(free)
+            del text[len(rest) + n_read :]
+            _check_lines(piece.file, text, line, first_line)
+            is_cut = not n_read and text and not text.endswith(b"\n")
+            if is_cut and not self._has_grown(piece, stop):
+                text += b"\n"
+            end = text.rfind(b"\n") + 1
+            rest = text[end:]
+            del text[end:]
+            block = Block(text, not n_read, layout, piece.start + n_rows, line, first_line)
+            if text:
+                yield block
+            rest, line, n_rows = (
+                text[block.n_bytes :] + rest,
+                line + block.n_lines,
+                n_rows + block.n_rows,
+            )
+            if not block.n_bytes:
+                block_bytes *= 2  # So that the work isn't quadratic in the length of a row.
+        if rest:
+            rest += b"\n"
+            at = piece.start + n_rows
+            yield Block(rest, True, layout, at, line, first_line, is_unfinished=True)
+        known = _known_lines(piece.file, piece.size, piece.ends)
+        if start in known:
+            known[stop] = known[start] + line
+
+    def _has_grown(self, piece: Piece, stop: int) -> bool:
+        """Returns whether a piece ends where a file that has grown since the plan ended."""
+        is_end = stop == piece.size and piece.compression is None
+        return is_end and file_size(piece.file) > piece.size
+
+    def _read_header(self, file: Piece, stream: BinaryIO) -> list[bytes]:
+        """Reads and returns the lines before the rows of a file."""
+        lines = (
+            read_line(stream, file.file, 1 + at, LINE_LIMIT_BYTES)
+            for at in range(self.n_lines_above(file))
+        )
+        return [line for line in lines if line]
+
+    def row_start(self, piece: Piece, offset: int) -> int:
+        """Returns the start of the first row at or after an offset of a file [bytes].
+
+        If fields can be quoted, the offset may be in a row of several lines. A line certainly
+        starts a row if no row could have begun before it and end after it, whichever lines start
+        rows. The nearest such line before the offset decides which of the lines after it do. If
+        there is none in `_REACHES`, which takes unusual quotes in thousands of lines, the next
+        line counts as a row.
+
+        Args:
+            piece: A piece of the file.
+            offset: Any offset of the rows; 0 and the end of the file are row starts.
+        """
+        if offset in (0, piece.size):
+            return offset
+        width, dialect = self.layout(piece)
+        for reach in _REACHES if dialect.quote else ():
+            low, high = max(piece.body, offset - reach), min(piece.size, offset + reach)
+            raw, is_last = open_bytes(piece.file, low, high).read(), high == piece.size
+            begin = raw.find(b"\n") + 1 if low > piece.body else 0
+            raw = raw[begin:] + b"\n" if is_last else raw[begin : raw.rfind(b"\n") + 1]
+            starts = low + begin + np.append(0, line_ends(raw) + 1)
+            at, text = int(np.searchsorted(starts, offset)), to_utf8(raw, self.encoding)
+            n_unsure = _ROW_LIMIT_LINES if low > piece.body else 0
+            found = _row_line(text, n_unsure, at, width, dialect, is_last)
+            if found is not None:
+                return min(int(starts[found]), piece.size)
+        stream = open_bytes(piece.file, offset - 1, piece.size)
+        return offset - 1 + len(_read_rest(piece, stream, offset))
+
+
+def _read_rest(piece: Piece, stream: BinaryIO, offset: int) -> bytes:
+    rest = stream.readline(LINE_LIMIT_BYTES + 1)
+    if len(rest) > LINE_LIMIT_BYTES:
+        raise long_line(piece.file, _line_at(piece, offset), LINE_LIMIT_BYTES, rest)
+    return rest
 
 
 def sort_out(
@@ -193,12 +252,12 @@ def sort_out(
     """
     at = np.flatnonzero(faults > 0)
     why = [reasons[fault - 1] for fault in faults[at].tolist()]
-    letters = dead_letters(why, file, rows.line[at], rows.raw(at))
+    letters = dead_letters(why, file, rows.line[at] if len(at) else [], rows.raw(at))
     good = rows.take(faults == 0)
-    return RawBatch(file, columns, good.line, letters, good.raw)
+    return RawBatch(file, columns, good.position, letters, good.raw, lines=lambda at: good.line[at])
 
 
-def is_valid_utf8(text: bytes) -> bool:
+def is_valid_utf8(text: Text) -> bool:
     """Returns whether bytes are UTF-8."""
     try:
         return text.isascii() or text.decode() is not None
@@ -206,7 +265,199 @@ def is_valid_utf8(text: bytes) -> bool:
         return False
 
 
-# --- rows and their fields, split in the same way as Python's csv
+# --- lines
+
+
+@functools.lru_cache(maxsize=256)
+def _known_lines(file: str, size: int, ends: str) -> dict[int, int]:
+    """Returns the line numbers at some offsets of a file, as far as this process knows them."""
+    del file, size, ends
+    return {0: 1}
+
+
+def _line_at(piece: Piece, offset: int) -> int:
+    """Returns the number of the line at an offset of a file, from 1 on."""
+    known = _known_lines(piece.file, piece.size, piece.ends)
+    if offset not in known:
+        nearest = max(at for at in list(known) if at < offset)
+        stream, n_ends = open_bytes(piece.file, nearest, offset), 0
+        while text := stream.read(BLOCK_BYTES):
+            n_ends += int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
+        known[offset] = known[nearest] + n_ends
+    return known[offset]
+
+
+def line_ends(text: Text) -> np.ndarray:
+    """Returns the places of the line ends of a text `[n]` int64."""
+    return np.flatnonzero(np.frombuffer(text, np.uint8) == _LF)
+
+
+def _check_lines(file: str, text: Text, n_before: int, first_line: Callable[[], int]) -> None:
+    """Raises an error if a line of a text is too long."""
+    if len(text) <= LINE_LIMIT_BYTES:
+        return
+    bounds = np.concatenate([[-1], line_ends(text), [len(text)]])
+    longest = int(np.argmax(np.diff(bounds)))
+    start = int(bounds[longest]) + 1
+    if bounds[longest + 1] - start > LINE_LIMIT_BYTES:
+        number = first_line() + n_before + longest
+        raise long_line(file, number, LINE_LIMIT_BYTES, bytes(text[start : start + 100]))
+
+
+class Block:
+    """Text of whole rows, of which only the number of lines is counted before `rows` is used.
+
+    Args:
+        text: Whole lines, in UTF-8; rows that they don't complete are left out.
+        is_last: Whether no text follows.
+        layout: Number of columns, and dialect.
+        position: Position of the first row.
+        n_before: Number of lines of the piece before it.
+        first_line: Returns the number of the piece's first line.
+        is_unfinished: Whether it is one line that is still being written.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        is_last: bool,
+        layout: tuple[int, CsvFormat],
+        position: int,
+        n_before: int,
+        first_line: Callable[[], int],
+        is_unfinished: bool = False,
+    ) -> None:
+        self.text, self._is_last, self._layout = text, is_last, layout
+        self.position, self._n_before, self._first_line = position, n_before, first_line
+        self.is_unfinished, self.are_lines_rows = is_unfinished, False
+
+    @functools.cached_property
+    def n_lines_of_text(self) -> int:
+        """Number of lines of the text."""
+        return int(np.count_nonzero(np.frombuffer(self.text, np.uint8) == _LF))
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the text of complete rows [bytes]."""
+        return len(self.text) if self.are_lines_rows else len(self.rows.block)
+
+    @property
+    def n_lines(self) -> int:
+        """Number of lines of complete rows, with blank ones."""
+        return self.n_lines_of_text if self.are_lines_rows else self.rows.n_lines
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return self.n_lines_of_text if self.are_lines_rows else len(self.rows)
+
+    @functools.cached_property
+    def rows(self) -> Rows:
+        """The rows, without blank lines."""
+        text, (width, dialect) = self.text, self._layout
+        data, ends = np.frombuffer(text, np.uint8), line_ends(text)
+        starts = np.append(0, ends[:-1] + 1)[: len(ends)]
+        first, n_lines, is_odd = np.arange(len(ends)), len(ends), _are_odd(text, starts, dialect)
+        spans = _possible_rows(text, starts, ends, is_odd, width, dialect, self._is_last)
+        if spans:
+            is_inner = np.zeros(n_lines, bool)
+            for opening, closing in spans:
+                if is_inner[opening]:
+                    continue
+                if closing == len(ends):
+                    n_lines = opening
+                    break
+                is_inner[opening + 1 : closing + 1] = True
+            first = np.flatnonzero(~is_inner[:n_lines])
+            ends = ends[np.append(first[1:], n_lines)[: len(first)] - 1]
+            starts, is_odd = starts[first], is_odd[first]
+            text = text[: int(ends[-1]) + 1] if len(ends) else b""
+        stops = ends
+        if b"\r" in text:
+            stops = ends - ((ends > starts) & (data[np.maximum(ends - 1, 0)] == _CR))
+        position = self.position + np.arange(len(starts))
+        rows = Rows(text, self._line, n_lines, first, position, starts, stops, is_odd, True)
+        is_row = stops > starts
+        kept = rows.take(is_row)
+        return dataclasses.replace(kept, position=position[: len(kept)])
+
+    def _line(self) -> int:
+        return self._first_line() + self._n_before
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a block.
+
+    Attributes:
+        block: Bytes that contain the rows; the last row has a line end.
+        first_line: Returns the number of the block's first line.
+        n_lines: Number of lines of the block.
+        index: Index of each row's first line in the block `[n]`.
+        position: Position of each row `[n]` int64, which rises from row to row of a file.
+        starts: Start of each row in the block `[n]`.
+        stops: End of each row in the block, without the line end `[n]`.
+        is_odd: Whether each row may span several lines, or has an odd number of quotes
+            `[n]` bool.
+        is_whole: Whether the rows are all lines of the block, and none is blank.
+    """
+
+    block: Text
+    first_line: Callable[[], int]
+    n_lines: int
+    index: np.ndarray
+    position: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    is_odd: np.ndarray
+    is_whole: bool
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def line(self) -> np.ndarray:
+        """Line number of the start of each row `[n]` int64, from 1 on.
+
+        The lines before the piece may have to be counted; `position` is known without that.
+        """
+        return self.index + self.first_line()
+
+    def raw(self, at: np.ndarray | None = None) -> list[bytes]:
+        """Returns the rows at indices `[k]`, or all."""
+        starts, stops = (
+            (places if at is None else places[at]).tolist() for places in (self.starts, self.stops)
+        )
+        block = memoryview(self.block)
+        return [bytes(block[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+
+    def take(self, kept: np.ndarray) -> Rows:
+        """Returns the rows that `kept` `[n]` bool selects."""
+        if kept.all():
+            return self
+        names = ("index", "position", "starts", "stops", "is_odd")
+        arrays = {name: getattr(self, name)[kept] for name in names}
+        return dataclasses.replace(self, **arrays, is_whole=False)
+
+    def joined(self) -> Text:
+        """Returns only the rows, each with a line end."""
+        if self.is_whole:
+            return self.block
+        marks = np.zeros(len(self.block) + 1, np.int8)
+        marks[self.starts] += 1
+        marks[self.stops + 1] -= 1
+        data = np.frombuffer(self.block, np.uint8).copy()
+        data[self.stops] = _LF
+        return data[np.cumsum(marks[:-1], dtype=np.int8).view(bool)].tobytes()
+
+    def having(self, part: bytes) -> np.ndarray:
+        """Returns which rows contain some bytes `[n]` bool."""
+        if part not in self.block:
+            return np.zeros(len(self), bool)
+        return np.array([part in row for row in self.raw()], bool)
+
+
+# --- rows of several lines, and their fields, split in the same way as Python's csv
 
 
 def split_fields(row: str, dialect: CsvFormat) -> tuple[list[str], bool]:
@@ -235,193 +486,88 @@ def split_fields(row: str, dialect: CsvFormat) -> tuple[list[str], bool]:
     return (fields, False) if last == "\0" else ([*fields, last[:-2]], True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Rows of a block.
-
-    Attributes:
-        block: Bytes that contain the rows; the last row has a line end.
-        line: Line number of the start of each row `[n]` int64, from 1 on.
-        starts: Start of each row in the block `[n]`.
-        stops: End of each row in the block, without the line end `[n]`.
-        is_odd: Whether each row spans several lines, or has an odd number of quotes
-            `[n]` bool.
-        is_whole: Whether the rows are all lines of the block, and none is blank.
-        is_cut: Whether the last row has no line end in the file.
-    """
-
-    block: bytes
-    line: np.ndarray
-    starts: np.ndarray
-    stops: np.ndarray
-    is_odd: np.ndarray
-    is_whole: bool
-    is_cut: bool = False
-
-    def __len__(self) -> int:
-        return len(self.line)
-
-    def raw(self, at: np.ndarray | None = None) -> list[bytes]:
-        """Returns the rows at indices `[k]`, or all."""
-        starts, stops = (
-            (places if at is None else places[at]).tolist() for places in (self.starts, self.stops)
-        )
-        return [self.block[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-    def take(self, kept: np.ndarray) -> Rows:
-        """Returns the rows that `kept` `[n]` bool selects."""
-        if kept.all():
-            return self
-        line, starts, stops = self.line[kept], self.starts[kept], self.stops[kept]
-        return Rows(self.block, line, starts, stops, self.is_odd[kept], is_whole=False)
-
-    def joined(self) -> bytes:
-        """Returns only the rows, each with a line end."""
-        if self.is_whole:
-            return self.block
-        marks = np.zeros(len(self.block) + 1, np.int8)
-        marks[self.starts] += 1
-        marks[self.stops + 1] -= 1
-        data = np.frombuffer(self.block, np.uint8).copy()
-        data[self.stops] = ord("\n")
-        return data[np.cumsum(marks[:-1], dtype=np.int8).view(bool)].tobytes()
-
-    def having(self, part: bytes) -> np.ndarray:
-        """Returns which rows contain some bytes `[n]` bool."""
-        if part not in self.block:
-            return np.zeros(len(self), bool)
-        return np.array([part in row for row in self.raw()], bool)
+def _are_odd(text: Text, starts: np.ndarray, dialect: CsvFormat) -> np.ndarray:
+    """Returns which lines have an odd number of quotes, so may open or close one `[n]` bool."""
+    if not dialect.quote or dialect.quote.encode() not in text:
+        return np.zeros(len(starts), bool)
+    return np.bitwise_xor.reduceat(np.frombuffer(text, np.uint8) == ord(dialect.quote), starts)
 
 
-def row_blocks(
-    stream: BinaryIO,
-    block_bytes: int,
-    first_line: int,
-    width: int,
-    dialect: CsvFormat,
-    file: str,
-) -> Iterator[Rows]:
-    """Yields the rows of a stream in blocks, without blank lines.
-
-    The result doesn't depend on the blocks.
-
-    Args:
-        stream: Stream to read.
-        block_bytes: Number of bytes to read at a time.
-        first_line: Line number at the start of the stream.
-        width: Number of columns.
-        dialect: Dialect of the rows.
-        file: File of the stream, for the error.
-
-    Raises:
-        RecsysError: A line is longer than `LINE_LIMIT_BYTES`.
-    """
-    rest, line, read = b"", first_line, b"."
-    while read:
-        read = stream.read(block_bytes)
-        block = rest + read
-        end = block.rfind(b"\n") + 1 if read else len(block)
-        _check_lines(block, line, file)
-        if end == 0:
-            block_bytes *= 2  # So that the work isn't quadratic in the length of a row.
-        rows, n_lines = _split_rows(block[:end], line, width, dialect, is_last=not read)
-        rest, line = block[min(len(rows.block), len(block)) :], line + n_lines
-        if rows.block:
-            yield rows
-
-
-def _check_lines(block: bytes, first_line: int, file: str) -> None:
-    """Raises an error if a line of a block is too long."""
-    if len(block) <= LINE_LIMIT_BYTES:
-        return
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-    bounds = np.concatenate([[-1], ends, [len(block)]])
-    sizes = np.diff(bounds) - 1
-    longest = int(np.argmax(sizes))
-    if sizes[longest] > LINE_LIMIT_BYTES:
-        start = block[int(bounds[longest]) + 1 :][:100]
-        raise long_line(file, first_line + longest, LINE_LIMIT_BYTES, start)
-
-
-def _split_rows(
-    block: bytes, first_line: int, width: int, dialect: CsvFormat, is_last: bool
-) -> tuple[Rows, int]:
-    """Returns the rows of a block of whole lines, and the number of lines that they span.
-
-    A row that the next block completes is not part of the result's block.
-    """
-    is_cut = bool(block) and not block.endswith(b"\n")
-    block += b"\n" * is_cut
-    data = np.frombuffer(block, np.uint8)
-    ends = np.flatnonzero(data == ord("\n"))
-    starts = np.append(0, ends[:-1] + 1)[: len(ends)]
-    first, n_lines, is_odd = np.arange(len(ends)), len(ends), np.zeros(len(ends), bool)
-    if dialect.quote and dialect.quote.encode() in block:
-        # These lines may open or close a quote around a line end.
-        is_odd = np.bitwise_xor.reduceat(data == ord(dialect.quote), starts)
-    if is_odd.any():
-        first, n_lines = _join_quoted(block, starts, ends, is_odd, width, dialect, is_last)
-        ends = ends[np.append(first[1:], n_lines)[: len(first)] - 1]
-        starts, is_odd = starts[first], is_odd[first]
-        block = block[: int(ends[-1]) + 1] if len(ends) else b""
-    stops = ends
-    if b"\r" in block:
-        stops = ends - ((ends > starts) & (data[np.maximum(ends - 1, 0)] == ord("\r")))
-    is_cut = is_cut and bool(stops[-1] > starts[-1])
-    rows = Rows(block, first_line + first, starts, stops, is_odd, is_whole=True)
-    return dataclasses.replace(rows.take(stops > starts), is_cut=is_cut), n_lines
-
-
-def _join_quoted(
-    block: bytes,
+def _possible_rows(
+    text: Text,
     starts: np.ndarray,
     ends: np.ndarray,
     is_odd: np.ndarray,
     width: int,
     dialect: CsvFormat,
     is_last: bool,
-) -> tuple[np.ndarray, int]:
-    """Joins the lines of rows whose quoted text contains line ends.
+) -> list[tuple[int, int]]:
+    """Returns the first and the last line of each row of several lines that may be in a text.
 
-    A line that opens a quote is joined with the lines up to the one that closes it if this
-    makes a row of the right width; otherwise it stays separate, and is rejected later. Each
-    line is parsed once on its own, and once after an open quote.
+    A line that opens a quote makes one row with the lines up to the one that closes it, if this
+    row has the right width; otherwise it is a row of its own, and is rejected later. A line may be
+    part of several possible rows: the first one counts. Each line is parsed once on its own, and
+    once after an open quote.
 
     Returns:
-        The first line of each row, and the number of lines in complete or started rows.
+        Pairs with rising first lines. The last line is the number of lines if the text is too
+        short to decide.
     """
-    n_lines = len(starts)
-    is_inner = np.zeros(n_lines, bool)
+    quote, n_lines, found = dialect.quote or "", len(starts), list[tuple[int, int]]()
     n_fields = np.zeros(n_lines + 1, np.int64)  # If begun after an open quote, up to each line.
-    quote = dialect.quote or ""
-    seen, closing, done = 0, -1, -1
+    seen, closing = 0, -1
 
-    def text(at: int) -> str:
-        return block[starts[at] : ends[at]].decode("utf-8", "replace").removesuffix("\r")
+    def line(at: int) -> str:
+        return text[starts[at] : ends[at]].decode("utf-8", "replace").removesuffix("\r")
 
     for at in np.flatnonzero(is_odd).tolist():
-        if at <= done:
-            continue
-        fields, is_open = split_fields(text(at), dialect)
+        fields, is_open = split_fields(line(at), dialect)
         if not is_open:
             continue
         most, seen = min(n_lines, at + _ROW_LIMIT_LINES), max(seen, at + 1)
         while closing <= at and seen < most:
-            line = text(seen)
-            rest, is_open = split_fields(quote + line, dialect) if quote in line else ([""], True)
+            rest, is_open = [""], True
+            if quote in line(seen):
+                rest, is_open = split_fields(quote + line(seen), dialect)
             n_fields[seen + 1] = n_fields[seen] + (len(rest) - 1 if rest else _NO_ROW)
             closing = closing if is_open else seen
             seen += 1
         if closing > at:
             n_more = n_fields[closing + 1] - n_fields[at + 1]
-            if is_odd[closing] and len(fields) + n_more == width:
-                is_inner[at + 1 : closing + 1] = True
-                done = closing
+            is_short = ends[closing] - starts[at] <= LINE_LIMIT_BYTES
+            if is_odd[closing] and is_short and len(fields) + n_more == width:
+                found.append((at, closing))
         elif (
             not is_last
             and n_lines - at < _ROW_LIMIT_LINES
-            and len(block) - starts[at] < LINE_LIMIT_BYTES
+            and len(text) - starts[at] < LINE_LIMIT_BYTES
         ):
-            n_lines = at
-            break
-    return np.flatnonzero(~is_inner[:n_lines]), n_lines
+            found.append((at, n_lines))
+    return found
+
+
+def _row_line(
+    text: bytes, n_unsure: int, at: int, width: int, dialect: CsvFormat, is_last: bool
+) -> int | None:
+    """Returns the index of the first line from `at` on that starts a row; `None`: unknown.
+
+    Args:
+        text: Lines around `at`.
+        n_unsure: Number of lines at the start of the text that an earlier row may reach into.
+        at: Index of a line.
+        width: Number of columns.
+        dialect: Dialect of the rows.
+        is_last: Whether no text follows.
+    """
+    ends = line_ends(text)
+    starts = np.append(0, ends[:-1] + 1)[: len(ends)]
+    is_odd = _are_odd(text, starts, dialect)
+    spans = dict(_possible_rows(text, starts, ends, is_odd, width, dialect, is_last))
+    is_start = np.ones(len(ends) + 1, bool)
+    for opening, closing in spans.items():
+        is_start[opening + 1 : closing + 1] = False
+    sure = np.flatnonzero(is_start[n_unsure : at + 1])
+    line = n_unsure + int(sure[-1]) if len(sure) else len(is_start)
+    while line < at:
+        line = spans.get(line, line) + 1
+    return line if line < len(is_start) else None

@@ -1,18 +1,23 @@
 """CSV files are read as text, and damage costs the damaged row and no more."""
 
+import contextlib
 import csv
 import gzip
 import io
+import itertools
+import types
 
 import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
+from reading import lines_of
 
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.inspect.dialect import understand
+from recsys.data.sources import text_source
 from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.pieces import WHOLE_FILES, plan_pieces, read_piece
 from recsys.data.sources.text_source import split_fields
@@ -24,10 +29,8 @@ def read(path, content, columns=("a", "b"), block_bytes=1 << 20):
     path.write_bytes(content)
     config = SourceConfig(files=str(path))
     (piece,) = plan_pieces(config, "interactions", columns, WHOLE_FILES)
-    stream = piece.source.open(piece)
-    stream.readline()
-    blocks = piece.source.rows(piece, stream, 2, block_bytes)
-    return collect(piece.source.parse(piece, rows) for rows in blocks if len(rows))
+    parse = piece.source.parser(piece)
+    return collect(map(parse, piece.source.blocks(piece, block_bytes)))
 
 
 def read_source(path, columns=("a", "b"), **config):
@@ -40,7 +43,7 @@ def read_source(path, columns=("a", "b"), **config):
 def collect(batches):
     batches = list(batches)
     rows = [tuple(row.values()) for batch in batches for row in batch.columns.to_pylist()]
-    lines = [line for batch in batches for line in batch.position.tolist()]
+    lines = [line for batch in batches for line in lines_of(batch)]
     letters = [letter for batch in batches for letter in batch.rejected.to_pylist()]
     return rows, lines, [(letter["line"], letter["reason"], letter["row"]) for letter in letters]
 
@@ -286,12 +289,44 @@ _ROW = st.one_of(
 )
 
 
-@given(st.lists(_ROW, min_size=1, max_size=60), st.integers(1, 300), st.booleans())
+@given(
+    st.lists(_ROW | st.just(b'x,"y'), min_size=1, max_size=60), st.integers(1, 300), st.booleans()
+)
 def test_pieces_of_any_size_give_the_rows_of_the_whole(tmp_path_factory, rows, piece_bytes, ends):
     path = tmp_path_factory.mktemp("pieces") / "f.csv"
-    filler = b"1,2\n" * 500  # A file full of NUL bytes is no text.
+    filler = b"1,2\n" * 100  # A file full of NUL bytes is no text.
     path.write_bytes(b"a,b\n" + filler + b"\n".join(rows) + b"\n" * ends)
-    assert pieced(path, piece_bytes) == pieced(path, 1 << 30)
+    with short_reaches():
+        assert pieced(path, 20 + piece_bytes) == pieced(path, 1 << 30)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+@given(rows=st.lists(_ROW | st.just(b'x,"y'), min_size=1, max_size=40), ends=st.booleans())
+def test_the_next_row_is_found_from_any_byte(tmp_path_factory, encoding, rows, ends):
+    path = tmp_path_factory.mktemp("pieces") / "f.csv"
+    text = b'"a","b"\n' + b"1,2\n" * 20 + b"\n".join(rows) + b"\n" * ends
+    path.write_bytes(text.replace(b"\0", b"x"))
+    config = SourceConfig(files=str(path), csv=CsvFormat(encoding=encoding))
+    (whole,) = plan_pieces(config, "interactions", ["a", "b"], WHOLE_FILES)
+    ends_of_lines = itertools.accumulate(len(line) + 1 for line in text.split(b"\n"))
+    line_starts, row_starts = [0, *ends_of_lines], [len(text)]
+    with short_reaches():
+        for block in whole.source.blocks(whole):
+            row_starts += [line_starts[line - 1] for line in block.rows.line]
+        for offset in range(whole.body, len(text)):
+            found = whole.source.row_start(whole, offset)
+            assert found >= offset
+            assert found in {len(text), *line_starts}
+            # Blank lines may start a piece, although they are no rows.
+            assert not text[found : min(s for s in row_starts if s >= offset)].strip(b"\r\n")
+
+
+def short_reaches():
+    """Makes rows and the text around a cut short, so that small files have what large ones have."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(text_source, "_REACHES", (8, 32, 1 << 20))
+    patch.setattr(text_source, "_ROW_LIMIT_LINES", 4)
+    return contextlib.closing(types.SimpleNamespace(close=patch.undo))
 
 
 @pytest.mark.parametrize("piece_bytes", [400, 3000, 50_000])
@@ -309,6 +344,19 @@ def test_pieces_are_cut_between_quotes_that_span_many_lines(tmp_path, piece_byte
     assert pieced(path, piece_bytes) == whole
     source = SourceConfig(files=str(path))
     assert len(plan_pieces(source, "interactions", ["a"], piece_bytes)) > 1
+
+
+def test_a_piece_that_is_read_alone_knows_the_lines_of_its_dead_letters(tmp_path):
+    path = tmp_path / "f.csv"
+    lines = [b"1,2,3" if at % 500 == 0 else b"" if at % 7 == 0 else b"1,2" for at in range(5000)]
+    path.write_bytes(b"a,b\n" + b"\n".join(lines))
+    pieces = plan_pieces(SourceConfig(files=str(path)), "interactions", ["a", "b"], 2000)
+    for piece in reversed(pieces):
+        text_source._known_lines.cache_clear()
+        _, _, letters = collect(read_piece(piece))
+        assert letters == [(line, WRONG_WIDTH, "1,2,3") for line, _, _ in letters]
+        assert all(lines[line - 2] == b"1,2,3" for line, _, _ in letters)
+    assert len(pieced(path, 2000)[2]) == 10
 
 
 def pieced(path, piece_bytes):

@@ -291,14 +291,16 @@ def test_without_beam_the_error_for_a_url_names_the_extra(monkeypatch):
         match_files(SourceConfig(files="gs://bucket/x.csv"), "items")
 
 
-def test_a_remote_parquet_file_is_read_and_a_remote_text_by_one_worker(tmp_path, monkeypatch):
+def test_a_remote_parquet_file_is_read_and_a_remote_text_in_pieces(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": ["x", "y"], "b": [1, 2]}), tmp_path / "f.parquet")
     (tmp_path / "f.csv").write_bytes(b"a,b\n" + b"1,2\n" * 100)
     monkeypatch.setattr(source_files, "_filesystems", lambda: _LocalAs(str(tmp_path)))
     parquet = SourceConfig(files="mem://bucket/f.parquet")
     assert rows_of(plan_pieces(parquet, "items", ["a", "b"]))[0] == [("x", 1), ("y", 2)]
     text = SourceConfig(files="mem://bucket/f.csv")
-    assert len(plan_pieces(text, "items", ["a"], 10)) == 1
+    pieces = plan_pieces(text, "items", ["a", "b"], 100)
+    assert len(pieces) == 4
+    assert rows_of(pieces)[0] == [("1", "2")] * 100
 
 
 def test_columns_in_names_of_folders_are_in_the_digest_and_other_folders_are_not(tmp_path):

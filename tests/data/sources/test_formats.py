@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
+from reading import lines_of
 
 from recsys.config import SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
@@ -34,7 +35,7 @@ def read(path, columns=("a", "b"), piece_bytes=1 << 30, **config):
         for batch in read_piece(piece)
     ]
     values = [[v for b in batches for v in b.columns.column(c).to_pylist()] for c in columns]
-    numbers = [number for batch in batches for number in batch.position.tolist()]
+    numbers = [number for batch in batches for number in lines_of(batch)]
     letters = [letter for batch in batches for letter in batch.rejected.to_pylist()]
     return values, numbers, [(one["line"], one["reason"], one["row"]) for one in letters]
 
@@ -145,7 +146,7 @@ def test_pieces_of_json_lines_give_the_ids_of_python(tmp_path_factory, rows, pie
     for piece in plan_pieces(source, "items", ["a", "b.c"], piece_bytes):
         for batch in read_piece(piece):
             pair = [to_ids(batch.columns.column(name)).to_pylist() for name in ("a", "b.c")]
-            found += zip(batch.position.tolist(), *pair, strict=True)
+            found += zip(lines_of(batch), *pair, strict=True)
     expected = [(at, _id(r["a"]), _id(r["b"]["c"])) for at, r in enumerate(made, start=1)]
     assert found == expected
 
