@@ -1,6 +1,6 @@
 """`python -m benchmarks.evaluate`: all metrics of all users over a whole catalogue.
 
-They are those of retrieval's `measurement`, at the cut-offs 1, 5, 10, 20, 50 and 100:
+They are those of retrieval's `case`, at the cut-offs 1, 5, 10, 20, 50 and 100:
 exact ranks of all positives, the best 100 of each user, and what is made of both. Beside
 it, taking turns round after round:
 
@@ -39,7 +39,7 @@ from benchmarks.peers.evaluate_case import KS, Data, draw
 from recsys.config import EvaluateConfig
 from recsys.metrics import Items
 from recsys.ragged import RaggedRows
-from recsys.tasks.retrieval.judging import measurement
+from recsys.tasks.retrieval.judging.case import Case
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.scores import DotProducts
 
@@ -114,13 +114,13 @@ def users_per_second(data: Data) -> float:
     started, users = time.perf_counter(), np.arange(len(data.query))
     positives, seen = (_ragged(rows) for rows in (data.positives, data.seen))
     is_item = np.arange(len(data.candidates)) > 0
-    case = measurement.Case(
+    case = Case(
         queries=Queries(users, users.astype(np.int32), seen, positives),
         items=Items(data.counts, is_item, data.candidates),
         ks=KS,
         metrics=EvaluateConfig().metrics,
     )
-    measurement.measure(DotProducts(data.query, data.candidates), case)
+    case.measure(DotProducts(data.query, data.candidates))
     return len(users) / (time.perf_counter() - started)
 
 

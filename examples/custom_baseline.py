@@ -10,8 +10,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 import recsys
-from recsys.tasks.retrieval.baselines.baseline import BaselineData
-from recsys.tasks.retrieval.baselines.popularity import SameForAll
+from recsys.tasks.retrieval.judging.baselines import BaselineData, SameForAll
 
 
 @recsys.register_baseline("fading_popularity")

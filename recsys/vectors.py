@@ -25,13 +25,12 @@ from recsys.bundles.publishing import is_version, latest, versions
 from recsys.data.catalogue import CATALOGUE, Catalogue, catalogue_batches, catalogue_schema
 from recsys.data.dataset import CANDIDATES, verify_candidates, verify_inputs
 from recsys.errors import RecsysError, UsageError
-from recsys.models.summary import SUMMARY, read_summary
+from recsys.models.summary import SUMMARY, direction_width, read_summary
 from recsys.savedmodel.row_slices import read_rows
 from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder, only_writer
 from recsys.system.disk import free_there
 from recsys.system.files import DAMAGE, remove, retire
-from recsys.tasks.retrieval.manifest import direction_width
 
 ITEMS, DELETED = "items", "deleted.parquet"
 ID, EMBEDDING = "id", "embedding"
@@ -294,13 +293,13 @@ def _open_bundle(bundle: Path) -> ItemVectors:
         np.load(bundle / _EMBEDDINGS, mmap_mode="r", allow_pickle=False),
         pq.read_schema(bundle / CATALOGUE),
         {**origin, "name": manifest.get("name")},
-        direction_width(manifest) is not None,
+        manifest["direction_width"] is not None,
         lines,
     )
 
 
 def _open_model(folder: Path) -> ItemVectors:
-    stage = read_summary(folder)["stage"]
+    model = read_summary(folder)["stage"]["model"]
     verify_inputs(folder)
     verify_candidates(folder)
     catalogue, matrix = Catalogue.open(folder / "catalogue"), folder / CANDIDATES
@@ -310,7 +309,7 @@ def _open_model(folder: Path) -> ItemVectors:
         np.load(matrix, mmap_mode="r", allow_pickle=False),
         catalogue_schema(catalogue),
         {"kind": "model", "digest": digest, "version": None, "name": None},
-        direction_width({"config": stage}) is not None,
+        direction_width(model) is not None,
         lambda n_lines: catalogue_batches(catalogue, n_lines),
     )
 

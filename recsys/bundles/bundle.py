@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.errors import RecsysError, UsageError
-from recsys.models.summary import SUMMARY, read_summary
+from recsys.models.summary import SUMMARY, direction_width, read_summary
 from recsys.strict import Repeats
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json
@@ -50,7 +50,9 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
         manifest = manifests.read_manifest(bundle / MANIFEST)
         received = f"format {manifest.get('format')!r}"
         if manifest.get("format") == _FORMAT:
-            return manifest
+            # A bundle of an earlier version doesn't have this field.
+            model = manifest.get("config", {}).get("model", {})
+            return {"direction_width": direction_width(model), **manifest}
     except manifests.ManifestError as error:
         received = error.reason
     rule = f"A bundle must have a complete manifest at {str(bundle / MANIFEST)!r}."

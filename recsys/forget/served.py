@@ -45,7 +45,7 @@ from recsys.savedmodel import variables
 from recsys.savedmodel.parity import difference
 from recsys.savedmodel.signatures import QUERY_TIME, WARMUP_FILE, input_names, write_warmup
 from recsys.system.files import retire
-from recsys.tasks.retrieval.serving.requests import warm_up_requests
+from recsys.tasks.retrieval.serving.parity import warm_up_requests
 from recsys.tasks.retrieval.serving.stored_users import StoredIds
 
 _PROBES = 64

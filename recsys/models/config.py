@@ -127,6 +127,11 @@ class ModelConfig(Strict):
         """The terms of the score, in the order in which they are built."""
         return (BagWeightsConfig(),) if self.bag_weights == "idf" else ()
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether the model has a layer that can read features."""
+        return True
+
     def check(self, train: Any) -> None:
         """Checks that the options of the training loop are compatible with the model.
 
@@ -417,6 +422,11 @@ class TwoTowerConfig(RetrievalConfig):
     """Activation of the hidden layers."""
     dropout: Dropout = 0.0
     """Dropout rate of the towers' inputs and activations [0..1)."""
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether there are layers."""
+        return self.widths is not None
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

@@ -21,7 +21,7 @@ from recsys.data.dataset import FeatureTable, feature_tables, verify_inputs
 from recsys.data.event_log import Facts, facts_or_unknown
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 from recsys.errors import UsageError
-from recsys.models.config import ModelConfig, RetrievalConfig, TwoTowerConfig
+from recsys.models.config import ModelConfig, RetrievalConfig
 from recsys.registry import Choice
 from recsys.strict import Strict
 
@@ -98,8 +98,7 @@ class ModelSpec(Strict):
         Raises:
             UsageError: The data has features, but the model has no layer that reads them.
         """
-        is_bare = isinstance(self.config, TwoTowerConfig) and self.config.widths is None
-        if is_bare and self.features:
+        if self.features and not self.config.reads_features:
             raise UsageError(
                 "R345",
                 "A model without layers (model.widths: null) must have no features: nothing"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise damaged(folder / SUMMARY, f"{type(error).__name__}: {error}") from None
     return summary
+
+
+def direction_width(model: Mapping[str, Any]) -> int | None:
+    """Returns the number of a vector's entries that are its direction; None: all.
+
+    The columns of terms, such as a bias, are not part of it.
+
+    Args:
+        model: Config of a retrieval model, as JSON.
+    """
+    has_more = any(model.get(key) for key in ("item_bias", "item_age", "terms"))
+    return int(model["dim"]) if has_more else None
 
 
 def damaged(path: Path, received: str) -> RecsysError:

@@ -28,8 +28,8 @@ from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import LookupModel, Tables, model_class
 from recsys.plan.table_rows import TableRows
-from recsys.tasks.data_shape import DataShape
 from recsys.tasks.task import training_side
+from recsys.tasks.training_side import DataShape
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 
 MOST_DEVICES = 256

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 BUILT_INS = {
     "task": {
-        "retrieval": "recsys.tasks.retrieval.task:Retrieval",
+        "retrieval": "recsys.tasks.retrieval:Retrieval",
     },
     "model": {
         "auto": "recsys.tasks.retrieval.training.auto:AutoModel AutoConfig",
@@ -52,10 +52,10 @@ BUILT_INS = {
         "diversity": "recsys.metrics.rankings:Diversity",
     },
     "baseline": {
-        "ials": "recsys.tasks.retrieval.baselines.ials:Ials",
-        "item_knn": "recsys.tasks.retrieval.baselines.item_knn:ItemKnn",
-        "popularity": "recsys.tasks.retrieval.baselines.popularity:Popularity",
-        "recent_popularity": "recsys.tasks.retrieval.baselines.popularity:RecentPopularity",
+        "ials": "recsys.tasks.retrieval.judging.baselines:Ials",
+        "item_knn": "recsys.tasks.retrieval.judging.baselines:ItemKnn",
+        "popularity": "recsys.tasks.retrieval.judging.baselines:Popularity",
+        "recent_popularity": "recsys.tasks.retrieval.judging.baselines:RecentPopularity",
     },
     "feature": {
         "category": "recsys.data.features:CategoryFeature",

@@ -147,7 +147,7 @@ class CatalogueSearch:
         embeddings: Item embeddings `[item rows, dim]`, a memory map.
         is_item: Whether each item row is a candidate `[item rows]` bool.
         width: Number of an embedding's entries that define similarity, see
-            `recsys.tasks.retrieval.manifest.direction_width`.
+            `recsys.models.summary.direction_width`.
         features: Token names of each item row from 1 on, by feature; without features whose tokens
             have no names.
     """

@@ -43,7 +43,6 @@ from recsys.savedmodel.signatures import (
     check_fact_texts,
 )
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
-from recsys.tasks.retrieval.manifest import direction_width
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
 _EXCLUDED = "exclude_ids"
@@ -173,7 +172,7 @@ class Retriever(ServedModel):
         """
         manifest = verify(bundle)
         check_answers(bundle, answers_of(manifest), cls.answers)
-        catalogue = CatalogueSearch.open(bundle, direction_width(manifest))
+        catalogue = CatalogueSearch.open(bundle, manifest["direction_width"])
         graph, max_k = SavedModelGraph(bundle), manifest["k"]
         items = np.ascontiguousarray(catalogue.embeddings), catalogue.is_item
         ranker = Ranker(*items, *(read_index(bundle, *items) or ()))

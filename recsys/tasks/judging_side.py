@@ -13,11 +13,10 @@ import numpy as np
 from recsys.metrics import Statistics, Values
 from recsys.strict import Strict
 
-if TYPE_CHECKING:  # Keras, and a room on an upper floor.
+if TYPE_CHECKING:  # It loads Keras.
     from keras.distribution import DeviceMesh
 
     from recsys.data.dataset import Data
-    from recsys.evaluation.config import EvaluateStage
 
 MODEL, BLESSED = "model", "blessed_model"
 """Names of the evaluated model and of the last blessed one among the systems."""
@@ -45,11 +44,11 @@ class Baseline(Strict):
 
         Args:
             data: The training data from the judging side of the task; for retrieval, a
-                `recsys.tasks.retrieval.baselines.baseline.BaselineData`.
+                `recsys.tasks.retrieval.judging.baselines.BaselineData`.
 
         Returns:
             An object for the judging side to measure; for retrieval, one whose `scorer(queries)`
-            scores the items.
+            returns a scorer of the items, and reads only the queries' `seen`.
 
         Raises:
             LeftOutError: It can't be fitted to these data; the text is the reason.
@@ -119,7 +118,7 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
     methods in the same order.
 
     Args:
-        stage: Config of the evaluation.
+        stage: Config of the evaluation, an `EvaluateStage`.
         data: Data folder with held-out events.
 
     Attributes:
@@ -130,7 +129,7 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
     sliced: ClassVar[Collection[str]] = ()
     """Names of the metrics of slices, besides the metrics that the decision uses."""
 
-    def __init__(self, stage: EvaluateStage, data: Data) -> None:
+    def __init__(self, stage: Any, data: Data) -> None:
         self.stage, self.data = stage, data
 
     @abc.abstractmethod
@@ -208,10 +207,7 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
         return values
 
     def more(
-        self,
-        case: CaseT,
-        systems: Mapping[str, SystemT],
-        measured: Mapping[str, MeasuredT],
+        self, case: CaseT, systems: Mapping[str, SystemT], measured: Mapping[str, MeasuredT]
     ) -> dict[str, Any]:
         """Returns further fields of `evaluation.json`, such as example users."""
         return {}

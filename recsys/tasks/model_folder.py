@@ -18,8 +18,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import shutil
-import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from recsys.data.catalogue import Catalogue
-from recsys.data.dataset import CANDIDATES, PARTS, seal_candidates, seal_inputs
-from recsys.data.event_log import FACTS, Facts
+from recsys.data.dataset import PARTS, seal_inputs
 from recsys.data.vocabulary import Vocabulary
-from recsys.distributed.host_collectives import agreed, is_primary, jointly
+from recsys.distributed.host_collectives import agreed
 from recsys.embedding.layout import (
     place_variables,
     replicate,
@@ -41,7 +39,6 @@ from recsys.embedding.layout import (
     verify_placement,
 )
 from recsys.embedding.saved_arrays import (
-    NpyFile,
     SavedRows,
     SavedVariable,
     files_of,
@@ -51,21 +48,14 @@ from recsys.embedding.saved_arrays import (
 )
 from recsys.embedding.table import WEIGHTS, Table, chunk_rows, physical_order
 from recsys.embedding.table_rows import put_rows
-from recsys.errors import RecsysError
-from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs, ModelSpec
 from recsys.models.lookups import LookupModel, model_class
-from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.summary import SUMMARY, damaged, read_summary, summary_text
 from recsys.registry import plugins_needed
 from recsys.registry.file_option import IN_FOLDER, copy_files, read_in_folder
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE
 from recsys.tasks.config import TrainStage
-
-PROBE_TOLERANCE = 1e-4
-"""Highest difference between an embedding's entries computed in training and here, relative to
-the largest entry if that is above 1, as is possible without a cosine."""
 
 _PACKAGES = ("keras", "jax", "numpy")
 _TYPES = {"int32": "<i4"}  # Other weights are floats.
@@ -149,27 +139,6 @@ def _write_inputs(folder: Path, data: Path, inputs: ModelInputs | None) -> None:
     seal_inputs(folder)
 
 
-def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) -> None:
-    """Writes `candidates.npy` block by block; all processes embed, the first one writes.
-
-    Args:
-        folder: The model folder.
-        model: The model.
-        inputs: Vocabularies, features and histories of users and items.
-
-    Raises:
-        OSError: The disk is full.
-        RecsysError: The disk is full, in one of several processes.
-    """
-    file = None
-    for block in Inference(model).catalogue_blocks(inputs):
-        if is_primary():
-            shape = inputs.catalogue.n_rows, block.shape[1]
-            file = file or NpyFile(folder / CANDIDATES, shape)
-            file.write(block)
-    agreed(lambda: seal_candidates(folder, file.close()) if file else None)
-
-
 def load_model(
     folder: Path,
     give: Callable[[Table, np.ndarray | SavedRows], None] | None = None,
@@ -236,83 +205,6 @@ def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> 
     n = chunk_rows(variable)
     parts = (np.arange(start, min(start + n, table.rows)) for start in range(0, table.rows, n))
     put_rows(table, variable, ((rows, weights[rows]) for rows in parts))
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """Queries with the embeddings that were computed in training, and embeddings of all items.
-
-    Attributes:
-        user_row: User rows of the queries `[probes]` int32.
-        history: Item rows of their histories `[probes, history]` int32.
-        query: Embeddings of the queries `[probes, dim]` float32.
-        candidates: Embeddings of all items `[item rows, dim]` float32.
-        facts: Facts of the histories, each `[probes, history]` int32.
-    """
-
-    user_row: np.ndarray
-    history: np.ndarray
-    query: np.ndarray
-    candidates: np.ndarray
-    facts: Facts = dataclasses.field(default_factory=dict)
-
-
-def read_probe(folder: Path) -> Probe:
-    """Reads `probe.npz` and `candidates.npy` of a model folder.
-
-    Raises:
-        RecsysError: A file is missing or damaged.
-    """
-    try:
-        with (
-            (folder / "probe.npz").open("rb") as file,
-            np.load(file, allow_pickle=False) as probe,
-        ):
-            candidates = np.load(folder / CANDIDATES, mmap_mode="r", allow_pickle=False)
-            facts = {name: probe[name] for name in FACTS if name in probe}
-            arrays = {name: probe[name] for name in ("user_row", "history", "query")}
-            return Probe(**arrays, candidates=candidates, facts=facts)
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise damaged(folder, str(error)) from None
-
-
-def check_probe(
-    folder: Path, probe: Probe, query: np.ndarray, parts: Iterable[tuple[slice, np.ndarray]]
-) -> None:
-    """Checks that both towers compute the same as in training.
-
-    Weights fit any code with variables of the same names, so a tower whose code has changed
-    would silently compute other numbers.
-
-    Args:
-        folder: Model folder, for the message.
-        probe: The results in training.
-        query: Embeddings `[probes, dim]` of the probe's queries, computed now.
-        parts: Item rows and their embeddings `[n, dim]`, computed now; with several processes,
-            the part of this process.
-
-    Raises:
-        RecsysError: They differ from those in training (R311).
-    """
-    of_parts = [(0.0, 0.0), *(_compared(probe.candidates[rows], part) for rows, part in parts)]
-    of_items = np.max(jointly(lambda: np.max(of_parts, axis=0).tolist()), axis=0)
-    pairs = (_compared(probe.query, query), of_items)
-    difference = float(max(by / max(1.0, largest) for largest, by in pairs))
-    if not difference <= PROBE_TOLERANCE:
-        raise RecsysError(
-            "R311",
-            f"The model in {str(folder)!r} must compute what it did when it was trained,"
-            f" within {PROBE_TOLERANCE:g}.",
-            "The code of the towers has changed since: train again (recsys run); if this is the"
-            " last blessed model, run once with --set bless.over_blessed=0.",
-            difference,
-        )
-
-
-def _compared(trained: np.ndarray, now: np.ndarray) -> tuple[float, float]:
-    """Returns the largest magnitude of the embeddings in training, and the largest difference."""
-    largest = float(np.abs(trained).max(initial=0.0))
-    return largest, float(np.abs(trained - now).max(initial=0.0))
 
 
 def kept_weights(model: LookupModel) -> list[tuple[Any, Table | None]]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recsys.system.events import emit
 
-if TYPE_CHECKING:  # Only the exporter loads TensorFlow; the config is on an upper floor.
-    from recsys.bundles.config import ExportStage
+if TYPE_CHECKING:  # Only the exporter loads TensorFlow.
     from recsys.savedmodel.parity import Reference
     from recsys.savedmodel.signatures import Arrays
 
@@ -50,7 +49,7 @@ class ServingSide(abc.ABC):
     model card and the manifest.
 
     Args:
-        stage: Config of the export.
+        stage: Config of the export, an `ExportStage`.
         sources: Folders from which the bundle is made.
 
     Attributes:
@@ -63,7 +62,7 @@ class ServingSide(abc.ABC):
     card: ClassVar[str | None] = None
     """Template of the model card, as `package:file`, which extends `bundle`; None: `bundle`."""
 
-    def __init__(self, stage: ExportStage, sources: Sources) -> None:
+    def __init__(self, stage: Any, sources: Sources) -> None:
         self.stage, self.sources = stage, sources
 
     @abc.abstractmethod

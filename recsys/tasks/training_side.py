@@ -6,20 +6,20 @@ import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from recsys.data.config import Order, ValidationConfig
 from recsys.data.dataset import Data
 from recsys.data.event_log import EventLog
-from recsys.data.hold_out import KeptEvents, draw_of, held_back
+from recsys.data.hold_out import KeptEvents, draw_of, has_one_query_per_user, held_back
 from recsys.data.shuffle import BatchPart
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelInputs
 from recsys.tasks.config import TrainConfig, TrainStage
-from recsys.tasks.data_shape import DataShape
 
 Batch = dict[str, np.ndarray]
 StageT = TypeVar("StageT", bound=TrainStage)
@@ -58,15 +58,27 @@ class Batches(Protocol):
         """Continues with another source of the same steps."""
 
 
+@dataclasses.dataclass(eq=False)
 class EpochWork:
     """The work between two epochs; nothing by default.
 
     Attributes:
+        model: The compiled model.
+        inputs: Inputs as of the events that training sees; see `trained_inputs`.
         source: The batches.
+        stage: Configs of this training.
+        folder: Folder for files that a resumed training needs.
+        oldest_step: Returns the step of the oldest checkpoint.
+        since: End of an earlier model's training events [seconds since 1970, UTC].
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source: Any = source
+    model: Any
+    inputs: ModelInputs
+    source: Any
+    stage: TrainStage
+    folder: Path
+    oldest_step: Callable[[], int]
+    since: int | None = None
 
     def begin(self, step: int, batches: Batches) -> None:
         """Prepares the epoch of `step`, before this process' first step."""
@@ -92,6 +104,9 @@ class TrainingSide:
         store: The events.
         inputs: Vocabularies and features of users and items.
     """
+
+    epoch_work: ClassVar[type[EpochWork]] = EpochWork
+    """The work between epochs."""
 
     def __init__(self, stage: TrainStage, store: InteractionStore, inputs: ModelInputs) -> None:
         self.stage, self.store, self.inputs = stage, store, inputs
@@ -160,11 +175,7 @@ class TrainingSide:
         return []
 
     def source(
-        self,
-        events: KeptEvents,
-        train: TrainConfig,
-        multiple: int,
-        part: BatchPart,
+        self, events: KeptEvents, train: TrainConfig, multiple: int, part: BatchPart
     ) -> Source:
         """Returns the batches of a training.
 
@@ -175,29 +186,6 @@ class TrainingSide:
             part: The rows of each array that this process reads.
         """
         raise NotImplementedError
-
-    def epoch_work(
-        self,
-        model: Any,
-        inputs: ModelInputs,
-        source: Any,
-        stage: TrainStage,
-        folder: Path,
-        oldest_step: Callable[[], int],
-        since: int | None,
-    ) -> EpochWork:
-        """Returns the work between epochs.
-
-        Args:
-            model: The model.
-            inputs: Inputs as of the events that training sees; see `trained_inputs`.
-            source: The batches.
-            stage: Configs of this training.
-            folder: Folder for files that a resumed training needs.
-            oldest_step: Returns the step of the oldest checkpoint.
-            since: End of an earlier model's training events [seconds since 1970, UTC].
-        """
-        return EpochWork(source)
 
     def adapt(self, model: Any, events: KeptEvents) -> None:
         """Sets the parts of a new model that are computed from the events, not learned."""
@@ -260,3 +248,55 @@ def unknown_share(events: KeptEvents, inputs: ModelInputs) -> float:
     n_users = events.user_counts(users.n_rows)[~users.has_id()].sum()
     n_items = events.item_counts(items.n_rows)[~items.has_id()].sum()
     return float(n_users + n_items) / (2 * len(events))
+
+
+_FEW_NEW = 0.01
+"""Share of items without events up to which they have no effect."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataShape:
+    """The properties of data on which the choice of a model depends.
+
+    Attributes:
+        events: Number of training events; 0 if unknown.
+        users: Number of users with a training event.
+        items: Number of item rows.
+        order: Order of a user's events; also `none` if the held-out events aren't a user's
+            newest.
+        has_features: Whether items or users have features.
+        new_items: Number of items without events, if items have features; else 0.
+    """
+
+    events: int
+    users: int
+    items: int
+    order: Order
+    has_features: bool
+    new_items: int = 0
+
+    @classmethod
+    def of(cls, data: Data, config: ValidationConfig | None = None) -> DataShape:
+        """Returns the shape of data; `config` determines how validation draws."""
+        catalogue, split = data.catalogue, data.store.split
+        is_new = catalogue.is_item & (data.items.row_counts == 0)
+        return cls(
+            events=len(data.train),
+            users=sum(
+                int((part.offsets[1:] > part.offsets[:-1]).sum()) for part in data.train.shards
+            ),
+            items=data.spec.item_rows,
+            order="none" if has_one_query_per_user(data.train, config, split) else split.order,
+            has_features=bool(catalogue.features or data.user_features),
+            new_items=int(is_new.sum()) if catalogue.features else 0,
+        )
+
+    @property
+    def events_per_user(self) -> float:
+        """Mean number of training events per user."""
+        return self.events / max(self.users, 1)
+
+    @property
+    def has_new_items(self) -> bool:
+        """Whether more than a few items have features but no events."""
+        return self.new_items > _FEW_NEW * self.items

@@ -4,9 +4,12 @@ A folder of checkpoints holds `120/`, the checkpoint of step 120, and so on:
 
     120/contents.json   step, identity of the run, its state, and the form of each variable
     120/manifest.json   size and CRC-32 of every other file, see `recsys.system.manifest`; with
-                        several processes each writes its own in `manifests/`, see
-                        `recsys.training.checkpoint_manifests`
+                        several processes, of `contents.json` and the files in `manifests/`
+    120/manifests/0.json  with several processes: size and CRC-32 of the files that process 0
+                        wrote, and so on
     120/…               the arrays; Orbax writes them, every process the parts that it holds
+
+When a checkpoint is restored, the processes share the verification of all files, balanced by size.
 
 A checkpoint is written as `120.writing`, and renamed once its manifest is written. Before it is
 deleted, it is renamed to `120.old`. So a folder with a plain number is always complete, even
@@ -41,9 +44,9 @@ from recsys.embedding.sharding import logical_rows, physical_rows
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
-from recsys.system.commit import commit_folder
+from recsys.system.commit import commit_folder, sync_file
 from recsys.system.disk import free_there
-from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part
+from recsys.system.manifest import Files
 
 # Raised by Orbax, TensorStore and the system if a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)
@@ -51,6 +54,11 @@ DAMAGED = "R331"
 """Error code if every checkpoint is damaged."""
 _FORMAT = "2"
 _CONTENTS = "contents.json"
+_MANIFEST = "manifest.json"
+_PARTS = "manifests"
+# Orbax gives each process its own folder, and merges their directories in process 0.
+_OWN_FOLDER = "ocdbt.process_{}"
+_OWNER = re.compile(r"ocdbt\.process_(\d+)/")
 _SEALS = itertools.count()  # A barrier's key is used once; all processes count alike.
 _BARRIER_MS = 600_000  # As Orbax waits.
 _PARTIAL = re.compile(r"\d+\.(writing.*|old)")
@@ -230,7 +238,7 @@ class CheckpointStore:
         n_processes = jax.process_count()
         if n_processes > 1:
             try:
-                seal_part(writing, jax.process_index(), n_processes)
+                _seal_part(writing, jax.process_index(), n_processes)
             finally:  # A missing part of another process is reported when it is sealed.
                 ocp.multihost.get_barrier_sync_fn()(key=barrier, timeout_ms=_BARRIER_MS)
         if after is not None:
@@ -238,7 +246,7 @@ class CheckpointStore:
         if not is_primary():
             return
         (writing / _CONTENTS).write_text(contents, encoding="utf-8")
-        seal(writing, {_CONTENTS}, n_processes)
+        _seal(writing, n_processes)
         commit_folder(writing, self.folder / str(step))
         kept = [earlier for earlier in self.steps() if earlier <= step][: self._keep]
         for old in set(self.steps()) - set(kept):
@@ -352,12 +360,12 @@ class CheckpointStore:
             try:
                 contents = self._contents(step)
                 _check_fit(folder, contents["forms"], wanted)
-                files = read_files(folder)
-                manifests.verify_names(folder / MANIFEST, files)
+                files = _read_files(folder)
+                manifests.verify_names(folder / _MANIFEST, files)
             except manifests.ManifestError as damage:
                 worse.append((step, f"step {step}: {damage}"))
                 continue
-            digest = manifests.manifest_digest(folder / MANIFEST)
+            digest = manifests.manifest_digest(folder / _MANIFEST)
             return {"contents": contents, "files": files, "digest": digest, "damaged": worse}
         if worse:
             raise RecsysError(
@@ -375,7 +383,7 @@ class CheckpointStore:
             RecsysError: This process sees another folder than the primary.
         """
         folder = self.folder / str(candidate["contents"]["step"])
-        if manifests.manifest_digest(folder / MANIFEST) != candidate["digest"]:
+        if manifests.manifest_digest(folder / _MANIFEST) != candidate["digest"]:
             raise RecsysError(
                 "R338",
                 f"Every process of a training must see the same checkpoint {folder}.",
@@ -393,9 +401,9 @@ class CheckpointStore:
             RecsysError: It belongs to another run.
         """
         folder = self.folder / str(step)
-        files = manifests.read_manifest(folder / MANIFEST)["files"]
+        files = manifests.read_manifest(folder / _MANIFEST)["files"]
         if _CONTENTS not in files:
-            raise manifests.ManifestError(MANIFEST, f"it doesn't list {_CONTENTS}")
+            raise manifests.ManifestError(_MANIFEST, f"it doesn't list {_CONTENTS}")
         manifests.verify_files(folder, {_CONTENTS: files[_CONTENTS]})
         contents: dict[str, Any] = json.loads((folder / _CONTENTS).read_text(encoding="utf-8"))
         saved, own = contents["identity"], self._identity
@@ -514,3 +522,52 @@ def _form_text(form: Form | None) -> str:
         return "absent"
     shape, dtype, rows = form
     return f"{dtype}{shape}" + ("" if rows is None else f" of {rows:,} rows")
+
+
+# --- manifests
+
+
+def _seal_part(folder: Path, process: int, n_processes: int) -> None:
+    """Writes the manifest of the files that a process wrote, and syncs them to disk."""
+    if process:
+        own = _OWN_FOLDER.format(process)
+        names = {f"{own}/{name}" for name in manifests.file_names(folder / own)}
+    else:
+        every = manifests.file_names(folder)
+        names = {name for name in every if _owner(name, n_processes) == 0}
+    files = manifests.checksums(folder, names, "crc32")
+    for name in names:  # The data of another host are only in its memory.
+        sync_file(folder / name)
+    (folder / _PARTS).mkdir(exist_ok=True)
+    manifests.write_manifest(folder / _PARTS / f"{process}.json", {}, files)
+
+
+def _owner(name: str, n_processes: int) -> int | None:
+    """Returns the process that wrote a file; None for a manifest."""
+    if name.startswith(f"{_PARTS}/"):
+        return None
+    own = _OWNER.match(name)
+    process = 0 if own is None else int(own[1])
+    return process if process < n_processes else 0
+
+
+def _seal(folder: Path, n_processes: int) -> None:
+    """Writes the manifest of a checkpoint whose other files are complete."""
+    names = {_CONTENTS, *(f"{_PARTS}/{process}.json" for process in range(n_processes))}
+    if n_processes == 1:  # A single process has no manifest of its own.
+        names = manifests.file_names(folder)
+    manifests.write_manifest(folder / _MANIFEST, {}, manifests.checksums(folder, names, "crc32"))
+
+
+def _read_files(folder: Path) -> Files:
+    """Returns size and checksum of every file of a checkpoint.
+
+    Raises:
+        ManifestError: A manifest is missing or damaged.
+    """
+    files: Files = dict(manifests.read_manifest(folder / _MANIFEST)["files"])
+    parts = {name: files[name] for name in files if name.startswith(f"{_PARTS}/")}
+    manifests.verify_files(folder, parts)
+    for name in sorted(parts):
+        files |= manifests.read_manifest(folder / name)["files"]
+    return files

@@ -17,17 +17,13 @@ import keras
 
 from recsys.distributed.ending import StepWatch, StopRequest, ending_after
 from recsys.distributed.host_collectives import agreed, meet, note_on_primary
-from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.system.process import release_freed
-from recsys.tasks.config import TrainConfig
 from recsys.tasks.training_side import EpochWork
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
-from recsys.training.optimization import averaged, finalize
+from recsys.training.optimization import all_finite, averaged, finalize, saved_variables, weights_of
 from recsys.training.prefetch import BatchIterator
-from recsys.training.saved_variables import all_finite, arrays_of, saved_variables, weights_of
-from recsys.training.training_log import TrainingLog, non_finite_error
-from recsys.training.training_result import Progress, metrics_text
+from recsys.training.training_result import Progress, TrainingLog, metrics_text, non_finite_error
 
 _CURVE_POINTS = 200
 _PROFILE_AFTER = 100
@@ -37,28 +33,25 @@ class TrainingRun(keras.callbacks.Callback):
     """The training loop of a compiled and restored model, as a Keras callback.
 
     Args:
-        model: The model, compiled.
-        config: The training loop.
+        work: The compiled model, its batches, and the work between two epochs.
         last: Store of the newest checkpoints.
         best: Store of the best model by validation.
         progress: The progress of the run.
-        work: Work between two epochs.
         profile: Folder for the trace of JAX's profiler.
         callbacks: Keras callbacks of the user.
     """
 
     def __init__(
         self,
-        model: SparseModel,
-        config: TrainConfig,
+        work: EpochWork,
         last: CheckpointStore,
         best: CheckpointStore,
         progress: Progress,
-        work: EpochWork,
         profile: Path,
         callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
         super().__init__()
+        model, config = work.model, work.stage.train
         self.set_model(model)
         self._config, self._progress, self._work = config, progress, work
         self._last, self._best, self._profile_folder = last, best, profile
@@ -278,7 +271,7 @@ class TrainingRun(keras.callbacks.Callback):
             store.wait()
 
     def _finite(self, variables: dict[str, keras.Variable]) -> dict[str, jax.Array]:
-        arrays = arrays_of(variables)
+        arrays = {path: variable.value for path, variable in variables.items()}
         with ending_after():
             is_finite = bool(all_finite([*arrays.values()]))
         if not is_finite:

@@ -18,14 +18,9 @@ from recsys.embedding.table_rows import put_rows
 from recsys.models import LookupModel, ModelInputs
 from recsys.tasks.config import TrainStage
 from recsys.tasks.model_folder import kept_weights
-from recsys.training.row_sources import (
-    NewRows,
-    RowSources,
-    sources_of_ids,
-    sources_of_tokens,
-)
-from recsys.training.saved_variables import moments_of, seeds_of
-from recsys.training.training_log import report_progress
+from recsys.training.optimization import moments_of, seeds_of
+from recsys.training.row_sources import NewRows, RowSources, sources_of_ids, sources_of_tokens
+from recsys.training.training_result import report_progress
 from recsys.training.warm_start import EarlierModel, refused, warm_start_of
 
 _SIDES = ("users", "items")

@@ -31,15 +31,14 @@ from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import (
     check_updates,
     exclude_vectors,
+    saved_variables,
     table_optimizers,
     tower_optimizer,
 )
 from recsys.training.prefetch import BatchIterator, part_of_process
 from recsys.training.run_folders import RunFolders
-from recsys.training.saved_variables import saved_variables
 from recsys.training.state_transfer import transfer_state
-from recsys.training.training_log import TensorBoardWriter, TrainingLog
-from recsys.training.training_result import Progress, TrainingResult
+from recsys.training.training_result import Progress, TensorBoardWriter, TrainingLog, TrainingResult
 from recsys.training.warm_start import batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
@@ -106,7 +105,9 @@ class Trainer:
         self.checkpoints = Path(checkpoints).absolute()
         self.base = None if base is None else Path(base)
         self.tensorboard = None if tensorboard is None else Path(tensorboard)
-        self.verbose: Verbose = _verbosity() if verbose == "auto" else verbose
+        if verbose == "auto":  # A bar can be drawn in a terminal or a notebook.
+            verbose = 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+        self.verbose = verbose
 
     @classmethod
     def of_stage(cls, stage: TrainStage, checkpoints: Path, **options: Any) -> Self:
@@ -250,9 +251,7 @@ class _Fit:
         )
         printers = [PrintEpochs()] if trainer.verbose == 2 and is_primary() else []
         callbacks = (*trainer.callbacks, *printers)
-        run = TrainingRun(
-            self._model, self._stage.train, last, best, progress, work, folders.profile, callbacks
-        )
+        run = TrainingRun(work, last, best, progress, folders.profile, callbacks)
         with ExitStack() as stack:
             writer = None
             if folders.tensorboard is not None and is_primary():
@@ -341,11 +340,6 @@ class _Fit:
             note_on_primary(f"Goes on from the model in {base.folder}: {text}.")
         self._side.adapt(self._model, self._events)
         return progress
-
-
-def _verbosity() -> Verbose:
-    """Returns 1 if a bar can be drawn, in a terminal or a notebook; else 2."""
-    return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
 
 
 def check_backend() -> None:

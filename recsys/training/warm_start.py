@@ -41,8 +41,8 @@ from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.tasks.training_side import TrainingSide
+from recsys.training.optimization import moments_of, seeds_of
 from recsys.training.row_sources import kind_of
-from recsys.training.saved_variables import moments_of, seeds_of
 
 FOLDER = "training_state"
 CHANGED = "R390"
@@ -271,11 +271,7 @@ def damage_in_share(folder: Path) -> str | None:
 
 
 def _reason_against(
-    folder: Path,
-    damage: str | None,
-    stage: TrainStage,
-    store: InteractionStore,
-    side: TrainingSide,
+    folder: Path, damage: str | None, stage: TrainStage, store: InteractionStore, side: TrainingSide
 ) -> str | None:
     """Returns why a training can't start from a folder; None if it can."""
     if not folder.is_dir():

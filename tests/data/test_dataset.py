@@ -11,7 +11,8 @@ from recsys.errors import RecsysError
 from recsys.evaluation.api import evaluate
 from recsys.evaluation.result import EvaluationResult
 from recsys.models import TwoTower
-from recsys.tasks.model_folder import load_model, save_candidates
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.retrieval.probe import save_candidates
 from recsys.training.trainer import Trainer
 from recsys.vectors import ItemVectors
 

@@ -116,7 +116,7 @@ def test_a_process_that_hangs_in_a_validation_is_named_by_those_that_wait(data, 
     run = Run(tmp_path / "run", data, {**STAGE, **validation})
     words = [f"--config={run.folder / 'stage.json'}", f"--data={data}", f"--out={run.model}"]
     error = error_of_hanging(
-        "recsys.stages.train", "recsys.tasks.retrieval.training.validation:Validator.metrics", words
+        "recsys.stages.train", "recsys.tasks.retrieval.training.epoch_work:Validator.metrics", words
     )
     assert error["code"] == "R389"
     assert error["received"] == "{'processes that did not wait': [1]}"

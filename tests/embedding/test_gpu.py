@@ -9,8 +9,8 @@ import pytest
 from places import SUPPORT
 from training_runs import STAGE, Run
 
-from recsys.tasks.model_folder import read_probe
 from recsys.tasks.retrieval.judging.systems import open_folder
+from recsys.tasks.retrieval.probe import read_probe
 
 pytestmark = pytest.mark.gpu
 IN_ORDER = "--xla_gpu_deterministic_ops=true"

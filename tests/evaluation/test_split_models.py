@@ -28,7 +28,7 @@ from recsys.evaluation.evaluation_file import evaluate
 from recsys.models import ModelInputs
 from recsys.tasks.retrieval.judging.queries import make_queries, protocol_of
 from recsys.tasks.retrieval.training.batches import BatchSource
-from recsys.tasks.retrieval.training.validation import held_back_queries
+from recsys.tasks.retrieval.training.epoch_work import held_back_queries
 from recsys.tasks.training_side import training_events
 from recsys.training.stage import train
 

@@ -13,7 +13,7 @@ from softmax_reference import assert_close
 
 from recsys.errors import RecsysError
 from recsys.losses import least_squares
-from recsys.tasks.retrieval.baselines.ials import Objective, solve
+from recsys.tasks.retrieval.judging.baselines import Objective, solve
 
 
 def exact(query, candidate, temperature, weight, negative_weight, regularisation):

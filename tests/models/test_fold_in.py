@@ -13,7 +13,7 @@ from recsys.data.split import SplitRule
 from recsys.models.config import FoldInConfig
 from recsys.models.inference import embed_queries
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.baselines.ials import Objective, solve
+from recsys.tasks.retrieval.judging.baselines import Objective, solve
 
 SOLVED = {"widths": None, "similarity": "dot", "temperature": 1.0}
 HISTORIES = histories([3], [5, 2], [1, 2, 3, 4, 5], [0, 6, 0, 7], [9, 9, 9])

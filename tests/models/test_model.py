@@ -16,7 +16,8 @@ from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
 from recsys.models import ModelInputs, ModelSpec, TwoTower, inference
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.tasks.model_folder import check_probe, load_model, read_probe, save_model
+from recsys.tasks.model_folder import load_model, save_model
+from recsys.tasks.retrieval.probe import check_probe, read_probe
 
 DIM, HISTORY = 4, 3
 

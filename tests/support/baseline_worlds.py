@@ -6,7 +6,7 @@ from benchmarks.stores import sorted_shard
 from recsys.data.event_log import EventLog
 from recsys.ragged import RaggedRows
 from recsys.registry import Choice
-from recsys.tasks.retrieval.baselines.baseline import BaselineData
+from recsys.tasks.retrieval.judging.baselines import BaselineData
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.ranking import rank
 

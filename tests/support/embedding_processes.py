@@ -43,7 +43,7 @@ from recsys.embedding import (  # noqa: E402
 )
 from recsys.embedding.sharding import physical_rows  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
-from recsys.tasks.retrieval.training import mining as hard_negatives  # noqa: E402
+from recsys.tasks.retrieval.training import epoch_work as hard_negatives  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 10
 

@@ -34,13 +34,13 @@ from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.savedmodel.parity import in_batches  # noqa: E402
 from recsys.savedmodel.signatures import load_saved_model  # noqa: E402
-from recsys.tasks.retrieval.serving import parity  # noqa: E402
 from recsys.tasks.retrieval.serving.candidates import popularity_shares  # noqa: E402
 from recsys.tasks.retrieval.serving.parity import (  # noqa: E402
+    Answers,
     RetrievalReference,
     compare_scores,
+    raw_probes,
 )
-from recsys.tasks.retrieval.serving.reference import raw_probes  # noqa: E402
 from recsys.tasks.retrieval.serving.side import RetrievalServing  # noqa: E402
 
 stage = load_stage(folder / "export.json", ExportStage)
@@ -109,7 +109,7 @@ def try_checks():
     source = opened.reference().source
     reference = RetrievalReference(*ids, probe["query"], source, popularity)
     told = []
-    assert parity.check(model, bundle, reference, told.append) <= 1e-5
+    assert reference.check(model, bundle, told.append) <= 1e-5
     assert len(told) == 3
     for name, row in (("candidate", 7), ("last candidate", items.n_rows - 1)):
         bent = shutil.copytree(bundle, folder / name)
@@ -117,19 +117,18 @@ def try_checks():
         rows[row, 2] += 2e-5
         np.save(bent / "item_embeddings.npy", rows)
         with noted(name):
-            parity.check(model, bent, reference, told.append)
+            reference.check(model, bent, told.append)
     query = reference.query.copy()
     query[3, 1] += 2e-5
     with noted("query"):
-        parity.check(model, bundle, dataclasses.replace(reference, query=query), told.append)
+        dataclasses.replace(reference, query=query).check(model, bundle, told.append)
     # The scores of the trainer would be others, though every embedding is its own.
     bent = dataclasses.replace(reference, query=-reference.query)
-    found = in_batches(
-        lambda part: parity._answer(model.signatures["recommend"], reference, part), 5
-    )
+    recommend = model.signatures["recommend"]
+    found = in_batches(lambda part: recommend(**reference._inputs(recommend, part)), 5)
     few = dataclasses.replace(bent, query=bent.query[:5], source=bent.source[:5])
     with noted("scores"):
-        answers = [parity._answers("recommend", found, items)]
+        answers = [Answers.of("recommend", found, items)]
         compare_scores(answers, few, np.load(bundle / "item_embeddings.npy"), items.has_id())
     with noted("slow"):
         check_latency(model, reference, 1e-4)

@@ -22,7 +22,7 @@ from recsys.serving.batch_file import as_batch, batch_answer
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.served_model import Retriever
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.serving.embed import embed
+from recsys.tasks.retrieval.judging.bundle_process import embed
 
 
 def main(folder, kinds, exported):

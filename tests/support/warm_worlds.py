@@ -16,8 +16,7 @@ from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order
 from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.tasks.model_folder import save_model
-from recsys.training.optimization import table_optimizers, tower_optimizer
-from recsys.training.saved_variables import moments_of, seeds_of
+from recsys.training.optimization import moments_of, seeds_of, table_optimizers, tower_optimizer
 from recsys.training.warm_start import TrainingState, save_state
 
 DAY = 86_400

@@ -12,9 +12,8 @@ import keras
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from recsys.training import training_log as module
-from recsys.training.training_log import TensorBoardWriter, TrainingLog
-from recsys.training.training_result import Progress
+from recsys.training import training_result as module
+from recsys.training.training_result import Progress, TensorBoardWriter, TrainingLog
 
 
 def test_progress_reports_no_time_left_before_the_compiled_steps_were_timed(tmp_path, monkeypatch):
@@ -72,7 +71,7 @@ def test_a_full_disk_ends_the_writing_and_not_the_run(tmp_path):
     script = """if True:
         import resource, signal, sys
         from pathlib import Path
-        from recsys.training.training_log import TensorBoardWriter
+        from recsys.training.training_result import TensorBoardWriter
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         writer = TensorBoardWriter(Path(sys.argv[1]), 0)

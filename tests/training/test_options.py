@@ -14,7 +14,7 @@ from recsys.models import ModelInputs
 from recsys.models.inference import Inference
 from recsys.registry import name_of
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.retrieval.training.validation import Validator
+from recsys.tasks.retrieval.training.epoch_work import Validator
 from recsys.tasks.training_side import trained_inputs, training_events
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,12 @@ from recsys.models.lookups import model_class
 from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
 from recsys.plan.table_rows import TableRows
 from recsys.tasks.retrieval.training.sequences import packing
-from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
-from recsys.training.saved_variables import arrays_of, saved_variables
+from recsys.training.optimization import (
+    exclude_vectors,
+    saved_variables,
+    table_optimizers,
+    tower_optimizer,
+)
 
 N = 8
 ROWS = TableRows(
@@ -115,7 +119,7 @@ def test_a_plan_is_what_the_step_of_the_real_model_holds(overrides):
         assert list(plan.traffic) == expected
         assert {"id_row + history", "history", "genres"} & {f.feature for f in plan.traffic}
         assert plan.tables == placements
-        saved = sum(array.nbytes for array in arrays_of(saved_variables(model)).values())
+        saved = sum(variable.value.nbytes for variable in saved_variables(model).values())
         assert plan.checkpoint_bytes == pytest.approx(saved, rel=0.01)
     assert plan.other_bytes > 0
 

@@ -28,8 +28,8 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models import TwoTower
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.tasks.model_folder import load_model
+from recsys.tasks.retrieval.training.epoch_work import _since
 from recsys.tasks.retrieval.training.side import RetrievalTraining
-from recsys.tasks.retrieval.training.validation import _since
 from recsys.tasks.training_side import training_events
 from recsys.training.optimization import tower_optimizer
 from recsys.training.row_sources import sources_of_ids

@@ -69,9 +69,6 @@ def example_users(
     return examples, [id_ for i, id_ in enumerate(ids) if i not in there]
 
 
-_NONE = np.zeros(0, np.int32)
-
-
 def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> RankResults:
     history = queries.histories(system.history)
     facts = queries.fact_inputs(system.facts, system.history)
@@ -98,7 +95,9 @@ def _held_out(store: InteractionStore, ids: Sequence[str]) -> list[np.ndarray]:
     places = store.eval_users.find(pa.array(ids, pa.large_string()))
     offsets, rows = store.eval.offsets, store.eval.item_row
     return [
-        np.unique(rows[offsets[place] : offsets[place + 1]]) if place >= 0 else _NONE
+        np.unique(rows[offsets[place] : offsets[place + 1]])
+        if place >= 0
+        else np.zeros(0, np.int32)
         for place in places.tolist()
     ]
 

@@ -13,7 +13,7 @@ import numpy as np
 from recsys.errors import RecsysError
 
 if TYPE_CHECKING:
-    from recsys.tasks.retrieval.judging.sharded_candidates import ShardedCandidates
+    from recsys.tasks.retrieval.judging.ranking_devices import ShardedCandidates
 
 Candidates: TypeAlias = "np.ndarray | ShardedCandidates"
 """Embeddings `[item rows, dim]` float32: in memory, or split over the devices of a mesh."""

@@ -24,20 +24,13 @@ from recsys.tasks.judging_side import (
     Progress,
     Slice,
 )
-from recsys.tasks.retrieval.baselines.baseline import BaselineData
-from recsys.tasks.retrieval.baselines.popularity import Popularity
 from recsys.tasks.retrieval.judging import queries as protocols
+from recsys.tasks.retrieval.judging.baselines import BaselineData, Popularity
+from recsys.tasks.retrieval.judging.case import Case, Measured, make_slices, never_found, with_sizes
 from recsys.tasks.retrieval.judging.example_users import example_users, exposure
-from recsys.tasks.retrieval.judging.measurement import Case, Measured, measure
 from recsys.tasks.retrieval.judging.queries import Protocol, Queries, Repeats
 from recsys.tasks.retrieval.judging.scores import DotProducts
-from recsys.tasks.retrieval.judging.slices import make_slices, never_found, with_sizes
-from recsys.tasks.retrieval.judging.systems import (
-    System,
-    open_bundle,
-    open_folder,
-    open_object,
-)
+from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder, open_object
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -96,7 +89,7 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
     def measure(self, system: System, case: Case, progress: Progress | None) -> Measured:
         """Ranks the positives by a system's scores."""
         scorer = DotProducts(system.queries(case.queries), system.candidates)
-        return measure(scorer, case, system.is_candidate, progress)
+        return case.measure(scorer, system.is_candidate, progress)
 
     def measure_baseline(
         self, baseline: Baseline, case: Case, progress: Progress | None

@@ -25,12 +25,12 @@ from recsys.errors import RecsysError
 from recsys.formats import moment
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
-from recsys.tasks.model_folder import check_probe, load_model, read_probe
+from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import Queries
+from recsys.tasks.retrieval.judging.ranking_devices import ShardedCandidates, embedded_catalogue
 from recsys.tasks.retrieval.judging.scores import Candidates, largest_of_rows
-from recsys.tasks.retrieval.judging.sharded_candidates import ShardedCandidates, embedded_catalogue
-from recsys.tasks.retrieval.manifest import direction_width
+from recsys.tasks.retrieval.probe import check_probe, read_probe
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -178,7 +178,7 @@ def open_bundle(
         )
 
     facts, kinds = tuple(manifest["history_facts"]), load_kinds(bundle / "vocabulary")
-    width = direction_width(manifest)
+    width = manifest["direction_width"]
     return SystemEmbeddings(items, candidates, history, queries, width, facts, kinds)
 
 

@@ -64,9 +64,10 @@ from recsys.tasks.retrieval.serving.candidates import (
     Allow,
     GraphFilters,
     GraphRanker,
+    Kind,
     popularity_shares,
+    stored,
 )
-from recsys.tasks.retrieval.serving.quantization import Kind, stored
 from recsys.tasks.retrieval.serving.stored_users import StoredUsers
 
 _Tensors = dict[str, tf.Tensor]
@@ -113,7 +114,7 @@ class Retrieval(tf.Module):
         self._items = VocabularyRows(saved.items)
         self._kind_table = (
             IdTable(saved.inputs.kinds, np.arange(1, len(saved.inputs.kinds) + 1))
-            if KINDS in self._towers.history_facts
+            if KINDS in self._towers.config.history_facts
             else None
         )
         self._item_ids = constant(np.asarray([*saved.catalogue.ids], object), tf.string)
@@ -262,10 +263,7 @@ class Retrieval(tf.Module):
         """
         row = self._items(item_id)
         bags = _fresh(self._raw_items, item_id, raw, self._towers.item_bags(row))
-        return {
-            "embedding": self._towers.candidate(row, bags),
-            "known": self._items.known(item_id),
-        }
+        return {"embedding": self._towers.candidate(row, bags), "known": self._items.known(item_id)}
 
     def stored_history(self, user_id: tf.Tensor) -> _Tensors:
         """Returns `item_ids` `[b, longest]`, the newest first, padded with `""`; `known` `[b]`."""
@@ -277,7 +275,7 @@ class Retrieval(tf.Module):
     def _query_columns(self) -> tuple[str, ...]:
         """Names of the optional texts `[b, any]` of a query, besides user and history."""
         of_users = self._raw_users.columns if self._raw_users else ()
-        return (*query_facts(self._towers.facts), *of_users)
+        return (*query_facts(self._towers.config.query_facts), *of_users)
 
     def _answer(
         self, user: tf.Tensor, query: Query, hidden: tf.RaggedTensor, allow: Allow | None = None
@@ -292,17 +290,17 @@ class Retrieval(tf.Module):
         self, user: tf.Tensor, user_id: tf.Tensor, history: tf.Tensor, columns: _Tensors
     ) -> Query:
         """Embeds queries; `user` `[b]` holds the users' numbers, `columns` the `_query_columns`."""
-        row, length = self._users.rows(user, user_id), self._towers.history
+        row, length = self._users.rows(user, user_id), self._towers.config.history
         # The rest is never read.
         rows_given = _padded(self._items(history[:, :length]), length, 0)
         has_history = tf.reduce_any(history != "", axis=1)
         rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
-        texts = {name: columns[name] for name in query_facts(self._towers.facts)}
+        texts = {name: columns[name] for name in query_facts(self._towers.config.query_facts)}
         raw = {name: column for name, column in columns.items() if name not in texts}
         facts = {}
-        if ASKED_AT in self._towers.facts:
+        if ASKED_AT in self._towers.config.query_facts:
             facts[ASKED_AT] = minutes_of_texts(texts[QUERY_TIME])
-        for name in self._towers.history_facts:
+        for name in self._towers.config.history_facts:
             stored = self._users.fact(name, user, texts.get(QUERY_TIME), length)
             of_given = _padded(self._given(name, texts[name][:, :length]), length, UNKNOWN)
             facts[name] = tf.where(has_history[:, None], of_given, stored)
@@ -372,18 +370,14 @@ class RowEmbedder:
         saved: A model, loaded with Keras on TensorFlow.
 
     Attributes:
+        config: Config of the model.
         item_bag_tables: Token rows of each item row `[item rows, width]` int32, by feature.
     """
 
     def __init__(self, saved: TrainedModel) -> None:
         self._model = saved.model
-        self.history: int = saved.model.spec.config.history
+        self.config = saved.model.spec.config
         self._first_own_row = saved.users.first_own_row
-        self._reads_user_row = saved.model.spec.config.user_id
-        self._reads_history = saved.model.spec.config.reads_history
-        self.facts: tuple[str, ...] = saved.model.spec.config.query_facts
-        self.history_facts: tuple[str, ...] = saved.model.spec.config.history_facts
-        self._reads_items = saved.model.spec.config.history_features
         # A model without layers has no inputs for features.
         self._user_features = [feature.name for feature in saved.model.spec.of_side("user")]
         self._user_is_trained = _is_trained(saved.users)
@@ -429,15 +423,15 @@ class RowEmbedder:
             "history": _or_0(self._item_is_trained, history),
         }
         # An untrained user reads row 0; one without its own row reads a lower, shared row.
-        has_row = (rows["user_row"] >= self._first_own_row) & self._reads_user_row
+        has_row = (rows["user_row"] >= self._first_own_row) & self.config.user_id
         tokens = [tf.reduce_any(bags[name] > 0, axis=1) for name in self._user_features]
-        of_items = self.item_bags(rows["history"]) if self._reads_items else {}
+        of_items = self.item_bags(rows["history"]) if self.config.history_features else {}
         of_items = {of_history(name): tokens for name, tokens in of_items.items()}
         return Query(
             embedding=self._model.embed_query({**rows, **facts, **bags, **of_items}),
             source=_source(
                 has_row,
-                tf.reduce_any(rows["history"] > 0, axis=1) & self._reads_history,
+                tf.reduce_any(rows["history"] > 0, axis=1) & self.config.reads_history,
                 tf.reduce_any(tf.stack([tf.zeros_like(has_row), *tokens]), axis=0),
             ),
         )

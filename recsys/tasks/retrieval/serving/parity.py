@@ -1,20 +1,33 @@
 """Parity of retrieval: embeddings and best items must be the same as in training.
 
+The reference, the results in training for some probes, is passed in a folder to the process that
+checks the bundle:
+
+    probes.parquet     user_id, history, query and source of each probe, in raw ids, and the
+                       facts of the histories
+    popularity.npy     score of each item row for users without any information
+    options.json       storage of the items, and the requirements for the bundle
+
 Scores are compared in blocks of items; see `recsys.savedmodel.parity` for the tolerance.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import tensorflow as tf
 
 from recsys.data.catalogue import read_is_item
-from recsys.data.vocabulary import Vocabulary, as_texts
+from recsys.data.event_log import Facts
+from recsys.data.vocabulary import Vocabulary, as_texts, stand_ins
 from recsys.ragged import slices
 from recsys.savedmodel.parity import (
     Reference,
@@ -26,12 +39,175 @@ from recsys.savedmodel.parity import (
     refused,
 )
 from recsys.savedmodel.row_slices import read_rows
-from recsys.savedmodel.signatures import POPULAR, POPULARITY
-from recsys.tasks.retrieval.serving.quantization import best_scores, check_parity, stored
-from recsys.tasks.retrieval.serving.reference import RetrievalProbes
-from recsys.tasks.retrieval.serving.requests import example
+from recsys.savedmodel.signatures import POPULAR, POPULARITY, QUERY_TIME, Arrays, fact_texts
+from recsys.tasks.retrieval.serving.candidates import Kind, best_scores, check_parity, stored
 
+_PROBES, _POPULARITY, _OPTIONS = "probes.parquet", "popularity.npy", "options.json"
+_COLUMNS = ("user_id", "history", "query", "source")
 _BLOCK_ROWS = 2048
+_ITEMS = 512
+"""Number of items that are embedded at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalReference(Reference):
+    """The results that a bundle must reproduce.
+
+    Attributes:
+        user_id: User of each probe `[n]`, text.
+        history: Item ids of each probe `[n, length + 1]`, text, the newest first.
+        query: Embedding of each probe `[n, dim]` float32.
+        source: Required source of each answer `[n]`, text, one of `SOURCES`.
+        popularity: Score of each item row for users without any information `[item rows]`
+            float32.
+        kind: Dtype of the candidates in the SavedModel.
+        min_parity: Minimum recall of the exact best candidates [0..1].
+        vectors: Location of the candidates, `bundle` or `apart`.
+        facts: Facts of `history`, each `[n, length + 1]` text.
+    """
+
+    user_id: np.ndarray
+    history: np.ndarray
+    query: np.ndarray
+    source: np.ndarray
+    popularity: np.ndarray
+    kind: Kind = "float32"
+    min_parity: float = 0.99
+    vectors: Literal["bundle", "apart"] = "bundle"
+    facts: Facts = dataclasses.field(default_factory=dict)
+
+    @property
+    def probes(self) -> Arrays:
+        """Inputs of the probes, by name of the signature's input."""
+        return {"user_id": self.user_id, "history": self.history, **self.facts}
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    def save(self, folder: Path) -> None:
+        """Writes the reference into `folder`, which must exist."""
+        probes = {**self.probes, "query": self.query, "source": self.source}
+        columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
+        pq.write_table(pa.table(columns), folder / _PROBES)
+        np.save(folder / _POPULARITY, self.popularity)
+        names = ("kind", "min_parity", "vectors")
+        options = {name: getattr(self, name) for name in names}
+        (folder / _OPTIONS).write_text(json.dumps(options))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Reads a reference that `save` wrote."""
+        probes = pq.read_table(folder / _PROBES).to_pydict()
+        return cls(
+            user_id=np.asarray(probes["user_id"], object),
+            history=np.asarray(probes["history"], object),
+            query=np.asarray(probes["query"], np.float32),
+            source=np.asarray(probes["source"], object),
+            popularity=np.load(folder / _POPULARITY, allow_pickle=False),
+            facts={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
+            **json.loads((folder / _OPTIONS).read_text()),
+        )
+
+    def check(self, model: Any, bundle: Path, report: Report) -> float:
+        """Compares a loaded SavedModel, queried with raw ids, with the results by row.
+
+        It compares the embeddings of all probes and all items, and the candidates of all probes,
+        in batches of 0, 1, 7 and more, and from serialized tf.Examples. If the vectors are not in
+        the bundle, it compares the sources of the answers, and the popular items.
+
+        Args:
+            model: The loaded SavedModel.
+            bundle: The unfinished bundle, with vocabulary and item embeddings.
+            report: Called after each check with a description.
+
+        Returns:
+            The largest difference of an embedding or of a score.
+
+        Raises:
+            RecsysError: A difference exceeds the tolerance (R530 … R533), or the recall of
+                quantized item embeddings is too low (R538).
+        """
+        ask, n = model.signatures, len(self)
+        items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+        embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
+        outputs = self.outputs(ask["embed_query"])
+        largest = difference("R530", "query embeddings", outputs["embedding"], self.query)
+        report(f"{n:,} query embeddings are the trainer's")
+        largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
+        report(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
+        answers, expected = self._ranked(ask, items)
+        largest = max(largest, compare_scores(answers, expected, embeddings, read_is_item(bundle)))
+        report(f"the candidates of {n:,} queries are the trainer's")
+        return largest
+
+    def request(self, model: Any, number: int) -> Request:
+        """Returns a request of one user, to `recommend`, or to `prepare_query` without vectors."""
+        signature = "prepare_query" if self.vectors == "apart" else "recommend"
+        probe = number % len(self)
+        return signature, self._inputs(model.signatures[signature], slice(probe, probe + 1))
+
+    def outputs(self, signature: Any) -> dict[str, np.ndarray]:
+        """Returns the outputs of a signature for all probes, asked in batches."""
+        return in_batches(lambda part: signature(**self._inputs(signature, part)), len(self))
+
+    def _inputs(self, signature: Any, part: slice) -> dict[str, tf.Tensor]:
+        """Returns the inputs of a signature for some probes; other inputs are padding."""
+        of_probes = {name: texts[part] for name, texts in self.probes.items()}
+        n = len(of_probes["user_id"])
+        of_probes["exclude_seen"] = np.zeros(n, bool)
+        inputs = {}
+        for name, spec in signature.structured_input_signature[1].items():
+            values = of_probes[name] if name in of_probes else np.full((n, 1), "", object)
+            inputs[name] = tf.constant(values, spec.dtype, values.shape)
+        return inputs
+
+    def _examples(self, part: slice) -> tf.Tensor:
+        facts = {name: fact[part] for name, fact in self.facts.items()}
+        probes = zip(self.user_id[part], self.history[part], strict=True)
+        serialized = [
+            example(*probe, {name: fact[n] for name, fact in facts.items()}, exclude_seen=0)
+            for n, probe in enumerate(probes)
+        ]
+        return tf.constant(serialized, tf.string, [len(serialized)])
+
+    def _ranked(self, ask: Any, items: Vocabulary) -> tuple[list[Answers], RetrievalReference]:
+        """Returns the answers of the ranking signatures, and the reference for them."""
+        n = len(self)
+        if self.vectors == "apart":
+            prepared = self.outputs(ask["prepare_query"])
+            difference("R530", "query embeddings", prepared["embedding"], self.query)
+            nothing = np.zeros((n, 0), np.int32)
+            sources = Answers("prepare_query", nothing, nothing, prepared["source"])
+            _check_sources(sources, self)
+            everybody = np.full(n, POPULARITY, object)
+            expected = dataclasses.replace(self, source=everybody, kind="float32")
+            return [Answers.of(POPULAR, self.outputs(ask[POPULAR]), items)], expected
+        of_examples = in_batches(
+            lambda part: ask["serving_default"](examples=self._examples(part)), n
+        )
+        answers = {"recommend": self.outputs(ask["recommend"]), "serving_default": of_examples}
+        return [Answers.of(name, found, items) for name, found in answers.items()], self
+
+
+def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
+    """Returns the largest difference between the embeddings of items and those in training."""
+    rows = np.flatnonzero(items.has_id())
+    raw = set(signature.structured_input_signature[1]) - {"item_id"}
+    worst = 0.0
+    for part in parts(len(rows), _ITEMS):
+        # In batches, since all embeddings may be as large as a table.
+        ids = items.ids_of_rows.take(rows[part]).to_pylist()
+        columns = {name: tf.fill([len(ids), 1], "") for name in raw}
+        outputs = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
+        outputs = outputs["embedding"].numpy()
+        # Ascending rows are close together.
+        start, stop = (rows[part][0], rows[part][-1] + 1) if ids else (0, 0)
+        expected = read_rows(embeddings, start, stop)[rows[part] - start]
+        worst = max(worst, difference("R531", "item embeddings", outputs, expected))
+    return worst
+
+
+# --- comparison of the best items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +226,27 @@ class Answers:
     scores: np.ndarray
     source: np.ndarray
 
+    @classmethod
+    def of(cls, signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) -> Answers:
+        """Returns the answers of a signature in item rows.
+
+        Raises:
+            RecsysError: An item is repeated or missing (R533).
+        """
+        ids, place = np.unique(outputs["candidate_ids"].astype(object), return_inverse=True)
+        places = items.index.find(as_texts([id_.decode() for id_ in ids]))
+        rows = np.where(places >= 0, places + items.first_own_row, 0)[place]
+        rows = rows.reshape(outputs["candidate_ids"].shape)
+        n_distinct = [len(set(row)) for row in rows.tolist()]
+        k = outputs["candidate_ids"].shape[1]
+        if (rows == 0).any() or min(n_distinct, default=k) < k:
+            raise refused("R533", f"candidates of {signature}", "an item twice, or none")
+        return cls(signature, rows, outputs["scores"], outputs["source"])
+
 
 def compare_scores(
     answers: Sequence[Answers],
-    reference: RetrievalProbes,
+    reference: RetrievalReference,
     embeddings: np.ndarray,
     is_item: np.ndarray,
 ) -> float:
@@ -88,7 +281,7 @@ def compare_scores(
     return worst
 
 
-def _check_sources(answers: Answers, reference: RetrievalProbes) -> None:
+def _check_sources(answers: Answers, reference: RetrievalReference) -> None:
     expected = np.asarray([source.encode() for source in reference.source], object)
     wrong = np.flatnonzero(answers.source != expected)
     if len(wrong):
@@ -102,7 +295,7 @@ def _check_sources(answers: Answers, reference: RetrievalProbes) -> None:
 
 
 def _blocks(
-    is_popular: np.ndarray, reference: RetrievalProbes, embeddings: np.ndarray
+    is_popular: np.ndarray, reference: RetrievalReference, embeddings: np.ndarray
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields slices of the item rows, and their expected scores `[n, part]`."""
     for part in slices(len(embeddings), _BLOCK_ROWS):
@@ -112,149 +305,85 @@ def _blocks(
         yield part, scores
 
 
-_ITEMS = 512
-"""Number of items that are embedded at a time."""
+# --- raw requests
 
 
-def check(model: Any, bundle: Path, reference: RetrievalProbes, report: Report) -> float:
-    """Compares a loaded SavedModel, queried with raw ids, with the results in training by row.
+def raw_probes(
+    users: Vocabulary, items: Vocabulary, user_row: np.ndarray, history: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns user ids `[n]` and histories `[n, length + 1]`, as a client sends them.
 
-    It compares the embeddings of all probes and all items, and the candidates of all probes, in
-    batches of 0, 1, 7 and more, and from serialized tf.Examples. If the vectors are not in the
-    bundle, it compares the sources of the answers, and the popular items.
+    An unknown id follows each history, so that an empty one isn't replaced by the stored
+    history.
 
     Args:
-        model: The loaded SavedModel.
-        bundle: The unfinished bundle, with vocabulary and item embeddings.
-        reference: The results in training.
-        report: Called after each check with a description.
-
-    Returns:
-        The largest difference of an embedding or of a score.
-
-    Raises:
-        RecsysError: A difference exceeds the tolerance (R530 … R533), or the recall of
-            quantized item embeddings is too low (R538).
+        users: Vocabulary of the users.
+        items: Vocabulary of the items.
+        user_row: User row of each probe `[n]`.
+        history: Item rows of each probe `[n, length]`, the newest first.
     """
-    ask, n = model.signatures, len(reference.query)
-    items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
-    embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
-    outputs = in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
-    largest = difference("R530", "query embeddings", outputs["embedding"], reference.query)
-    report(f"{n:,} query embeddings are the trainer's")
-    largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
-    report(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
-    answers, expected = _ranked(ask, reference, items)
-    largest = max(largest, compare_scores(answers, expected, embeddings, read_is_item(bundle)))
-    report(f"the candidates of {n:,} queries are the trainer's")
-    return largest
+    user_of_row, item_of_row = stand_ins(users, user_row), stand_ins(items, history)
+    unknown = "?"
+    while any(
+        pc.index(known.own_ids, pa.scalar(unknown, pa.large_string())).as_py() >= 0
+        for known in (users, items)
+    ):
+        unknown += "?"
+    if users.first_own_row == 1:
+        user_of_row[0] = unknown
+    last = np.full((len(user_row), 1), unknown, object)
+    return user_of_row[user_row], np.concatenate([item_of_row[history], last], axis=1)
 
 
-def _ranked(
-    ask: Any, reference: RetrievalProbes, items: Vocabulary
-) -> tuple[list[Answers], RetrievalProbes]:
-    """Returns the answers of the ranking signatures, and the reference for them."""
-    n = len(reference.query)
+def raw_facts(facts: Facts, kinds: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Returns facts as texts `[n, …]`, as a client sends them with `raw_probes`.
 
-    def outputs(signature: str) -> dict[str, np.ndarray]:
-        return in_batches(lambda part: _answer(ask[signature], reference, part), n)
-
-    if reference.vectors == "apart":
-        prepared = outputs("prepare_query")
-        difference("R530", "query embeddings", prepared["embedding"], reference.query)
-        nothing = np.zeros((n, 0), np.int32)
-        sources = Answers("prepare_query", nothing, nothing, prepared["source"])
-        _check_sources(sources, reference)
-        everybody = np.full(n, POPULARITY, object)
-        expected = dataclasses.replace(reference, source=everybody, kind="float32")
-        return [_answers(POPULAR, outputs(POPULAR), items)], expected
-
-    def examples(part: slice) -> dict[str, tf.Tensor]:
-        return ask["serving_default"](examples=_examples(reference, part))
-
-    answers = [_answers("recommend", outputs("recommend"), items)]
-    answers.append(_answers("serving_default", in_batches(examples, n), items))
-    return answers, reference
-
-
-def inputs_of(signature: Any, reference: RetrievalProbes, part: slice) -> dict[str, tf.Tensor]:
-    """Returns the inputs of a signature for some probes; other inputs are padding."""
-    of_probes = {name: texts[part] for name, texts in reference.probes.items()}
-    n = len(of_probes["user_id"])
-    of_probes["exclude_seen"] = np.zeros(n, bool)
-    specs = signature.structured_input_signature[1]
-    inputs = {}
-    for name, spec in specs.items():
-        values = of_probes[name] if name in of_probes else np.full((n, 1), "", object)
-        inputs[name] = tf.constant(values, spec.dtype, values.shape)
-    return inputs
-
-
-def _answer(signature: Any, reference: RetrievalProbes, part: slice) -> dict[str, tf.Tensor]:
-    return signature(**inputs_of(signature, reference, part))
-
-
-def _examples(reference: RetrievalProbes, part: slice) -> tf.Tensor:
-    facts = {name: fact[part] for name, fact in reference.facts.items()}
-    probes = zip(reference.user_id[part], reference.history[part], strict=True)
-    serialized = [
-        example(*probe, {name: fact[n] for name, fact in facts.items()}, exclude_seen=0)
-        for n, probe in enumerate(probes)
-    ]
-    return tf.constant(serialized, tf.string, [len(serialized)])
-
-
-def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
-    """Returns the largest difference between the embeddings of items and those in training."""
-    rows = np.flatnonzero(items.has_id())
-    raw = set(signature.structured_input_signature[1]) - {"item_id"}
-    worst = 0.0
-    for part in parts(len(rows), _ITEMS):
-        # In batches, since all embeddings may be as large as a table.
-        ids = items.ids_of_rows.take(rows[part]).to_pylist()
-        columns = {name: tf.fill([len(ids), 1], "") for name in raw}
-        outputs = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
-        outputs = outputs["embedding"].numpy()
-        # Ascending rows are close together.
-        start, stop = (rows[part][0], rows[part][-1] + 1) if ids else (0, 0)
-        expected = read_rows(embeddings, start, stop)[rows[part] - start]
-        worst = max(worst, difference("R531", "item embeddings", outputs, expected))
-    return worst
-
-
-def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) -> Answers:
-    """Returns the answers of a signature in item rows.
-
-    Raises:
-        RecsysError: An item is repeated or missing (R533).
+    Args:
+        facts: The facts.
+        kinds: The kinds of events by index.
     """
-    ids, place = np.unique(outputs["candidate_ids"].astype(object), return_inverse=True)
-    places = items.index.find(as_texts([id_.decode() for id_ in ids]))
-    rows = np.where(places >= 0, places + items.first_own_row, 0)[place]
-    rows = rows.reshape(outputs["candidate_ids"].shape)
-    n_distinct = [len(set(row)) for row in rows.tolist()]
-    k = outputs["candidate_ids"].shape[1]
-    if (rows == 0).any() or min(n_distinct, default=k) < k:
-        raise refused("R533", f"candidates of {signature}", "an item twice, or none")
-    return Answers(signature, rows, outputs["scores"], outputs["source"])
+    return {
+        name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
+        for name, texts in fact_texts(facts, kinds).items()
+    }
 
 
-def request(model: Any, reference: RetrievalProbes, number: int) -> Request:
-    """Returns a request of one user, to `recommend`, or to `prepare_query` without vectors."""
-    signature = "prepare_query" if reference.vectors == "apart" else "recommend"
-    probe = number % len(reference)
-    inputs = inputs_of(model.signatures[signature], reference, slice(probe, probe + 1))
-    return signature, inputs
+def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict[str, Arrays]:
+    """Returns inputs by signature, a row for each probe; other inputs are padding.
+
+    Args:
+        names: Names of the inputs by signature.
+        probes: Texts of queries by input, including `user_id` `[n]` and `history` `[n, length]`.
+    """
+    users, histories = probes["user_id"], probes["history"]
+    n = len(users)
+    known = {
+        **probes,
+        "item_id": histories[:, 0],
+        "exclude_seen": np.ones(n, bool),
+        "examples": np.array(list(map(example, users, histories))),
+    }
+    padding = np.full((n, 1), "", object)
+    return {
+        signature: {name: known.get(name, padding) for name in inputs}
+        for signature, inputs in names.items()
+    }
 
 
-@dataclasses.dataclass(frozen=True)
-class RetrievalReference(RetrievalProbes, Reference):
-    """The results that a bundle of retrieval must reproduce."""
-
-    def check(self, model: Any, bundle: Path, report: Report) -> float:
-        """Compares embeddings and best items; see `Reference.check`."""
-        return check(model, bundle, self, report)
-
-    def request(self, model: Any, number: int) -> Request:
-        """Returns a request of one user; see `Reference.request`."""
-        return request(model, self, number)
+def example(
+    user_id: str,
+    history: Iterable[str],
+    facts: Mapping[str, Iterable[str]] | None = None,
+    **flags: int,
+) -> bytes:
+    """Returns a serialized tf.Example for a user with a history."""
+    made = tf.train.Example()
+    feature = made.features.feature
+    feature["user_id"].bytes_list.value.append(user_id.encode())
+    feature["history"].bytes_list.value.extend(id_.encode() for id_ in history)
+    for name, texts in (facts or {}).items():
+        feature[name].bytes_list.value.extend(text.encode() for text in texts)
+    for name, flag in flags.items():
+        feature[name].int64_list.value.append(flag)
+    serialized: bytes = made.SerializeToString(deterministic=True)
+    return serialized

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,26 +18,20 @@ from recsys.errors import RecsysError
 from recsys.index.search import build_index
 from recsys.models.inputs import Side, trained_rows
 from recsys.savedmodel.inputs import RawFeatures
-from recsys.savedmodel.signatures import (
-    FEATURES,
-    HISTORY,
-    POPULARITY,
-    USER,
-    Arrays,
-    query_facts,
-)
+from recsys.savedmodel.signatures import FEATURES, HISTORY, POPULARITY, USER, Arrays, query_facts
 from recsys.savedmodel.variables import without_rows
 from recsys.system.events import emit
-from recsys.tasks.model_folder import TrainedModel, load_model, read_probe
+from recsys.tasks.model_folder import TrainedModel, load_model
+from recsys.tasks.retrieval.probe import read_probe
 from recsys.tasks.retrieval.serving.candidates import popularity_shares
 from recsys.tasks.retrieval.serving.graph import Retrieval
-from recsys.tasks.retrieval.serving.parity import RetrievalReference
-from recsys.tasks.retrieval.serving.reference import raw_facts, raw_probes
-from recsys.tasks.retrieval.serving.requests import warm_up_requests
+from recsys.tasks.retrieval.serving.parity import (
+    RetrievalReference,
+    raw_facts,
+    raw_probes,
+    warm_up_requests,
+)
 from recsys.tasks.serving_side import STEP, ServingSide, Sources, tell
-
-if TYPE_CHECKING:  # On an upper floor.
-    from recsys.bundles.config import ExportStage
 
 
 class RetrievalServing(ServingSide):
@@ -52,7 +46,7 @@ class RetrievalServing(ServingSide):
     answers = "lists"
     card = "recsys.tasks.retrieval.serving:model_card.jinja"
 
-    def __init__(self, stage: ExportStage, sources: Sources) -> None:
+    def __init__(self, stage: Any, sources: Sources) -> None:
         super().__init__(stage, sources)
         self.saved = load_model(sources.model, without_rows)
         self.histories = _histories(sources.data, self.saved)
@@ -105,6 +99,7 @@ class RetrievalServing(ServingSide):
             "index": index,
             "item_columns": self.items.columns if self.items else (),
             "user_columns": self.users.columns if self.users else (),
+            "direction_width": config.dim if config.vector_dim > config.dim else None,
             "history_facts": config.query_facts,
             "kinds": self.saved.inputs.kinds if KINDS in config.history_facts else (),
             "counts": {"users": len(self.histories.ids), "items": self._n_items},

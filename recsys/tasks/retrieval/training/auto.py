@@ -24,11 +24,7 @@ from typing import Any, TypeVar
 from recsys import registry
 from recsys.data.dataset import Data
 from recsys.embedding.config import LazyAdamConfig
-
-# The sources of the modules that may be chosen are part of the fingerprint of a step's cache.
 from recsys.formats import counted
-from recsys.models import encoders as encoders
-from recsys.models import sequences as sequences
 from recsys.models.config import (
     AttentionConfig,
     AutoConfig,
@@ -38,7 +34,7 @@ from recsys.models.config import (
 )
 from recsys.registry import register_model
 from recsys.tasks.config import ScheduleConfig, TrainConfig, TrainStage
-from recsys.tasks.data_shape import DataShape
+from recsys.tasks.training_side import DataShape
 
 StageT = TypeVar("StageT", bound=TrainStage)
 

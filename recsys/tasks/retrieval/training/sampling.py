@@ -123,7 +123,7 @@ def _log_miss(probability: np.ndarray, n_draws: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HardNegatives:
-    """A list of close items for each item; see `recsys.tasks.retrieval.training.mining`.
+    """A list of close items for each item; see `recsys.tasks.retrieval.training.epoch_work`.
 
     Attributes:
         rows: Item rows of each list `[item rows, pool]` int32, padded with 0.

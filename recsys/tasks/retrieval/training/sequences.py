@@ -21,8 +21,7 @@ from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
 from recsys.models.config import RetrievalConfig
 from recsys.tasks.config import TrainConfig
-from recsys.tasks.retrieval.training.batches import Batch, BatchSource, drop_rows
-from recsys.tasks.retrieval.training.examples import read_events
+from recsys.tasks.retrieval.training.batches import Batch, BatchSource, drop_rows, read_events
 
 NO_STATE = -1
 """Column of an example without an earlier item."""

@@ -1,38 +1,34 @@
-"""The training side of retrieval."""
+"""The training side of retrieval: choice of a model, checks before the first step, batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
-from recsys.data.event_log import AGES, ASKED_AT, KINDS, WEIGHTS, minutes
+from recsys.data.event_log import AGES, ASKED, ASKED_AT, KINDS, WEIGHTS
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
-from recsys.distributed.host_collectives import agreed, note_on_primary
+from recsys.distributed.host_collectives import note_on_primary
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import AutoConfig, TwoTowerConfig
-from recsys.models.inference import embed_queries
 from recsys.models.inputs import ModelInputs
+from recsys.models.lookups import InputSpec
 from recsys.registry import name_of
 from recsys.system.events import emit
 from recsys.tasks.config import TrainConfig, TrainStage
-from recsys.tasks.data_shape import DataShape
-from recsys.tasks.model_folder import save_candidates
+from recsys.tasks.retrieval.probe import save_candidates, save_probe
 from recsys.tasks.retrieval.training.auto import described, for_data, outgrown
-from recsys.tasks.retrieval.training.batch_shapes import batch_shapes
 from recsys.tasks.retrieval.training.batches import BatchSource
-from recsys.tasks.retrieval.training.mining import RetrievalEpochWork
-from recsys.tasks.retrieval.training.preconditions import check_events, uneven_error
-from recsys.tasks.retrieval.training.sequences import SequenceSource
-from recsys.tasks.retrieval.training.space import default_space
-from recsys.tasks.retrieval.training.validation import Validator
-from recsys.tasks.training_side import StageT, TrainingSide
+from recsys.tasks.retrieval.training.epoch_work import RetrievalEpochWork, Validator
+from recsys.tasks.retrieval.training.sequences import SequenceSource, packing
+from recsys.tasks.training_side import DataShape, StageT, TrainingSide
 
-_PROBES = 1000
+_MANY = 0.02
+"""Share of users without an order in time above which there is a remark."""
 _NEEDED = {
     AGES: ("model.pooling.relative_time", "times", "timestamp"),
     WEIGHTS: ("model.pooling.event_weight", "weights", "weight"),
@@ -42,6 +38,8 @@ _NEEDED = {
 
 class RetrievalTraining(TrainingSide):
     """Trains on positives, in batches of queries, their positives, and drawn negatives."""
+
+    epoch_work = RetrievalEpochWork
 
     @classmethod
     def chosen(cls, stage: StageT, data: Data | DataShape, earlier: TrainStage | None) -> StageT:
@@ -68,50 +66,106 @@ class RetrievalTraining(TrainingSide):
             UsageError: The config needs an order, times, weights or kinds that the events lack
                 (R336).
         """
-        store = data.store
-        columns = "Name their column by data.interactions.columns.{}, or leave {} out."
-        order, missing = (
-            store.split.order,
-            [f for f in config.history_facts if f not in store.facts],
-        )
-        needs = [_NEEDED[fact] for fact in missing]
-        read_times = [
-            f"model.{name_of('term', term)}"
-            for term in config.score_terms
-            if ASKED_AT in term.query_facts
-        ]
-        read_times += ["train.half_life"] if train.half_life else []
+        store, order = data.store, data.store.split.order
+        needs = [_NEEDED[fact] for fact in config.history_facts if fact not in store.facts]
         if order != "time":
+            terms = [term for term in config.score_terms if ASKED_AT in term.query_facts]
+            read_times = [f"model.{name_of('term', term)}" for term in terms]
+            read_times += ["train.half_life"] if train.half_life else []
             needs += [(key, "times", "timestamp") for key in read_times]
-        errors = [
-            (f"{key} needs events that have {what}.", columns.format(column, key))
-            for key, what, column in needs
-        ]
+        for key, what, column in needs:
+            cure = f"Name their column by data.interactions.columns.{column}, or leave {key} out."
+            raise UsageError(
+                "R336", f"{key} needs events that have {what}.", cure, store.split.text
+            )
         if config.history_of == "past" and order == "none":
             rule = "model.history_of: past needs events that have an order."
-            errors.append((rule, "Leave model.history_of out, or set it to others."))
-        for rule, cure in errors:
+            cure = "Leave model.history_of out, or set it to others."
             raise UsageError("R336", rule, cure, store.split.text)
         history_of = config.history_of or ("others" if order == "none" else "past")
         return config.model_copy(update={"history_of": history_of})
 
     @classmethod
     def uneven(cls, train: TrainConfig, n_parts: int) -> UsageError | None:
-        """Returns the error for a batch that can't be divided into parts and groups (R321)."""
-        return uneven_error(train, n_parts)
+        """Returns the error for a batch that can't be divided into parts and groups, or None."""
+        groups = train.negative_groups
+        parts = f"{n_parts}, the parts that devices split a batch into"
+        if groups % n_parts and n_parts % groups:
+            rule = f"train.negative_groups must divide {parts}, or be a multiple of it."
+            fewer = max(n for n in range(1, groups) if n_parts % n == 0)
+            return UsageError("R321", rule, f"Use {fewer}.", groups)
+        multiple = max(n_parts, groups)
+        if groups > n_parts:
+            parts = f"{groups}, the parts of train.negative_groups"
+        numbers = {
+            "batch_size": train.batch_size,
+            "uniform_negatives": train.uniform_negatives,
+            "hard_negatives.count": train.hard_negatives.count,
+        }
+        if train.loss.negatives == "catalogue":  # It draws none.
+            del numbers["uniform_negatives"]
+        for key, value in numbers.items():
+            if value % multiple:
+                rule = f"train.{key} must be a multiple of {parts}."
+                fitting = -(-value // multiple) * multiple
+                return UsageError("R321", rule, f"Use {fitting}.", value)
+        return None
 
     @classmethod
     def batch_shapes(
         cls, stage: TrainStage, model: Any, n_parts: int, n_items: int, has_weights: bool
     ) -> dict[str, tuple[tuple[int, ...], str]]:
         """Returns shape and dtype of each array of a batch."""
-        return batch_shapes(stage, model, n_parts, n_items, has_weights)
+        config, train = stage.model, stage.train
+        n_rows, n_new = packing(config, train, n_parts)
+        is_packed = config.over_positions
+        n_queries = n_rows * n_new if is_packed else train.batch_size
+        n_negatives = train.uniform_negatives + train.hard_negatives.count
+        if train.loss.negatives == "catalogue":
+            n_negatives = -(-n_items // n_parts) * n_parts
+        n_candidates = n_queries + n_negatives
+
+        def size_of(x: InputSpec) -> int:
+            if x.side == "item":
+                return n_candidates
+            of_row = x.name in config.history_facts or x.name.split(".")[0] == "history"
+            return n_rows if is_packed and of_row else n_queries
+
+        inputs = model.inputs_of_sides
+        if not config.trains_on_history:
+            inputs = tuple(x for x in inputs if x.name.split(".")[0] != "history")
+        batch: dict[str, tuple[tuple[int, ...], str]] = {
+            x.name: ((size_of(x), *x.shape), "int32") for x in inputs
+        }
+        if is_packed:
+            batch |= {"segment": batch["history"], "at": ((n_rows, n_new), "int32")}
+            batch |= {ASKED: batch["at"]} if config.reads_times else {}
+        batch |= {"item_row": ((n_candidates,), "int32"), "log_q": ((n_candidates,), "float32")}
+        if train.user_balance or train.half_life or has_weights:
+            batch["weight"] = ((n_queries,), "float32")
+        if train.known_positives:
+            batch["known"] = ((n_queries, train.known_positives), "int32")
+        return batch
 
     @classmethod
     def default_space(cls, stage: TrainStage) -> dict[str, Any]:
         """Returns the default ranges of tuning; empty except for the two-tower model."""
-        model = stage.model
-        return default_space(model, stage.train) if isinstance(model, TwoTowerConfig) else {}
+        model, train = stage.model, stage.train
+        if not isinstance(model, TwoTowerConfig):
+            return {}
+        space: dict[str, Any] = {
+            "train.table_learning_rate": "log:0.001..0.1",
+            "train.epochs": f"{max(2, train.epochs // 2)}..{max(4, 2 * train.epochs)}",
+            "model.dim": [64, 128, 192, 256],
+            "model.history_dropout": "0.0..0.6",
+        }
+        if model.widths is not None or model.needs_order:
+            space["train.tower_learning_rate"] = "log:0.0003..0.01"
+        if model.similarity == "cosine":
+            space["model.temperature"] = "log:0.03..0.3"
+        if train.loss.negatives != "catalogue":
+            space["train.uniform_negatives"] = [256, 512, 1024, 2048]
+        return space
 
     def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them."""
@@ -140,19 +194,6 @@ class RetrievalTraining(TrainingSide):
             multiple=multiple,
             part=part,
         )
-
-    def epoch_work(
-        self,
-        model: Any,
-        inputs: ModelInputs,
-        source: Any,
-        stage: TrainStage,
-        folder: Path,
-        oldest_step: Callable[[], int],
-        since: int | None,
-    ) -> RetrievalEpochWork:
-        """Returns the work between epochs: validation, and mining of hard negatives."""
-        return RetrievalEpochWork(model, inputs, source, stage, folder, oldest_step, since)
 
     def adapt(self, model: Any, events: KeptEvents) -> None:
         """Sets the neighbours, ages and token weights that a model computes from the data."""
@@ -185,20 +226,103 @@ class RetrievalTraining(TrainingSide):
 
     def write(self, folder: Path, model: Any) -> None:
         """Writes the candidates, and queries with embeddings that an export must reproduce."""
-        inputs = self.inputs
-        save_candidates(folder, model, inputs)
-        log, config = self.store.train, model.spec.config
-        events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
-        user_row = np.array(log.user_row[events])
-        history = log.histories(events, config.history)
-        # Includes a user without a row, one without a history, and users with only features.
-        user_row[:1], history[1:2] = 0, 0
-        users = inputs.users
-        untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
-        user_row[len(events) - len(untrained) :] = untrained
-        facts = log.history_facts(config.history_facts, events, config.history)
-        if ASKED_AT in config.query_facts:
-            facts[ASKED_AT] = minutes(log.timestamp[events])
-        query = embed_queries(model, user_row, history, inputs, facts)
-        arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
-        agreed(lambda: np.savez(folder / "probe.npz", **arrays))
+        save_candidates(folder, model, self.inputs)
+        save_probe(folder, model, self.inputs, self.store.train)
+
+
+# --- checks before the first step, so that a run neither fails later nor learns nothing
+
+
+def check_events(
+    events: KeptEvents, catalogue: Catalogue, history_of: str | None = "others"
+) -> list[str]:
+    """Checks that a model can learn from the training positives.
+
+    Args:
+        events: The positives that training sees.
+        catalogue: The items.
+        history_of: `model.history_of`: whether times matter.
+
+    Returns:
+        Sentences on remarkable facts that are no errors.
+
+    Raises:
+        RecsysError: There is one user or one item, no known item, or no weight above 0.
+    """
+    counts = events.item_counts(catalogue.n_rows)
+    n_known = int(counts[catalogue.is_item].sum())
+    if len(events) and not n_known:
+        raise RecsysError(
+            "R325",
+            "At least one training positive must be of an item with a row of its own.",
+            "Lower data.vocabulary.items.min_count, or check that the interactions and the"
+            " items write their ids the same way.",
+            f"{len(events)} training positives of unknown items",
+        )
+    n_items, n_users = int((counts > 0).sum()), events.n_users
+    if n_items < 2 or n_users < 2:
+        raise RecsysError(
+            "R324",
+            "Training positives must be of at least two users and two items.",
+            "Add data; check whether the columns are mapped correctly.",
+            {"training positives": len(events), "users": n_users, "items": n_items},
+        )
+    n_timeless = _timeless_users(events) if history_of != "others" else 0
+    of_events = {
+        "are of items without a row of their own": len(events) - n_known,
+        "have weight 0 and teach nothing": _weights_of_zero(events),
+    }
+    remarks = [
+        f"{count:,} of {len(events):,} training positives {what}."
+        for what, count in of_events.items()
+        if count
+    ]
+    if n_timeless > _MANY * n_users:
+        remarks.append(
+            f"{n_timeless:,} of {n_users:,} users did all that they did in one second, so no"
+            " history comes before it: model.history_of=others takes the user's other items."
+        )
+    n_single = _single_users(events)
+    if n_single == n_users:
+        remarks.append(
+            "Every user has one training positive, so no example has a history, and nothing says"
+            " what goes together: the model will probably be worse than popularity."
+            " docs/evaluation.md, Worse than popularity, names a config for such data."
+        )
+    elif 2 * n_single > n_users:
+        remarks.append(
+            f"{n_single:,} of {n_users:,} users have one training positive, which says what is"
+            " popular and not what goes together: see whether the baselines are ahead."
+        )
+    return remarks
+
+
+def _timeless_users(events: KeptEvents) -> int:
+    """Returns the number of users with several events, all of them at the same time."""
+    n = 0
+    for shard in events.log.shards:
+        first, end = shard.offsets[:-1], shard.offsets[1:]
+        first, last = first[end - first > 1], end[end - first > 1] - 1
+        n += int((shard.timestamp[first] == shard.timestamp[last]).sum())
+    return n
+
+
+def _single_users(events: KeptEvents) -> int:
+    """Returns the number of users with one kept event."""
+    return sum(int((np.diff(shard.offsets) == 1).sum()) for shard in events.shards)
+
+
+def _weights_of_zero(events: KeptEvents) -> int:
+    """Returns the number of kept weights that are 0."""
+    n_zero = 0
+    for part in events.shards:
+        if (weight := part.shard.weight) is not None:
+            n_zero += int((weight == 0).sum()) - int((weight[part.held] == 0).sum())
+    if n_zero == len(events):
+        raise RecsysError(
+            "R326",
+            "At least one training positive must have a weight above 0.",
+            "Check the column data.interactions.columns.weight.",
+            f"{n_zero} weights of 0",
+        )
+    return n_zero

@@ -32,7 +32,7 @@ from recsys.ragged import RaggedRows
 from recsys.tasks.model_folder import save_model
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
-from recsys.tasks.retrieval.training.validation import Validator
+from recsys.tasks.retrieval.training.epoch_work import Validator
 from recsys.tasks.training_side import training_events
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4

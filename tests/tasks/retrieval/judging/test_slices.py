@@ -5,8 +5,8 @@ import pytest
 
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.ragged import RaggedRows
+from recsys.tasks.retrieval.judging.case import make_slices
 from recsys.tasks.retrieval.judging.queries import Queries
-from recsys.tasks.retrieval.judging.slices import make_slices
 
 HOUR, DAY = 3600, 24 * 3600
 # Training positives of items 1 … 6, 16 in all; item 6 is cold, row 0 is no item.

@@ -332,7 +332,7 @@ def test_a_process_that_dies_is_reported_and_one_that_is_unused_ends(world):
     process = BundleProcess(world.bundle)
     child = process._process
     child.kill()
-    with pytest.raises(RecsysError, match=r"R610.*retrieval\.serving\.embed.*exit code -9"):
+    with pytest.raises(RecsysError, match=r"R610.*judging\.bundle_process.*exit code -9"):
         process.queries(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
     process = BundleProcess(world.bundle)
     child = process._process

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.errors import RecsysError
-from recsys.tasks.retrieval.serving import quantization
-from recsys.tasks.retrieval.serving.quantization import check_parity, stored
+from recsys.tasks.retrieval.serving import candidates
+from recsys.tasks.retrieval.serving.candidates import check_parity, stored
 
 
 @st.composite
@@ -48,8 +48,6 @@ def expected(case):
 def test_blocks_of_any_size_find_the_best_of_all_and_the_first_of_equals(case):
     import tensorflow as tf
 
-    from recsys.tasks.retrieval.serving import candidates
-
     hidden = tf.ragged.constant(case["hidden"], tf.int32, ragged_rank=1)
     by_popularity = tf.constant(case["by_popularity"], tf.bool)
 
@@ -73,7 +71,7 @@ def test_short_embeddings_are_within_half_a_step(seed, rows, block):
     rng = np.random.default_rng(seed)
     size = 10.0 ** rng.integers(-3, 4, (rows, 1)) * (rng.random((rows, 1)) < 0.8)
     numbers = (rng.standard_normal((rows, 5)) * size).astype(np.float32)
-    with mock.patch.object(quantization, "BLOCK_ROWS", block):
+    with mock.patch.object(candidates, "BLOCK_ROWS", block):
         int8, half = stored(numbers, "int8"), stored(numbers, "float16")
     assert (int8.values.dtype, half.values.dtype) == (np.int8, np.float16)
     largest = np.abs(numbers).max(axis=1, initial=0)[:, None]
@@ -108,7 +106,7 @@ def ranked():
 @pytest.mark.parametrize("block", [64, 499, 500, 1000])
 def test_parity_is_the_share_of_the_exact_best(ranked, block):
     query, embeddings, is_item, best = ranked
-    with mock.patch.object(quantization, "_SCORED_ROWS", block):
+    with mock.patch.object(candidates, "_SCORED_ROWS", block):
         assert check_parity(best, query, embeddings, is_item, 1.0) == 1.0
         swapped = np.where(best == 7, 300, np.where(best == 300, 7, best))
         assert check_parity(swapped, query, embeddings, is_item, 1.0) == 1.0

@@ -23,8 +23,12 @@ pytest.importorskip("tensorflow")
 from recsys.bundles import parity_process
 from recsys.bundles.parity_process import check_absent, check_latency
 from recsys.tasks.retrieval.serving import parity
-from recsys.tasks.retrieval.serving.parity import Answers, RetrievalReference, compare_scores
-from recsys.tasks.retrieval.serving.reference import raw_probes
+from recsys.tasks.retrieval.serving.parity import (
+    Answers,
+    RetrievalReference,
+    compare_scores,
+    raw_probes,
+)
 
 
 @pytest.mark.parametrize("buckets", [0, 3])

@@ -24,9 +24,9 @@ from recsys.models.config import (
     TwoTowerConfig,
 )
 from recsys.models.inference import embed_queries
-from recsys.tasks.data_shape import DataShape
 from recsys.tasks.retrieval.training.auto import described, outgrown
 from recsys.tasks.retrieval.training.sequences import packing
+from recsys.tasks.training_side import DataShape
 
 ORDERED = DataShape(events=200_000, users=20_000, items=9_000, order="time", has_features=True)
 LONG = DataShape(events=200_000, users=2_000, items=9_000, order="time", has_features=True)

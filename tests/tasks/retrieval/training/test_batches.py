@@ -10,7 +10,7 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.hold_out import KeptEvents
 from recsys.errors import RecsysError
-from recsys.tasks.retrieval.training.examples import read_events
+from recsys.tasks.retrieval.training.batches import read_events
 from recsys.training import prefetch as reader
 from recsys.training.prefetch import read_ahead
 

@@ -6,8 +6,8 @@ from batch_sources import N_ITEMS, included, make, small_source
 
 from recsys.config import HardNegativesConfig
 from recsys.errors import RecsysError
-from recsys.tasks.retrieval.training import mining as hard_negatives
-from recsys.tasks.retrieval.training.mining import mine_hard_negatives
+from recsys.tasks.retrieval.training import epoch_work as hard_negatives
+from recsys.tasks.retrieval.training.epoch_work import mine_hard_negatives
 from recsys.tasks.retrieval.training.sampling import HardNegatives
 
 

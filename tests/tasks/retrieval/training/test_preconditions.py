@@ -14,7 +14,7 @@ from recsys.data.hold_out import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.models import ModelInputs
-from recsys.tasks.retrieval.training.preconditions import check_events, uneven_error
+from recsys.tasks.retrieval.training.side import RetrievalTraining, check_events
 from recsys.tasks.training_side import unknown_share
 from recsys.training.optimization import check_updates
 
@@ -110,20 +110,20 @@ def test_some_weights_of_zero_and_unknown_items_are_reported():
     ],
 )
 def test_what_does_not_divide_among_the_devices_names_the_setting_and_a_number(key, changes):
-    error = uneven_error(TrainConfig(**changes), 8)
+    error = RetrievalTraining.uneven(TrainConfig(**changes), 8)
     assert error.code == "R321"
     assert re.search(rf"train\.{key} must.*multiple of 8,.*Use \d+\.", str(error))
 
 
 def test_numbers_must_divide_into_the_groups_of_negatives_too():
     train = TrainConfig(batch_size=104, uniform_negatives=0, negative_groups=16)
-    assert "batch_size" in str(uneven_error(train, 8))
+    assert "batch_size" in str(RetrievalTraining.uneven(train, 8))
 
 
 @pytest.mark.parametrize(("groups", "n_parts", "fitting"), [(3, 8, 2), (12, 8, 8), (5, 4, 4)])
 def test_groups_that_devices_cant_share_evenly_name_fewer(groups, n_parts, fitting):
     train = TrainConfig(batch_size=480, uniform_negatives=0, negative_groups=groups)
-    error = uneven_error(train, n_parts)
+    error = RetrievalTraining.uneven(train, n_parts)
     assert "negative_groups" in error.rule
     assert str(fitting) in error.cure
 
@@ -131,11 +131,11 @@ def test_groups_that_devices_cant_share_evenly_name_fewer(groups, n_parts, fitti
 @pytest.mark.parametrize("groups", [1, 2, 8, 24])
 def test_groups_divide_the_devices_or_are_a_multiple(groups):
     train = TrainConfig(batch_size=480, uniform_negatives=96, negative_groups=groups)
-    assert uneven_error(train, 8) is None
+    assert RetrievalTraining.uneven(train, 8) is None
 
 
 def test_a_batch_that_divides_is_accepted():
-    assert uneven_error(TrainConfig(batch_size=104, uniform_negatives=0), 8) is None
+    assert RetrievalTraining.uneven(TrainConfig(batch_size=104, uniform_negatives=0), 8) is None
 
 
 def test_a_run_of_fewer_steps_than_an_update_takes_is_an_error():

@@ -22,7 +22,7 @@ from recsys.data.hold_out import (
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import HstuConfig
-from recsys.tasks.retrieval.training.validation import held_back_queries
+from recsys.tasks.retrieval.training.epoch_work import held_back_queries
 from recsys.tasks.training_side import training_events
 
 

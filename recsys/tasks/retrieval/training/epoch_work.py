@@ -1,0 +1,354 @@
+"""The work between epochs: validation on held-back positives, and mining of hard negatives.
+
+Hard negatives are the items whose embeddings are closest to a positive's. The lists are mined
+from the current embeddings once per epoch, as in ANCE (Xiong et al., ICLR 2021). The closest
+items are often positives too, so the first few are skipped, and so are items whose similarity
+exceeds a share of the maximum, 1 (positive-aware mining: Moreira et al., "NV-Retriever", 2024).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import keras
+import numpy as np
+
+from recsys.data.config import ValidationConfig
+from recsys.data.event_log import minutes
+from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
+from recsys.distributed.host_collectives import agreed, stacked
+from recsys.errors import RecsysError
+from recsys.metrics import RankedLists, per_query, per_user
+from recsys.metrics.rankings import Ndcg, Recall, ReciprocalRank
+from recsys.models import ModelInputs
+from recsys.models.config import RetrievalConfig
+from recsys.models.inference import Inference
+from recsys.ragged import RaggedRows, ranges
+from recsys.strict import Repeats
+from recsys.tasks.config import HardNegativesConfig
+from recsys.tasks.retrieval.judging.queries import (
+    Queries,
+    of_some_users,
+    repeated,
+    without,
+    without_twins,
+)
+from recsys.tasks.retrieval.judging.ranking import rank
+from recsys.tasks.retrieval.judging.ranking_devices import embedded_catalogue
+from recsys.tasks.retrieval.judging.scores import DotProducts
+from recsys.tasks.retrieval.training.sampling import HardNegatives
+from recsys.tasks.training_side import Batches, EpochWork
+
+_BLOCK_SCORES = 1 << 24
+"""Maximum number of similarities in memory; 64 MiB of float32."""
+
+
+@dataclasses.dataclass(eq=False)
+class RetrievalEpochWork(EpochWork):
+    """Validates the model between two epochs, and mines hard negatives for the next one.
+
+    The lists of hard negatives are written to a file, because a run that is resumed in the
+    middle of an epoch needs the lists from its beginning.
+    """
+
+    def __post_init__(self) -> None:
+        """Makes the queries of the validation."""
+        model, train = self.stage.model, self.stage.train
+        self._inference, self._hard = Inference(self.model), train.hard_negatives
+        self._validation = None
+        if train.validation is not None:
+            self._validation = Validator(
+                self.source.events,
+                self.inputs,
+                model,
+                train.validation,
+                self.since,
+                self.stage.repeats,
+            )
+
+    def validate(self) -> dict[str, float]:
+        """Returns the validation's metrics of the current model; empty without validation."""
+        if self._validation is None:
+            return {}
+        self.settle()
+        return self._validation.metrics(self._inference)
+
+    def settle(self) -> None:
+        """Updates the parts of the model that are computed from its current item vectors."""
+        catalogue = self.inputs.catalogue
+        is_trained = (self.inputs.items.row_counts > 0) & catalogue.is_item
+
+        def trained() -> Iterator[np.ndarray]:
+            start = 0
+            for block in self._inference.catalogue_blocks(self.inputs):
+                yield block[is_trained[start : start + len(block)]]
+                start += len(block)
+
+        self.model.settle(trained())
+
+    def begin(self, step: int, batches: Batches) -> None:
+        """Uses the hard negatives of the epoch of `step`, if it has any.
+
+        A warm-started model has some before its first step.
+        """
+        epochs = step // self.source.steps_per_epoch
+        if step and self._has_lists(epochs):
+            self._use_lists(epochs, batches)
+        elif not step:
+            self.refresh(epochs, batches)
+
+    def refresh(self, epochs: int, batches: Batches) -> None:
+        """Mines hard negatives after `epochs` epochs, and uses them from now on."""
+        if not self._has_lists(epochs):
+            return
+        # Without biases: popularity doesn't make items similar.
+        vectors = self._inference.catalogue(self.inputs)[:, : self.stage.model.dim]
+        lists = mine_hard_negatives(vectors, self.inputs.catalogue.is_item, self._hard)
+        agreed(lambda: self._save_lists(lists, epochs))
+        self._use_lists(epochs, batches)
+
+    def _save_lists(self, lists: HardNegatives, epochs: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lists.save(self._file(epochs))
+        # Lists from before the epoch of the oldest checkpoint aren't needed again.
+        oldest = self.oldest_step() // self.source.steps_per_epoch
+        for path in self.folder.glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) < oldest:
+                path.unlink()
+
+    def _use_lists(self, epochs: int, batches: Batches) -> None:
+        """Uses the lists that were mined after `epochs` epochs.
+
+        Raises:
+            RecsysError: Their file is missing or damaged.
+        """
+        lists = HardNegatives.load(self._file(epochs), self.inputs.catalogue.n_rows)
+        self.source = self.source.with_hard_negatives(lists)
+        batches.restart(self.source)
+
+    def _has_lists(self, epochs: int) -> bool:
+        return self._hard.count > 0 and epochs >= self._hard.after_epochs
+
+    def _file(self, epochs: int) -> Path:
+        return self.folder / f"{epochs}.npz"
+
+
+def mine_hard_negatives(
+    vectors: np.ndarray, is_item: np.ndarray, config: HardNegativesConfig
+) -> HardNegatives:
+    """Returns the items at the ranks `skip` + 1 to `skip` + `pool` by cosine, for each item.
+
+    Exact and blockwise: memory is linear in the size of the catalogue. Several processes share
+    the blocks, and each gets all lists; the result is the same to the bit for any number of
+    processes.
+
+    Args:
+        vectors: Current item vectors `[item rows, dim]`.
+        is_item: Whether each row is an item `[item rows]` bool; others are in no list.
+        config: Size of the lists, and the limits for excluding items.
+    """
+    items = np.flatnonzero(is_item).astype(np.int32)
+    norms = np.linalg.norm(vectors[items].astype(np.float32), axis=1, keepdims=True)
+    directions = (vectors[items] / np.where(norms > 0, norms, 1.0)).astype(np.float32)
+    skip = min(config.skip, len(items) - 1)
+    pool = min(config.pool, len(items) - 1 - skip)
+    if pool <= 0:
+        return HardNegatives.none_yet(is_item)
+    size = max(1, _BLOCK_SCORES // len(items))
+    n_blocks = -(-len(items) // size)
+
+    index, count = jax.process_index(), jax.process_count()
+
+    def own_lists() -> np.ndarray:
+        """Returns the lists, each with its length first, of every `count`-th block."""
+        lists = np.zeros((-(-n_blocks // count), size, 1 + pool), np.int32)
+        for own, block in zip(lists, range(index, n_blocks, count), strict=False):
+            of = np.arange(block * size, min((block + 1) * size, len(items)))
+            own[: len(of), 0], places = _nearest(directions, of, skip, pool, config.guard)
+            is_listed = np.arange(pool) < own[: len(of), :1]
+            own[: len(of), 1:] = np.where(is_listed, items[places], 0)
+        return lists
+
+    lists = stacked(own_lists).swapaxes(0, 1).reshape(-1, 1 + pool)[: len(items)]
+    rows = np.zeros((len(vectors), pool), np.int32)
+    lengths = np.zeros(len(vectors), np.int32)
+    lengths[items], rows[items] = lists[:, 0], lists[:, 1:]
+    return HardNegatives(rows, lengths, items)
+
+
+def _nearest(
+    directions: np.ndarray, of: np.ndarray, skip: int, pool: int, guard: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the length of the lists of items `[b]`, and the lists `[b, pool]`.
+
+    Args:
+        directions: Vectors of length 1 `[items, dim]` float32.
+        of: Indices of the items whose lists are made `[b]`.
+        skip: Number of nearest items to skip.
+        pool: Maximum length of a list.
+        guard: The highest cosine in a list.
+    """
+    scores = directions[of] @ directions.T
+    scores[np.arange(len(of)), of] = -np.inf
+    # Ties go to the lower row.
+    similarity, places = map(np.asarray, jax.lax.top_k(scores, skip + pool))
+    n_close = np.maximum((similarity > guard).sum(axis=1), skip)
+    # The first `n_close` of the nearest items are skipped.
+    shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
+    nearest = np.take_along_axis(places, shifted, axis=1)
+    return np.minimum(skip + pool - n_close, pool), nearest
+
+
+_K = 10
+"""Cut-off of the metrics that are shown besides the monitored one."""
+
+
+class Validator:
+    """Ranks the held-back positives among the whole catalogue, as the evaluation does.
+
+    Args:
+        events: The training positives, with the held-back ones.
+        inputs: Inputs of users and items, as `trained_inputs` returns them.
+        model: Kind and length of a history.
+        config: The metric, and the number of queries.
+        since: Start of the labels: the earlier model of a warm start was trained on older
+            events [seconds since 1970, UTC].
+        repeats: Whether lists may contain items that a user has seen.
+
+    Raises:
+        RecsysError: No event is held back, or only repeats, which are excluded.
+    """
+
+    def __init__(
+        self,
+        events: KeptEvents,
+        inputs: ModelInputs,
+        model: RetrievalConfig,
+        config: ValidationConfig,
+        since: int | None = None,
+        repeats: Repeats = "exclude",
+    ) -> None:
+        queries = held_back_queries(_since(events, since), model, config.max_queries)
+        self.queries, self._hidden = queries, RaggedRows.empty(len(queries))
+        if repeats == "exclude":
+            self.queries = without(queries, repeated(queries, inputs.catalogue.is_item))
+            self._hidden = self.queries.seen
+        if not len(self.queries):
+            raise _nothing_held_back(len(events.log), len(queries.positives.rows))
+        self._inputs = inputs
+        self._histories = self.queries.histories(model.history)
+        self._facts = self.queries.fact_inputs(model.query_facts, model.history)
+        k = config.metric.rpartition("@")[2]
+        self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
+
+    def metrics(self, towers: Inference) -> dict[str, float]:
+        """Returns `recall@k`, `ndcg@k` and `mrr`, means over the users of the queries.
+
+        Args:
+            towers: The towers of the current model.
+        """
+        queries, layout = self.queries, keras.distribution.distribution()
+        # With several processes, none holds all candidates.
+        is_split = jax.process_count() > 1 and layout is not None
+        mesh = layout.device_mesh.backend_mesh if is_split else None
+        embedded = towers.queries(queries.user_row, self._histories, self._inputs, self._facts)
+        ranks = rank(
+            DotProducts(embedded, embedded_catalogue(towers, self._inputs, mesh)),
+            queries.positives,
+            self._hidden,
+            self._inputs.catalogue.is_item,
+            min(self._ks),
+        ).ranks
+        lists = RankedLists(ranks, queries.positives.owner(), len(queries))
+        values = per_query((Recall(), Ndcg(), ReciprocalRank()), lists, self._ks)
+        users, user = np.unique(queries.user, return_inverse=True)
+        names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in self._ks]
+        return {
+            name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
+        }
+
+
+def _since(events: KeptEvents, since: int | None) -> KeptEvents:
+    """Returns the events without holding back those before `since`."""
+    if since is None:
+        return events
+    is_new = np.asarray(events.log.timestamp[events.held]) >= since
+    return dataclasses.replace(events, held=events.held[is_new])
+
+
+def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> Queries:
+    """Returns the queries whose labels are the held-back events.
+
+    As in the evaluation, there is one query per user and second with the user's earlier events as
+    history, if held-back events are newer than kept ones. With `history_of: others`, or for a
+    random draw, there is one query per user, with all kept events.
+
+    Args:
+        events: The training positives, with the held-back ones.
+        model: Kind of a history.
+        most: Maximum number of queries; if there are more, a reproducible sample of users is
+            used.
+
+    Raises:
+        RecsysError: No event is held back.
+    """
+    log, held = events.log, events.held
+    if not len(held):
+        raise _nothing_held_back(len(log))
+    user = log.user_index(held)
+    is_first = np.ones(len(held), bool)
+    is_first[1:] = user[1:] != user[:-1]
+    if model.history_of != "others" and events.draw not in ONE_QUERY_PER_USER:
+        time = log.timestamp[held]
+        is_first[1:] |= time[1:] != time[:-1]
+    first = np.flatnonzero(is_first)
+    end = np.append(first[1:], len(held))
+    if len(first) > most:
+        chosen = of_some_users(user[first], most)
+        first, end = first[chosen], end[chosen]
+    places = held[ranges(first, end - first)]
+    seen = _seen(events, user[first], first)
+    now = log.timestamp[held[first]]
+    if events.draw in ONE_QUERY_PER_USER:  # The query time is after all events.
+        newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
+        now = np.full(len(first), newest)
+    facts = log.facts(model.history_facts, seen.rows, np.repeat(now, np.diff(seen.offsets)))
+    return Queries(
+        user=user[first],
+        user_row=log.user_row[held[first]],
+        seen=RaggedRows(log.item_row[seen.rows], seen.offsets),
+        positives=without_twins(log.item_row[places], end - first),
+        facts={name: RaggedRows(fact, seen.offsets) for name, fact in facts.items()},
+        query_time=minutes(now),
+    )
+
+
+def _nothing_held_back(n_positives: int, n_repeated: int = 0) -> RecsysError:
+    more = {"held back, all of items seen before": n_repeated} if n_repeated else {}
+    return RecsysError(
+        "R329",
+        "Validation needs at least one training positive that is held back; while repeats is"
+        " `exclude`, of an item new to its user.",
+        "Raise train.validation.share, set train.validation to null, or repeats to include.",
+        {"training positives": n_positives, **more},
+    )
+
+
+def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows:
+    """Returns the indices of each user's events before the query: kept, and earlier held-back.
+
+    Args:
+        events: The training positives.
+        user: User of each query `[n]`.
+        first: Index of the query's first event among the held-back ones `[n]`.
+    """
+    held, offsets = events.held, events.log.offsets
+    lists = [np.zeros(0, np.int64)]
+    for start, end, query in zip(offsets[user], offsets[user + 1], first, strict=True):
+        own = slice(*np.searchsorted(held, (start, end)).tolist())
+        kept = np.delete(np.arange(start, end), held[own] - start)
+        lists.append(np.concatenate([kept, held[own.start : query]]))
+    return RaggedRows(np.concatenate(lists), np.cumsum([len(part) for part in lists]))
