@@ -7,6 +7,8 @@ that neither start nor end is in it.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Annotated
 
 from typer import Option
 
-from benchmarks.measure import print_line, ratios, run
+from benchmarks.measure import in_turns, print_line, ratios, run
 from benchmarks.public_splits import Csr, write_data_folder
 from benchmarks.trainings import Training
 from recsys.config import TrainConfig
@@ -34,17 +36,20 @@ def main(
 ) -> None:
     """Runs pairs of trainings, and prints how long each took and their ratios."""
     every = TrainConfig().checkpoint.every_steps
-    seconds: dict[int, list[float]] = {_NEVER: [], every: []}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_data_folder(Csr.drawn(rows, rows, 5), root / "data")
-        for number in range(rounds):
-            for interval, of_interval in seconds.items():
-                saves = {"every_steps": interval, "keep": 1}
-                train = {"batch_size": batch_size, "epochs": epochs, "checkpoint": saves}
-                model = {"dim": dim, "history": 5, "widths": [dim]}
-                (root / "stage.json").write_text(json.dumps({"model": model, "train": train}))
-                of_interval.append(_seconds(Training(root, f"{interval}_{number}")))
+        number = itertools.count()
+
+        def measure(interval: int) -> float:
+            saves = {"every_steps": interval, "keep": 1}
+            train = {"batch_size": batch_size, "epochs": epochs, "checkpoint": saves}
+            model = {"dim": dim, "history": 5, "widths": [dim]}
+            (root / "stage.json").write_text(json.dumps({"model": model, "train": train}))
+            return _seconds(Training(root, f"{interval}_{next(number)}"))
+
+        ways = {interval: functools.partial(measure, interval) for interval in (_NEVER, every)}
+        seconds = in_turns(ways, rounds)
     print_line("checkpoint", "without", seconds[_NEVER], "s")
     print_line("checkpoint", f"every {every} steps", seconds[every], "s")
     print_line("checkpoint", "with / without", ratios(seconds[every], seconds[_NEVER]), "ratio")

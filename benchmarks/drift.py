@@ -19,9 +19,8 @@ from scipy.sparse.linalg import svds
 from typer import Option
 
 from benchmarks.measure import run
-from benchmarks.public_splits import Csr
+from benchmarks.public_splits import Csr, read_split
 from benchmarks.quality import held_out_shares
-from benchmarks.split_files import read_split
 
 _RANK, _SEED = 128, 2
 _SHARE = 0.2

@@ -42,8 +42,8 @@ import numpy as np
 from typer import Option
 
 from benchmarks.measure import call, log, module, print_line, run, simulated, words_of
+from benchmarks.namespaces import RayHosts
 from benchmarks.public_splits import Csr, write_data_folder
-from benchmarks.ray_hosts import RayHosts
 from benchmarks.trainings import MODEL, POLL_S, TRAIN, Training
 from recsys.system.events import ENVIRONMENT_VARIABLE
 from recsys.system.process import last_json_line, stage_environment
@@ -225,8 +225,7 @@ def launched(
     Returns:
         Its result, or `error`, a sentence.
     """
-    from recsys.distributed.launchers import launching_by, run_launched
-    from recsys.distributed.ray_launcher import RayLauncher
+    from recsys.distributed.launchers import RayLauncher, launching_by, run_launched
     from recsys.errors import RecsysError
 
     with launching_by(RayLauncher(**launcher), Path(folder)):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KIB_PER_MIB = 1024
 ZIPF_EXPONENT = 1.05
 _SAMPLE_EVERY_S = 0.25
+K = TypeVar("K")
 
 
 # --- The command line.
@@ -260,6 +261,18 @@ def print_line(
     print(json.dumps(line), flush=True)
 
 
+def in_turns(ways: Mapping[K, Callable[[], float]], rounds: int) -> dict[K, list[float]]:
+    """Returns the figures of ways that take turns, round after round.
+
+    So what else the machine does hits them alike; compare them by `ratios`.
+    """
+    figures: dict[K, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            figures[name].append(way())
+    return figures
+
+
 def ratios(above: Iterable[float], below: Iterable[float]) -> list[float]:
     """Returns quotients, round by round."""
     return [a / b for a, b in zip(above, below, strict=False)]
@@ -270,18 +283,16 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def zipf_batches(
-    n_batches: int, batch: int, rows: int, seed: int, sides: int = 2
-) -> npt.NDArray[np.int32]:
-    """Returns rows `[n_batches, sides, batch]` int32 in 0…rows-1, each side drawn by itself.
+def zipf_batches(n_batches: int, batch: int, rows: int, seed: int) -> npt.NDArray[np.int32]:
+    """Returns rows `[n_batches, 2, batch]` int32 in 0…rows-1, each side drawn by itself.
 
     The r-th most frequent row is drawn with a probability proportional to r^-1.05; which
     row that is, a permutation says, so that frequent rows are no neighbours.
     """
     rng = np.random.default_rng(seed)
     cumulated = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
-    ids = np.empty((n_batches, sides, batch), np.int32)
-    for side in range(sides):
+    ids = np.empty((n_batches, 2, batch), np.int32)
+    for side in range(2):
         drawn = rng.random((n_batches, batch)) * cumulated[-1]
         ranks = np.searchsorted(cumulated, drawn, side="right")
         ids[:, side] = rng.permutation(rows).astype(np.int32)[np.minimum(ranks, rows - 1)]

@@ -1,7 +1,7 @@
 """`python -m benchmarks.quality`: what a config reaches, over several seeds.
 
 `--data DIR` takes a folder with a `protocol.json`, trains and measures as the
-protocol says; `benchmarks/split_files.py` has the format. `--config FILE` has the keys `model`
+protocol says; `benchmarks/public_splits.py` has the format. `--config FILE` has the keys `model`
 and `train`, or is a whole config; by default it is configs/quality/NAME.yaml, with the protocol's
 name, or else what recsys does where a config names nothing. `--dataset NAME --data DIR` takes
 configs/quality/NAME.yaml. `--vectors FILE` keeps the vectors of the first seed, arrays `user`
@@ -19,7 +19,6 @@ occurs.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import subprocess
@@ -32,9 +31,15 @@ import numpy as np
 from typer import Option
 
 from benchmarks.measure import ROOT, Watched, call, log, module, print_line, run, watch, words_of
-from benchmarks.protocols import measure
-from benchmarks.public_splits import Csr, Split, write_data_folder
-from benchmarks.split_files import FolderError, read_protocol, read_split
+from benchmarks.public_splits import (
+    Csr,
+    FolderError,
+    Split,
+    measure,
+    read_protocol,
+    read_split,
+    write_data_folder,
+)
 from recsys.cli.processes import RunView
 from recsys.cli.terminal import Console
 from recsys.config import TrainStage
@@ -63,7 +68,6 @@ def main(
     vectors: Annotated[Path | None, Option(help="Keep the vectors in this .npz.")] = None,
 ) -> None:
     """Runs every seed and prints a line for each metric."""
-    _check_backend()
     if data is None:
         if dataset not in (None, SHIPPED) or part != "test" or vectors is not None:
             sys.exit("A data set, a part of it and its vectors need its folder: --data DIR.")
@@ -84,15 +88,6 @@ def main(
     runs = [_run(case, seed, file) for seed, file in enumerate(files)]
     _print(runs, [run.result["metrics"] for run in runs], "share")
     _print(runs, [{"seconds of training": run.result["seconds"]} for run in runs], "s")
-
-
-def _check_backend() -> None:
-    missing = [name for name in ("keras", "jax") if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.exit(
-            f"Training needs Keras on JAX, and {' and '.join(missing)} can't be imported:"
-            " install the project with its extras, as README.md says."
-        )
 
 
 def _config_file(dataset: str | None, config: Path | None, name: str) -> Path:

@@ -18,6 +18,7 @@ first run took beyond what was held before it; then the ratios to `plain`, run b
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -33,7 +34,15 @@ import jax.numpy as jnp
 import numpy as np
 from typer import Option
 
-from benchmarks.measure import forget_peak, peak_rss_mib, print_line, ratios, run, zipf_batches
+from benchmarks.measure import (
+    forget_peak,
+    in_turns,
+    peak_rss_mib,
+    print_line,
+    ratios,
+    run,
+    zipf_batches,
+)
 from recsys import kernels, registry
 from recsys.losses import Loss
 
@@ -125,12 +134,7 @@ def compare(case: str, arrays: Arrays, runs: int, losses: dict[str, Loss]) -> No
         before = forget_peak()
         way()
         memory[name] = peak_rss_mib() - before
-    times: dict[str, list[float]] = {name: [] for name in compiled}
-    for _ in range(runs):
-        for name, way in compiled.items():
-            started = time.perf_counter()
-            way()
-            times[name].append((time.perf_counter() - started) * 1000)
+    times = in_turns({name: functools.partial(_ms, way) for name, way in compiled.items()}, runs)
     for name, ms in times.items():
         print_line("softmax", f"{name} {case}", ms, "ms", memory[name])
     for name in [name for name in ("native", "blocks") if {name, "plain"} <= {*times}]:
@@ -141,6 +145,12 @@ def compare(case: str, arrays: Arrays, runs: int, losses: dict[str, Loss]) -> No
             other = f"{title}/{name}"
             over = ratios(times[other], times[name])
             print_line("softmax", f"{other}/{first} {case}", over, "times", memory[other])
+
+
+def _ms(way: Run) -> float:
+    started = time.perf_counter()
+    way()
+    return (time.perf_counter() - started) * 1000
 
 
 if __name__ == "__main__":

@@ -31,15 +31,14 @@ class Training:
         self.model = self.folder / "model"
         self._events = self.folder / "events.jsonl"
 
-    def begin(self, devices: int, *, is_first: bool = True) -> dict[str, str]:
-        """Returns the environment of a process that starts; the first one writes the events."""
-        if is_first:
-            self._events.unlink(missing_ok=True)
+    def begin(self, devices: int) -> dict[str, str]:
+        """Returns the environment of a process that starts, and removes earlier events."""
+        self._events.unlink(missing_ok=True)
         # Most of a start goes into compiling what the start before compiled.
         return {
             **os.environ,
             **simulated(devices),
-            ENVIRONMENT_VARIABLE: str(self._events) if is_first else "",
+            ENVIRONMENT_VARIABLE: str(self._events),
             "JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         }

@@ -19,12 +19,12 @@ from tfx.types.standard_artifacts import (
 from components.artifacts import (
     DeadLetters,
     InteractionData,
+    Report,
     ServingBundle,
     Verdict,
     Vocabularies,
     existing,
 )
-from components.artifacts import Report as ReportArtifact
 from components.metadata import CURRENT_MODEL, DESTINATION, WITHDRAWN
 from recsys.bundles.description import describe_source
 from recsys.bundles.publishing import WithdrawnError, publish
@@ -90,13 +90,8 @@ def RetrievalEvaluator(
         arguments += ["--blessed", blessed_model.uri]
     run_launched("recsys.stages.evaluate", config, arguments)
     result = json.loads((Path(evaluation.uri) / "evaluation.json").read_text())
-    _bless(blessing, result["verdict"]["blessed"], model, blessed_model)
-
-
-def _bless(
-    blessing: ModelBlessing, is_blessed: bool, model: Model, blessed_model: Model | None
-) -> None:
-    """Writes the file and the properties that TFX's components read."""
+    is_blessed = result["verdict"]["blessed"]
+    # The file and the properties that TFX's components read.
     (Path(blessing.uri) / ("BLESSED" if is_blessed else "NOT_BLESSED")).touch()
     blessing.set_int_custom_property("blessed", int(is_blessed))
     blessing.set_string_custom_property("current_model", model.uri)
@@ -226,7 +221,7 @@ def Reporter(
     evaluation: InputArtifact[ModelEvaluation],
     bundle: InputArtifact[ServingBundle],
     pushed: InputArtifact[PushedModel],
-    report: OutputArtifact[ReportArtifact],
+    report: OutputArtifact[Report],
     config: Parameter[str],
     records: Parameter[str],
     run_id: Parameter[str],

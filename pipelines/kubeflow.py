@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,14 @@ from tfx.dsl.components.common.resolver import Resolver
 from tfx.dsl.input_resolution.strategies.latest_blessed_model_strategy import (
     LatestBlessedModelStrategy,
 )
-from tfx.types import Artifact, BaseChannel, Channel
+from tfx.types import BaseChannel, Channel
 from tfx.types.standard_artifacts import Model, ModelBlessing
 
 from components import artifacts
 from pipelines.kubeflow_entrypoint import BUCKET_SCHEME, OUR_TYPES, PLUGIN, addressed, mounted
-from pipelines.raw_data import Platform
-from pipelines.retrieval_pipeline import create_pipeline
-from recsys.config import Config, SourceConfig
+from pipelines.retrieval_pipeline import Platform, create_pipeline
+from recsys.config import Config, KeepConfig, SourceConfig
 from recsys.config.load import load_config
-from recsys.config.operation import KeepConfig
 from recsys.data.sources.source_files import is_remote, patterns
 from recsys.distributed.launchers import LocalLauncher
 from recsys.errors import UsageError
@@ -41,40 +39,21 @@ from recsys.system.process import stage_main
 
 ENTRYPOINT = ("python", "-P", "-m", "pipelines.kubeflow_entrypoint")
 """Command of every container; it gives the executor paths in place of URIs."""
-_JOB_NAME = "{{$.pipeline_job_name}}"
 _FILE_KEYS = ("files", "eval_files", "valid_files")
 
 
 class KubeflowPlatform(Platform):
     """Kubeflow Pipelines v2 on Vertex AI."""
 
-    run_id = _JOB_NAME
+    run_id = "{{$.pipeline_job_name}}"
     # The content of the raw files is known only in the run, so nothing may be cached.
     is_cached = False
+    # The type alone doesn't distinguish the kinds of statistics, and our own can't be queried.
+    has_history = False
 
     def artifact_root(self, folder: Path) -> str:
         """Returns the URI in the bucket; the platform doesn't know the mount."""
         return addressed(str(folder))
-
-    def digest(self, of_now: Callable[[], str]) -> str:
-        """Returns the name of the job, since each run reads the files anew."""
-        del of_now
-        return _JOB_NAME
-
-    def schema_file(self, file: Path, root: Path) -> Path:
-        """Returns the file itself, since nothing is cached."""
-        del root
-        return file
-
-    def earlier_statistics(self, what: str, current: BaseChannel) -> None:
-        """Returns None: the type alone doesn't distinguish the kinds of statistics."""
-        del what, current
-
-    def previous(
-        self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
-    ) -> None:
-        """Returns None: our own artifact types can't be queried."""
-        del name, kind, parameters, inputs
 
     def latest_blessed(self, current: BaseChannel) -> Resolver:
         """Returns the node of the latest blessed model, resolved before `current` exists."""

@@ -22,16 +22,15 @@ if __package__ in (None, ""):
     # Run as a file: don't import from the folder of this file.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from pipelines.aftercare import after_run, report_killed, stopped_error
 from pipelines.metadata_store import check_metadata, with_password
+from pipelines.run_record import after_run, report_killed, stopped_error
 from recsys.config.load import default_config_path, load_config
 from recsys.data.ingest.window import check_sources
 from recsys.distributed.launchers import launching_by
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events
-from recsys.system.disk import storage_error
-from recsys.system.files import scratch_folder, temporary_files_in
-from recsys.system.signals import StoppedError
+from recsys.system.files import scratch_folder, storage_error, temporary_files_in
+from recsys.system.process import StoppedError
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"
 _SIGNALLED = 128

@@ -17,10 +17,9 @@ from pathlib import Path
 import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from recsys.config import Config
-from recsys.config.operation import MysqlConfig
+from recsys.config import Config, MysqlConfig
 from recsys.errors import RecsysError, UsageError
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text
 
 DATABASE_NAME = "metadata.sqlite"
 _TIMEOUT_S = 10.0

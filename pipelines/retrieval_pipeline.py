@@ -2,30 +2,292 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import datetime as dt
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from tfx.components.example_validator.component import ExampleValidator
+from tfx.components.schema_gen.component import SchemaGen
+from tfx.components.schema_gen.import_schema_gen.component import ImportSchemaGen
 from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
+from tfx.dsl.compiler.constants import PIPELINE_RUN_ID_PARAMETER_NAME
 from tfx.dsl.components.base.base_node import BaseNode
+from tfx.dsl.components.common.resolver import Resolver
+from tfx.orchestration.data_types import RuntimeParameter
 from tfx.orchestration.pipeline import Pipeline
+from tfx.proto import transform_pb2
+from tfx.types import BaseChannel
 
 from components.artifacts import Vocabularies
-from components.data_gate import DataGate
-from components.ingest import EntitySource, InteractionEncoder, VocabularyGen
+from components.ingest import (
+    EntityGen,
+    EntitySource,
+    InteractionEncoder,
+    InteractionGen,
+    VocabularyGen,
+)
 from components.model import Exporter, Pusher, PushTarget, Reporter, RetrievalEvaluator, Trainer
+from components.resolvers import EarlierStatistics, LatestBlessed, Previous, WarmBase
+from components.validation import DataGate, DriftLimits, DriftValidator
 from pipelines.metadata_store import connection_config
-from pipelines.raw_data import LOCAL, Platform, raw_sources, step_code
 from recsys.config import (
     Config,
     EvaluateStage,
     ExportStage,
+    InteractionsConfig,
     TrainStage,
     canonical_json,
     stage_of,
 )
+from recsys.data.entities import EntityConfig, date_columns, feature_settings, id_column
+from recsys.data.forgotten import digest_of
+from recsys.data.ingest.cache import key_of
+from recsys.data.ingest.entity_rows import SPLIT, STEPS
+from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.read_rows import is_local, with_local_runner
+from recsys.data.ingest.transform import PREPROCESSING_FN
+from recsys.data.ingest.window import has_spans, window_digest
+from recsys.data.sources.source_files import files_digest, match_files
+from recsys.data.split import PLACE, TIME
+from recsys.errors import RecsysError
+from recsys.fingerprint import PIPELINE, code_fingerprint
 from recsys.report.runs import RUNS
+
+# --- platforms, and the steps of raw data: reading, validation, tokens of features
+
+
+class Platform:
+    """The local machine with our runner.
+
+    Attributes:
+        run_id: Placeholder or value of the id of a run.
+        is_cached: Whether the results of unchanged steps are reused.
+        has_history: Whether all artifacts of earlier runs can be queried.
+    """
+
+    run_id: RuntimeParameter | str = RuntimeParameter(
+        name=PIPELINE_RUN_ID_PARAMETER_NAME, ptype=str
+    )
+    is_cached = True
+    has_history = True
+
+    def artifact_root(self, folder: Path) -> str:
+        """Returns the URI of the artifacts' folder."""
+        return str(folder)
+
+    def digest(self, of_now: Callable[[], str]) -> RuntimeParameter | str:
+        """Returns the cache key of the raw files, whose digest `of_now` computes.
+
+        Without a cache it is the id of the run, which reads the files anew.
+        """
+        return of_now() if self.is_cached else self.run_id
+
+    def latest_blessed(self, current: BaseChannel) -> Resolver:
+        """Returns the node of `LatestBlessed`, or the platform's nearest equivalent."""
+        return LatestBlessed(current)
+
+    def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
+        """Returns the node of `WarmBase`, or the platform's nearest equivalent."""
+        return WarmBase(parameters, **inputs)
+
+
+LOCAL = Platform()
+
+
+@dataclasses.dataclass(frozen=True)
+class RawSource:
+    """The steps of interactions, items or users.
+
+    Attributes:
+        gen: Step that reads the data.
+        validation: Steps that validate it; the last one has the `Validation` artifact.
+        transform: Step of the token rows; None without features.
+    """
+
+    gen: BaseNode
+    validation: Sequence[BaseNode]
+    transform: Transform | None = None
+
+    @property
+    def validated(self) -> BaseChannel:
+        """The `Validation` artifact."""
+        return self.validation[-1].outputs["validation"]
+
+
+def step_code(*config: Any) -> str:
+    """Returns the cache key of a step's code, including the plugins of its config."""
+    return code_fingerprint(*config, packages=PIPELINE)
+
+
+def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
+    """Returns the steps of the interactions, and of the items and users that `config` has.
+
+    Raises:
+        RecsysError: A raw file or a schema is missing.
+    """
+    gen = _interactions(config, platform)
+    ids, moving = ("user_id", "item_id"), (TIME.name, PLACE.name)
+    validation = validate(
+        "interactions",
+        gen.outputs["examples"],
+        config,
+        ids,
+        moving,
+        (TIME.name,),
+        platform=platform,
+    )
+    sources = {"interactions": RawSource(gen, validation)}
+    for what, source in config.data.sides.items():
+        sources[what] = _entities(what, source, config, platform)
+    return sources
+
+
+def _interactions(config: Config, platform: Platform) -> BaseNode:
+    data = config.data
+    source = InteractionSource.of(data)
+    segments = config.root_folder / "segments"
+    return InteractionGen(
+        config=canonical_json(source),
+        files_digest=platform.digest(
+            lambda: _without(_interactions_digest(data.interactions, segments), data.forget)
+        ),
+        segments=str(segments),
+        code=step_code(source),
+    )
+
+
+def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
+    """Returns a digest of the files' contents; for a query it is always new."""
+    if source.query is not None:
+        return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
+    if has_spans(source):
+        return window_digest(source, segments)
+    return files_digest(match_files(source, "interactions"))
+
+
+def _without(digest: str, forget: str | None) -> str:
+    """Returns a digest of files and of the users in `data.forget`."""
+    return digest if forget is None else key_of(digest, *digest_of(forget))
+
+
+def _entities(what: str, source: EntityConfig, config: Config, platform: Platform) -> RawSource:
+    forget = config.data.forget if what == "users" else None
+    gen = EntityGen(
+        config=canonical_json(EntitySource.model_validate({what: source, "forget": forget})),
+        files_digest=platform.digest(
+            lambda: _without(files_digest(match_files(source, what)), forget)
+        ),
+        code=step_code(source),
+    ).with_id(STEPS[what])
+    examples, ids = gen.outputs["examples"], (id_column(source), "title")
+    times = date_columns(source)
+    validation = validate(what, examples, config, ids, times=times, platform=platform)
+    if not source.features:
+        return RawSource(gen, validation)
+    code = step_code(source)
+    transform = Transform(
+        examples=examples,
+        schema=validation[1].outputs["schema"],
+        preprocessing_fn=PREPROCESSING_FN,
+        custom_config={**feature_settings(source), "code": code},
+        splits_config=transform_pb2.SplitsConfig(analyze=[SPLIT], transform=[SPLIT]),
+        disable_analyzer_cache=True,
+        disable_statistics=True,
+    ).with_id(f"Transform.{what.capitalize()}")
+    return RawSource(gen, validation, transform)
+
+
+def validate(
+    what: str,
+    examples: BaseChannel,
+    config: Config,
+    ids: Sequence[str],
+    moving: Sequence[str] = (),
+    times: Sequence[str] = (),
+    platform: Platform = LOCAL,
+) -> list[BaseNode]:
+    """Returns the steps that validate `examples`: statistics, schema, anomalies, drift, skew.
+
+    Args:
+        what: `interactions`, `items` or `users`.
+        examples: The data.
+        config: The whole config.
+        ids: Columns whose drift is measured without a limit.
+        moving: Columns that are not compared, since their values change over time.
+        times: Columns of seconds since 1970.
+        platform: Platform of the steps.
+
+    Raises:
+        RecsysError: The config's folder of schemas lacks this one.
+    """
+    gate, suffix = config.data.gate, what.capitalize()
+    statistics_gen = StatisticsGen(examples=examples).with_id(f"StatisticsGen.{suffix}")
+    statistics = statistics_gen.outputs["statistics"]
+    if gate.schema_dir is None:
+        # A shape would require equally many categories in each row.
+        schema_gen = SchemaGen(statistics=statistics, infer_feature_shape=False)
+    else:
+        file = Path(gate.schema_dir) / f"{what}.pbtxt"
+        if platform.is_cached:
+            file = _pinned(file, config.root_folder)
+        schema_gen = ImportSchemaGen(schema_file=str(file))
+    schema_gen = schema_gen.with_id(f"{type(schema_gen).__name__}.{suffix}")
+    schema = schema_gen.outputs["schema"]
+    validator = ExampleValidator(statistics=statistics, schema=schema)
+    validator = validator.with_id(f"ExampleValidator.{suffix}")
+    earlier, measures = None, {}
+    if platform.has_history:
+        earlier = EarlierStatistics(what, statistics)
+        measures = {f"{key}_statistics": earlier.outputs[key] for key in ("accepted", "trained")}
+    limits = DriftLimits(
+        what=what,
+        max_drift=gate.max_drift,
+        max_skew=gate.max_skew,
+        ids=tuple(ids),
+        moving=tuple(moving),
+        times=tuple(times),
+    )
+    drift = DriftValidator(
+        statistics=statistics,
+        schema=schema,
+        anomalies=validator.outputs["anomalies"],
+        **measures,
+        config=canonical_json(limits),
+        code=step_code(),
+    ).with_id(f"DriftValidator.{suffix}")
+    steps = (statistics_gen, schema_gen, validator, earlier, drift)
+    return [step for step in steps if step is not None]
+
+
+def _pinned(file: Path, root: Path) -> Path:
+    """Returns a copy of a committed schema whose path changes with its content.
+
+    The cache key of TFX's ImportSchemaGen has the path of the file, not its content, so an
+    edited schema would never be read.
+
+    Raises:
+        RecsysError: The file can't be read.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        rule = f"{str(file)!r} must be a committed TFDV schema."
+        cure = (
+            "Write it with `recsys freeze-schema`, correct data.gate.schema_dir, or remove"
+            " that key to infer the schema from the data."
+        )
+        raise RecsysError("R243", rule, cure, error.strerror) from None
+    pinned = root / "schemas" / hashlib.sha256(content).hexdigest()[:16] / file.name
+    pinned.parent.mkdir(parents=True, exist_ok=True)
+    pinned.write_bytes(content)
+    return pinned
+
+
+# --- the whole pipeline
 
 
 def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
@@ -67,7 +329,9 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         "code": step_code(),
     }
     inputs = {**examples, "verdict": verdict}
-    previous = platform.previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
+    previous = None
+    if platform.has_history:
+        previous = Previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
     vocabulary_gen = VocabularyGen(**_output(previous, "previous"), **inputs, **parameters)
     vocabularies = vocabulary_gen.outputs["vocabularies"]
     encoder = InteractionEncoder(

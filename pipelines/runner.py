@@ -21,17 +21,28 @@ from tfx.orchestration.portable import inputs_utils, launcher, runtime_parameter
 from tfx.proto.orchestration import pipeline_pb2
 
 from components.metadata import DESTINATION, WITHDRAWN
-from pipelines.aftercare import as_recsys_error, stopped_error
+from pipelines.clean import cancel, clean_up
 from pipelines.metadata_store import check_root, claim_name
-from pipelines.recovery import cancel, clean_up
-from pipelines.run_record import History, Outputs, Recorder, new_run_id
+from pipelines.run_record import (
+    History,
+    Outputs,
+    Recorder,
+    as_recsys_error,
+    new_run_id,
+    stopped_error,
+)
 from recsys.bundles.publishing import versions
 from recsys.errors import RecsysError
 from recsys.forget.files import is_unfinished
 from recsys.system import events
-from recsys.system.process import log_traceback
+from recsys.system.process import (
+    SIGNALS,
+    StoppedError,
+    log_traceback,
+    raise_if_stopped,
+    signals_raised,
+)
 from recsys.system.run_lock import RunLock, run_lock
-from recsys.system.signals import SIGNALS, StoppedError, raise_if_stopped, signals_raised
 
 _RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "WarmBase")
 _ALWAYS_RUN = dict.fromkeys(_RESOLVERS, "it runs every time")

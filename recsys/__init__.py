@@ -6,8 +6,8 @@ Keras then runs on JAX, unless it is loaded already or `KERAS_BACKEND` says othe
 
 from typing import TYPE_CHECKING
 
-from recsys.contents import lazy_contents
 from recsys.system.installation import VERSION
+from recsys.system.lean_imports import lazy_contents
 
 if TYPE_CHECKING:
     from recsys import losses as losses

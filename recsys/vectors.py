@@ -28,9 +28,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, direction_width, read_summary
 from recsys.savedmodel.row_slices import read_rows
 from recsys.system import manifest as manifests
-from recsys.system.commit import commit_folder, only_writer
-from recsys.system.disk import free_there
-from recsys.system.files import DAMAGE, remove, retire
+from recsys.system.files import DAMAGE, commit_folder, free_there, only_writer, remove, retire
 
 ITEMS, DELETED = "items", "deleted.parquet"
 ID, EMBEDDING = "id", "embedding"

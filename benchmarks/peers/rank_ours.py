@@ -8,13 +8,14 @@ extra `serve`.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
 import faiss
 import numpy as np
 
-from benchmarks.measure import print_line, ratios, run
+from benchmarks.measure import in_turns, print_line, ratios, run
 from benchmarks.peers.evaluate_case import draw
 from recsys.index.search import Ranker
 from recsys.ragged import RaggedRows
@@ -60,11 +61,13 @@ def _measure(n: int, queries: int, k: int, threads: int, runs: int) -> None:
     blocks = {"batch": [slice(queries)], "single": [slice(i, i + 1) for i in range(_SINGLES)]}
     for name, parts in blocks.items():
         cores = threads if name == "batch" else 1
-        times = [[_seconds(search, parts, cores) for search in (ours, theirs)] for _ in range(runs)]
-        mine, other = zip(*times, strict=True)
-        print_line("rank", f"{name} ours items={n}", mine, "s")
-        print_line("rank", f"{name} faiss items={n}", other, "s")
-        print_line("rank", f"{name} faiss / ours items={n}", ratios(other, mine), "times")
+        searches = {"ours": ours, "faiss": theirs}
+        ways = {w: functools.partial(_seconds, s, parts, cores) for w, s in searches.items()}
+        times = in_turns(ways, runs)
+        for who, seconds in times.items():
+            print_line("rank", f"{name} {who} items={n}", seconds, "s")
+        over = ratios(times["faiss"], times["ours"])
+        print_line("rank", f"{name} faiss / ours items={n}", over, "times")
 
 
 def _seconds(

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from recsys.index.config import IndexConfig
-from recsys.registry.stage import Stage
+from recsys.registry.choice import Stage
 from recsys.strict import Name, Share, Strict
 
 

@@ -33,9 +33,7 @@ from recsys.savedmodel.signatures import (
     warmup_messages,
     write_warmup,
 )
-from recsys.system.commit import commit_folder
-from recsys.system.disk import free_there
-from recsys.system.files import DAMAGE, read_result
+from recsys.system.files import DAMAGE, commit_folder, free_there, read_result
 from recsys.system.process import release_freed
 from recsys.tasks.config import TrainStage
 from recsys.tasks.serving_side import Answers, ServingSide, Sources, tell

@@ -25,9 +25,15 @@ import pydantic
 from recsys.bundles.bundle import manifest_digest, verify
 from recsys.errors import RecsysError, UsageError
 from recsys.strict import Strict
-from recsys.system.commit import commit_file, commit_folder, only_writer, sync_file
-from recsys.system.disk import free_there
-from recsys.system.files import remove, retire
+from recsys.system.files import (
+    commit_file,
+    commit_folder,
+    free_there,
+    only_writer,
+    remove,
+    retire,
+    sync_file,
+)
 
 LEDGER = ".versions.json"
 HIDDEN = ".publish-"

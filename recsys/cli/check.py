@@ -20,7 +20,7 @@ from recsys.cli.terminal import Console, progress_bar
 from recsys.data.inspect.names import shown
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import counted, moment
-from recsys.system.commit import replacing
+from recsys.system.files import replacing
 from recsys.system.machine import Check, check_root, machine_checks
 
 if TYPE_CHECKING:

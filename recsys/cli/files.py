@@ -9,7 +9,7 @@ from pathlib import Path
 from recsys.cli.options import ConfigArgument, Count, Force, Json, Out, Seed, Sets
 from recsys.cli.show import emit
 from recsys.errors import UsageError
-from recsys.system.disk import storage_error
+from recsys.system.files import storage_error
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NAME, _DATA = "movielens_small", "ml-latest-small"

@@ -77,8 +77,8 @@ def plan(
         fabric: Bandwidth of a device to other hosts, per second.
         disk: Write speed of a host, per second.
     """
+    from recsys.config import with_mesh
     from recsys.config.load import load_config
-    from recsys.config.run_config import with_mesh
     from recsys.plan.table_rows import find_rows, parse_rows
 
     named_rows = parse_rows(rows or [])

@@ -23,12 +23,16 @@ from rich.text import Text
 from recsys.cli.terminal import Console, log_of_failure, print_error, progress_bar
 from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
-from recsys.system.disk import full_disk_error, storage_error
-from recsys.system.files import scratch_folder
+from recsys.system.files import full_disk_error, scratch_folder, storage_error
 from recsys.system.installation import install_extra
 from recsys.system.parent import STOP_SIGNALS, child_group, own_folders
-from recsys.system.process import run_stage, run_stage_with_config, stage_environment
-from recsys.system.signals import StoppedError, signals_raised
+from recsys.system.process import (
+    StoppedError,
+    run_stage,
+    run_stage_with_config,
+    signals_raised,
+    stage_environment,
+)
 
 if TYPE_CHECKING:
     from recsys.config import Config, EvaluateStage

@@ -58,8 +58,8 @@ def train(
         checkpoints: Folder of the checkpoints. Default: `checkpoints` next to --out.
         base: Model folder for a warm start.
     """
+    from recsys.config import with_mesh
     from recsys.config.load import load_config
-    from recsys.config.run_config import with_mesh
 
     words = options(
         data=data, out=out, checkpoints=checkpoints, base=base, processes=processes,

@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from recsys.errors import RecsysError, visible
-from recsys.system.disk import storage_error
+from recsys.system.files import storage_error
 
 _WIDTH = 100
 """Line width if there is no terminal [characters]."""

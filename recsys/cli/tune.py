@@ -17,7 +17,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.formats import duration, figure
 from recsys.system import events
 from recsys.system.installation import install_extra
-from recsys.system.signals import StoppedError, signals_raised
+from recsys.system.process import StoppedError, signals_raised
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic.fields import FieldInfo
 
+from recsys.config import Config
 from recsys.config.removed import removed_key
-from recsys.config.run_config import Config
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError, shortened
 from recsys.registry import Choice, choice_of
-from recsys.registry.stage import StageT, stage_of
+from recsys.registry.choice import StageT, stage_of
 from recsys.strict import Strict
 from recsys.system.files import open_regular
 

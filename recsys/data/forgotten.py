@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
-from recsys.system.commit import commit_text
-from recsys.system.files import open_regular
+from recsys.system.files import commit_text, open_regular
 
 LeaveOut = Callable[[RawBatch], tuple[RawBatch, int]]
 """Returns a batch without the rows to leave out, and their number."""

@@ -38,8 +38,7 @@ from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system import manifest
-from recsys.system.commit import commit_folder
-from recsys.system.files import DAMAGE
+from recsys.system.files import DAMAGE, commit_folder
 
 MANIFEST = "store.json"
 PARTS = ("train", "eval")

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import IO, Self
 
 from recsys.system.parent import as_parent
-from recsys.system.signals import StopSignals, signals_to
+from recsys.system.process import StopSignals, signals_to
 
 _POLL_S = 0.1
 _GONE_S = 60.0

@@ -1,8 +1,8 @@
 """`launcher` of a config: starts the stages of a pipeline that compute on devices.
 
 A stage runs in one or more processes of this machine, or on several hosts, each started by a
-command. A launcher doesn't change the result of a stage. So it is passed to components by the
-environment: as a parameter it would make TFX rerun the step.
+command or by Ray. A launcher doesn't change the result of a stage. So it is passed to components by
+the environment: as a parameter it would make TFX rerun the step.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -26,11 +28,13 @@ from recsys.errors import RecsysError, UsageError
 from recsys.registry import Choice, register
 from recsys.strict import Strict
 from recsys.system import events
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text
+from recsys.system.installation import install_extra
 from recsys.system.parent import CHILD, STDIN, VARIABLE, program_command
 from recsys.system.process import (
     last_json_line,
     raising_if_stopped,
+    run_stage,
     run_stage_with_config,
     stage_environment,
     stage_result,
@@ -184,7 +188,14 @@ class CommandLauncher(Launcher):
         with raising_if_stopped(children.stop.received):
             spoke = [index for index in failed if "error" in (last_json_line(printed[index]) or {})]
             if failed and not spoke and not children.stop.is_set:
-                raise _silent(module, self.hosts[failed[0]], codes[failed[0]])
+                host = self.hosts[failed[0]]
+                raise RecsysError(
+                    "R394",
+                    f"The command that `launcher` starts for the host {host!r} must run {module} to"
+                    " its end.",
+                    "Run the command by hand; see its output in the log.",
+                    f"exit code {codes[failed[0]]}, no reason given",
+                )
             index = next(iter(spoke), 0)
             return stage_result(module, codes[index], printed[index], children.stop.received)
 
@@ -210,16 +221,118 @@ class CommandLauncher(Launcher):
         return [part for word in self.argv for part in places.get(word, [word])]
 
 
+# --- Ray
+
+NOTICED_SOON = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Environment of Ray's head that makes it give up a lost node after about 3 s."""
+PATIENT = {
+    "RAY_agent_register_timeout_ms": "100000",
+    "RAY_worker_register_timeout_seconds": "100",
+    "RAY_raylet_start_wait_time_s": "100",
+    "RAY_worker_niceness": "0",  # Added to that of the raylet; by default 15.
+}
+"""Environment of a Ray node on a busy machine: it waits longer for its processes to start, and
+its workers have its priority."""
+_DRIVER = "recsys.distributed.ray_group"
+"""The driver of a stage, a separate process: Ray's threads and signal handlers stay out of the
+run."""
+
+
+@register("launcher", "ray")
+class RayLauncher(Launcher):
+    """Runs the processes of a stage in Ray actors, one per host.
+
+    All nodes must reach `root` at the same path and have the same installation. The run must be
+    started on a node of the cluster.
+    """
+
+    hosts: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Number of processes of a stage, on different nodes if there are enough."""
+    min_hosts: Annotated[int, Field(ge=1)] | None = None
+    """Lowest number of hosts to continue with if lost hosts are not replaced; `null`: same as
+    `hosts`."""
+    address: Annotated[str, Field(pattern=r"^(local|auto|\S+:\d+)$")] = "local"
+    """`HOST:PORT` of a cluster; `auto`: the cluster that `RAY_ADDRESS` names or that this machine
+    belongs to; `local`: a Ray instance on this machine, started for each stage."""
+    resources: dict[str, PositiveFloat] = Field({"CPU": 1.0}, min_length=1)
+    """Resources that each host reserves: `CPU`, `GPU` or custom names. Without `GPU` it computes on
+    CPUs."""
+    wait_s: PositiveFloat = 300.0
+    """Timeout for nodes to become available, and for processes to join [s]."""
+    silent_s: PositiveFloat = 4.0
+    """Time without an answer after which a host counts as lost [s]."""
+    restarts: NonNegativeInt = 3
+    """Maximum number of restarts of a stage, from its last checkpoint, after a host was lost."""
+
+    @model_validator(mode="after")
+    def _fewest_are_not_more(self) -> Self:
+        if self.fewest > self.hosts:
+            raise ValueError(f"min_hosts must be at most hosts, {self.hosts}; not {self.min_hosts}")
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Lowest number of hosts of a stage."""
+        return self.min_hosts or self.hosts
+
+    def check(self) -> None:
+        """Checks that Ray is installed, and that the cluster answers.
+
+        Raises:
+            UsageError: Ray isn't installed, or the cluster doesn't answer.
+        """
+        if find_spec("ray") is None:
+            rule = "`launcher: {kind: ray}` requires the extra `ray`."
+            raise UsageError("R268", rule, install_extra("ray"), "no package 'ray'")
+        if self.address != "local":
+            self._drive([])
+
+    def run(
+        self, module: str, config: str, arguments: Sequence[str], folder: Path
+    ) -> dict[str, Any]:
+        """Runs a stage and returns its result; see `Launcher.run`."""
+        file, progress = write_config(module, config, folder), folder / f"{module}.events.jsonl"
+        return self._drive([str(progress), module, "--config", str(file), *arguments])
+
+    def _drive(self, words: Sequence[str]) -> dict[str, Any]:
+        """Runs the driver of a stage; without `words`, only tries to place the hosts."""
+        own = {"RAY_USAGE_STATS_ENABLED": "0"}
+        # The path of a socket has at most 107 bytes, which a run's own TMPDIR may exceed.
+        with tempfile.TemporaryDirectory(
+            prefix="recsys-ray-",
+            dir="/tmp",
+            ignore_cleanup_errors=True,
+        ) as folder:
+            if self.address == "local":
+                own |= _local_ray(folder)
+            return run_stage(_DRIVER, [self.model_dump_json(), *words], own)
+
+
+def _local_ray(folder: str) -> dict[str, str]:
+    """Returns the environment of a Ray that only this machine can reach, with a token.
+
+    Args:
+        folder: Folder for its sockets and logs.
+    """
+    return {
+        **NOTICED_SOON,
+        **PATIENT,
+        "RAY_TMPDIR": folder,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # All ports on loopback, on Linux too.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # By default it writes one to the home folder.
+        "RAY_memory_monitor_refresh_ms": "0",  # The kernel says when memory has run out.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # Then Ray's processes of a killed run end.
+    }
+
+
+# --- the launcher of a run
+
 _CHOICE = Choice("launcher", "local", key="kind")
-
-
-def _silent(module: str, host: str, code: int) -> RecsysError:
-    return RecsysError(
-        "R394",
-        f"The command that `launcher` starts for the host {host!r} must run {module} to its end.",
-        "Run the command by hand; see its output in the log.",
-        f"exit code {code}, no reason given",
-    )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The driver of a stage on Ray: `python -m recsys.distributed.ray_group LAUNCHER EVENTS STAGE …`.
 
 It places an actor (`ray_host.py`) on each host, which starts the stage's process, and polls the
-actors. If a host is lost or doesn't answer, or its process fails, the group ends. `ray_launcher.py`
+actors. If a host is lost or doesn't answer, or its process fails, the group ends. `launchers.py`
 starts the driver, and restarts it after a loss.
 """
 
@@ -22,13 +22,18 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from recsys.distributed.launchers import started_again
+from recsys.distributed.launchers import RayLauncher, started_again
 from recsys.distributed.ray_host import Host
-from recsys.distributed.ray_launcher import RayLauncher
 from recsys.errors import RecsysError, UsageError
 from recsys.system import events
-from recsys.system.process import last_json_line, stage_environment, stage_main, stage_result
-from recsys.system.signals import StopSignals, signals_to
+from recsys.system.process import (
+    StopSignals,
+    last_json_line,
+    signals_to,
+    stage_environment,
+    stage_main,
+    stage_result,
+)
 
 _POLL_S = 0.1
 _REASON_S = 3.0

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from recsys.contents import lazy_contents
+from recsys.system.lean_imports import lazy_contents
 
 if TYPE_CHECKING:
     from recsys.embedding.ids import Ragged as Ragged

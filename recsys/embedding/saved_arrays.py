@@ -24,12 +24,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from recsys.distributed.ending import ending_after
-from recsys.distributed.host_collectives import agreed, is_primary, jointly
+from recsys.distributed.coordination import agreed, ending_after, is_primary, jointly
 from recsys.embedding.sharding import devices_of, in_ranges, range_of
 from recsys.embedding.table import Table, logical_chunks
 from recsys.system import manifest as manifests
-from recsys.system.commit import sync_file
+from recsys.system.files import sync_file
 
 _WHOLE_BYTES = 1 << 20
 """Maximum size of a table that is written as one file [bytes]."""

@@ -11,7 +11,7 @@ from recsys.data.dataset import Data
 from recsys.evaluation.config import EvaluateConfig, EvaluateStage
 from recsys.evaluation.evaluator import Evaluator, open_evaluation_data, open_systems, repeats_of
 from recsys.evaluation.result import Comparison, EvaluationResult
-from recsys.registry.stage import stage_of
+from recsys.registry.choice import stage_of
 from recsys.tasks.judging_side import SystemProgress
 
 if TYPE_CHECKING:

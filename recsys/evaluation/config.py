@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from recsys.registry import BUILT_INS, Choice, name_of
-from recsys.registry.stage import Stage
+from recsys.registry.choice import Stage
 from recsys.strict import Share, Strict
 
 BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from recsys.distributed.agreement import facts_of
-from recsys.distributed.ending import failing_at_once
-from recsys.distributed.host_collectives import agreed, is_primary
-from recsys.distributed.join import join
+from recsys.distributed.coordination import agreed, failing_at_once, is_primary
+from recsys.distributed.join import facts_of, join
 from recsys.embedding import device_mesh
 from recsys.evaluation import api
 from recsys.evaluation.config import EvaluateStage

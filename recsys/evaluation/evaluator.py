@@ -16,7 +16,7 @@ from recsys.bundles.bundle import MANIFEST, read_manifest, repeats_of_folder, ve
 from recsys.bundles.publishing import versions
 from recsys.data.config import Split
 from recsys.data.dataset import Data
-from recsys.distributed.host_collectives import agreed, in_shares
+from recsys.distributed.coordination import agreed, in_shares
 from recsys.errors import RecsysError
 from recsys.evaluation.blessing import Evidence, judge
 from recsys.evaluation.config import EvaluateStage

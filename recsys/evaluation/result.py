@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 from recsys import registry
 from recsys.errors import UsageError
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
-from recsys.system.commit import commit_text
-from recsys.system.files import read_result
+from recsys.system.files import commit_text, read_result
 from recsys.tasks.judging_side import BLESSED
 
 _ROUNDING = 1e-8

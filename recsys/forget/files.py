@@ -21,9 +21,8 @@ from typing import Any
 
 from recsys.data.forgotten import words_of
 from recsys.runs.retention import Thing
-from recsys.system import commit
-from recsys.system.commit import commit_folder, commit_text
-from recsys.system.files import folders_in, read_json, remove
+from recsys.system import files
+from recsys.system.files import commit_folder, commit_text, folders_in, read_json, remove
 
 GONE = "[forgotten]"
 """Replacement of an id in a text."""
@@ -169,7 +168,7 @@ def forget_in_texts(root: Path, names: Names) -> int:
             text = path.read_text("utf-8", "surrogateescape")  # A log may contain any bytes.
             new = _without(text, path.suffix, names)
             if new != text:
-                with commit.replacing(path) as temporary:
+                with files.replacing(path) as temporary:
                     temporary.write_text(new, "utf-8", "surrogateescape")
                 changed += 1
     return changed
@@ -188,7 +187,7 @@ def _forget_in_database(path: Path, names: Names) -> bool:
     new = names.without_words(content)
     if new != content:
         with (
-            commit.replacing(path) as temporary,
+            files.replacing(path) as temporary,
             contextlib.closing(sqlite3.connect(temporary)) as connection,
         ):
             connection.executescript(new)

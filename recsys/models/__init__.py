@@ -6,7 +6,7 @@ built in.
 
 from typing import TYPE_CHECKING
 
-from recsys.contents import lazy_contents
+from recsys.system.lean_imports import lazy_contents
 
 if TYPE_CHECKING:
     from recsys.models.encoders import HistoryEncoder as HistoryEncoder

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.data.event_log import Facts
 from recsys.data.shuffle import held_part
-from recsys.distributed.ending import ending_after
+from recsys.distributed.coordination import ending_after
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 

@@ -20,8 +20,6 @@ from recsys.registry.choice import choice_of as choice_of
 from recsys.registry.choice import modules_of as modules_of
 from recsys.registry.choice import plugins_needed as plugins_needed
 from recsys.registry.choice import plugins_of as plugins_of
-from recsys.registry.registered import ENTRY_POINTS as ENTRY_POINTS
-from recsys.registry.registered import Plugins as Plugins
 from recsys.registry.registered import class_of as class_of
 from recsys.registry.registered import config_type as config_type
 from recsys.registry.registered import get as get

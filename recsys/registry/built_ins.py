@@ -80,7 +80,7 @@ BUILT_INS = {
     "launcher": {
         "local": "recsys.distributed.launchers:LocalLauncher",
         "command": "recsys.distributed.launchers:CommandLauncher",
-        "ray": "recsys.distributed.ray_launcher:RayLauncher",
+        "ray": "recsys.distributed.launchers:RayLauncher",
     },
 }
 """Built-in classes by kind and name: `module:Class`, and the config if the class imports Keras."""

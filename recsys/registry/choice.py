@@ -1,10 +1,10 @@
-"""Config fields that select a registered class, and the plugins that a config needs."""
+"""Config fields that select a registered class, the plugins that a config needs, and `Stage`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -12,8 +12,8 @@ from pydantic_core import core_schema
 
 from recsys.errors import UsageError
 from recsys.registry.built_ins import BUILT_INS, built_ins
-from recsys.registry.registered import config_type, module_of, name_of, names
-from recsys.strict import parts_in
+from recsys.registry.registered import Plugins, config_type, module_of, name_of, names
+from recsys.strict import Repeats, Strict, parts_in
 
 _PACKAGE = "recsys"
 
@@ -173,3 +173,27 @@ def _chosen_modules(kind: str, chosen: Any) -> list[str]:
         return [ours[name].module]
     module = module_of(kind, name)
     return [module] if module else [built_in.module for built_in in ours.values()]
+
+
+# --- the keys that every stage has
+
+
+class Stage(Strict):
+    """Keys of every stage."""
+
+    plugins: Plugins = ()
+    """Modules that register models, losses, metrics and other classes, imported before the rest of
+    the config is read."""
+    repeats: Repeats = "exclude"
+    """Whether lists may contain items that their user has already interacted with. `exclude`: no,
+    and repeated events are not evaluated; `include`: yes, they are treated like other items.
+    Applies to validation, evaluation and the defaults of serving."""
+
+
+StageT = TypeVar("StageT", bound=Stage)
+
+
+def stage_of(config: Stage, kind: type[StageT]) -> StageT:
+    """Returns the parts of `config` that the stage `kind` needs, and the plugins for them."""
+    parts = {name: getattr(config, name) for name in kind.model_fields}
+    return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})

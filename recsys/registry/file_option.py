@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,11 +95,6 @@ class File(os.PathLike[str]):
         return {"type": "string", "format": "path"}
 
 
-def files_in(*parts: Any) -> Iterator[File]:
-    """Yields the files that parts of a config name, which are searched recursively."""
-    return (part for part in parts_in(*parts) if isinstance(part, File))
-
-
 def copy_files(folder: Path, *parts: Any) -> None:
     """Copies the files that parts of a config name into a model folder, and no others.
 
@@ -110,7 +104,7 @@ def copy_files(folder: Path, *parts: Any) -> None:
     """
     fresh = folder / f".{FOLDER}"
     shutil.rmtree(fresh, ignore_errors=True)
-    for file in files_in(*parts):
+    for file in (part for part in parts_in(*parts) if isinstance(part, File)):
         copy = fresh / Path(file.copy_name).relative_to(FOLDER)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from recsys.formats import count, is_number
 from recsys.system import files
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text
 
 RUNS = "runs"
 INDEX = "index.html"

@@ -40,7 +40,7 @@ from recsys.formats import count, duration, figure, is_number
 from recsys.report.evaluated import Evaluated
 from recsys.report.runs import INDEX, RUNS, RunRecord, read_json, read_result
 from recsys.runs.index import write_index
-from recsys.system.commit import commit_folder, commit_text, replacing
+from recsys.system.files import commit_folder, commit_text, replacing
 from recsys.system.process import run_stage_with_config
 from recsys.tasks.judging_side import BLESSED, MODEL
 

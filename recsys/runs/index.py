@@ -22,7 +22,7 @@ from recsys.report.runs import (
     spans_in_words,
 )
 from recsys.runs.summary import run_summary, unfinished_result
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text
 from recsys.tasks.judging_side import BLESSED, MODEL
 from recsys.tuning import read_records
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.bundles.publishing import all_folders
-from recsys.config.operation import KeepConfig
+from recsys.config import KeepConfig
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.segments import segments_in_use
 from recsys.errors import BusyError

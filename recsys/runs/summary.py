@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import tenacity
 
-from recsys.config.operation import NotifyConfig
+from recsys.config import NotifyConfig
 from recsys.errors import BusyError, shortened
 from recsys.formats import change, count, counted, duration, ends_of, figure, is_number, span
 from recsys.report.runs import (

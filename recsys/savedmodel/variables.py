@@ -27,7 +27,7 @@ from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
 from recsys.errors import RecsysError
 from recsys.savedmodel.row_slices import read_rows, slice_bounds
 from recsys.savedmodel.signatures import load_saved_model, not_loadable
-from recsys.system.disk import free_there
+from recsys.system.files import free_there
 
 if TYPE_CHECKING:  # The process of the parity checks has neither Keras nor `recsys.models`.
     from recsys.embedding.model import SparseModel

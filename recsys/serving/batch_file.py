@@ -28,7 +28,7 @@ from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
 from recsys.savedmodel.signatures import QUERY_TIME, SOURCES
 from recsys.serving.served_model import RankedRows, Retriever
-from recsys.system.commit import replacing
+from recsys.system.files import replacing
 
 SCHEMA = pa.schema(
     [

@@ -28,7 +28,7 @@ from recsys.serving.pool import Pool, ServerMetrics
 from recsys.serving.predictor import MicroBatcher, Predictor
 from recsys.serving.requests import HEAD_BYTES, HEAD_LINES, Limits
 from recsys.serving.served_model import ServedModel, open_bundle
-from recsys.system.signals import signals_to
+from recsys.system.process import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
 _STDERR = 2

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from recsys.system.disk import naming
+from recsys.system.files import naming
 
 ENVIRONMENT_VARIABLE = "RECSYS_EVENTS"
 POLL_S = 0.1
@@ -45,14 +45,9 @@ def emit(kind: str, **fields: Any) -> None:
         os.close(descriptor)
 
 
-def note(sentence: str, step: str = "Trainer") -> None:
-    """Reports a note, which is not an error, also in the log.
-
-    Args:
-        sentence: Text of the note.
-        step: Step of the pipeline that it belongs to.
-    """
-    emit("note", step=step, text=sentence)
+def note(sentence: str) -> None:
+    """Reports a note of a training, which is not an error, also in the log."""
+    emit("note", step="Trainer", text=sentence)
     with suppress(OSError):  # The disk may be full.
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 

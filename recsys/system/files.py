@@ -1,8 +1,9 @@
-"""Reads files that may be damaged; lists and removes folders; temporary folders."""
+"""Files that may be damaged, folders, temporary folders, full disks and atomic writes."""
 
 from __future__ import annotations
 
 import collections
+import errno
 import fcntl
 import hashlib
 import json
@@ -204,3 +205,144 @@ def sweep(parent: Path) -> list[Path]:
             finally:
                 os.close(held)
     return swept
+
+
+# --- full disks, and files that can't be read or written
+
+
+_FULL_BYTES = 1 << 20
+"""Below this, a failure without a reason is taken as a full disk: SQLite rolls back, ML Metadata
+then reports a missing transaction, and a process may be unable to report its error."""
+
+
+def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
+    """Returns the free bytes on the disk of `path`; None if unknown.
+
+    Args:
+        path: A file or folder, which need not exist, or None.
+    """
+    if path is None:
+        return None
+    place = Path(path).absolute()
+    for folder in (place, *place.parents):
+        try:
+            return shutil.disk_usage(folder).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def free_there(path: str | os.PathLike[str] | None) -> str:
+    """Returns the free space on the disk of `path` as the end of a sentence; empty if unknown."""
+    free = free_bytes(path)
+    return "" if free is None else f"; {free:,} bytes are free there"
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Adds a file name to the block's errors; the system doesn't name open files.
+
+    Args:
+        path: The file that is written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:
+    """Returns the error of a file that couldn't be read or written.
+
+    Args:
+        error: The system's error.
+        place: Folder of the work, for an error that names no file.
+    """
+    path = place if error.filename is None else os.fsdecode(error.filename)
+    what = "its files" if path is None else repr(str(path))
+    rule = f"The program must be able to read and write {what}{free_there(path)}."
+    cure = (
+        "Free disk space or change the permissions, and run again; the served model did not change."
+    )
+    return RecsysError("R603", rule, cure, error.strerror or str(error))
+
+
+def full_disk_error(*places: str | os.PathLike[str]) -> RecsysError | None:
+    """Returns the error of the first folder on a full disk, for failures without a reason."""
+    for place in places:
+        free = free_bytes(place)
+        if free is not None and free < _FULL_BYTES:
+            return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
+    return None
+
+
+# --- atomic writes, by one writer at a time
+
+
+@contextmanager
+def only_writer(folder: Path, unfinished: str) -> Iterator[None]:
+    """Waits for other writers of a folder, and removes unfinished files of killed writers.
+
+    The system frees the lock of a killed writer.
+
+    Args:
+        folder: The folder, created if missing.
+        unfinished: Prefix of the names of unfinished files and folders.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{unfinished}*"):
+            remove(left)
+        yield
+
+
+def commit_folder(temporary: Path, final: Path) -> None:
+    """Syncs a complete folder to the disk and renames it to its final name."""
+    for parent, _, names in os.walk(temporary, topdown=False):
+        for name in names:
+            sync_file(Path(parent) / name)
+        sync_file(Path(parent))
+    os.rename(temporary, final)
+    sync_file(final.parent)
+
+
+def commit_text(text: str, final: Path) -> None:
+    """Writes a text file atomically and syncs it to the disk."""
+    with replacing(final) as temporary, temporary.open("x", encoding="utf-8") as file:
+        file.write(text)  # "x": never through a link.
+
+
+@contextmanager
+def replacing(final: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, which replaces `final` atomically at the end."""
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        with naming(final):
+            yield temporary
+        commit_file(temporary, final)
+    except BaseException:
+        with suppress(OSError):  # Free the space, since the disk may be full.
+            temporary.unlink()
+        raise
+
+
+def commit_file(temporary: Path, final: Path) -> None:
+    """Syncs a complete file to the disk and renames it to its final name in the same folder."""
+    sync_file(temporary)
+    os.replace(temporary, final)
+    sync_file(final.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Syncs the content of a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Keeps optional dependencies of large packages from being imported in our own processes.
+"""Imports that happen late or not at all: optional dependencies of large packages, public names.
 
 Keras imports IPython, pandas and scikit-learn if they are installed, to show files, to accept
 data frames and to wrap models. TensorFlow imports JAX, to convert JAX programs to TFLite. No
@@ -22,7 +22,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -101,3 +101,38 @@ class _LatePackage(ModuleType):
         self.__class__ = ModuleType  # type: ignore[assignment]  # Runs once.
         self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
         return getattr(self, name)
+
+
+# --- public names of a package, loaded on first use
+
+
+def lazy_contents(
+    package: str, names: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns `__all__`, `__getattr__` and `__dir__` of a package.
+
+    A package lists its names once for Python, and once as imports for type checkers and editors:
+
+        if TYPE_CHECKING:
+            from package.module import Name as Name, Other as Other
+
+        __all__, __getattr__, __dir__ = lazy_contents(__name__, {"package.module": "Name Other"})
+
+    Args:
+        package: Name of the package.
+        names: Names, separated by spaces, by the module that defines them; a submodule by itself.
+    """
+    homes = {name: module for module, defined in names.items() for name in defined.split()}
+
+    def getattr_(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if "keras" not in sys.modules:
+            # Keras' own default is TensorFlow, on which nothing trains.
+            os.environ.setdefault("KERAS_BACKEND", "jax")
+        module = importlib.import_module(homes[name])
+        if module.__name__.endswith(f".{name}"):  # As `recsys.losses`, which has no such name.
+            return getattr(module, name, module)
+        return getattr(module, name)
+
+    return sorted(homes), getattr_, lambda: sorted(homes)

@@ -13,11 +13,10 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text, read_json
 
 Algorithm = Literal["sha256", "crc32"]
 Files = dict[str, dict[str, Any]]
@@ -38,10 +37,6 @@ class ManifestError(Exception):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
-
-
-class UnreadableManifestError(ManifestError):
-    """The manifest itself is missing or damaged."""
 
 
 class ChangedFileError(ManifestError):
@@ -101,17 +96,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Returns a manifest: its fields, and `files`.
 
     Raises:
-        UnreadableManifestError: It is missing or damaged.
+        ManifestError: It is missing or damaged.
     """
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = read_json(path)
     except (OSError, ValueError) as error:
-        raise UnreadableManifestError(path.name, str(error)) from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise UnreadableManifestError(path.name, "no map of files")
+        raise ManifestError(path.name, str(error)) from None
+    if not isinstance(manifest.get("files"), dict):
+        raise ManifestError(path.name, "no map of files")
     for name, described in manifest["files"].items():
         if not isinstance(described, dict) or described.keys() not in _DESCRIBED:
-            raise UnreadableManifestError(path.name, f"the file {name!r}: {described!r}")
+            raise ManifestError(path.name, f"the file {name!r}: {described!r}")
     return manifest
 
 
@@ -212,12 +207,8 @@ def _describe(path: Path, algorithm: Algorithm) -> dict[str, Any]:
         if algorithm == "sha256":
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
         else:
-            checksum = _crc32(file)
+            crc = 0
+            while block := file.read(_BLOCK_BYTES):
+                crc = zlib.crc32(block, crc)
+            checksum = f"{crc:08x}"
         return {algorithm: checksum, "size": os.fstat(file.fileno()).st_size}
-
-
-def _crc32(file: BufferedReader) -> str:
-    crc = 0
-    while block := file.read(_BLOCK_BYTES):
-        crc = zlib.crc32(block, crc)
-    return f"{crc:08x}"

@@ -24,7 +24,7 @@ from typing import Self
 from recsys.errors import BusyError, RecsysError
 from recsys.formats import duration
 from recsys.strict import Strict
-from recsys.system.disk import storage_error
+from recsys.system.files import storage_error
 
 LOCK_NAME = "run.lock"
 SILENT_S = 120.0

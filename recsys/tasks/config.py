@@ -20,7 +20,7 @@ from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
 from recsys.models.config import AutoConfig
 from recsys.registry import Choice
-from recsys.registry.stage import Stage
+from recsys.registry.choice import Stage
 from recsys.strict import Share, Strict
 
 

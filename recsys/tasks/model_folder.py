@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding
 from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import PARTS, seal_inputs
 from recsys.data.vocabulary import Vocabulary
-from recsys.distributed.host_collectives import agreed
+from recsys.distributed.coordination import agreed
 from recsys.embedding.layout import (
     place_variables,
     replicate,

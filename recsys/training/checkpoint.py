@@ -39,13 +39,12 @@ import keras
 import numpy as np
 import orbax.checkpoint as ocp
 
-from recsys.distributed.host_collectives import agreed, is_primary, jointly
+from recsys.distributed.coordination import agreed, is_primary, jointly
 from recsys.embedding.sharding import logical_rows, physical_rows
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
-from recsys.system.commit import commit_folder, sync_file
-from recsys.system.disk import free_there
+from recsys.system.files import commit_folder, free_there, sync_file
 from recsys.system.manifest import Files
 
 # Raised by Orbax, TensorStore and the system if a file can't be read or written.

@@ -15,8 +15,14 @@ from typing import Any
 import jax
 import keras
 
-from recsys.distributed.ending import StepWatch, StopRequest, ending_after
-from recsys.distributed.host_collectives import agreed, meet, note_on_primary
+from recsys.distributed.coordination import (
+    StepWatch,
+    StopRequest,
+    agreed,
+    ending_after,
+    meet,
+    note_on_primary,
+)
 from recsys.errors import RecsysError
 from recsys.system.process import release_freed
 from recsys.tasks.training_side import EpochWork

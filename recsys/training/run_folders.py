@@ -24,9 +24,8 @@ from recsys.data.store import MANIFEST
 from recsys.errors import BusyError, RecsysError
 from recsys.fingerprint import code_fingerprint
 from recsys.registry.file_option import BY_CONTENT
-from recsys.system.commit import commit_text
 from recsys.system.events import note
-from recsys.system.files import digest_of_files, remove
+from recsys.system.files import commit_text, digest_of_files, remove
 from recsys.system.run_lock import LOCK_NAME, SILENT_S, Owner, run_lock
 from recsys.tasks.config import TrainStage
 
@@ -77,7 +76,7 @@ class RunFolders:
             RecsysError: A file of the data can't be read.
         """
         # It imports JAX, which the parent process doesn't need.
-        from recsys.distributed.host_collectives import agreed
+        from recsys.distributed.coordination import agreed
 
         config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING}, context=BY_CONTENT)
         del config["train"]["checkpoint"], config["train"]["profile_steps"]

@@ -14,10 +14,8 @@ from typing import Any
 
 from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
-from recsys.distributed.agreement import facts_of
-from recsys.distributed.ending import failing_at_once
-from recsys.distributed.host_collectives import agreed, in_shares
-from recsys.distributed.join import join
+from recsys.distributed.coordination import agreed, failing_at_once, in_shares
+from recsys.distributed.join import facts_of, join
 from recsys.errors import UsageError
 from recsys.fingerprint import source_version
 from recsys.models import model_class

@@ -14,7 +14,7 @@ import keras
 from recsys import kernels
 from recsys.data.dataset import Data
 from recsys.distributed.config import LayoutRules, MeshConfig
-from recsys.distributed.host_collectives import in_shares, is_primary, note_on_primary
+from recsys.distributed.coordination import in_shares, is_primary, note_on_primary
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import place_variables, tables_of
 from recsys.errors import UsageError

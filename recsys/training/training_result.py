@@ -25,7 +25,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from recsys.data.hold_out import KeptEvents
-from recsys.distributed.host_collectives import is_primary
+from recsys.distributed.coordination import is_primary
 from recsys.embedding import TablePlacement
 from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError

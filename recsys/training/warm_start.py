@@ -23,7 +23,7 @@ import numpy as np
 from recsys import registry
 from recsys.data.hold_out import KeptEvents
 from recsys.data.store import InteractionStore
-from recsys.distributed.host_collectives import agreed, jointly, note_on_primary
+from recsys.distributed.coordination import agreed, jointly, note_on_primary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.saved_arrays import (
     SavedRows,

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.errors import RecsysError
-from recsys.system.commit import commit_text
-from recsys.system.files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, commit_text, read_json
 
 FOLDER = "tuning"
 """Folder of the studies, in the folder of all runs."""

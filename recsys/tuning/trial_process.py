@@ -23,8 +23,7 @@ from recsys.config.load import load_stage
 from recsys.data.dataset import open_data
 from recsys.errors import RecsysError
 from recsys.models import model_class
-from recsys.system.process import stage_main
-from recsys.system.signals import StoppedError, signals_raised
+from recsys.system.process import StoppedError, signals_raised, stage_main
 from recsys.training.trainer import Trainer, check_backend
 from recsys.tuning.tuning_study import SECONDS, open_study, trial_folder, trial_of
 

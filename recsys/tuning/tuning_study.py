@@ -29,8 +29,8 @@ from recsys.config.load import load_config
 from recsys.data.dataset import open_data
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError, UsageError
-from recsys.registry.stage import stage_of
-from recsys.system.commit import commit_text
+from recsys.registry.choice import stage_of
+from recsys.system.files import commit_text
 from recsys.system.process import run_stage_with_config
 from recsys.tasks.task import training_side
 from recsys.tuning import write_record

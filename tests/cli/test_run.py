@@ -321,7 +321,7 @@ def test_a_child_that_could_not_write_its_error_is_reported(child, tmp_path, mon
     _, start = follow_child(tmp_path)
     with pytest.raises(RecsysError, match=r"R903"):
         start()
-    monkeypatch.setattr("recsys.system.disk.free_bytes", lambda _: 4096)
+    monkeypatch.setattr("recsys.system.files.free_bytes", lambda _: 4096)
     with pytest.raises(RecsysError, match=r"R603.*No space left on device"):
         start()
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.aftercare import as_recsys_error
+from pipelines.run_record import as_recsys_error
 from recsys import errors
 from recsys.errors import RecsysError, unexpected_error
 from recsys.system.process import run_stage

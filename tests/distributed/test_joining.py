@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from places import SUPPORT
 
-from recsys.distributed.agreement import is_loopback, own_address
 from recsys.distributed.coordination import detected
+from recsys.distributed.join import is_loopback, own_address
 from recsys.distributed.local import free_port
 from recsys.distributed.place import Place, add_process_options, place_of
 from recsys.errors import UsageError

@@ -17,11 +17,9 @@ from training_runs import STAGE, Run
 
 from benchmarks.hosts import RayTraining, write_world
 from benchmarks.measure import children_of
-from benchmarks.namespaces import can_have_hosts
-from benchmarks.ray_hosts import RayHosts, command
+from benchmarks.namespaces import RayHosts, can_have_hosts, command
 from recsys.config.load import load_config
-from recsys.distributed.launchers import launching_by, run_launched
-from recsys.distributed.ray_launcher import RayLauncher
+from recsys.distributed.launchers import RayLauncher, launching_by, run_launched
 from recsys.errors import ConfigError
 
 PROC = Path("/proc")
@@ -30,7 +28,7 @@ import sys
 from pathlib import Path
 sys.path += [{str(STAGES)!r}]
 from launching import launch
-from recsys.distributed.ray_launcher import RayLauncher
+from recsys.distributed.launchers import RayLauncher
 from recsys.errors import RecsysError
 try:
     launch(RayLauncher(hosts=2, restarts=0), Path(sys.argv[1]), "waits", "waits")
@@ -110,6 +108,9 @@ def test_nothing_that_was_started_outlives_ray_or_the_run(signum, victim, code, 
     while not all((tmp_path / f"{index}.pid").exists() for index in (0, 1)):
         time.sleep(0.05)
         assert run.poll() is None
+    pids = [int((tmp_path / f"{index}.pid").read_text()) for index in (0, 1)]
+    priorities = {os.getpriority(os.PRIO_PROCESS, pid) for pid in (*pids, run.pid)}
+    assert len(priorities) == 1, "Ray's workers run at a niceness of 15 by default"
     ours = children_of(run.pid)
     victims = [pid for pid in ours if victim in command(pid)] or [run.pid]
     os.kill(victims[0], signum)

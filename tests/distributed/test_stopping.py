@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from recsys.errors import RecsysError
-from recsys.system.process import run_stage
-from recsys.system.signals import StoppedError, raise_if_stopped, signals_raised
+from recsys.system.process import StoppedError, raise_if_stopped, run_stage, signals_raised
 
 _STAGE = """
 import json, signal, sys, time
@@ -36,7 +35,7 @@ if __name__ == "__main__":
 _PROGRAM = """
 import sys, time
 from recsys.system.process import run_stage
-from recsys.system.signals import StoppedError, signals_raised
+from recsys.system.process import StoppedError, signals_raised
 try:
     with signals_raised():
         run_stage("planted_stage", sys.argv[1:], {})

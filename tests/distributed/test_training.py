@@ -9,18 +9,17 @@ import pytest
 from hanging import error_of_hanging, two_processes
 from training_runs import STAGE, Run
 
-from recsys.distributed.ending import StopRequest
+from recsys.distributed.coordination import StopRequest
 from recsys.distributed.local import free_port
 from recsys.distributed.place import Place
-from recsys.system import signals as signals_module
-from recsys.system.process import last_json_line
-from recsys.system.signals import StopSignals
+from recsys.system import process as process_module
+from recsys.system.process import StopSignals, last_json_line
 
 
 @pytest.fixture(name="clock")
 def _clock(monkeypatch):
     times = [100.0]
-    monkeypatch.setattr(signals_module.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(process_module.time, "monotonic", lambda: times[0])
     return times
 
 
@@ -68,7 +67,7 @@ def run_python(text, **own):
 
 @pytest.mark.parametrize(("does", "code"), [("begin", 1), ("pause", 0)])
 def test_a_step_that_takes_too_long_ends_with_an_error(does, code):
-    text = "import time; from recsys.distributed import ending as d\n"
+    text = "import time; from recsys.distributed import coordination as d\n"
     text += "d.n_processes = lambda: 2; watch = d.StepWatch(0.1)\n"
     text += f"with watch.watching(): watch.begin(); watch.{does}(); time.sleep(1)"
     done = run_python(text)
@@ -84,7 +83,7 @@ def test_a_timeout_names_the_processes_that_do_not_wait(of):
 import contextlib, time
 import jax, numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from recsys.distributed import ending as d
+from recsys.distributed import coordination as d
 from recsys.distributed.join import join
 
 @contextlib.contextmanager

@@ -13,9 +13,9 @@ pytest.importorskip("tfx", reason="the pipeline's history lies in ML Metadata")
 from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from pipelines import recovery as module
+from pipelines import clean as module
+from pipelines.clean import cancel, clean_up, find_orphans, record_killed
 from pipelines.metadata_store import check_root
-from pipelines.recovery import cancel, clean_up, find_orphans, record_killed
 from recsys.errors import RecsysError
 from recsys.report.runs import RunRecord, read_result
 from recsys.runs.index import read_runs

@@ -17,11 +17,10 @@ from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import runner as module
-from pipelines.aftercare import as_recsys_error
-from pipelines.run_record import Recorder
+from pipelines.run_record import Recorder, as_recsys_error
 from recsys.errors import RecsysError
+from recsys.system.process import StoppedError
 from recsys.system.run_lock import LOCK_NAME, run_lock
-from recsys.system.signals import StoppedError
 
 
 @pytest.fixture
@@ -104,5 +103,5 @@ def test_a_full_disk_is_reported_with_its_place_and_room_whoever_met_it(tmp_path
 def test_an_unexplained_error_on_a_full_disk_is_reported_as_such(tmp_path, monkeypatch):
     rolled_back = mlmd.errors.InternalError("cannot commit - no transaction is active")
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R600"
-    monkeypatch.setattr("recsys.system.disk.free_bytes", lambda _: 4096)
+    monkeypatch.setattr("recsys.system.files.free_bytes", lambda _: 4096)
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R603"

@@ -21,10 +21,9 @@ from tfx.orchestration.pipeline import Pipeline
 from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
 
 from components.artifacts import DeadLetters, Verdict, set_parquet_splits
-from components.data_gate import DataGate
-from components.drift_validator import DriftLimits, compare
+from components.validation import DataGate, DriftLimits, compare
 from pipelines.commands import committable, freeze_schemas
-from pipelines.raw_data import validate
+from pipelines.retrieval_pipeline import validate
 from pipelines.runner import Runner
 from recsys.config import Config, canonical_json
 from recsys.data.example_files import write_examples

@@ -70,9 +70,6 @@ def test_ids_are_zipf_over_all_rows_and_each_side_has_its_own_hot_rows():
     assert all(abs(int(a) - int(b)) > 1 for a, b in hottest)
 
 
-# --- timing
-
-
 # --- lines
 
 
@@ -110,6 +107,13 @@ def test_ratios_compare_rounds_that_were_measured_side_by_side(capsys):
 # --- whole runs, tiny
 
 
+def lines_of(name, *words):
+    """Returns the lines of a benchmark by their cases, in order."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return {line["case"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
 @pytest.mark.parametrize("path", PEERS, ids=lambda path: path.stem)
 def test_a_peer_declares_an_environment_of_its_own(path):
     text = path.read_text("utf-8")
@@ -136,24 +140,20 @@ def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
 
 @pytest.mark.bench
 def test_input_pipeline_prints_a_line_for_each_case():
-    command = [sys.executable, "-m", "benchmarks.input_pipeline", "--rows", "20000"]
-    command += ["--batch", "256", "--history", "5"]
-    command += [f"--case={case}" for case in ("ids", "history", "model", "feed")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    cases = [f"--case={case}" for case in ("ids", "history", "model", "feed")]
+    sizes = ("--rows", 20000, "--batch", 256, "--history", 5)
+    lines = lines_of("input_pipeline", *sizes, *cases)
     cases = [f"20000 rows, {case}" for case in ("ids", "history 5", "model 5", "feed 5")]
-    assert [line["case"] for line in lines] == cases
-    assert {line["unit"] for line in lines} == {"examples/s"}
-    assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)
+    assert [*lines] == cases
+    assert {line["unit"] for line in lines.values()} == {"examples/s"}
+    assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines.values())
 
 
 @pytest.mark.bench
 def test_hosts_input_says_how_what_is_read_divides():
-    command = [sys.executable, "-m", "benchmarks.hosts_input", "--rows", "20000"]
-    command += ["--batch", "256", "--history", "8", "--processes", "1", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    ratios = {line["case"].removeprefix("20000 rows, "): line["median"] for line in lines}
+    sizes = ("--rows", 20000, "--batch", 256, "--history", 8)
+    lines = lines_of("hosts_input", *sizes, "--processes", 1, 4)
+    ratios = {case.removeprefix("20000 rows, "): line["median"] for case, line in lines.items()}
     assert len(ratios) == 6
     assert all(ratios[f"{case} 8, 1 processes"] == 1 for case in ("two towers", "sequences"))
     assert ratios["two towers 8, 4 processes"] <= 1.1
@@ -162,52 +162,25 @@ def test_hosts_input_says_how_what_is_read_divides():
 
 @pytest.mark.bench
 def test_ingest_times_the_phases_of_a_file():
-    command = [sys.executable, "-m", "benchmarks.ingest", "--rows", "2000", "4000"]
-    command += ["--format", "csv", "--rounds", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = lines_of("ingest", "--rows", 2000, 4000, "--format", "csv", "--rounds", 1)
     phases = ["ours", *(f"ours {phase}" for phase in ("ingest", "vocabulary", "store", "open"))]
     expected = [f"{phase} csv rows={rows}" for rows in (2000, 4000) for phase in phases]
-    assert [line["case"] for line in lines] == [*expected, "ours csv rows=4000/2000"]
+    assert [*lines] == [*expected, "ours csv rows=4000/2000"]
 
 
 @pytest.mark.bench
 def test_resume_kills_runs_and_compares_them():
-    words = [
-        "--kills",
-        "1",
-        "--kills-a-run",
-        "1",
-        "--devices",
-        "2",
-        "--epochs",
-        "2",
-        "--validation",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.resume", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    same, _, kills = map(json.loads, done.stdout.splitlines())
-    assert (same["case"], same["median"]) == ("runs with the same bits", 1.0)
-    assert kills["median"] == 1.0
+    words = ("--kills", 1, "--kills-a-run", 1, "--devices", 2, "--epochs", 2, "--validation")
+    lines = lines_of("resume", *words)
+    assert lines["runs with the same bits"]["median"] == 1.0
+    assert lines["kills"]["median"] == 1.0
 
 
 @pytest.mark.bench
 def test_evaluate_compares_ours_with_the_plain_product_and_with_jax():
-    words = ["--users", "40", "--items", "3000", "--dim", "8", "--positives", "3", "--runs", "2"]
-    words += ["--peers", "jax", "--peer-users", "16", "--matmul", "64"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.evaluate", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    lines = {line["case"]: line for line in map(json.loads, done.stdout.splitlines())}
+    words = ("--users", 40, "--items", 3000, "--dim", 8, "--positives", 3, "--runs", 2)
+    more = ("--peers", "jax", "--peer-users", 16, "--matmul", 64)
+    lines = lines_of("evaluate", *words, *more)
     size = "items=3000 dim=8"
     ours, gflops, plain, share, ratio = (
         lines[f"{name} users=40 {size}"]

@@ -12,9 +12,15 @@ import pytest
 from places import ROOT
 
 from benchmarks import quality
-from benchmarks.protocols import measure
-from benchmarks.public_splits import Csr, Split, write_data_folder
-from benchmarks.split_files import MOST_TOKENS, FolderError, read_split
+from benchmarks.public_splits import (
+    MOST_TOKENS,
+    Csr,
+    FolderError,
+    Split,
+    measure,
+    read_split,
+    write_data_folder,
+)
 from recsys.data.store import InteractionStore
 from recsys.models import ModelInputs
 

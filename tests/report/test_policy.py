@@ -103,7 +103,7 @@ def test_pages_of_statistics_have_the_columns_of_all_splits(tmp_path: Path) -> N
 def test_tfdvs_statistics_become_pages_of_ours(tmp_path: Path) -> None:
     text_format = pytest.importorskip("google.protobuf.text_format")
     statistics_pb2 = pytest.importorskip("tensorflow_metadata.proto.v0.statistics_pb2")
-    pages = pytest.importorskip("components.statistics_pages")
+    pages = pytest.importorskip("components.validation")
     lists = {}
     for split, n in (("train", 8), ("eval", 4)):
         proto = f"""datasets {{ num_examples: {n} features {{ path {{ step: "rating" }} type: FLOAT

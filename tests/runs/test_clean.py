@@ -20,7 +20,7 @@ from metadata_nights import Store, config_of
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
-from recsys.config.operation import KeepConfig
+from recsys.config import KeepConfig
 from recsys.errors import BusyError
 from recsys.runs.retention import Thing, own_size, plan_files, remove
 from recsys.system.run_lock import run_lock
@@ -211,7 +211,8 @@ def test_what_belongs_to_others_is_unchanged(store, tmp_path, nights):
     assert whys[pending["model"]] == "its step has not ended well"
 
 
-def test_no_cleaning_while_a_run_holds_the_root(store):
+def test_no_cleaning_while_a_run_holds_the_root(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "events"))
     folders, keep = there(store), config_of(store.root, keep={"runs": 1})
     with run_lock(store.root):
         with pytest.raises(BusyError):
@@ -219,6 +220,8 @@ def test_no_cleaning_while_a_run_holds_the_root(store):
         assert clean_after_run(keep) is None
     assert there(store) == folders
     assert clean_after_run(keep)["removed"] == 10
+    *_, note = map(json.loads, (tmp_path / "events").read_text().splitlines())
+    assert note["text"].startswith("10 things of earlier runs removed, ")
     assert clean_after_run(config_of(store.root)) is None
 
 

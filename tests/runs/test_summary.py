@@ -13,7 +13,7 @@ import pytest
 from commands import run_main
 from webhook_server import Server
 
-from recsys.config.operation import NotifyConfig
+from recsys.config import NotifyConfig
 from recsys.report.runs import RunRecord
 from recsys.runs import summary
 from recsys.runs.summary import one_line, read_summaries, run_summary

@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 from jax.experimental import multihost_utils  # noqa: E402
 
 from recsys.config import HardNegativesConfig  # noqa: E402
-from recsys.distributed.host_collectives import in_shares  # noqa: E402
+from recsys.distributed.coordination import in_shares  # noqa: E402
 from recsys.embedding import (  # noqa: E402
     Adagrad,
     FeatureConfig,

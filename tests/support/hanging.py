@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 import jax
 
-from recsys.distributed import ending
+from recsys.distributed import coordination
 from recsys.distributed.local import free_port
 from recsys.distributed.place import Place
 from recsys.system.process import last_json_line, stage_main
@@ -64,7 +64,7 @@ def hanging(function):
 
 
 if __name__ == "__main__":
-    ending.STEP_S, ending._OTHERS_S = 60.0, 10.0  # Compiling takes some of it.
+    coordination.STEP_S, coordination._OTHERS_S = 60.0, 10.0  # Compiling takes some of it.
     stage = importlib.import_module(sys.argv[1])
     module, _, path = sys.argv[2].partition(":")
     *owners, name = path.split(".")

@@ -33,11 +33,10 @@ def main():
 
 
 def met(options):
-    from recsys.distributed import agreement, join
-    from recsys.distributed.ending import failing_at_once
-    from recsys.distributed.host_collectives import exchange, in_shares
+    from recsys.distributed import join
+    from recsys.distributed.coordination import exchange, failing_at_once, in_shares
 
-    agreement.SEEN_WITHIN_S, join.HEARTBEAT_S = 1.0, options.heartbeat
+    join.SEEN_WITHIN_S, join.HEARTBEAT_S = 1.0, options.heartbeat
     with failing_at_once():
         join.join(lambda: options.facts, options.folder)
         if options.file is not None:

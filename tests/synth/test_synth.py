@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from recsys import synth
 from recsys.config.load import load_config
 from recsys.errors import UsageError
-from recsys.synth import SynthSummary, synthesis, synthesize
+from recsys.synth import SynthSummary, synthesize
 
 USERS, ITEMS, INTERACTIONS = 3_000, 2_000, 100_000
 
@@ -167,7 +168,7 @@ def test_extreme_shapes_keep_the_promises(
 
 
 def test_memory_is_bounded_by_the_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthesis, "CHUNK_ROWS", 10_000)
+    monkeypatch.setattr(synth, "CHUNK_ROWS", 10_000)
 
     def peak_bytes(interactions: int) -> int:
         tracemalloc.start()

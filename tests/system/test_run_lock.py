@@ -13,8 +13,8 @@ from waiting import wait_for
 
 from recsys.errors import BusyError, RecsysError
 from recsys.system import run_lock as run_lock_module
+from recsys.system.process import signals_to
 from recsys.system.run_lock import LOCK_NAME, SILENT_S, Owner, is_local, refuse_if_held, run_lock
-from recsys.system.signals import signals_to
 
 _HOLD = """
 import sys, pathlib

@@ -9,6 +9,6 @@ entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store
 """
 
-from recsys.contents import lazy_contents
+from recsys.system.lean_imports import lazy_contents
 
 __all__, __getattr__, __dir__ = lazy_contents(__name__, {"recsys.stages.ingest": "ingest"})

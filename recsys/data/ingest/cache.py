@@ -20,8 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recsys.system.commit import commit_folder
-from recsys.system.files import folders_in, remove
+from recsys.system.files import commit_folder, folders_in, remove
 from recsys.system.manifest import (
     ManifestError,
     checksums,

@@ -42,7 +42,7 @@ from recsys.data.sources.source_files import day_name, file_size, match_files
 from recsys.data.split import DAY_S, TIME
 from recsys.errors import RecsysError, UsageError
 from recsys.strict import canonical_json
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text
 
 Days = list[list[int]]
 """`[day, rows, positives]` of each UTC day [days since 1970], ascending."""

@@ -22,7 +22,7 @@ from recsys.data.sources.source_files import (
     span_pattern,
 )
 from recsys.errors import RecsysError, UsageError
-from recsys.system.commit import commit_text
+from recsys.system.files import commit_text
 
 _DIGESTS = "digests.json"
 _SETTLED_NS = 2_000_000_000

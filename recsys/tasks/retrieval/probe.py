@@ -18,7 +18,7 @@ import numpy as np
 
 from recsys.data.dataset import CANDIDATES, seal_candidates
 from recsys.data.event_log import ASKED_AT, FACTS, EventLog, Facts, minutes
-from recsys.distributed.host_collectives import agreed, is_primary, jointly
+from recsys.distributed.coordination import agreed, is_primary, jointly
 from recsys.embedding.saved_arrays import NpyFile
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference, embed_queries

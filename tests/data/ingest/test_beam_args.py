@@ -14,6 +14,7 @@ pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
 from planted_prism import plant
 
 from recsys.config import (
+    BeamConfig,
     Config,
     DataConfig,
     InteractionColumns,
@@ -21,7 +22,6 @@ from recsys.config import (
     ItemColumns,
     ItemsConfig,
 )
-from recsys.config.operation import BeamConfig
 from recsys.data.features import CategoriesFeature
 from recsys.data.ingest.read_rows import LOCAL_RUNNER, with_local_runner
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 
 from components.artifacts import DeadLetters, Validation, Verdict
-from components.data_gate import DataGate, check_validation
+from components.validation import DataGate, check_validation
 from recsys.config import GateConfig, canonical_json
 from recsys.data.dead_letters import check_rejected
 from recsys.errors import RecsysError

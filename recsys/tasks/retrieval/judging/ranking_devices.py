@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.distributed.collectives import on_each_device
-from recsys.distributed.ending import ending_after
+from recsys.distributed.coordination import ending_after
 from recsys.kernels.rank_jobs import RankResults
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsys.distributed.host_collectives import agreed, from_primary
+from recsys.distributed.coordination import agreed, from_primary
 from recsys.errors import RecsysError
 from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics import Items, Values, pooled, times_shown

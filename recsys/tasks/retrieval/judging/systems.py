@@ -20,7 +20,7 @@ import pyarrow as pa
 from recsys.data.dataset import Data
 from recsys.data.event_log import KINDS, UNKNOWN, Facts
 from recsys.data.vocabulary import Vocabulary, load_kinds
-from recsys.distributed.host_collectives import from_primary, is_primary, meet
+from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
 from recsys.formats import moment
 from recsys.models.inference import Inference

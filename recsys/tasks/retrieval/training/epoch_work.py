@@ -19,7 +19,7 @@ import numpy as np
 from recsys.data.config import ValidationConfig
 from recsys.data.event_log import minutes
 from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
-from recsys.distributed.host_collectives import agreed, stacked
+from recsys.distributed.coordination import agreed, stacked
 from recsys.errors import RecsysError
 from recsys.metrics import RankedLists, per_query, per_user
 from recsys.metrics.rankings import Ndcg, Recall, ReciprocalRank

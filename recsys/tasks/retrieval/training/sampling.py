@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from recsys.errors import RecsysError
-from recsys.system.commit import replacing
+from recsys.system.files import replacing
 from recsys.tasks.config import TrainConfig
 
 

@@ -12,7 +12,7 @@ from recsys.data.dataset import Data
 from recsys.data.event_log import AGES, ASKED, ASKED_AT, KINDS, WEIGHTS
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
-from recsys.distributed.host_collectives import note_on_primary
+from recsys.distributed.coordination import note_on_primary
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import AutoConfig, TwoTowerConfig
 from recsys.models.inputs import ModelInputs

@@ -1,4 +1,4 @@
-"""After a run: the summary, the cleaning, and the message."""
+"""The record of a run, and its end: the summary, the cleaning, and the message."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 from metadata_nights import config_of
 from ml_metadata.proto.metadata_store_pb2 import Execution
 
-from pipelines import aftercare
-from pipelines.aftercare import after_run, report_killed
-from pipelines.recovery import record_killed
-from pipelines.run_record import Outputs
+from pipelines import run_record
+from pipelines.clean import record_killed
+from pipelines.run_record import Outputs, Recorder, after_run, new_run_id, report_killed
 from recsys.errors import RecsysError
 from recsys.report.runs import RunRecord
 
@@ -36,8 +35,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["told"].append(json.loads(json.dumps(night)))
         return {"host": "h", "sent": True, "attempts": 1, "error": None}
 
-    monkeypatch.setattr("pipelines.clean.clean_after_run", clean)
-    monkeypatch.setattr(aftercare, "send_summary", tell)
+    monkeypatch.setattr("pipelines.run_record.clean_after_run", clean)
+    monkeypatch.setattr(run_record, "send_summary", tell)
     return seen
 
 
@@ -54,10 +53,7 @@ def test_a_run_that_ended_is_reported_with_its_record_after_the_cleaning(
     (told,) = calls["told"]
     assert told["cleaned"]["removed"] == 3
     texts = [json.loads(line)["text"] for line in (tmp_path / "events").read_text().splitlines()]
-    assert texts == [
-        "3 things of earlier runs removed, 10\N{NO-BREAK SPACE}B",
-        "h was notified (1 attempt)",
-    ]
+    assert texts == ["h was notified (1 attempt)"]
 
 
 @pytest.mark.parametrize("run_id", [None, RUN, "gone"])
@@ -76,7 +72,7 @@ def test_a_run_that_was_stopped_is_reported_as_such_in_ten_seconds_at_most(tmp_p
     def tell(night: dict[str, Any], notify: Any) -> None:
         limits.append((night["state"], notify.total_s))
 
-    monkeypatch.setattr(aftercare, "send_summary", tell)
+    monkeypatch.setattr(run_record, "send_summary", tell)
     stopped = RecsysError("R606", "The run was stopped.", "Go on.")
     for run_id in (None, RUN):
         night = after_run(config_of(tmp_path), run_id, stopped, "A", "stopped")
@@ -98,7 +94,7 @@ def test_runs_that_were_killed_are_reported_by_the_next_one(tmp_path, calls):
 
 
 def test_a_killed_run_that_cant_be_told_of_is_no_failure_of_the_next_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(aftercare, "send_summary", lambda *_: 1 / 0)
+    monkeypatch.setattr(run_record, "send_summary", lambda *_: 1 / 0)
     report_killed(config_of(tmp_path), [RUN, "b"])
 
 
@@ -113,7 +109,7 @@ def test_whatever_goes_wrong_afterwards_is_no_failure_of_the_run(tmp_path, calls
     def fail(*_: Any) -> None:
         raise RuntimeError("no connection")
 
-    monkeypatch.setattr(aftercare, "send_summary", fail)
+    monkeypatch.setattr(run_record, "send_summary", fail)
     assert after_run(config_of(tmp_path), None, RecsysError("R201", "No file.", "Mend.")) is None
 
 
@@ -162,3 +158,57 @@ def test_what_breaks_a_schema_or_moved_too_far_is_recorded(tmp_path):
         {"of": "interactions", "kind": "schema", "text": "train: No examples."},
         {"of": "interactions", "kind": "drift", "text": "rating: 0.31 is more than 0.1"},
     ]
+
+
+# --- the recorder, which never fails a run
+
+
+def recorded(root):
+    """Returns what the one record under `root` holds."""
+    (folder,) = (root / "runs").iterdir()
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_a_run_that_ended_well_is_recorded_and_listed(tmp_path):
+    recorder = Recorder(tmp_path, new_run_id(), "tiny")
+    recorder.start(["A"])
+    recorder.step("A", "ran", "first run", 0.5)
+    assert recorder.end(lambda: {"blessed": True, "sentence": "good"}) == tmp_path / "index.html"
+    result = recorded(tmp_path)
+    assert (result["name"], result["state"], result["blessed"]) == ("tiny", "finished", True)
+    assert "error" not in result
+    assert "good" in (tmp_path / "index.html").read_text()
+
+
+def test_a_failure_is_recorded_with_its_step_and_what_was_known(tmp_path):
+    recorder = Recorder(tmp_path, new_run_id(), "tiny")
+    recorder.start(["A", "B"])
+    recorder.end(lambda: {"rejected": {}}, RecsysError("R241", "Too many.", "Mend it."), "B")
+    result = recorded(tmp_path)
+    assert (result["state"], result["step"]) == ("failed", "B")
+    assert result["error"] == "[R241] Too many. Mend it."
+    assert result["rejected"] == {}
+
+
+def test_what_can_not_be_told_is_left_out_and_the_rest_is_kept(tmp_path):
+    recorder = Recorder(tmp_path, new_run_id(), "tiny")
+    recorder.start(["A"])
+    assert recorder.end(lambda: {}["absent"]) is not None
+    assert recorded(tmp_path)["state"] == "finished"
+
+
+def test_a_root_that_can_not_be_written_fails_no_run(tmp_path):
+    (tmp_path / "runs").write_text("a file where a folder should be")
+    recorder = Recorder(tmp_path, new_run_id(), "tiny")
+    recorder.start(["A"])
+    recorder.step("A", "ran", "first run", 0.5)
+    assert recorder.end(dict) == tmp_path / "index.html"
+    assert "There are no records of runs yet." in (tmp_path / "index.html").read_text()
+    (tmp_path / "index.html").unlink()
+    (tmp_path / "index.html").mkdir()
+    assert recorder.end(dict) is None
+
+
+def test_ids_sort_as_the_runs_do():
+    ids = [new_run_id() for _ in range(5)]
+    assert ids == sorted(ids)

@@ -1,4 +1,4 @@
-"""DriftValidator: compares statistics with earlier ones, and writes all findings as JSON.
+"""Validation of the raw data: DriftValidator measures and describes them, DataGate decides.
 
 TFDV compares the columns for which the schema has comparators. A committed schema may have some;
 the config's limits are used for the others.
@@ -6,7 +6,9 @@ the config's limits are used for the others.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import math
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +20,13 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types import artifact_utils
 from tfx.types.standard_artifacts import ExampleAnomalies, ExampleStatistics, Schema
 
-from components.artifacts import Validation, statistics_property
-from components.statistics_pages import summarize_split, write_pages
-from recsys.config import Share, Strict
+from components.artifacts import DeadLetters, Validation, Verdict, existing, statistics_property
+from recsys.config import GateConfig, Share, Strict
+from recsys.data.dead_letters import check_rejected
+from recsys.errors import RecsysError
+from recsys.formats import figure
+from recsys.report.run_figures import write_statistics
+from recsys.system.events import emit
 
 Kind = Literal["drift", "skew"]
 
@@ -215,7 +221,108 @@ def _most_moved(anomalies: anomalies_pb2.Anomalies, column: str) -> str:
     return ""
 
 
-# --- the component
+# --- TFDV's statistics, as JSON and as pages
+
+_TOP_VALUES = 5
+_TOP_CHARACTERS = 80
+_FIGURES = ("min", "median", "max", "mean", "std_dev")
+
+
+def summarize_split(
+    statistics: statistics_pb2.DatasetFeatureStatisticsList, times: Collection[str] = ()
+) -> dict[str, Any]:
+    """Returns `{"rows": n, "columns": [...]}`.
+
+    A column has `name`, `kind` (`number` or `text`), `missing` [0..1], `values`, the number
+    of its values, and `is_time`; a number `min`, `median`, `max`, `mean`, `std_dev`, `zeros`
+    [0..1] and `bars` (counts of equally wide buckets), a text `unique` and `top` (pairs of
+    value and share of the values).
+
+    Args:
+        statistics: TFDV's statistics of the split.
+        times: Columns of seconds since 1970.
+    """
+    dataset = statistics.datasets[0]
+    columns = [
+        {**column, "is_time": column["name"] in times} for column in map(_column, dataset.features)
+    ]
+    return {
+        "rows": int(dataset.num_examples),
+        "columns": sorted(columns, key=lambda column: column["name"]),
+    }
+
+
+def _column(feature: statistics_pb2.FeatureNameStatistics) -> dict[str, Any]:
+    stats = getattr(feature, feature.WhichOneof("stats"))
+    common = stats.common_stats
+    n_rows = common.num_missing + common.num_non_missing
+    column = {
+        "name": feature.path.step[0],
+        "missing": common.num_missing / n_rows if n_rows else 0.0,
+        "values": int(common.tot_num_values),
+    }
+    if feature.HasField("num_stats"):
+        return {**column, "kind": "number", **_number(stats, common.tot_num_values)}
+    if feature.HasField("string_stats"):
+        return {**column, "kind": "text", **_text(stats, common.tot_num_values)}
+    return {**column, "kind": "other"}
+
+
+def _number(stats: statistics_pb2.NumericStatistics, n_values: float) -> dict[str, Any]:
+    bars = [
+        bucket.sample_count
+        for histogram in stats.histograms
+        if histogram.type == statistics_pb2.Histogram.STANDARD
+        for bucket in histogram.buckets
+    ]
+    figures = {name: getattr(stats, name) for name in _FIGURES}
+    return {
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "zeros": stats.num_zeros / max(n_values, 1),
+        "bars": [round(n_samples, 1) for n_samples in bars],
+    }
+
+
+def _text(stats: statistics_pb2.StringStatistics, n_values: float) -> dict[str, Any]:
+    most_frequent = stats.rank_histogram.buckets[:_TOP_VALUES]
+    return {
+        "unique": int(stats.unique),
+        "top": [
+            [bucket.label[:_TOP_CHARACTERS], bucket.sample_count / max(n_values, 1)]
+            for bucket in most_frequent
+        ],
+    }
+
+
+Summaries = Mapping[str, Mapping[str, Any]]
+"""Result of `summarize_split` for each split."""
+
+
+def write_pages(folder: Path, what: str, now: Summaries, before: Summaries) -> list[dict[str, str]]:
+    """Writes a page of all current splits, and one of each split beside the earlier one.
+
+    Args:
+        folder: Folder to write.
+        what: `interactions`, `items` or `users`.
+        now: Current statistics.
+        before: Statistics of the last accepted data; may be empty.
+
+    Returns:
+        `file` and `title` of each page.
+    """
+    groups = [dict(sorted(now.items(), reverse=True))]
+    for split in sorted(now.keys() & before.keys(), reverse=True):
+        groups.append({f"{split} now": now[split], f"{split} before": before[split]})
+    pages = []
+    for group in groups:
+        title = " and ".join(group)
+        file = f"statistics-{what}-{title.replace(' ', '-')}.html"
+        write_statistics(folder / file, what, group)
+        pages.append({"file": file, "title": title})
+    return pages
+
+
+# --- the components
 
 
 @component
@@ -297,3 +404,100 @@ def _load(artifact: ExampleStatistics | None) -> _Statistics:
     return {
         split: stats_artifact_utils.load_statistics(artifact, split).proto() for split in splits
     }
+
+
+_REFERENCES = {
+    "drift": ("R244", "the data accepted before", "max_drift"),
+    "skew": ("R245", "the data that the last blessed model was trained on", "max_skew"),
+}
+_UNITS = {
+    "missing": "of the rows more or less have no value",
+    "L-infinity": "L-infinity",
+    "Jensen-Shannon": "Jensen-Shannon",
+}
+
+
+@component
+def DataGate(
+    interaction_validation: InputArtifact[Validation],
+    interaction_letters: InputArtifact[DeadLetters],
+    verdict: OutputArtifact[Verdict],
+    config: Parameter[str],
+    code: Parameter[str],
+    item_validation: InputArtifact[Validation] = None,
+    item_letters: InputArtifact[DeadLetters] = None,
+    user_validation: InputArtifact[Validation] = None,
+    user_letters: InputArtifact[DeadLetters] = None,
+) -> None:
+    """Turns anomalies and rejected data, which TFX only records, into a failed run.
+
+    Args:
+        interaction_validation: TFDV's findings on the interactions.
+        interaction_letters: Dead letters of the interactions.
+        verdict: `verdict.json` and TFDV's pages; an input of the training, which so runs after it.
+        config: `GateConfig` as canonical JSON.
+        code: Fingerprint of the code.
+        item_validation: TFDV's findings on the catalogue, if there is one.
+        item_letters: Dead letters of the catalogue.
+        user_validation: TFDV's findings on the users' features, if there are any.
+        user_letters: Dead letters of the users' features.
+    """
+    del code
+    gate = GateConfig.model_validate_json(config)
+    validations = existing(
+        interactions=interaction_validation, items=item_validation, users=user_validation
+    )
+    letters = existing(interactions=interaction_letters, items=item_letters, users=user_letters)
+    for what, folder in letters.items():
+        for remark in check_rejected(what, Path(folder.uri), gate.max_rejected_share):
+            emit("note", step="DataGate", text=remark)
+    contents = {}
+    for what, artifact in validations.items():
+        contents[what] = json.loads((Path(artifact.uri) / "validation.json").read_text())
+        check_validation(contents[what], Path(artifact.uri))
+    (Path(verdict.uri) / "verdict.json").write_text(json.dumps(contents, indent=1) + "\n")
+    for what, artifact in validations.items():
+        for page in Path(artifact.uri).glob("*.html"):
+            shutil.copy(page, verdict.uri)
+        name = statistics_property(what)
+        verdict.set_int_custom_property(name, artifact.get_int_custom_property(name))
+
+
+def check_validation(validation: Mapping[str, Any], folder: Path) -> None:
+    """Raises an error if the data violate their schema, or drifted too far.
+
+    Args:
+        validation: `validation.json`.
+        folder: Its folder.
+    """
+    what, file = validation["what"], folder / "validation.json"
+    if anomalies := validation["anomalies"]:
+        first = anomalies[0]
+        column = f"column {first['column']!r}: " if first["column"] else ""
+        raise RecsysError(
+            "R242",
+            f"The {what} (split {first['split']!r}) must fit their schema;"
+            f" {column}{first['text']}{_more(anomalies)}",
+            f"Repair the data, or change {what}.pbtxt in data.gate.schema_dir; all anomalies are in"
+            f" {file}.",
+        )
+    beyond = [distance for distance in validation["comparisons"] if distance["exceeds"]]
+    if not beyond:
+        return
+    # Drift first, which is the change since the last run.
+    first = min(beyond, key=lambda distance: (distance["kind"], -distance["value"]))
+    code, earlier, key = _REFERENCES[first["kind"]]
+    note = f"; {first['note']}" if first["note"] else ""
+    raise RecsysError(
+        code,
+        f"Column {first['column']!r} of the {what} (split {first['split']!r}) must lie within"
+        f" {figure(first['limit'])} of {earlier}; its distance is {figure(first['value'])}"
+        f" ({_UNITS[first['measure']]}{note}){_more(beyond)}.",
+        f"Repair the data, or if the change is intended raise data.gate.{key} (null: no limit), or"
+        f" give the column a {first['kind']}_comparator in {what}.pbtxt of"
+        f" data.gate.schema_dir; all distances are in {file}.",
+    )
+
+
+def _more(findings: Sequence[object]) -> str:
+    return f" ({len(findings) - 1} more)" if len(findings) > 1 else ""

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from recsys.system.commit import commit_text
-from recsys.system.disk import naming
 from recsys.system.events import emit
+from recsys.system.files import commit_text, naming
 
 
 @contextmanager
