@@ -156,7 +156,7 @@ class PositionEncoder(HistoryEncoder):
         if segment is not None:
             mask = ops.logical_and(mask, ops.equal(segment[:, :, None], segment[:, None, :]))
         dtype = self.training_dtype if training else "float32"
-        x = items * self.dim**0.5 + self.vectors_of_places(mask)
+        x = items * self.dim**0.5 + self.position_vectors(mask)
         for name, vectors in self.fact_vectors.items():
             x = x + ops.take(vectors, facts[name] - UNKNOWN, axis=0)
         x = self._drop(ops.cast(x, dtype), training) * ops.cast(is_item, dtype)[..., None]
@@ -179,11 +179,11 @@ class PositionEncoder(HistoryEncoder):
             states = states + self._mean(items, mask, chosen)
         return ops.reshape(states, (-1, self.dim))
 
-    def vectors_of_places(self, mask: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the vector of each item's place `[rows, length, dim]`.
+    def position_vectors(self, mask: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the vector of each item's position `[rows, length, dim]`.
 
         Args:
-            mask: Which items each item sees, bool `[rows, length, length]`.
+            mask: Whether an item attends to another one `[rows, length, length]` bool.
         """
         place = ops.sum(ops.cast(mask, "int32"), axis=-1) - 1
         return ops.take(self.place, ops.maximum(place, 0), axis=0)
@@ -329,8 +329,10 @@ class SasRec(PositionEncoder):
     Its blocks are pre-norm (Xiong et al., ICML 2020).
 
     Args:
-        length: Items of a row. dim: Width of an item [floats]. width: Width of the feed-forward
-            layers; None for `dim` [floats]. **kwargs: Other arguments of `PositionEncoder`.
+        length: Items of a row.
+        dim: Width of an item [floats].
+        width: Width of the feed-forward layers; None for `dim` [floats].
+        **kwargs: Other arguments of `PositionEncoder`.
     """
 
     def __init__(self, length: int, dim: int, width: int | None = None, **kwargs: Any) -> None:
@@ -350,20 +352,22 @@ class SasRec(PositionEncoder):
 @register_encoder("sequence")
 @keras.saving.register_keras_serializable(package="recsys")
 class SequenceEncoder(SasRec):
-    """SASRec that trains at the newest item only; places count from the newest item.
+    """Encodes a history by self-attention as the state of its newest item.
+
+    It is `SasRec` without packed rows: positions count from the newest item.
 
     Args:
-        length: Items of a history.
+        length: Maximum length of a history [items].
         dim: Width of an item [floats].
-        add_mean: As of `PositionEncoder`.
-        **kwargs: As of `SasRec`.
+        add_mean: See `PositionEncoder`.
+        **kwargs: Other arguments of `SasRec`.
     """
 
     def __init__(self, length: int, dim: int, add_mean: bool = False, **kwargs: Any) -> None:
         super().__init__(length, dim, add_mean=add_mean, **kwargs)
 
-    def vectors_of_places(self, mask: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the vectors of the places `[length, dim]`."""
+    def position_vectors(self, mask: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the vectors of all columns `[length, dim]`."""
         return self.place
 
 
