@@ -1,5 +1,6 @@
 """How the C kernels are chosen, refused and done without."""
 
+import copy
 import ctypes
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kernel_calls
 import pytest
 
 from recsys import kernels
@@ -129,3 +131,73 @@ def test_kernels_are_not_used_where_jax_computes_elsewhere(monkeypatch):
     assert kernels.available()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not kernels.available()
+
+
+# --- inconsistent shapes
+
+
+needs_kernels = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
+
+SIZES = {"R": 11, "D": 4, "n": 6, "m": 6, "w": 6, "B": 3, "b": 3, "N": 7, "P": 2, "q": 7}
+
+
+def changed_arrays(call):
+    """Yields the call with one array changed: its type, then its last size or its rank."""
+    for part in ("arguments", "results"):
+        for at, (dtype, shape) in enumerate(call[part]):
+            for array in (
+                ("float16", shape),
+                (dtype, [*shape[:-1], shape[-1] + 1] if shape else [1]),
+            ):
+                other = copy.deepcopy(call)
+                other[part][at] = list(array)
+                yield other
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", kernel_calls.VARIANTS)
+def test_arrays_that_fit_are_taken(variant):
+    call = kernel_calls.right_call(variant, SIZES)
+    assert kernel_calls.is_right(call)
+    assert kernel_calls.error_of(call) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "pool",
+        "weight_grad",
+        "sum_squares",
+        "candidate_loss with gradients",
+        "update row_wise_adagrad",
+        "update lazy_adam",
+    ],
+)
+def test_an_array_of_another_type_or_shape_is_refused(variant):
+    calls = list(changed_arrays(kernel_calls.right_call(variant, SIZES)))
+    wrong = [call for call in calls if not kernel_calls.is_right(call)]
+    assert len(calls) - len(wrong) <= 1  # A width that is one array's alone may be any.
+    for call in wrong:
+        assert "recsys: " in (kernel_calls.error_of(call) or ""), call
+
+
+@needs_kernels
+@pytest.mark.parametrize(("dim", "width"), [(256, 2), (48, 16), (7, 16)])
+def test_a_candidate_of_another_width_than_the_query_is_refused(dim, width):
+    call = kernel_calls.right_call("candidate_loss with gradients", {**SIZES, "D": dim})
+    call["arguments"][1][1][1] = width
+    call["results"][2][1][1] = width
+    assert "candidate must be float32" in kernel_calls.error_of(call)
+
+
+@needs_kernels
+def test_numbers_of_arrays_and_optimizers_that_are_none_are_refused():
+    for n_left in (3, 0):
+        call = kernel_calls.right_call("pool", SIZES)
+        del call["arguments"][n_left:]
+        assert "recsys: " in kernel_calls.error_of(call)
+    for number in (-1, 5, float("nan"), 1e300):
+        call = kernel_calls.right_call("update sgd", SIZES)
+        call["attributes"]["optimizer"] = number
+        assert "no such optimizer" in kernel_calls.error_of(call)

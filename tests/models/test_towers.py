@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import keras
 import numpy as np
 import pytest
 from tower_models import (
@@ -12,6 +13,7 @@ from tower_models import (
     ITEMS,
     POOLINGS,
     USERS,
+    batch,
     build,
     histories,
     queries,
@@ -22,8 +24,9 @@ from tower_models import (
 import recsys
 from recsys.config import TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.embedding import Adagrad, activate, table_layout, verify_placement
 from recsys.errors import UsageError
-from recsys.models import ModelSpec
+from recsys.models import ModelSpec, TwoTower
 from recsys.models.config import UserGateConfig
 from recsys.models.encoders import PositionWeights
 from recsys.models.inference import Inference
@@ -330,3 +333,44 @@ def test_an_encoder_of_a_plugin_that_only_weighs_passes_no_tower():
 
     with pytest.raises(UsageError, match="R348"):
         build(history_tower=True, widths=(), pooling=WeighsAlone.Config())
+
+
+# --- on several devices
+
+
+MANY_USERS, MANY_ITEMS = 5000, 6000
+
+
+def after_steps(options, devices):
+    """Returns the losses of two steps, the weights after them and what these give."""
+    config = TwoTowerConfig(dim=8, history=5, table_placement="row", **options)
+    spec = ModelSpec(config=config, user_rows=MANY_USERS, item_rows=MANY_ITEMS, features=())
+    tables = TwoTower.make_tables(spec, Adagrad(0.1))
+    layout = None
+    if devices > 1:
+        layout = table_layout(list(tables.values()))
+        activate(layout)
+    model = TwoTower(spec, tables, seed=3)
+    model.build()
+    model.compile(optimizer=keras.optimizers.SGD(0.5), jit_compile=True)
+    if layout is not None:
+        placements = verify_placement(model, layout)
+        assert {placement.shards for placement in placements} == {8}
+    batches = [batch(n=16, m=24, seed=seed) for seed in range(2)]
+    losses = [model.train_on_batch(x, return_dict=True)["loss"] for x in batches]
+    # Tables are larger than what a step reads of them, so the proof is of something.
+    assert set(model.step_proof.tables) == set(tables)
+    weights = {v.path: np.asarray(v.value) for v in model.trainable_variables}
+    tables_now = model.embedding.get_embedding_tables()
+    return losses, {**weights, **tables_now, "served": run(model, "embed_query", batches[0])}
+
+
+@pytest.mark.slow
+def test_one_and_eight_devices_train_alike():
+    options = {**BARE, **POOLINGS["two blocks"], "item_bias": True}
+    losses, expected = after_steps(options, 1)
+    on_eight, found = after_steps(options, 8)
+    np.testing.assert_allclose(on_eight, losses, atol=1e-5)
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        np.testing.assert_allclose(found[path], values, atol=1e-5, err_msg=path)
