@@ -23,12 +23,7 @@ from components.artifacts import (
 )
 from recsys.config import ItemsConfig, Strict, UsersConfig, VocabulariesConfig
 from recsys.data.dataset import seal_inputs
-from recsys.data.ingest.entity_rows import (
-    SPLIT,
-    Transformed,
-    ingest_entities,
-    write_entities,
-)
+from recsys.data.ingest.entity_rows import SPLIT, Transformed, ingest_entities, write_entities
 from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import BY_TIME, SplitRule

@@ -48,10 +48,7 @@ _MEASURES = {
     anomalies_pb2.DriftSkewInfo.Measurement.L_INFTY: L_INFINITY,
     anomalies_pb2.DriftSkewInfo.Measurement.JENSEN_SHANNON_DIVERGENCE: JENSEN_SHANNON,
 }
-_NUMBERS = (
-    statistics_pb2.FeatureNameStatistics.INT,
-    statistics_pb2.FeatureNameStatistics.FLOAT,
-)
+_NUMBERS = (statistics_pb2.FeatureNameStatistics.INT, statistics_pb2.FeatureNameStatistics.FLOAT)
 
 
 _Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]

@@ -39,13 +39,7 @@ from recsys.report.runs import (
     run_folders,
 )
 from recsys.runs.index import write_index
-from recsys.runs.retention import (
-    Thing,
-    oldest_record,
-    plan_files,
-    plan_json,
-    remove,
-)
+from recsys.runs.retention import Thing, oldest_record, plan_files, plan_json, remove
 from recsys.system import files
 from recsys.system.events import emit
 from recsys.system.files import folders_in

@@ -324,10 +324,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     for transform in transforms.values():
         transform.add_upstream_node(gate)
 
-    parameters = {
-        "config": canonical_json(data.vocabulary),
-        "code": step_code(),
-    }
+    parameters = {"config": canonical_json(data.vocabulary), "code": step_code()}
     inputs = {**examples, "verdict": verdict}
     previous = None
     if platform.has_history:

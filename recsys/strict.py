@@ -21,11 +21,7 @@ class Strict(pydantic.BaseModel):
     """Base of all configs: frozen, strict, without unknown keys, NaN or infinite numbers."""
 
     model_config = pydantic.ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 

@@ -241,10 +241,7 @@ def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def _validated(
-    kind: type[StrictT],
-    raw: dict[str, Any],
-    path: Path,
-    context: Mapping[str, Any] | None = None,
+    kind: type[StrictT], raw: dict[str, Any], path: Path, context: Mapping[str, Any] | None = None
 ) -> StrictT:
     """Returns the validated config.
 

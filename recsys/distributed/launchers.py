@@ -303,9 +303,7 @@ class RayLauncher(Launcher):
         own = {"RAY_USAGE_STATS_ENABLED": "0"}
         # The path of a socket has at most 107 bytes, which a run's own TMPDIR may exceed.
         with tempfile.TemporaryDirectory(
-            prefix="recsys-ray-",
-            dir="/tmp",
-            ignore_cleanup_errors=True,
+            prefix="recsys-ray-", dir="/tmp", ignore_cleanup_errors=True
         ) as folder:
             if self.address == "local":
                 own |= _local_ray(folder)

@@ -35,10 +35,7 @@ _SILENT = re.compile(r"stopped sending heartbeats\):\n((?:\d+\n)+)")
 
 
 def run_in_processes(
-    module: str,
-    options: argparse.Namespace,
-    names: Sequence[str],
-    checkpoints: Path | None = None,
+    module: str, options: argparse.Namespace, names: Sequence[str], checkpoints: Path | None = None
 ) -> dict[str, Any] | None:
     """Runs a stage in child processes; returns None if this process must run it itself.
 

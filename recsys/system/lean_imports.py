@@ -26,10 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-_OPTIONAL = {
-    "keras": ("IPython", "pandas", "sklearn"),
-    "tensorflow": ("jax",),
-}
+_OPTIONAL = {"keras": ("IPython", "pandas", "sklearn"), "tensorflow": ("jax",)}
 _LATE = ("tfx.components", "tensorflow_model_analysis")
 
 

@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
 
-from recsys.config import (
-    Config,
-    EvaluateConfig,
-    canonical_json,
-)
+from recsys.config import Config, EvaluateConfig, canonical_json
 from recsys.config import load as config_file
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import ConfigError

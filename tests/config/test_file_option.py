@@ -43,9 +43,7 @@ class FileReader(recsys.RetrievalModel):
     def candidate(self, features, training=False):
         return features["id_row"] + self.text[:1]
 """
-DATA = {
-    "interactions": {"files": "*.csv", "columns": {"user": "u", "item": "i", "timestamp": "t"}},
-}
+DATA = {"interactions": {"files": "*.csv", "columns": {"user": "u", "item": "i", "timestamp": "t"}}}
 
 
 @pytest.fixture(autouse=True)

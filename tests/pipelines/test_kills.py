@@ -13,13 +13,7 @@ from pathlib import Path
 import pytest
 from webhook_server import Server
 
-from benchmarks.crash import (
-    breaches,
-    killed_once,
-    on_full_disks,
-    started_twice,
-    wait_until_ended,
-)
+from benchmarks.crash import breaches, killed_once, on_full_disks, started_twice, wait_until_ended
 from benchmarks.crash_world import Kill, World
 
 pytestmark = [pytest.mark.faults, pytest.mark.pipeline]

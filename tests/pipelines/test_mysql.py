@@ -26,10 +26,7 @@ BASE = Path(os.environ.get("RECSYS_TEST_MARIADB", "/"))
 DAEMON = BASE / "usr/sbin/mariadbd"
 PASSWORD = "correct-horse"  # noqa: S105
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(not DAEMON.exists(), reason="needs MariaDB"),
-]
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(not DAEMON.exists(), reason="needs MariaDB")]
 
 SETUP = f"""
 CREATE DATABASE mlmd; CREATE DATABASE other;

@@ -47,20 +47,13 @@ def steps(events):
     return {e["step"]: (e["state"], e["reason"]) for e in events if e["kind"] == "step_finished"}
 
 
-ALWAYS = {
-    ("ran", "it runs every time"),
-    ("ran", "each run has its report"),
-}
+ALWAYS = {("ran", "it runs every time"), ("ran", "each run has its report")}
 
 
 def made(outcomes):
     """The steps with outputs; the others resolve artifacts or report."""
     done = {step: outcome for step, outcome in outcomes.items() if outcome not in ALWAYS}
-    assert outcomes.keys() - done.keys() >= {
-        "LatestBlessed",
-        "PreviousVocabularies",
-        "Reporter",
-    }
+    assert outcomes.keys() - done.keys() >= {"LatestBlessed", "PreviousVocabularies", "Reporter"}
     return done
 
 
