@@ -53,7 +53,7 @@ class RuleOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The decision.
+    """Whether a model may be pushed, with the reasons.
 
     Attributes:
         blessed: Whether every threshold is passed.
