@@ -123,7 +123,7 @@ def test_a_process_that_hangs_in_a_validation_is_named_by_those_that_wait(data, 
 
 @pytest.mark.faults
 def test_one_process_may_work_for_longer_than_gloo_waits():
-    text = "import jax, time; from recsys.distributed import host_collectives as d\n"
+    text = "import jax, time; from recsys.distributed import coordination as d\n"
     text += "from recsys.distributed.join import join\n"
     text += "join(); before = d.jointly(lambda: time.sleep(33 * jax.process_index()))\n"
     text += "print(d.agreed(lambda: time.sleep(33) or [jax.process_index(), len(before)]))"
