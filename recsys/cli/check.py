@@ -17,7 +17,7 @@ from typer import Exit, Option
 from recsys.cli.options import ConfigArgument, Force, Json, MaybeCount
 from recsys.cli.show import emit
 from recsys.cli.terminal import Console, progress_bar
-from recsys.data.inspect.names import shown
+from recsys.data.inspect.roles import shown
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import counted, moment
 from recsys.system.files import replacing
@@ -116,14 +116,15 @@ def _for_people(report: Inspection, result: Mapping[str, Any]) -> dict[str, Any]
     parts: dict[str, Any] = {
         **{name: result[name] for name in ("format", "compression")},
         "files": [shown(path, 200) for path in result["files"]],
-        "bytes": sum(file.size for file in report.understood.files),
+        "bytes": sum(file.size for file in report.layout.files),
         "evidence": [shown(sentence, 200) for sentence in result["evidence"]],
         "columns": _columns(report.profiles, roles),
-        **_findings(report.findings),
+        **_findings(report.findings.get("interactions")),
     }
     for what, side in report.sides.items():
-        parts[f"{what}: {side.understood.files[0].path}"] = _columns(side.profiles, side.notes())
-        parts |= {f"{what}, {name}": value for name, value in _findings(side.findings).items()}
+        parts[f"{what}: {side.layout.files[0].path}"] = _columns(side.profiles, side.notes())
+        counts = _findings(report.findings.get(what))
+        parts |= {f"{what}, {name}": value for name, value in counts.items()}
     return {
         **parts,
         "split": result["split"] and f"{result['split']} ({result['split_reason']})",
@@ -139,9 +140,9 @@ def _columns(profiles: Mapping[str, Profile], notes: Mapping[str, str]) -> list[
     return [
         {
             "column": shown(profile.name, 28),
-            "type": f"{profile.kind}, {profile.unit}" if profile.unit else profile.kind,
+            "type": ", ".join([profile.kind, *filter(None, [profile.unit, *profile.time_formats])]),
             "null_share": profile.n_null / max(1, profile.n_rows),
-            "distinct": f"{'' if profile.distinct.is_exact else '≈ '}{len(profile.distinct):,}",
+            "distinct": f"{len(profile.distinct):,}",
             "range": _range(profile),
             "examples": ", ".join(shown(example, 16) for example in profile.examples),
             "role and reason": shown(notes.get(profile.name, ""), 120),
@@ -151,7 +152,7 @@ def _columns(profiles: Mapping[str, Profile], notes: Mapping[str, str]) -> list[
 
 
 def _range(profile: Profile) -> str:
-    if profile.lowest is None or profile.highest is None:
+    if not len(profile.numbers):
         return ""
     is_time = profile.unit is not None or profile.kind == "time"
     ends = map(moment if is_time else "{:.10g}".format, (profile.lowest, profile.highest))

@@ -1,32 +1,42 @@
-"""Predicts the rows that a run will reject, and the duplicates."""
+"""Reads all rows as a run would: what it rejects, duplicates, and other remarkable facts."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.config import InteractionsConfig
+from recsys.data.config import GateConfig, InteractionsConfig
 from recsys.data.dead_letters import letters_tally
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
 from recsys.data.hashes import fingerprints, mix
-from recsys.data.inspect.profile import Advance, HashCount
-from recsys.data.interactions import duplicate_keys, interaction_columns, parse_interactions
+from recsys.data.inspect.profile import HashCount, Profile
+from recsys.data.inspect.roles import has_few_numbers, shown
+from recsys.data.inspect.sides import Side
+from recsys.data.interactions import (
+    duplicate_keys,
+    interaction_columns,
+    parse_interactions,
+    remark_on_positives,
+)
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
+from recsys.formats import counted
 
+Advance = Callable[[int], None]
+"""Called with the number of bytes of each batch."""
 _MOST_KEYS = 1 << 25
-ENOUGH_IDS = 10
-"""Minimum number of users, and of items, with positives for computing metrics."""
 
 
 @dataclasses.dataclass
 class Findings:
-    """Counts of good, rejected and duplicate rows.
+    """Counts of good, rejected and duplicate rows; estimates if there are very many.
 
     Attributes:
         n_read: Number of rows; of events if a row holds a list of them.
@@ -37,110 +47,80 @@ class Findings:
         last: Latest valid time [seconds since 1970, UTC].
         n_known: Number of accepted rows whose item or user is in the catalogue, by the name of
             the catalogue.
-        keys: Hashes of the accepted rows' keys; duplicates have equal keys.
-        pairs: Hashes of the user and item of each positive.
-        users: Ids of positives, not many more than `ENOUGH_IDS`.
-        items: Ids of positives, not many more than `ENOUGH_IDS`.
-        contents: Hashes of the accepted rows' values, for items and users.
+        distinct: Distinct hashes: `keys` of the accepted rows, of which duplicates have equal
+            ones; for interactions those of positives as `positives`, their user and item as
+            `pairs`, their `users` and `items`; for items and users also all `values` of a row.
+        ids: Hashes of the ids of each batch, for items and users.
     """
 
     n_read: int = 0
     n_empty: int = 0
-    rejected: dict[str, int] = dataclasses.field(default_factory=dict)
+    rejected: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: dict[str, tuple[str, int, str]] = dataclasses.field(default_factory=dict)
     first: int | None = None
     last: int | None = None
-    n_known: dict[str, int] = dataclasses.field(default_factory=dict)
-    keys: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
-    pairs: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
-    users: set[str] = dataclasses.field(default_factory=set)
-    items: set[str] = dataclasses.field(default_factory=set)
-    contents: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
+    n_known: Counter[str] = dataclasses.field(default_factory=Counter)
+    distinct: dict[str, HashCount] = dataclasses.field(
+        default_factory=lambda: defaultdict(lambda: HashCount(_MOST_KEYS))
+    )
+    ids: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     @property
     def n_conflicts(self) -> int:
         """Number of rows of items or users that differ from all earlier rows of their id."""
-        return max(0, len(self.contents) - len(self.keys))
+        return max(0, len(self.distinct["values"]) - self.n_good)
 
     @property
     def n_rejected(self) -> int:
         """Number of rows that break a rule."""
-        return sum(self.rejected.values())
+        return self.rejected.total()
 
     @property
     def n_good(self) -> int:
-        """Number of rows that a run keeps, without duplicates; an estimate if there are many."""
-        return len(self.keys)
+        """Number of rows that a run keeps, without duplicates."""
+        return len(self.distinct["keys"])
 
     @property
     def n_positive(self) -> int:
         """Number of positives among the good rows."""
-        return self.keys.n_flagged
+        return len(self.distinct["positives"])
 
-    @property
-    def n_duplicates(self) -> int:
-        """Number of rows that repeat an earlier one."""
-        return self.keys.n_added - len(self.keys)
+    def share_known(self, what: str) -> float:
+        """Returns the share of accepted rows whose item or user is in the catalogue [0..1]."""
+        return self.n_known[what] / max(1, self.distinct["keys"].n_added)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the counts, as `recsys check --json` prints them."""
+        keys = self.distinct["keys"]
+        n_duplicates = keys.n_added - len(keys)
         return {
             "rows": self.n_read,
             "good": self.n_good,
             "positives": self.n_positive,
             "rejected": self.rejected,
             "rejected_examples": self.examples,
-            "duplicates": self.n_duplicates,
-            "duplicates_are_exact": self.keys.is_exact,
-            "duplicate_share": self.n_duplicates / max(1, self.keys.n_added),
+            "duplicates": n_duplicates,
+            "duplicates_are_exact": keys.is_exact,
+            "duplicate_share": n_duplicates / max(1, keys.n_added),
             "empty_lists": self.n_empty,
             "first": self.first,
             "last": self.last,
         }
 
-    def add(
-        self, batch: RawBatch, rows: pa.RecordBatch, letters: pa.RecordBatch, keys: list[str]
-    ) -> None:
+    def add(self, batch: RawBatch, rows: pa.RecordBatch, letters: pa.RecordBatch) -> None:
         """Counts the rows of a batch.
 
         Args:
             batch: The batch.
             rows: The rows that break no rule.
             letters: The dead letters for the other rows.
-            keys: Columns that are equal in duplicates.
         """
         self.n_read += batch.n_read
         self.n_empty += batch.n_empty
-        has_labels = "label" in rows.schema.names
-        labels = rows.column("label").to_numpy() == 1 if has_labels else None
-        pairs = _hashes(rows, keys[:2])
-        self.keys.add(_hashes(rows, keys[2:], pairs), labels)
-        if labels is not None and labels.any():
-            self.pairs.add(pairs[labels])
-            for ids, name in ((self.users, "user_id"), (self.items, "item_id")):
-                if len(ids) < ENOUGH_IDS:
-                    new = pc.unique(rows.column(name).filter(pa.array(labels)))
-                    ids.update(new.slice(0, ENOUGH_IDS).to_pylist())
         tally = letters_tally(letters)
-        for reason, n_rows in tally["by_reason"].items():
-            self.rejected[reason] = self.rejected.get(reason, 0) + n_rows
-            letter = tally["examples"][reason][0]
+        self.rejected.update(tally["by_reason"])
+        for reason, (letter, *_) in tally["examples"].items():
             self.examples.setdefault(reason, (letter["file"], letter["line"], letter["row"]))
-        if rows.num_rows and "timestamp" in rows.schema.names:
-            ends = pc.min_max(rows.column("timestamp")).as_py()
-            self.first = min(ends["min"], ends["min"] if self.first is None else self.first)
-            self.last = max(ends["max"], ends["max"] if self.last is None else self.last)
-
-
-def _hashes(rows: pa.RecordBatch, keys: list[str], first: np.ndarray | None = None) -> np.ndarray:
-    """Returns a hash of some columns of each row `[n]` uint64, combined with the hash `first`."""
-    hashes = np.zeros(rows.num_rows, np.uint64) if first is None else first
-    for name in keys:
-        column = rows.column(name)
-        is_text = pa.types.is_string(column.type)
-        code = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
-        hashes = mix(hashes ^ code)
-    return hashes
 
 
 def check_rows(
@@ -148,7 +128,7 @@ def check_rows(
     now: int,
     sample: int | None,
     advance: Advance,
-    known: dict[str, np.ndarray],
+    sides: Mapping[str, Findings],
 ) -> Findings:
     """Reads interactions as a run would.
 
@@ -157,33 +137,140 @@ def check_rows(
         now: The current time [seconds since 1970, UTC].
         sample: Number of rows to read; `None`: all.
         advance: Called with the progress.
-        known: Hashes of the catalogues' ids, by `items` and `users`.
+        sides: Findings in the catalogues, by `items` and `users`.
     """
-    findings, columns = Findings(), interaction_columns(config)
+    found, columns = Findings(), interaction_columns(config)
     parts = parts_of_files(config, "interactions")
+    known = {f"{what[:-1]}_id": np.unique(np.concatenate(side.ids)) for what, side in sides.items()}
     for file_index, batch in read_all(config, "interactions", columns, sample, advance):
         rows, letters = parse_interactions(batch, config, now, file_index, parts)
-        findings.add(batch, rows, letters, duplicate_keys(rows.schema.names))
-        for what, ids in known.items():
-            is_known = np.isin(fingerprints(rows.column(f"{what[:-1]}_id")), ids)
-            findings.n_known[what] = findings.n_known.get(what, 0) + int(is_known.sum())
-    return findings
+        found.add(batch, rows, letters)
+        is_positive = rows.column("label").to_numpy() == 1
+        hashes = {name: fingerprints(rows.column(name)) for name in ("user_id", "item_id")}
+        users, items = hashes.values()
+        pairs = keys = mix(mix(users) ^ items)
+        for name in duplicate_keys(rows.schema.names)[2:]:
+            column = rows.column(name)
+            is_text = pa.types.is_string(column.type)
+            codes = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
+            keys = mix(keys ^ codes)
+        found.distinct["keys"].add(keys)
+        of_positives = {"positives": keys, "pairs": pairs, "users": users, "items": items}
+        for name, numbers in of_positives.items():
+            found.distinct[name].add(numbers[is_positive])
+        for name, ids in known.items():
+            found.n_known[f"{name[:-3]}s"] += int(np.isin(hashes[name], ids).sum())
+        if rows.num_rows and "timestamp" in rows.schema.names:
+            ends = pc.min_max(rows.column("timestamp")).as_py()
+            found.first = min(ends["min"], ends["min"] if found.first is None else found.first)
+            found.last = max(ends["max"], ends["max"] if found.last is None else found.last)
+    return found
 
 
-def check_entities(
-    what: str, config: EntityConfig, sample: int | None
-) -> tuple[Findings, np.ndarray]:
-    """Reads items or users as a run would; also returns the hashes of their ids.
+def check_entities(what: str, config: EntityConfig, sample: int | None) -> Findings:
+    """Reads items or users as a run would.
 
     Args:
         what: `items` or `users`.
         config: Files and columns.
         sample: Number of rows to read; `None`: all.
     """
-    findings, ids = Findings(), [np.zeros(0, np.uint64)]
+    found = Findings(ids=[np.zeros(0, np.uint64)])
     for file_index, batch in read_all(config, what, raw_columns(config), sample):
         rows, letters = parse_entities(batch, config, file_index)
-        findings.add(batch, rows, letters, [id_column(config)])
-        findings.contents.add(row_hashes(rows))
-        ids.append(fingerprints(rows.column(id_column(config))))
-    return findings, np.unique(np.concatenate(ids))
+        found.add(batch, rows, letters)
+        found.ids.append(fingerprints(rows.column(id_column(config))))
+        found.distinct["keys"].add(found.ids[-1])
+        found.distinct["values"].add(row_hashes(rows))
+    return found
+
+
+# --- remarks
+
+_ENOUGH_IDS = 10
+"""Minimum number of users, and of items, with positives for computing metrics."""
+_FEWEST = 2
+_MANY_REPEATS = 0.01
+_MOST_NAMED = 10
+_LEAST_KNOWN = 0.9
+
+
+def remarks_on(
+    config: InteractionsConfig,
+    profiles: Mapping[str, Profile],
+    findings: Mapping[str, Findings],
+    sides: Mapping[str, Side],
+) -> Iterator[str]:
+    """Yields remarkable facts, a sentence each.
+
+    Args:
+        config: Config of the interactions.
+        profiles: Profiles of their columns.
+        findings: Predicted result of a run, by `interactions`, `items` and `users`; there are
+            positives.
+        sides: The items and the users.
+    """
+    events = findings["interactions"]
+    for what, found in findings.items():
+        if found.n_rejected > GateConfig().max_rejected_share * found.n_read:
+            yield (
+                f"{found.n_rejected:,} of {found.n_read:,} rows of {what} are rejected, which"
+                " exceeds data.gate.max_rejected_share: a run would stop. Repair the data, or"
+                " raise the threshold."
+            )
+        if what in sides and events.share_known(what) < _LEAST_KNOWN:
+            share = events.share_known(what)
+            yield f"The file of {what} has {share:.2%} of the interactions' {what}."
+        if found.n_conflicts:
+            columns = sides[what].profiles.values()
+            times = [p.name for p in columns if p.kind == "time" or p.unit is not None]
+            such = f", such as {shown(times[0])}" if times else ""
+            yield (
+                f"{found.n_conflicts:,} rows of {what} have other values than an earlier row with"
+                f" their id, of which the first is used. Set data.{what}.latest to the column"
+                f" that says which is newest{such}."
+            )
+    ids = {name: len(events.distinct[f"{name}s"]) for name in ("user", "item")}
+    few = [counted(n, name, f"{name}s") for name, n in ids.items() if n < _ENOUGH_IDS]
+    if min(ids.values()) < _FEWEST:
+        yield (
+            f"All positives are of {' and '.join(few)}: a run would stop (R324). Training needs"
+            " two users and two items at least."
+        )
+    elif few:
+        yield (
+            f"All positives are of {' and '.join(few)}: a run would train, but may stop in the"
+            " evaluation (R408), which needs items that a user has not had, and ten users for a"
+            " verdict."
+        )
+    n_left_out = events.n_good - events.n_positive
+    yield from filter(None, [remark_on_positives(config, events.n_positive, events.n_good)])
+    if n_left_out:
+        yield (
+            f"{n_left_out:,} good rows are no positives. They also vanish from histories: of what"
+            " a user did, a model reads only the positives."
+        )
+    elif config.columns.event is not None and not config.positive_events:
+        yield (
+            "All kinds of event are positives. If positive_events names some of them, the others"
+            " also vanish from histories: a model reads only the positives of a user."
+        )
+    n_repeats = events.n_positive - len(events.distinct["pairs"])
+    if events.first is not None and n_repeats > _MANY_REPEATS * events.n_positive:
+        yield (
+            f"{n_repeats:,} positives are of an item that the user had before. Lists leave such"
+            " items out, unless the config has repeats: include (docs/evaluation.md, Repeats)."
+        )
+    used = config.columns.model_dump().values()
+    rest = [p for p in profiles.values() if p.name not in used and p.kind != "list"]
+    unused = [p for p in rest if len(p.distinct) == 2 or has_few_numbers(p)]
+    if unused:
+        named = [
+            f"{shown(p.name)} ({', '.join(shown(value, 16) for value in p.examples)})"
+            for p in unused[:_MOST_NAMED]
+        ]
+        more = f"; {len(unused) - _MOST_NAMED} more" if len(unused) > _MOST_NAMED else ""
+        yield (
+            f"Columns of few values that have no role, so that a run ignores them:"
+            f" {'; '.join(named)}{more}. If one says what a positive is, give it a role with --map."
+        )

@@ -9,7 +9,6 @@ import pytest
 from checking import columns, found, grouped
 
 from recsys.config.load import load_config
-from recsys.data.inspect.profile import NumberSample
 
 START = 1_600_000_000
 
@@ -249,13 +248,3 @@ def test_a_pattern_names_the_run_after_what_is_fixed(here, capsys, pattern, name
     write(path, "user,item,ts", events())
     found(capsys, pattern)
     assert load_config("out.yaml").name == name
-
-
-def test_a_sample_of_numbers_keeps_every_nth_however_they_are_added():
-    numbers = np.arange(100_000.0)
-    whole, parts = NumberSample(), NumberSample()
-    whole.add(numbers)
-    for part in np.array_split(numbers, 77):
-        parts.add(part)
-    assert parts.quantile(0.7) == pytest.approx(70_000, rel=1e-3)
-    assert whole.distinct() == parts.distinct()

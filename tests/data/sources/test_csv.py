@@ -16,7 +16,7 @@ from reading import lines_of
 
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT
-from recsys.data.inspect.dialect import understand
+from recsys.data.inspect.layout import find_layout
 from recsys.data.sources import text_source
 from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.pieces import WHOLE_FILES, plan_pieces, read_piece
@@ -201,7 +201,7 @@ def test_what_no_source_reads_is_named_with_its_cure(tmp_path, name):
 @pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-32-be", "utf-16-le"])
 def test_check_finds_the_encoding_of_wide_text(tmp_path, encoding):
     (tmp_path / "r.csv").write_bytes(_ROWS.encode(encoding))
-    assert understand([str(tmp_path / "r.csv")], "interactions").source.csv.encoding == encoding
+    assert find_layout([str(tmp_path / "r.csv")], "interactions").source.csv.encoding == encoding
 
 
 def test_a_carriage_return_in_quotes_is_text(tmp_path):
