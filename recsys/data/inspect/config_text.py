@@ -50,8 +50,9 @@ def _lines(report: Inspection, name: str, folder: Path) -> Iterator[str]:
     yield from _source(report.config, folder, reasons, comments)
     kinds = comments.get("positive_events")
     if kinds and not report.config.positive_events:
+        rarest = list(report.profiles[decided["event"].column].values)[-1]
         yield f"    # {kinds} All are positives; name those that are, if not all:"
-        yield '    # positive_events: ["KIND"]'
+        yield f"    # positive_events: [{_value(rarest)}]"
     for what, side in report.sides.items():
         config = side.config(what)
         if config is None or side.id is None:

@@ -48,8 +48,8 @@ class Findings:
         n_known: Number of accepted rows whose item or user is in the catalogue, by the name of
             the catalogue.
         distinct: Distinct hashes: `keys` of the accepted rows, of which duplicates have equal
-            ones; for interactions those of positives as `positives`, their user and item as
-            `pairs`, their `users` and `items`; for items and users also all `values` of a row.
+            ones, flagged if they are positives; of positives the user and item as `pairs`, and
+            their `users` and `items`; for items and users also all `values` of a row.
         ids: Hashes of the ids of each batch, for items and users.
     """
 
@@ -83,7 +83,7 @@ class Findings:
     @property
     def n_positive(self) -> int:
         """Number of positives among the good rows."""
-        return len(self.distinct["positives"])
+        return self.distinct["keys"].n_flagged
 
     def share_known(self, what: str) -> float:
         """Returns the share of accepted rows whose item or user is in the catalogue [0..1]."""
@@ -96,7 +96,7 @@ class Findings:
         return {
             "rows": self.n_read,
             "good": self.n_good,
-            "positives": self.n_positive,
+            "positives": self.n_positive if "pairs" in self.distinct else None,
             "rejected": self.rejected,
             "rejected_examples": self.examples,
             "duplicates": n_duplicates,
@@ -154,9 +154,8 @@ def check_rows(
             is_text = pa.types.is_string(column.type)
             codes = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
             keys = mix(keys ^ codes)
-        found.distinct["keys"].add(keys)
-        of_positives = {"positives": keys, "pairs": pairs, "users": users, "items": items}
-        for name, numbers in of_positives.items():
+        found.distinct["keys"].add(keys, is_positive)
+        for name, numbers in {"pairs": pairs, "users": users, "items": items}.items():
             found.distinct[name].add(numbers[is_positive])
         for name, ids in known.items():
             found.n_known[f"{name[:-3]}s"] += int(np.isin(hashes[name], ids).sum())

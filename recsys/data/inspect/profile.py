@@ -295,13 +295,14 @@ class HashCount:
     def __init__(self, most: int | None = None) -> None:
         self.n_added = 0
         self._most, self._shift, self._n_loose = most, 0, 0
-        self._hashes = [np.zeros(0, np.uint64)]
+        self._hashes, self._flags = [np.zeros(0, np.uint64)], [np.zeros(0, bool)]
 
-    def add(self, hashes: np.ndarray) -> None:
-        """Adds hashes `[n]` uint64."""
+    def add(self, hashes: np.ndarray, flags: np.ndarray | None = None) -> None:
+        """Adds hashes `[n]` uint64 with flags `[n]` bool; the first flag of a hash counts."""
         self.n_added += len(hashes)
         self._n_loose += len(hashes)
         self._hashes.append(hashes)
+        self._flags.append(np.zeros(len(hashes), bool) if flags is None else flags)
         # So rarely that the total work is linear in the number of hashes.
         if self._n_loose > max(_LEAST_LOOSE, len(self._hashes[0])):
             self._join()
@@ -316,6 +317,12 @@ class HashCount:
         self._join()
         return self._shift == 0
 
+    @property
+    def n_flagged(self) -> int:
+        """Number of distinct flagged hashes."""
+        self._join()
+        return int(self._flags[0].sum()) << self._shift
+
     def __len__(self) -> int:
         self._join()
         return len(self._hashes[0]) << self._shift
@@ -323,9 +330,10 @@ class HashCount:
     def _join(self) -> None:
         if len(self._hashes) == 1:
             return
-        hashes = np.unique(np.concatenate(self._hashes))
-        hashes = hashes[hashes & np.uint64((1 << self._shift) - 1) == 0]
-        while self._most is not None and len(hashes) > self._most:
+        hashes, first = np.unique(np.concatenate(self._hashes), return_index=True)
+        flags = np.concatenate(self._flags)[first]
+        is_kept = hashes & np.uint64((1 << self._shift) - 1) == 0
+        while self._most is not None and is_kept.sum() > self._most:
             self._shift += 1
-            hashes = hashes[hashes & np.uint64((1 << self._shift) - 1) == 0]
-        self._hashes, self._n_loose = [hashes], 0
+            is_kept = hashes & np.uint64((1 << self._shift) - 1) == 0
+        self._hashes, self._flags, self._n_loose = [hashes[is_kept]], [flags[is_kept]], 0

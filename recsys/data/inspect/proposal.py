@@ -41,7 +41,7 @@ from recsys.data.inspect.roles import (
     words_of,
 )
 from recsys.data.inspect.sides import ROLE, Overlap, Side, find_overlap, find_side
-from recsys.data.sources.pieces import read_all
+from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source_files import patterns as patterns_of
 from recsys.data.sources.source_files import span_pattern
 from recsys.data.sources.values import to_ids, written_times
@@ -50,6 +50,8 @@ from recsys.errors import RecsysError, UsageError
 
 _MOST_ROWS, _MOST_BYTES = 1 << 20, 256 << 20
 """Size of the sample that profiles are made from; findings are of all rows."""
+_PIECE_BYTES, _WHOLE_FILES, _MOST_PIECES = 64 << 20, 1 << 62, 256
+_SAMPLED = "columns are described by a sample of the rows"
 _TRIED_ROWS, _TRIED_FILES, _MOST_TRIES = 20_000, 8, 6
 _MOST_REJECTED, _LEAST_KNOWN = 0.1, 0.5
 """A hint works if at most this share of rows is rejected, and at least this share of their ids is
@@ -186,16 +188,28 @@ _Look = tuple[Layout, dict[str, Profile]]
 def _profiles(
     layout: Layout, what: str, now: int, sample: int | None, advance: Advance
 ) -> dict[str, Profile]:
-    """Returns the profiles of a source's columns in its first rows, by name."""
+    """Returns the profiles of a source's columns in a sample of its rows, by name.
+
+    The sample has the first rows of many pieces, since labels or kinds of events may be sorted.
+    """
+    # To cut a file into pieces may take reading it.
+    size = _PIECE_BYTES if sample is None else _WHOLE_FILES
+    pieces = plan_pieces(layout.source, what, layout.columns, size)
+    is_sampled = len(pieces) > _MOST_PIECES
+    pieces = pieces[:: -(-len(pieces) // _MOST_PIECES)]
     batches: list[pa.RecordBatch] = []
-    n_rows = min(sample or _MOST_ROWS, _MOST_ROWS)
-    for _, batch in read_all(layout.source, what, layout.columns, n_rows, advance):
-        batches.append(batch.columns)
-        if sum(rows.nbytes for rows in batches) > _MOST_BYTES:
-            break
-    n_read = sum(rows.num_rows for rows in batches)
-    if n_read >= n_rows:
-        layout.evidence.append(f"columns are described by the first {n_read:,} rows")
+    for piece in pieces:
+        n_rows = -(-min(sample or _MOST_ROWS, _MOST_ROWS) // len(pieces))
+        n_bytes = _MOST_BYTES // len(pieces)
+        for batch in read_piece(piece):
+            batches.append(batch.columns.slice(0, n_rows))
+            n_rows, n_bytes = n_rows - batch.columns.num_rows, n_bytes - batch.columns.nbytes
+            advance(batch.columns.nbytes)
+            if n_rows <= 0 or n_bytes <= 0:
+                is_sampled = True
+                break
+    if is_sampled and _SAMPLED not in layout.evidence:
+        layout.evidence.append(_SAMPLED)
     profiles = {}
     for name in layout.columns:
         parts = [batch.column(name) for batch in batches]

@@ -310,7 +310,7 @@ def test_a_sample_reads_no_more_than_it_says(here, capsys):
     (here / "f.csv").write_text("user,item,time,more\n" + rows)
     result = found(capsys, "f.csv", "--sample", "1000")
     assert 1000 <= result["rows"] < 100_000
-    assert result["columns"][0]["rows"] == result["rows"]
+    assert result["columns"][0]["rows"] == 1000
 
 
 def test_columns_are_described_by_a_sample_and_rows_counted_in_all(here, capsys, monkeypatch):
@@ -319,8 +319,9 @@ def test_columns_are_described_by_a_sample_and_rows_counted_in_all(here, capsys,
         rows = "".join(f"{u},{i},{t}\n" for u, i, _, t in events(300, day))
         (here / f"f{day}.csv").write_text(f"user,item,time\n{rows}")
     result = found(capsys, "f*.csv")
-    assert (result["columns"][0]["rows"], result["rows"]) == (600, 900)
-    assert result["evidence"][-1] == "columns are described by the first 600 rows"
+    assert (result["columns"][0]["rows"], result["rows"]) == (501, 900)
+    assert result["evidence"][-1] == "columns are described by a sample of the rows"
+    assert result["columns"][0]["distinct"] > 300  # It is of all files.
 
 
 def test_of_a_large_file_a_sample_reads_the_start(here, monkeypatch):
@@ -399,8 +400,8 @@ def test_input_that_is_not_a_table_is_reported(here):
 def test_different_values_are_counted_exactly_and_then_nearly():
     count = HashCount(100_000)
     hashes = np.random.default_rng(0).integers(0, 2**64, 310_000, dtype=np.uint64)
-    count.add(np.tile(hashes[:1000], 5))
-    assert (len(count), count.n_added, count.is_exact) == (1000, 5000, True)
+    count.add(np.tile(hashes[:1000], 5), np.arange(5000) % 2 == 0)
+    assert (len(count), count.n_flagged, count.n_added, count.is_exact) == (1000, 500, 5000, True)
     for first in range(0, 300_000, 50_000):
         count.add(hashes[first : first + 60_000])
     assert not count.is_exact
