@@ -202,7 +202,7 @@ def test_json_lines_of_any_lists_give_the_events_that_plain_python_gives(
     found, letters, n_empty = [], [], 0
     source, columns, size = JsonLinesSource(), ("s", "e.a", "e.t"), path.stat().st_size
     piece = Piece(source, str(path), 0, None, columns, size, 0, size, first=0, n_bytes=size)
-    for batch in map(source.parser(piece), source.blocks(piece, block_bytes)):
+    for batch in source.read_rows(piece, source.blocks(piece, block_bytes)):
         for part in explode(batch, ListOfEvents(column="e")):
             columns = [to_ids(column).to_pylist() for column in part.columns.columns]
             found += zip(lines_of(part), *columns, strict=True)

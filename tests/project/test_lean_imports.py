@@ -150,5 +150,5 @@ def test_no_modules_import_each_other_in_a_circle():
     roots = ("recsys", "components", "pipelines")
     graph = grimp.build_graph(*roots, exclude_type_checking_imports=True, cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
-    assert len(imports) > 300
+    assert len(imports) > 200
     assert circle_in(imports) == []

@@ -17,13 +17,14 @@ from recsys.data.hashes import fingerprints
 from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.values import (
     is_list,
+    read_list,
+    split_lists,
     to_ids,
     to_numbers,
     to_times,
     without_point_zero,
     written_times,
 )
-from recsys.data.sources.written_lists import read_list, split_lists
 from recsys.data.time_format import time_pattern
 
 _EXAMPLES, _MOST_VALUES, _SAMPLE, _HEAD = 3, 200, 2000, 20_000

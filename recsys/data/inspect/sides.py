@@ -23,7 +23,7 @@ from recsys.data.features import Feature
 from recsys.data.inspect.layout import Layout
 from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.roles import RECBOLE_TYPE, Role, name_score, words_of
-from recsys.data.sources.written_lists import is_nested
+from recsys.data.sources.values import is_nested
 
 ROLE = {"items": "item", "users": "user"}
 """Role of each side's id in the interactions."""

@@ -11,7 +11,7 @@ which a quote is never closed; here it costs one row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from recsys.data.config import CsvFormat, SourceConfig
-from recsys.data.dead_letters import NOT_TEXT, dead_letters
+from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.source import Piece, RawBatch, check_columns
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, read_line
 from recsys.data.sources.text_source import (
-    Block,
     Rows,
     Text,
     TextSource,
@@ -85,27 +84,23 @@ class CsvSource(CsvFormat, TextSource):
     def _float_ids(self, file: Piece, ids: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the ids that are written like 13.0 in the first rows."""
         rows = self.first_rows(file)
-        if rows is None or b".0" not in rows.block:
+        if rows is None or b".0" not in rows.text:
             return ()
         batch = self.parse(dataclasses.replace(file, columns=ids, ids=()), rows).columns
         return tuple(name for name in ids if all_have_point_zero(batch.column(name)))
 
     def _check_width(self, file: Piece) -> None:
-        """Raises an error if no line at the start has the expected number of fields."""
-        stream, widths, first = self.open(file), set[int](), ""
-        for number in range(1, self.skip_rows + 21):
-            line = read_line(stream, file.file, number, LINE_LIMIT_BYTES)
-            text = line.decode("utf-8", "replace").rstrip("\r\n")
-            if number > self.skip_rows and text:
-                first = first or text
-                widths.add(len(split_fields(text, self)[0]))
-        if widths and len(self.names) not in widths:
-            n_fields = len(split_fields(first, self)[0])
+        """Raises an error if none of the first rows has the expected number of fields."""
+        rows = self.first_rows(file)
+        first = [] if rows is None else rows.raw(np.arange(min(20, len(rows))))
+        texts = [row.decode("utf-8", "replace") for row in first]
+        widths = [len(split_fields(text, self)[0]) for text in texts]
+        if texts and len(self.names) not in widths:
             raise RecsysError(
                 "R254",
                 f"{file.file!r} must have {len(self.names)} fields a row, as csv.names has names.",
                 "Correct csv.names or csv.delimiter in the config.",
-                f"{n_fields} fields: {first}",
+                f"{widths[0]} fields: {texts[0]}",
             )
 
     def n_lines_above(self, file: Piece) -> int:
@@ -127,95 +122,53 @@ class CsvSource(CsvFormat, TextSource):
     def _dialect(self, file: Piece) -> CsvFormat:
         return self.model_copy(update={"quote": None}) if self._has_rest(file) else self
 
-    def parser(self, piece: Piece) -> Callable[[Block], RawBatch]:
-        """Returns a function that parses blocks of a piece."""
-        return lambda block: self._parse_lines(piece, block) or self.parse(piece, block.rows)
-
-    def _parse_lines(self, piece: Piece, block: Block) -> RawBatch | None:
-        """Returns the columns of a block if each line is a row; else `None`.
-
-        That is so if Arrow finds as many rows as there are lines, and no quote is open at the
-        end. The places of the rows are only looked for if one is rejected.
-        """
-        text, n_rows = block.text, block.n_lines_of_text
-        if self._has_rest(piece) or _has_lone_cr(text) or b"\0" in text or not is_valid_utf8(text):
-            return None
-        parsed = self._read_by_arrow(piece, text, n_rows)
-        if parsed is None:
-            return None
-        columns, is_good = parsed
-        if not is_good.all():
-            rows = block.rows
-            if len(rows) != n_rows:
-                return None
-            faults = self._faults(piece, rows, is_good)
-            return sort_out(piece.file, rows, self._with_ids(piece, columns), faults, _FAULTS)
-        block.are_lines_rows = True
-        return RawBatch(
-            file=piece.file,
-            columns=self._with_ids(piece, columns),
-            position=block.position + np.arange(n_rows),
-            rejected=dead_letters([], piece.file, [], []),
-            raw_rows=lambda at: block.rows.raw(at),
-            lines=lambda at: block.rows.line[at],
-        )
-
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
-        """Returns the columns of rows, and dead letters for rows that break a rule."""
+        """Returns the columns of rows, and dead letters for rows that break a rule.
+
+        If Arrow finds as many rows in the text as there are lines, and no quote is open at its
+        end, each line is a row. Otherwise Arrow parses the rows that have no unusual quotes.
+        """
+        text, is_text = rows.text, b"\0" not in rows.text and is_valid_utf8(rows.text)
+        columns = None
+        if is_text and not self._has_rest(piece) and not _has_lone_cr(text):
+            columns, is_good = self._read_by_arrow(piece, text, rows.n_lines)
+        if columns is not None and is_good.all():
+            rows.mark_as_lines()
+            return sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), _FAULTS)
         faults = np.zeros(len(rows), np.int8)
-        if b"\0" in rows.block or not is_valid_utf8(rows.block):
-            is_text = [b"\0" not in row and is_valid_utf8(row) for row in rows.raw()]
-            faults[~np.array(is_text, bool)] = 1 + _FAULTS.index(NOT_TEXT)
+        if not is_text:
+            faults[:] = [b"\0" in row or not is_valid_utf8(row) for row in rows.raw()]
         texts = rows.take(faults == 0)
-        columns, is_good = self._columns(piece, texts)
-        faults[faults == 0] = self._faults(piece, texts, is_good)
-        return sort_out(piece.file, rows, self._with_ids(piece, columns), faults, _FAULTS)
-
-    def _faults(self, piece: Piece, rows: Rows, is_good: np.ndarray) -> np.ndarray:
-        """Returns the fault of each row `[n]`, 0 for good ones."""
-        faults, bad = np.zeros(len(rows), np.int8), np.flatnonzero(~is_good)
+        if columns is None or len(is_good) != len(rows):
+            columns, is_good = self._columns(piece, texts)
         _, dialect = self.layout(piece)
-        for at, row in zip(bad.tolist(), rows.raw(bad), strict=True):
-            is_open = split_fields(row.decode(), dialect)[1]
-            faults[at] = 1 + _FAULTS.index(OPEN_QUOTE if is_open else WRONG_WIDTH)
-        return faults
-
-    def _with_ids(self, piece: Piece, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns columns with `piece.ids` written without `.0`."""
-        for name in piece.ids:
-            at = columns.schema.get_field_index(name)
-            columns = columns.set_column(at, name, without_point_zero(columns.column(at)))
-        return columns
+        bad = np.flatnonzero(~is_good)
+        is_open = [split_fields(row.decode(), dialect)[1] for row in texts.raw(bad)]
+        faults[np.flatnonzero(faults == 0)[bad]] = 2 + np.array(is_open, np.int8)
+        return sort_out(piece.file, rows, columns, faults, _FAULTS)
 
     def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:
         """Returns the columns of the rows that fit, and which rows fit `[n]` bool.
 
-        If Arrow would see other rows or line ends, rows are parsed one by one: the rows with
-        quotes if Arrow's number of rows differs, and all rows if it still differs.
+        Rows with unusual quotes or line ends are parsed one by one; all are if Arrow still sees
+        another number of rows.
         """
-        quote = (self.quote or "").encode()
-        is_single = rows.is_odd
+        is_single = rows.places.is_odd
         if self._has_rest(piece):
             is_single = np.ones(len(rows), bool)
-        elif _has_lone_cr(rows.block):
-            is_single = is_single | rows.having(b"\r")
-        parsed = self._read_rows(piece, rows.take(~is_single))
-        if parsed is None and quote:
-            is_single = is_single | rows.having(quote)
-            parsed = self._read_rows(piece, rows.take(~is_single))
-        if parsed is None:
+        elif _has_lone_cr(rows.text):
+            is_single = is_single | np.array([b"\r" in row for row in rows.raw()], bool)
+        others = rows.raw(np.flatnonzero(~is_single))
+        plain, is_good_plain = self._read_by_arrow(piece, b"\n".join([*others, b""]), len(others))
+        if plain is None:
             is_single = np.ones(len(rows), bool)
-            parsed = _text_batch(piece, []), np.ones(0, bool)
-        if not is_single.any():
-            return parsed
-        plain, is_good_plain = parsed
+            plain, is_good_plain = _text_batch(piece, []), np.ones(0, bool)
         split = [self._split(piece, row.decode()) for row in rows.raw(np.flatnonzero(is_single))]
         is_good = np.ones(len(rows), bool)
         is_good[~is_single] = is_good_plain
         is_good[is_single] = [len(fields) == len(piece.names) for fields in split]
         single = _text_batch(piece, [row for row in split if len(row) == len(piece.names)])
-        is_single = is_single[is_good]
-        order = np.argsort(np.argsort(is_single, kind="stable"))
+        order = np.argsort(np.argsort(is_single[is_good], kind="stable"))
         joined = pa.Table.from_batches([plain, single]).take(pa.array(order)).combine_chunks()
         return joined.to_batches()[0] if len(order) else plain, is_good
 
@@ -228,40 +181,41 @@ class CsvSource(CsvFormat, TextSource):
         fields, is_open = split_fields(row, self)
         return [] if is_open else fields
 
-    def _read_rows(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray] | None:
-        if len(rows) == 0:
-            return _text_batch(piece, []), np.ones(0, bool)
-        return self._read_by_arrow(piece, rows.joined(), len(rows))
-
     def _read_by_arrow(
         self, piece: Piece, text: Text, n_rows: int
-    ) -> tuple[pa.RecordBatch, np.ndarray] | None:
-        """Returns the columns of the lines that fit, and which fit `[n]`; `None` if Arrow differs.
+    ) -> tuple[pa.RecordBatch | None, np.ndarray]:
+        """Returns the columns of the lines that fit, and which fit `[n]` bool.
 
         Args:
             piece: Piece of the lines.
             text: Lines, each of which is a row; they may contain quotes.
             n_rows: Number of lines.
+
+        Returns:
+            No columns if Arrow finds another number of rows.
         """
         delimiter, quote = self.delimiter.encode(), (self.quote or "").encode()
-        has_quotes = bool(quote) and quote in text
+        has_quotes, is_good = bool(quote) and quote in text, np.ones(n_rows, bool)
         last = text[text.rfind(b"\n", 0, -1) + 1 : -1]
         # Arrow closes a quote at the end of its input; an earlier one changes the count.
         if has_quotes and quote in last and split_fields(last.decode(), self)[1]:
-            return None
+            return None, is_good
         if len(delimiter) > 1:
             mark = None if has_quotes else next((m for m in _MARKS if m not in text), None)
             if mark is None:
-                return None
+                return None, is_good
             text, delimiter = text.replace(delimiter, mark), mark
         try:
             table, bad = self._read_csv(piece, text, delimiter.decode(), has_quotes)
         except pa.ArrowInvalid:
-            return None
+            return None, is_good
         if table.num_rows + len(bad) != n_rows:
-            return None
-        is_good = np.ones(n_rows, bool)
+            return None, is_good
         is_good[bad] = False
+        for name in piece.ids:
+            at = table.column_names.index(name)
+            ids = without_point_zero(table.column(at).combine_chunks())
+            table = table.set_column(at, name, ids)
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else _text_batch(piece, []), is_good
 

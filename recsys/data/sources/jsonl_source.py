@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,9 +22,8 @@ from recsys.data.dead_letters import NOT_TEXT
 from recsys.data.sources.nested import find_path, pick_name, pick_type
 from recsys.data.sources.source import Piece, RawBatch, as_json, missing_column
 from recsys.data.sources.source_files import is_text
-from recsys.data.sources.streams import LINE_LIMIT_BYTES, long_line
+from recsys.data.sources.streams import START_BYTES
 from recsys.data.sources.text_source import (
-    Block,
     Rows,
     Text,
     TextSource,
@@ -41,8 +40,6 @@ _PARTS = 100
 _MOST_NAMES = 2000
 """Maximum number of fields that Arrow converts to columns, since it pads each one."""
 _NAME = re.compile(rb'"([^"\\]*)"\s*:')
-_START_BYTES = 1 << 16
-"""Size of the text from which types are inferred first [bytes]."""
 _SAMPLE_BYTES = 8 << 20
 _SAMPLE_LINES = 10_000
 _BLANKS = b"\xef\xbb\xbf \t\r\n"
@@ -100,36 +97,30 @@ class JsonLinesSource(TextSource):
         raise missing_column(file.file, missing, list(names), file.columns)
 
     def _first_objects(self, file: Piece) -> Iterator[dict[str, Any]]:
-        stream = self.open(file)
-        text = stream.read(_SAMPLE_BYTES)
-        if _is_array(text):
-            raise json_over_lines(file.file, text)
-        if len(text) == _SAMPLE_BYTES and b"\n" not in text:
-            text += stream.readline(LINE_LIMIT_BYTES - _SAMPLE_BYTES + 1)
-            if len(text) > LINE_LIMIT_BYTES:
-                raise long_line(file.file, 1, LINE_LIMIT_BYTES, text)
-        lines = text.split(b"\n")
-        lines = lines[:-1] if len(text) == _SAMPLE_BYTES and len(lines) > 1 else lines
-        has_object = False
-        for row in map(_object, lines):
-            if isinstance(row, dict):
-                has_object = True
-                yield row
-        if not has_object:
-            raise json_over_lines(file.file, text)
+        n_bytes, n_objects, start = 0, 0, b""
+        for rows in self.blocks(file, START_BYTES):
+            start = start or bytes(rows.text)
+            if _is_array(start):
+                break
+            for row in map(_object, rows.raw()):
+                if isinstance(row, dict):
+                    n_objects += 1
+                    yield row
+            n_bytes += rows.n_bytes
+            if n_bytes > _SAMPLE_BYTES:
+                break
+        if not n_objects:
+            raise json_over_lines(file.file, start)
 
-    def parser(self, piece: Piece) -> Callable[[Block], RawBatch]:
-        """Returns a function that parses blocks of a piece."""
+    def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
+        """Yields the parsed rows of a piece, block by block."""
         arrow = _ArrowParser(piece.columns)
-
-        def parse(block: Block) -> RawBatch:
-            rows = block.rows
+        for rows in blocks:
             columns = arrow.parse(rows)
             if columns is None:
-                return self.parse(piece, rows)
-            return sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), ())
-
-        return parse
+                yield self.parse(piece, rows)
+            else:
+                yield sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), ())
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, parsed line by line."""
@@ -184,11 +175,12 @@ def is_deep(line: bytes) -> bool:
 
 def has_deep(rows: Rows) -> bool:
     """Returns whether a row is nested more than `MOST_DEEP` deep."""
-    data = np.frombuffer(rows.block, np.uint8)
+    data = np.frombuffer(rows.text, np.uint8)
     is_bracket = data & 0xDF == ord("[")  # Or "{", which differs in one bit.
     if np.count_nonzero(is_bracket) <= len(rows) + MOST_DEEP - 1:
         return False
-    n_before = np.searchsorted(np.flatnonzero(is_bracket), np.append(rows.starts, len(data)))
+    starts = np.append(rows.places.starts, len(data))
+    n_before = np.searchsorted(np.flatnonzero(is_bracket), starts)
     return any(map(is_deep, rows.raw(np.flatnonzero(np.diff(n_before) > MOST_DEEP))))
 
 
@@ -225,9 +217,8 @@ class _ArrowParser:
         """Returns the columns of rows; `None` if the lines must be parsed one by one."""
         if not _are_objects(rows) or has_deep(rows):
             return None
-        text = rows.joined()
         try:
-            table = self._read(text)
+            table = self._read(rows.text)
             batch = table.combine_chunks().to_batches()[0] if table is not None else None
             if batch is None or batch.num_rows != len(rows):
                 return None
@@ -240,7 +231,7 @@ class _ArrowParser:
         return pa.RecordBatch.from_arrays(columns, names=list(self._columns))
 
     def _read(self, text: Text) -> pa.Table | None:
-        start = text[: text.find(b"\n", _START_BYTES) + 1]
+        start = text[: text.find(b"\n", START_BYTES) + 1]
         if self._schema is None and start:
             self._infer(start)
         if self._schema is not None:
@@ -264,9 +255,9 @@ class _ArrowParser:
 
 def _are_objects(rows: Rows) -> bool:
     """Returns whether each line has the braces of an object, and all bytes are UTF-8."""
-    data = np.frombuffer(rows.block, np.uint8)
-    has_braces = (data[rows.starts] == ord("{")) & (data[rows.stops - 1] == ord("}"))
-    return bool(has_braces.all()) and b"\0" not in rows.block and is_valid_utf8(rows.block)
+    data, places = np.frombuffer(rows.text, np.uint8), rows.places
+    has_braces = (data[places.starts] == ord("{")) & (data[places.stops - 1] == ord("}"))
+    return bool(has_braces.all()) and b"\0" not in rows.text and is_valid_utf8(rows.text)
 
 
 def _read_json(text: Text, schema: pa.Schema | None, unexpected: str) -> pa.Table:

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from recsys.data.config import ListOfEvents
 from recsys.data.sources.source import RawBatch
-from recsys.data.sources.values import is_list, lists_of
-from recsys.data.sources.written_lists import split_lists
+from recsys.data.sources.values import is_list, lists_of, split_lists
 
 NO_LIST = "no list of events"
 UNEQUAL = "fields of events in lists of different lengths"

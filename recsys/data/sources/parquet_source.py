@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.sources.decompression import check_growth
 from recsys.data.sources.nested import Path, element_type, find_path, leaf_names, pick, pick_type
 from recsys.data.sources.source import Piece, RawBatch, Source, missing_column
 from recsys.data.sources.source_files import file_size, open_file
+from recsys.data.sources.streams import check_growth
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from recsys.data.config import ListOfEvents, SourceConfig
 from recsys.data.dead_letters import NOT_TEXT, dead_letters
-from recsys.data.sources.decompression import Compression
+from recsys.data.sources.streams import Compression
 from recsys.errors import RecsysError
 from recsys.strict import Strict
 

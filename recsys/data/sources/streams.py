@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import io
+import lzma
 import re
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
-from recsys.data.sources.decompression import Compression, Decompressed
+import pyarrow as pa
+
 from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
 
@@ -18,6 +23,7 @@ LINE_LIMIT_BYTES = 64 << 20
 """Maximum size of a row [bytes]."""
 HEADER_LIMIT_BYTES = 1 << 20
 """Maximum size of a header [bytes]."""
+Compression = Literal["gzip", "bz2", "xz", "zstd"]
 _COMPRESSIONS: dict[bytes, Compression] = {
     b"\x1f\x8b\x08": "gzip",
     b"BZh": "bz2",
@@ -211,7 +217,7 @@ def open_bytes(
 
     if compression is None:
         return open_raw()
-    return io.BufferedReader(Decompressed(path, open_raw, compression, stop), _BUFFER_BYTES)
+    return io.BufferedReader(_Decompressed(path, open_raw, compression, stop), _BUFFER_BYTES)
 
 
 def open_text(
@@ -276,3 +282,120 @@ def _mark_damage(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 codecs.register_error(_DAMAGED, _mark_damage)
+
+
+# --- decompression of one or several streams; data after the last one are an error
+
+_MOST_TIMES = 1000
+_INPUT_BYTES = 1 << 12  # Small, as bz2 may unpack it to ten thousand times its size.
+_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
+_DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+    "bz2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+}
+
+
+def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -> None:
+    """Raises an error if a file unpacks to more than 1000 times its size, plus 64 MiB.
+
+    Args:
+        file: The file.
+        file_bytes: Size of the file [bytes].
+        amount: Number of bytes, rows or values that it unpacks to.
+        unit: Unit of `amount`.
+    """
+    if amount > (64 << 20) + _MOST_TIMES * file_bytes:
+        raise RecsysError(
+            "R281",
+            f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
+            "that and 64 MiB.",
+            "Files of rows compress by far less: check its origin. If it is correct, provide it"
+            " uncompressed.",
+            f"{amount:,} {unit}",
+        )
+
+
+class _Decompressed(io.RawIOBase):
+    """The decompressed bytes of a file.
+
+    Raises:
+        RecsysError: While reading: the file is damaged or truncated, or unpacks to too much.
+    """
+
+    def __init__(
+        self, path: str, open_raw: Callable[[], BinaryIO], compression: Compression, size: int
+    ) -> None:
+        super().__init__()
+        self._path, self._compression, self._size = path, compression, size
+        is_zstd = compression == "zstd"
+        self._parts = _unpack_zstd(open_raw) if is_zstd else _unpack(open_raw(), compression)
+        self._rest, self._n_read = memoryview(b""), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        try:
+            while not self._rest and (part := next(self._parts, None)) is not None:
+                self._rest = memoryview(part)
+        except _ERRORS as error:
+            raise RecsysError(
+                "R253",
+                f"{self._path!r} must be a whole {self._compression} file.",
+                f"It is good up to byte {self._n_read:,} of what it holds. Write it again, "
+                "or unpack what can be saved.",
+                str(error),
+            ) from None
+        n_bytes = min(len(buffer), len(self._rest))
+        buffer[:n_bytes], self._rest = self._rest[:n_bytes], self._rest[n_bytes:]
+        self._n_read += n_bytes
+        check_growth(self._path, self._size, self._n_read)
+        return n_bytes
+
+
+def _unpack_zstd(open_raw: Callable[[], BinaryIO]) -> Iterator[bytes]:
+    """Yields the decompressed bytes of a file of zstd, up to the last good one."""
+
+    def start() -> pa.CompressedInputStream:
+        return pa.CompressedInputStream(pa.PythonFile(open_raw(), "r"), "zstd")
+
+    stream, n_read = start(), 0
+    try:
+        while part := stream.read(_BUFFER_BYTES):
+            yield part
+            n_read += len(part)
+    except _ERRORS:  # A call that fails returns nothing, even if part of the data is intact.
+        stream = start()
+        while n_read:
+            n_read -= len(stream.read(min(n_read, _BUFFER_BYTES)))
+        while part := stream.read(1):
+            yield part
+
+
+def _unpack(raw: BinaryIO, compression: Compression) -> Iterator[bytes]:
+    """Yields the decompressed bytes of consecutive streams of gzip, bz2 or xz."""
+    data, at = raw.read(_INPUT_BYTES), 0
+    while data:
+        decoder, start = _DECODERS[compression](), at
+        while not decoder.eof:
+            try:
+                if not data:
+                    raise EOFError("it is cut off")
+                part = decoder.decompress(data)
+            except _ERRORS as error:
+                place = f"the {compression} stream from byte {start:,} of the file on"
+                raise OSError(f"{place}: {error}") from None
+            at += len(data) - len(decoder.unused_data)
+            data = decoder.unused_data or raw.read(_INPUT_BYTES)
+            yield part
+        n_zeros = 0
+        while data.startswith(b"\0") and compression != "bz2":
+            rest = data.lstrip(b"\0")
+            n_zeros += len(data) - len(rest)
+            data = rest or raw.read(_INPUT_BYTES)
+        at += n_zeros
+        # Padding is legal behind the last stream of gzip, and by four bytes behind any of xz.
+        if (n_zeros and data) if compression == "gzip" else n_zeros % 4:
+            zeros = f"{n_zeros:,} zero bytes are no padding of {compression}"
+            raise OSError(f"up to byte {at:,} of the file, {zeros}")

@@ -11,12 +11,13 @@ one of its rows is rejected.
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -106,9 +107,9 @@ class TextSource(Source):
         """
         raise NotImplementedError
 
-    def parser(self, piece: Piece) -> Callable[[Block], RawBatch]:
-        """Returns a function that parses blocks of a piece, in order."""
-        return lambda block: self.parse(piece, block.rows)
+    def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
+        """Yields the parsed rows of a piece, block by block."""
+        return (self.parse(piece, rows) for rows in blocks)
 
     def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
         """Yields the pieces of a file; their ends are found when they are read."""
@@ -126,33 +127,32 @@ class TextSource(Source):
 
     def read(self, piece: Piece) -> Iterator[RawBatch]:
         """Yields the rows of a piece; a line that is still being written is rejected."""
-        parse = self.parser(piece)
-        for block in self.blocks(piece):
-            if block.is_unfinished:
-                letters = dead_letters([UNFINISHED], piece.file, block.rows.line, block.rows.raw())
-                nothing = RawBatch.of(piece, [pa.array([], pa.string())] * len(piece.columns), 1)
-                yield dataclasses.replace(nothing, rejected=letters)
-            elif not block.text.isspace() or len(block.rows):
-                yield parse(block)
+        unfinished: list[Rows] = []
+        yield from self.read_rows(piece, self.blocks(piece, unfinished=unfinished))
+        for rows in unfinished:
+            empty = pa.array([], pa.string())
+            columns = pa.RecordBatch.from_pydict(dict.fromkeys(piece.columns, empty))
+            yield sort_out(piece.file, rows, columns, np.ones(1, np.int8), [UNFINISHED])
 
     def first_rows(self, file: Piece) -> Rows | None:
         """Returns some of the first rows of a file; `None` if it has none."""
-        blocks = self.blocks(file, START_BYTES)
-        return next((block.rows for block in blocks if len(block.rows)), None)
+        return next(self.blocks(file, START_BYTES), None)
 
-    def blocks(self, piece: Piece, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-        """Yields the text of a piece in blocks of whole rows, which don't change the result.
+    def blocks(
+        self, piece: Piece, block_bytes: int = BLOCK_BYTES, unfinished: list[Rows] | None = None
+    ) -> Iterator[Rows]:
+        """Yields the rows of a piece in blocks, which don't change the result.
 
         Args:
             piece: The piece; the lines above the rows are skipped.
             block_bytes: Approximate size of a block [bytes].
+            unfinished: Gets a last line that has no end, if the file has grown behind it.
 
         Raises:
             RecsysError: A line is longer than `LINE_LIMIT_BYTES`.
         """
         start, stop = (self.row_start(piece, at) for at in (piece.start, piece.stop))
         stream = open_text(piece.file, start, stop, piece.compression, self.encoding)
-        first_line = functools.partial(_line_at, piece, start)
         line = len(self._read_header(piece, stream)) if start == 0 else 0
         layout, n_rows, rest, n_read = self.layout(piece), 0, bytearray(), 1
         while n_read:
@@ -162,27 +162,24 @@ class TextSource(Source):
             with memoryview(text)[len(rest) :] as free:
                 n_read = stream.readinto(free)
             del text[len(rest) + n_read :]
-            _check_lines(piece.file, text, line, first_line)
+            first_line = functools.partial(_line_at, piece, start, line)
+            _check_lines(piece.file, text, first_line)
             is_cut = not n_read and text and not text.endswith(b"\n")
             if is_cut and not self._has_grown(piece, stop):
                 text += b"\n"
             end = text.rfind(b"\n") + 1
             rest = text[end:]
             del text[end:]
-            block = Block(text, not n_read, layout, piece.start + n_rows, line, first_line)
-            if text:
-                yield block
-            rest, line, n_rows = (
-                text[block.n_bytes :] + rest,
-                line + block.n_lines,
-                n_rows + block.n_rows,
-            )
-            if not block.n_bytes:
+            rows = Rows(text, first_line, piece.start + n_rows, layout, is_last=not n_read)
+            if text and (not text.isspace() or len(rows)):
+                yield rows
+            rest[:0] = text[rows.n_bytes :]
+            line, n_rows = line + rows.n_lines, n_rows + len(rows)
+            if not rows.n_bytes:
                 block_bytes *= 2  # So that the work isn't quadratic in the length of a row.
-        if rest:
-            rest += b"\n"
-            at = piece.start + n_rows
-            yield Block(rest, True, layout, at, line, first_line, is_unfinished=True)
+        if rest and unfinished is not None:
+            first_line = functools.partial(_line_at, piece, start, line)
+            unfinished.append(Rows(rest + b"\n", first_line, piece.start + n_rows))
         known = _known_lines(piece.file, piece.size, piece.ends)
         if start in known:
             known[stop] = known[start] + line
@@ -221,21 +218,16 @@ class TextSource(Source):
             raw, is_last = open_bytes(piece.file, low, high).read(), high == piece.size
             begin = raw.find(b"\n") + 1 if low > piece.body else 0
             raw = raw[begin:] + b"\n" if is_last else raw[begin : raw.rfind(b"\n") + 1]
-            starts = low + begin + np.append(0, line_ends(raw) + 1)
+            starts = low + begin + np.append(0, _line_places(raw)[1] + 1)
             at, text = int(np.searchsorted(starts, offset)), to_utf8(raw, self.encoding)
             n_unsure = _ROW_LIMIT_LINES if low > piece.body else 0
             found = _row_line(text, n_unsure, at, width, dialect, is_last)
             if found is not None:
                 return min(int(starts[found]), piece.size)
-        stream = open_bytes(piece.file, offset - 1, piece.size)
-        return offset - 1 + len(_read_rest(piece, stream, offset))
-
-
-def _read_rest(piece: Piece, stream: BinaryIO, offset: int) -> bytes:
-    rest = stream.readline(LINE_LIMIT_BYTES + 1)
-    if len(rest) > LINE_LIMIT_BYTES:
-        raise long_line(piece.file, _line_at(piece, offset), LINE_LIMIT_BYTES, rest)
-    return rest
+        rest = open_bytes(piece.file, offset - 1, piece.size).readline(LINE_LIMIT_BYTES + 1)
+        if len(rest) > LINE_LIMIT_BYTES:
+            raise long_line(piece.file, _line_at(piece, offset), LINE_LIMIT_BYTES, rest)
+        return offset - 1 + len(rest)
 
 
 def sort_out(
@@ -250,10 +242,11 @@ def sort_out(
         faults: Fault of each row `[n]`: 0 none, `i` the reason `reasons[i - 1]`, -1 blank.
         reasons: Reasons of dead letters.
     """
-    at = np.flatnonzero(faults > 0)
-    why = [reasons[fault - 1] for fault in faults[at].tolist()]
-    letters = dead_letters(why, file, rows.line[at] if len(at) else [], rows.raw(at))
-    good = rows.take(faults == 0)
+    good, letters = rows, dead_letters([], file, [], [])
+    if faults.any():
+        good, bad = rows.take(faults == 0), rows.take(faults > 0)
+        why = [reasons[fault - 1] for fault in faults[faults > 0].tolist()]
+        letters = dead_letters(why, file, bad.line if why else [], bad.raw())
     return RawBatch(file, columns, good.position, letters, good.raw, lines=lambda at: good.line[at])
 
 
@@ -275,90 +268,125 @@ def _known_lines(file: str, size: int, ends: str) -> dict[int, int]:
     return {0: 1}
 
 
-def _line_at(piece: Piece, offset: int) -> int:
-    """Returns the number of the line at an offset of a file, from 1 on."""
+def _line_at(piece: Piece, offset: int, n_more: int = 0) -> int:
+    """Returns the number of the line at an offset of a file, from 1 on, plus `n_more`."""
     known = _known_lines(piece.file, piece.size, piece.ends)
     if offset not in known:
         nearest = max(at for at in list(known) if at < offset)
-        stream, n_ends = open_bytes(piece.file, nearest, offset), 0
-        while text := stream.read(BLOCK_BYTES):
-            n_ends += int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
-        known[offset] = known[nearest] + n_ends
-    return known[offset]
+        stream = open_bytes(piece.file, nearest, offset)
+        n_lines = sum(map(_count_lines, iter(functools.partial(stream.read, BLOCK_BYTES), b"")))
+        known[offset] = known[nearest] + n_lines
+    return known[offset] + n_more
 
 
-def line_ends(text: Text) -> np.ndarray:
-    """Returns the places of the line ends of a text `[n]` int64."""
-    return np.flatnonzero(np.frombuffer(text, np.uint8) == _LF)
+def _count_lines(text: Text) -> int:
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
 
 
-def _check_lines(file: str, text: Text, n_before: int, first_line: Callable[[], int]) -> None:
+def _line_places(text: Text) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the starts and ends of the lines of a text `[n]`."""
+    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _LF)
+    return np.append(0, ends[:-1] + 1)[: len(ends)], ends
+
+
+def _check_lines(file: str, text: Text, first_line: Callable[[], int]) -> None:
     """Raises an error if a line of a text is too long."""
-    if len(text) <= LINE_LIMIT_BYTES:
-        return
-    bounds = np.concatenate([[-1], line_ends(text), [len(text)]])
-    longest = int(np.argmax(np.diff(bounds)))
-    start = int(bounds[longest]) + 1
-    if bounds[longest + 1] - start > LINE_LIMIT_BYTES:
-        number = first_line() + n_before + longest
-        raise long_line(file, number, LINE_LIMIT_BYTES, bytes(text[start : start + 100]))
+    if len(text) > LINE_LIMIT_BYTES:
+        starts, ends = _line_places(text + b"\n")
+        longest = int(np.argmax(ends - starts))
+        if ends[longest] - starts[longest] > LINE_LIMIT_BYTES:
+            shown = bytes(text[starts[longest] :][:100])
+            raise long_line(file, first_line() + longest, LINE_LIMIT_BYTES, shown)
 
 
-class Block:
-    """Text of whole rows, of which only the number of lines is counted before `rows` is used.
+class Places(NamedTuple):
+    """Where rows are in a text: arrays `[n]`.
+
+    Attributes:
+        line: Index of each row's first line.
+        starts: First byte of each row.
+        stops: End of each row, without the line end.
+        is_odd: Whether each row may span several lines, or has an odd number of quotes.
+    """
+
+    line: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    is_odd: np.ndarray
+
+
+class Rows:
+    """Rows of a block of text, without blank lines; their places are found when they are used.
 
     Args:
-        text: Whole lines, in UTF-8; rows that they don't complete are left out.
-        is_last: Whether no text follows.
-        layout: Number of columns, and dialect.
+        text: Whole lines, in UTF-8.
+        first_line: Returns the number of the first line.
         position: Position of the first row.
-        n_before: Number of lines of the piece before it.
-        first_line: Returns the number of the piece's first line.
-        is_unfinished: Whether it is one line that is still being written.
+        layout: Number of columns, and dialect.
+        is_last: Whether no text follows; else, a row that the text doesn't complete is left out.
     """
 
     def __init__(
         self,
         text: Text,
-        is_last: bool,
-        layout: tuple[int, CsvFormat],
-        position: int,
-        n_before: int,
         first_line: Callable[[], int],
-        is_unfinished: bool = False,
+        position: int,
+        layout: tuple[int, CsvFormat] = (0, _LINES),
+        is_last: bool = True,
     ) -> None:
-        self.text, self._is_last, self._layout = text, is_last, layout
-        self.position, self._n_before, self._first_line = position, n_before, first_line
-        self.is_unfinished, self.are_lines_rows = is_unfinished, False
+        self.text, self._first_line, self._position = text, first_line, position
+        self._layout, self._is_last, self._n_rows = layout, is_last, -1
+        self.n_bytes = len(text)
 
     @functools.cached_property
-    def n_lines_of_text(self) -> int:
-        """Number of lines of the text."""
-        return int(np.count_nonzero(np.frombuffer(self.text, np.uint8) == _LF))
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the text of complete rows [bytes]."""
-        return len(self.text) if self.are_lines_rows else len(self.rows.block)
-
-    @property
     def n_lines(self) -> int:
-        """Number of lines of complete rows, with blank ones."""
-        return self.n_lines_of_text if self.are_lines_rows else self.rows.n_lines
+        """Number of lines, with blank ones."""
+        return _count_lines(self.text)
 
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.n_lines_of_text if self.are_lines_rows else len(self.rows)
+    def mark_as_lines(self) -> None:
+        """Declares that each line is a row, so that their places need not be found."""
+        self._n_rows = self.n_lines
+
+    def __len__(self) -> int:
+        return len(self.places.line) if self._n_rows < 0 else self._n_rows
 
     @functools.cached_property
-    def rows(self) -> Rows:
-        """The rows, without blank lines."""
+    def position(self) -> np.ndarray:
+        """Numbers that rise from row to row of a file `[n]` int64."""
+        return self._position + np.arange(len(self))
+
+    @property
+    def line(self) -> np.ndarray:
+        """Line number of each row `[n]` int64, from 1 on.
+
+        It may take a pass over the text before; `position` doesn't.
+        """
+        return self.places.line + self._first_line()
+
+    def raw(self, at: np.ndarray | None = None) -> list[bytes]:
+        """Returns the rows at indices `[k]`, or all."""
+        _, starts, stops, _ = self.places
+        if at is not None:
+            starts, stops = starts[at], stops[at]
+        text = memoryview(self.text)
+        return [bytes(text[a:b]) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def take(self, kept: np.ndarray) -> Rows:
+        """Returns the rows that `kept` `[n]` bool selects."""
+        taken = copy.copy(self)
+        taken.position, taken._n_rows = self.position[kept], int(np.count_nonzero(kept))
+        taken.places = Places(*(places[kept] for places in self.places))
+        return taken
+
+    @functools.cached_property
+    def places(self) -> Places:
+        """Where the rows are."""
         text, (width, dialect) = self.text, self._layout
-        data, ends = np.frombuffer(text, np.uint8), line_ends(text)
-        starts = np.append(0, ends[:-1] + 1)[: len(ends)]
-        first, n_lines, is_odd = np.arange(len(ends)), len(ends), _are_odd(text, starts, dialect)
-        spans = _possible_rows(text, starts, ends, is_odd, width, dialect, self._is_last)
+        starts, ends = _line_places(text)
+        is_odd, n_lines = _are_odd(text, starts, dialect), len(ends)
+        first, spans = np.arange(n_lines), list[tuple[int, int]]()
+        if is_odd.any():
+            spans = _possible_rows(text, starts, ends, is_odd, width, dialect, self._is_last)
         if spans:
             is_inner = np.zeros(n_lines, bool)
             for opening, closing in spans:
@@ -368,93 +396,18 @@ class Block:
                     n_lines = opening
                     break
                 is_inner[opening + 1 : closing + 1] = True
+            self.n_lines = n_lines
             first = np.flatnonzero(~is_inner[:n_lines])
             ends = ends[np.append(first[1:], n_lines)[: len(first)] - 1]
             starts, is_odd = starts[first], is_odd[first]
-            text = text[: int(ends[-1]) + 1] if len(ends) else b""
+            self.n_bytes = int(ends[-1]) + 1 if len(ends) else 0
         stops = ends
         if b"\r" in text:
-            stops = ends - ((ends > starts) & (data[np.maximum(ends - 1, 0)] == _CR))
-        position = self.position + np.arange(len(starts))
-        rows = Rows(text, self._line, n_lines, first, position, starts, stops, is_odd, True)
+            before = np.frombuffer(text, np.uint8)[np.maximum(ends - 1, 0)]
+            stops = ends - ((ends > starts) & (before == _CR))
         is_row = stops > starts
-        kept = rows.take(is_row)
-        return dataclasses.replace(kept, position=position[: len(kept)])
-
-    def _line(self) -> int:
-        return self._first_line() + self._n_before
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Rows of a block.
-
-    Attributes:
-        block: Bytes that contain the rows; the last row has a line end.
-        first_line: Returns the number of the block's first line.
-        n_lines: Number of lines of the block.
-        index: Index of each row's first line in the block `[n]`.
-        position: Position of each row `[n]` int64, which rises from row to row of a file.
-        starts: Start of each row in the block `[n]`.
-        stops: End of each row in the block, without the line end `[n]`.
-        is_odd: Whether each row may span several lines, or has an odd number of quotes
-            `[n]` bool.
-        is_whole: Whether the rows are all lines of the block, and none is blank.
-    """
-
-    block: Text
-    first_line: Callable[[], int]
-    n_lines: int
-    index: np.ndarray
-    position: np.ndarray
-    starts: np.ndarray
-    stops: np.ndarray
-    is_odd: np.ndarray
-    is_whole: bool
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    @property
-    def line(self) -> np.ndarray:
-        """Line number of the start of each row `[n]` int64, from 1 on.
-
-        The lines before the piece may have to be counted; `position` is known without that.
-        """
-        return self.index + self.first_line()
-
-    def raw(self, at: np.ndarray | None = None) -> list[bytes]:
-        """Returns the rows at indices `[k]`, or all."""
-        starts, stops = (
-            (places if at is None else places[at]).tolist() for places in (self.starts, self.stops)
-        )
-        block = memoryview(self.block)
-        return [bytes(block[start:stop]) for start, stop in zip(starts, stops, strict=True)]
-
-    def take(self, kept: np.ndarray) -> Rows:
-        """Returns the rows that `kept` `[n]` bool selects."""
-        if kept.all():
-            return self
-        names = ("index", "position", "starts", "stops", "is_odd")
-        arrays = {name: getattr(self, name)[kept] for name in names}
-        return dataclasses.replace(self, **arrays, is_whole=False)
-
-    def joined(self) -> Text:
-        """Returns only the rows, each with a line end."""
-        if self.is_whole:
-            return self.block
-        marks = np.zeros(len(self.block) + 1, np.int8)
-        marks[self.starts] += 1
-        marks[self.stops + 1] -= 1
-        data = np.frombuffer(self.block, np.uint8).copy()
-        data[self.stops] = _LF
-        return data[np.cumsum(marks[:-1], dtype=np.int8).view(bool)].tobytes()
-
-    def having(self, part: bytes) -> np.ndarray:
-        """Returns which rows contain some bytes `[n]` bool."""
-        if part not in self.block:
-            return np.zeros(len(self), bool)
-        return np.array([part in row for row in self.raw()], bool)
+        places = Places(first, starts, stops, is_odd)
+        return places if is_row.all() else Places(*(array[is_row] for array in places))
 
 
 # --- rows of several lines, and their fields, split in the same way as Python's csv
@@ -559,8 +512,7 @@ def _row_line(
         dialect: Dialect of the rows.
         is_last: Whether no text follows.
     """
-    ends = line_ends(text)
-    starts = np.append(0, ends[:-1] + 1)[: len(ends)]
+    starts, ends = _line_places(text)
     is_odd = _are_odd(text, starts, dialect)
     spans = dict(_possible_rows(text, starts, ends, is_odd, width, dialect, is_last))
     is_start = np.ones(len(ends) + 1, bool)

@@ -29,8 +29,8 @@ def read(path, content, columns=("a", "b"), block_bytes=1 << 20):
     path.write_bytes(content)
     config = SourceConfig(files=str(path))
     (piece,) = plan_pieces(config, "interactions", columns, WHOLE_FILES)
-    parse = piece.source.parser(piece)
-    return collect(map(parse, piece.source.blocks(piece, block_bytes)))
+    blocks = piece.source.blocks(piece, block_bytes)
+    return collect(piece.source.parse(piece, rows) for rows in blocks)
 
 
 def read_source(path, columns=("a", "b"), **config):
@@ -311,8 +311,8 @@ def test_the_next_row_is_found_from_any_byte(tmp_path_factory, encoding, rows, e
     ends_of_lines = itertools.accumulate(len(line) + 1 for line in text.split(b"\n"))
     line_starts, row_starts = [0, *ends_of_lines], [len(text)]
     with short_reaches():
-        for block in whole.source.blocks(whole):
-            row_starts += [line_starts[line - 1] for line in block.rows.line]
+        for rows in whole.source.blocks(whole):
+            row_starts += [line_starts[line - 1] for line in rows.line]
         for offset in range(whole.body, len(text)):
             found = whole.source.row_start(whole, offset)
             assert found >= offset

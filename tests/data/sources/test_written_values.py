@@ -16,8 +16,7 @@ from recsys.data.features import CategoriesFeature
 from recsys.data.sources.nested import explode
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
-from recsys.data.sources.values import to_lists, to_times
-from recsys.data.sources.written_lists import read_list
+from recsys.data.sources.values import read_list, to_lists, to_times
 from recsys.errors import RecsysError
 
 
