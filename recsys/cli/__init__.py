@@ -44,29 +44,11 @@ app = Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
-    run.run,
-    past_runs.runs,
-    past_runs.lineage,
-    removal.clean,
-    removal.forget,
-    check.check,
-    serving.recommend,
-    serving.rollback,
-    serving.serve,
-    stages.train,
-    tune.tune,
-    stages.evaluate,
-    stages.compare,
-    stages.export,
-    serving.publish_vectors,
-    check.doctor,
-    plan.plan,
-    files.init,
-    files.synth,
-    run.simulate_nights,
-    files.freeze_schema,
-    files.schema,
-):
+    run.run, past_runs.runs, past_runs.lineage, removal.clean, removal.forget, check.check,
+    serving.recommend, serving.rollback, serving.serve, stages.train, tune.tune,
+    stages.evaluate, stages.compare, stages.export, serving.publish_vectors, check.doctor,
+    plan.plan, files.init, files.synth, run.simulate_nights, files.freeze_schema, files.schema,
+):  # fmt: skip
     app.command()(command_of(_command))
 
 

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from rich.progress import Progress
 from typer import Option
 
 from recsys.cli.options import ConfigArgument, Data, Json, MaybeCount, Seed, Sets
@@ -18,6 +19,9 @@ from recsys.formats import duration, figure
 from recsys.system import events
 from recsys.system.installation import install_extra
 from recsys.system.process import StoppedError, signals_raised
+
+if TYPE_CHECKING:
+    from recsys.tuning.tuning_study import TuningStudy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -73,8 +77,8 @@ def tune(
         try:
             with signals_raised():
                 tuning = TuningStudy(config, sets or [], data, folder, written, options)
-                best_so_far = tuning.best_ended()
-                with TuneView(console, tuning.metric, minutes, tuning.seconds, best_so_far) as view:
+                with progress_bar(console) as bar:
+                    view = TuneView(console, bar, tuning, minutes)
                     n_trials = len(tuning.records())
                     after = f"Resuming after {n_trials} trials in" if n_trials else "Starting in"
                     console.write_line(f"{after} {tuning.folder}")
@@ -106,28 +110,19 @@ class TuneView:
 
     Args:
         console: Console to print to.
-        metric: The metric that validation watches.
+        bar: Progress bars.
+        tuning: The study.
         minutes: The budget [min].
-        seconds: Time that earlier calls took [s].
-        best: Best value of the trials that ended in earlier calls.
     """
 
     def __init__(
-        self, console: Console, metric: str, minutes: float, seconds: float, best: float
+        self, console: Console, bar: Progress, tuning: TuningStudy, minutes: float
     ) -> None:
-        self._console, self._metric, self._best = console, metric, best
-        self._bar = progress_bar(console)
-        self._whole = self._bar.add_task(
-            "budget", total=60 * minutes, completed=round(seconds), text=""
-        )
-        self._trial = self._bar.add_task("trial", total=None, text="")
-
-    def __enter__(self) -> TuneView:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._console, self._bar = console, bar
+        self._metric, self._best = tuning.metric, tuning.best_ended()
+        done = round(tuning.seconds)
+        self._whole = bar.add_task("budget", total=60 * minutes, completed=done, text="")
+        self._trial = bar.add_task("trial", total=None, text="")
 
     def show_trial(self, record: dict[str, Any]) -> None:
         """Shows a trial that begins or has ended, as its record says."""

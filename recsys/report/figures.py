@@ -216,12 +216,8 @@ def _picture(difference: RelativeDifference, scale: Scale, against: str, is_lowe
 _DRAWN = ("recall", "ndcg")
 
 
-def read_over_k(artifacts: Artifacts) -> dict[str, Any]:
+def read_over_k(evaluated: Evaluated) -> dict[str, Any]:
     """Returns the charts of the metrics over their cut-off, with their legend."""
-    return _over_k(Evaluated.of(artifacts))
-
-
-def _over_k(evaluated: Evaluated) -> dict[str, Any]:
     ks = cut_offs(evaluated.metrics)
     drawn = [
         family
@@ -292,7 +288,7 @@ def plot_metrics(result: EvaluationResult) -> Plot:
     Raises:
         MissingError: The metrics have a single cut-off.
     """
-    drawn = _over_k(Evaluated(result.content, result.content["verdict"]["metric"]))
+    drawn = read_over_k(Evaluated(result.content, result.content["verdict"]["metric"]))
     macros: Any = templates().get_template("macros.jinja").module
     return Plot(str(macros.charts(drawn["charts"], drawn["legend"])))
 

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import yaml
 
 from recsys.errors import shortened
-from recsys.fingerprint import version_text
 from recsys.formats import ABSENT, count, figure, is_number, moment, share
 from recsys.report.charts import Chart, Series, draw_bars
 from recsys.report.evaluated import metric_title
@@ -355,16 +354,6 @@ def read_bundle(artifacts: Artifacts) -> dict[str, Any]:
     manifest = artifacts.manifest
     sizes = [(name, int(entry["size"])) for name, entry in (manifest.get("files") or {}).items()]
     return {**manifest, "sizes": sorted(sizes, key=lambda entry: (-entry[1], entry[0]))}
-
-
-def read_model(artifacts: Artifacts) -> dict[str, Any]:
-    """Returns the description of the model."""
-    return read_json(artifacts.model / "model.json", "The model")
-
-
-def read_commit(artifacts: Artifacts) -> str:
-    """Returns the commit of the training."""
-    return version_text(artifacts.training.get("source"))
 
 
 def config_text(artifacts: Artifacts) -> str:

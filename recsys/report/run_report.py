@@ -10,16 +10,18 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from recsys.fingerprint import version_text
 from recsys.formats import is_number
 from recsys.report import figures, run_figures
+from recsys.report.evaluated import Evaluated
 from recsys.report.page import Part, read_part, render, templates
-from recsys.report.runs import INDEX, Artifacts
+from recsys.report.runs import INDEX, Artifacts, read_json
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "verdict": figures.read_verdict,
     "metrics": figures.read_metrics,
     "against": figures.read_against,
-    "over_k": figures.read_over_k,
+    "over_k": lambda artifacts: figures.read_over_k(Evaluated.of(artifacts)),
     "other": figures.read_other_protocol,
     "slices": figures.read_slices,
     "exposure": figures.read_exposure,
@@ -34,8 +36,8 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "training": run_figures.read_training,
     "steps": run_figures.read_run_steps,
     "bundle": run_figures.read_bundle,
-    "model": run_figures.read_model,
-    "commit": run_figures.read_commit,
+    "model": lambda artifacts: read_json(artifacts.model / "model.json", "The model"),
+    "commit": lambda artifacts: version_text(artifacts.training.get("source")),
 }
 _SECTIONS = {
     "metrics": ("Metrics", ""),

@@ -13,7 +13,7 @@ import html
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -134,6 +134,21 @@ class RecommendationList(list[Recommendations]):
         return _frame(self.to_rows(), ("user_id", "rank", "id", "title", "score"))
 
 
+class _Query(TypedDict, total=False):
+    """Options of `LoadedBundle.recommend`, for one user or several."""
+
+    k: int
+    history: Sequence[str | int]
+    features: Mapping[str, Sequence[str] | str] | None
+    exclude: Sequence[str | int]
+    filters: Mapping[str, Sequence[str] | str] | None
+    exclude_seen: bool | None
+    history_age: Sequence[float]
+    history_weight: Sequence[float]
+    history_kind: Sequence[str | int]
+    query_time: str | int
+
+
 class LoadedBundle:
     """A loaded bundle, which recommends items or scores pairs. Thread-safe.
 
@@ -231,37 +246,11 @@ class LoadedBundle:
 
     @overload
     def recommend(
-        self,
-        user: str | int = ...,
-        *,
-        users: None = ...,
-        k: int = ...,
-        history: Sequence[str | int] = ...,
-        features: Mapping[str, Sequence[str] | str] | None = ...,
-        exclude: Sequence[str | int] = ...,
-        filters: Mapping[str, Sequence[str] | str] | None = ...,
-        exclude_seen: bool | None = ...,
-        history_age: Sequence[float] = ...,
-        history_weight: Sequence[float] = ...,
-        history_kind: Sequence[str | int] = ...,
-        query_time: str | int = ...,
+        self, user: str | int = ..., *, users: None = ..., **query: Unpack[_Query]
     ) -> Recommendations: ...
     @overload
     def recommend(
-        self,
-        user: str | int = ...,
-        *,
-        users: Sequence[str | int],
-        k: int = ...,
-        history: Sequence[str | int] = ...,
-        features: Mapping[str, Sequence[str] | str] | None = ...,
-        exclude: Sequence[str | int] = ...,
-        filters: Mapping[str, Sequence[str] | str] | None = ...,
-        exclude_seen: bool | None = ...,
-        history_age: Sequence[float] = ...,
-        history_weight: Sequence[float] = ...,
-        history_kind: Sequence[str | int] = ...,
-        query_time: str | int = ...,
+        self, user: str | int = ..., *, users: Sequence[str | int], **query: Unpack[_Query]
     ) -> RecommendationList: ...
     def recommend(
         self,

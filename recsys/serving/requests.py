@@ -126,15 +126,10 @@ _MOST_LISTS = 1_000_000
 """Maximum lists and objects in a body: reading them blocks all other threads."""
 
 
-def check_nesting(body: bytes) -> None:
-    """Checks the number of lists and objects, before JSON is parsed."""
-    if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
-        raise too_large("lists and objects", _MOST_LISTS, "more")
-
-
 def read_object(body: bytes) -> dict[str, Any]:
     """Returns the JSON object in `body`."""
-    check_nesting(body)
+    if body.count(b"[") + body.count(b"{") > _MOST_LISTS:  # Before they are parsed.
+        raise too_large("lists and objects", _MOST_LISTS, "more")
     try:
         parsed = json.loads(body.decode("utf-8"), object_pairs_hook=unique_fields)
         received = type(parsed).__name__
