@@ -1,6 +1,8 @@
 """`recsys serve` and clients that want to stop it: for everybody, or by names of their own."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import example, given
@@ -84,3 +86,21 @@ _DEEP = b"[" * 100_000
 )
 def test_json_that_is_none_or_too_much_is_refused_with_a_sentence(server, path, body):
     assert_refused(requesting.post(server.url + path, content=body))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [5, pytest.param(100, marks=pytest.mark.faults)])
+def test_every_answer_is_in_the_openapi_page(tmp_path, n):
+    pytest.importorskip("schemathesis", reason="needs the development group")
+    # The page can't say what a signature takes: valid requests may be refused.
+    options = ["--exclude-checks", "positive_data_acceptance", "--max-examples", str(n)]
+    with Running(versions=(1, 2), kind=FakeRecommender) as running:
+        page = f"{running.url}/openapi.json"
+        finished = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", "run", *options, "--seed", "1", page],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-1000:]
