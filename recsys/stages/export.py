@@ -106,8 +106,6 @@ def _model_folder(model: Any, data: Any, scratch: Path) -> Path:
 
 
 def _main() -> dict[str, Any]:
-    from recsys.bundles import export as exporting
-
     parser = argparse.ArgumentParser(
         prog="python -m recsys.stages.export",
         description="`python -m recsys.stages.export`: from a model folder to a serving bundle.",
@@ -119,6 +117,8 @@ def _main() -> dict[str, Any]:
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--data-origin", type=Path, help="origin of the raw data, for the manifest")
     options = vars(parser.parse_args())
+    from recsys.bundles import export as exporting  # Needs TensorFlow.
+
     config, out, data_origin = (options.pop(name) for name in ("config", "out", "data_origin"))
     sources = exporting.Sources(**options, data_origin=data_origin and read_json(data_origin))
     return exporting.export(load_stage(config, ExportStage), sources, out.absolute())
