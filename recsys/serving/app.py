@@ -33,7 +33,7 @@ from recsys.serving.requests import (
 from recsys.system.installation import VERSION
 
 _HEADERS = (
-    # Nothing from elsewhere, and nothing inside the page: a title can't become a script.
+    # No scripts from elsewhere and none inside the page: a title can't become a script.
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -61,10 +61,10 @@ class App:
     """The server as an ASGI app.
 
     Args:
-        predictor: Answers questions.
+        predictor: Computes answers.
         metrics: Counts requests.
         hosts: Names that a Host header may have; None: any.
-        lifespan: What runs beside the app.
+        lifespan: Runs beside the app.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class App:
         self.held_bytes = 0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answers a request; HEAD as GET, whose body the server leaves out."""
+        """Answers a request; HEAD like GET, without the body."""
         if scope["type"] != "http":
             await self._routes(scope, receive, send)
             return
@@ -125,7 +125,7 @@ class App:
         with contextlib.suppress(ValueError):
             if urlsplit(f"//{host}").hostname in self._hosts:
                 return
-        # A page elsewhere may have made its own name an address of this machine.
+        # Another site may have pointed its name at this machine (DNS rebinding).
         rule = "The Host header must name this machine."
         cure = "Ask for 127.0.0.1, or start with --allow-host NAME."
         raise HttpError(MISDIRECTED, "R568", rule, cure, host)

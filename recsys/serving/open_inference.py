@@ -1,4 +1,4 @@
-"""The Open Inference protocol, version 2 of KServe's.
+"""The Open Inference protocol (version 2 of KServe's protocol).
 
 Requests are messages of its gRPC service, into which JSON is translated. The parameter
 `signature_name` names a signature; by default, it is `recommend` if the model has it.
@@ -112,7 +112,7 @@ def describe_server() -> dict[str, Any]:
 
 
 def describe_model(pool: Pool, name: str, version: str) -> dict[str, Any]:
-    """Returns the fields of a model's metadata, of its default signature."""
+    """Returns the metadata of a model, for its default signature."""
     model: ServedModel = pool.find(name, version)
     definition = model.metadata.get(_default(model), {})
 
@@ -136,10 +136,10 @@ def _default(model: ServedModel) -> str:
 
 
 def read_question(predictor: Predictor, message: Any, write: Write) -> tuple[ServedModel, Question]:
-    """Returns the version that a ModelInferRequest asks, and the question.
+    """Returns the version for a ModelInferRequest, and the question.
 
     Raises:
-        HttpError: The inputs are not those of the signature (400), or too large (413).
+        HttpError: The inputs don't match the signature (400), or are too large (413).
     """
     model: ServedModel = predictor.pool.find(message.model_name, message.model_version)
     parameter = message.parameters.get("signature_name")
@@ -167,7 +167,7 @@ def _typed(tensor: Any) -> list[Any]:
 
 
 def _unpacked(name: str, raw: bytes, datatype: str) -> list[Any]:
-    """Returns raw values: little-endian numbers, or texts, each with its length before it."""
+    """Returns raw values: little-endian numbers, or texts with their lengths before them."""
     try:
         if datatype != "BYTES":
             return list(np.frombuffer(raw, _NUMPY[datatype]).tolist())

@@ -31,29 +31,28 @@ _VersionNumber = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST)]
 
 
 class RecommendRequest(pydantic.BaseModel):
-    """A request for recommendations for a user, a taste, or a user with another taste."""
+    """A request for recommendations, for a user, a history, or both."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     user: Id = ""
     """Id of a user."""
     items: _Taste = []
-    """Ids of items that are liked, the newest first, in place of the user's own."""
+    """Ids of history items, the newest first, in place of the user's history."""
     exclude: _Taste = []
-    """Ids of items that are not wanted."""
+    """Ids of items to exclude."""
     only: _Filters = {}
-    """Names of tokens by filter: every item has one of each filter."""
+    """Token names by filter; a recommended item has one of each filter's tokens."""
     k: int = pydantic.Field(10, ge=1, le=_MOST_ITEMS)
-    """How many items."""
+    """Number of items."""
     exclude_seen: bool | None = None
-    """Whether what the user did is left out; by default as the model's config has it:
-    yes, unless `repeats` is `include`."""
+    """Whether to exclude seen items; by default true, unless the model's `repeats` is `include`."""
     version: _VersionNumber | None = None
-    """One that is loaded; the newest by default."""
+    """A loaded version; the newest by default."""
 
 
 def check_parameters(request: Request) -> None:
-    """Refuses a parameter that the route doesn't have, which FastAPI ignores, or has twice.
+    """Refuses unknown parameters, which FastAPI ignores, and repeated ones.
 
     Raises:
         HttpError: There is one (422).
@@ -83,7 +82,7 @@ def router(predictor: Predictor) -> APIRouter:
     routes = APIRouter(prefix=PREFIX, tags=["page"], dependencies=[Depends(check_parameters)])
 
     async def respond(version: int | None, find: Callable[[Retriever], dict[str, Any]]) -> Response:
-        """Answers in a thread, where the answer is written too."""
+        """Computes and serializes the answer in a thread."""
         model = lists_of(pool, version)
 
         def write() -> str:
@@ -131,7 +130,7 @@ def router(predictor: Predictor) -> APIRouter:
 
     @routes.get("/tokens")
     async def tokens(filter: Words, words: Id = "", n: Most = 10, version: Version = None) -> Any:
-        """Find the names that a filter takes, by words of theirs."""
+        """Find the values of a filter by words."""
 
         def find(model: Retriever) -> dict[str, Any]:
             _check_filters(model, [filter])
@@ -142,7 +141,7 @@ def router(predictor: Predictor) -> APIRouter:
 
     @routes.get("/similar")
     async def similar(item: Words, k: Most = 10, version: Version = None) -> Any:
-        """Find the items whose embeddings are most like that of one."""
+        """Find the items with the most similar embeddings."""
 
         def find(model: Retriever) -> dict[str, Any]:
             [row] = model.catalogue.item_rows([normal_id(item)])
@@ -157,14 +156,14 @@ def router(predictor: Predictor) -> APIRouter:
 
     @routes.post("/recommend")
     async def recommend(wish: RecommendRequest) -> Any:
-        """Recommend items to a user, or for a taste."""
+        """Recommend items to a user, or for a history."""
         return await respond(wish.version, lambda model: recommended(model, wish))
 
     return routes
 
 
 def lists_of(pool: Pool, version: int | None = None) -> Retriever:
-    """Returns a version, the newest by default, which must answer lists.
+    """Returns a version that answers lists, the newest by default.
 
     Raises:
         UsageError: It answers scores (R545).
@@ -175,10 +174,10 @@ def lists_of(pool: Pool, version: int | None = None) -> Retriever:
 
 
 def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
-    """Returns the best items of a user, or of a taste: the fields of `Recommended`.
+    """Returns the best items for a user or a history: the fields of `Recommended`.
 
     Raises:
-        HttpError: The model can't give so many, has no such filter, or no item has a value.
+        HttpError: `k` is too large, a filter is unknown, or no item has its value.
     """
     _check_filters(model, wish.only)
     if wish.k > model.max_k:

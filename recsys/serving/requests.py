@@ -143,7 +143,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def nested_array(name: str, value: Any, spec: SignatureInput, limits: Limits) -> np.ndarray:
-    """Returns nested lists as an array of the type and shape of an input."""
+    """Returns nested lists as an array in the dtype and shape of an input."""
     nested = np.array(value, object)  # Ragged lists stay lists.
     return flat_array(name, nested.ravel().tolist(), nested.shape, spec, limits)
 
@@ -151,10 +151,10 @@ def nested_array(name: str, value: Any, spec: SignatureInput, limits: Limits) ->
 def flat_array(
     name: str, values: Sequence[Any], shape: Sequence[int], spec: SignatureInput, limits: Limits
 ) -> np.ndarray:
-    """Returns values in row-major order as an array of the type and shape of an input.
+    """Returns values in row-major order as an array in the dtype and shape of an input.
 
     Raises:
-        HttpError: They have another type or number (400), or are too many (413).
+        HttpError: They have another dtype or number (400), or are too many (413).
     """
     n, is_known = len(values), len(shape) == len(spec.shape) and min(shape, default=0) >= 0
     if n > limits.values:
@@ -201,7 +201,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def as_json(name: str, values: np.ndarray) -> Any:
-    """Returns an output as nested lists; bytes that are no text, or named so, as base64."""
+    """Returns an output as nested lists; bytes that are not text, or named so, as base64."""
     if values.dtype == np.float32:
         # The shortest text that reads back as the same float32.
         return values.astype("U").astype(np.float64).tolist()

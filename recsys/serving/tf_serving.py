@@ -73,7 +73,7 @@ def read_request(body: bytes, signatures: Mapping[str, Signature], limits: Limit
     """Returns the question in the body of a predict request.
 
     Raises:
-        HttpError: It isn't JSON, or not what the signature takes (400); or too much (413).
+        HttpError: It isn't JSON or doesn't match the signature (400), or is too large (413).
     """
     request = read_object(body)
     name, signature = find_signature(signatures, request.get("signature_name"))
@@ -112,7 +112,7 @@ def write_answer(signature: str, outputs: Arrays, *, by_row: bool) -> bytes:
     """Returns the body of the answer to a predict request.
 
     Raises:
-        HttpError: The outputs have no rows to answer by.
+        HttpError: The outputs have no rows.
     """
     columns = {name: as_json(name, values) for name, values in sorted(outputs.items())}
     is_single = len(columns) == 1
