@@ -3,8 +3,8 @@
 A root with one night in it sees a second night on new data, first undisturbed, with a
 copy of the root before each step. Then, from those copies:
 
-- `--kills N` runs are killed, each at another point: each component before, inside, and
-  after its work, and once ML Metadata knows of it. The same command is given again. It must
+- `--kills N` runs are killed, each at another point: each component before, inside, and after its
+  work, and once it is in ML Metadata. The same command is given again. It must
   end with the model of the undisturbed run, bit for bit, and leave no ghost, no debris,
   and no file of the dead execution in use.
 - `--chain N` kills the run of one night again and again, each time further on, and at last
@@ -120,9 +120,8 @@ def kill_points(steps: list[str], seed: int = 0) -> list[Kill]:
 def chain_of_kills(world: World, n: int, seed: int) -> Iterator[Result]:
     """Kills the run of one night `n` times, each further on, with the same command between.
 
-    Each step is killed at every moment in turn; that the next point is reached at all
-    shows that the run got over the kill before. The last result is that of the run that
-    ends the night.
+    Each step is killed at every moment in turn; that the next point is reached at all shows that
+    the run got over the kill before. The last result is from the run that completes.
     """
     points = [point for point in kill_points(world.ran, seed) if point.victim != "stage"]
     points.sort(key=lambda point: world.steps.index(point.step))

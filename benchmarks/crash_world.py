@@ -36,8 +36,8 @@ class Kill:
     Attributes:
         step: Name of the step.
         moment: One of `MOMENTS`.
-        victim: `group`: the runner with its stages, at once; `runner`: it alone; `stage`: the
-            process that the step started, alone.
+        victim: `group`: the runner with its stages, at once; `runner`: only the runner; `stage`:
+            only the process that the step started.
         seed: Of the moment inside.
     """
 
@@ -244,8 +244,8 @@ def write_events(file: Path, n: int, first_day: int, last_day: int) -> None:
 
 
 MOMENTS = ("before", "inside", "after", "published")
-"""Before the executor, while it works, when it has written all but nobody knows, and when
-ML Metadata knows but the run doesn't."""
+"""Before the executor, while it works, after it has written all files but before ML Metadata has
+them, and after ML Metadata has them but before the run continues."""
 
 
 def _run(world: World, log: Path, events: Path, kill: Kill | None, snapshots: Path | None) -> None:

@@ -14,9 +14,9 @@ of its steps; a line has the median, the least and the most of the rounds. The l
 - `ours peak/state rows=R2-R1`: how much more memory over how much larger tables and slots,
   in which the memory of program and batch cancels out.
 
-Peers run under `uv run --script`, which builds their environments at the first run; with
-`--here` in this environment, where it has what they need. With `--gpu` all compute on the
-machine's GPU, and memory is the host's.
+Peers run under `uv run --script`, which builds their environments at the first run; with `--here`
+in this environment, which must have their packages. With `--gpu` all compute on the machine's GPU,
+and memory is the host's.
 """
 
 from __future__ import annotations

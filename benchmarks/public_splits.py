@@ -148,7 +148,7 @@ class Split:
         order: What orders the events: `time`, `file` (they have an order and no times) or
             `none`.
         times: Time of each training event `[entries]` int64 [seconds since 1970]; None: its
-            place among those of its user.
+            position among its user's events.
         ranked: Which items are ranked `[items]` bool; None: all.
         candidates: Items that are ranked for each case `[cases, n]`, the held-out one last.
         users: User of each case `[cases]`.

@@ -99,8 +99,8 @@ def _zipf(n: int, seed: int) -> np.ndarray:
 def ways(arrays: Arrays, loss: Loss) -> Iterator[tuple[str, Run]]:
     """Yields the ways by name, each compiled: loss, and gradients to query and candidate.
 
-    The one that takes least memory comes first: what an earlier one has freed, but the
-    allocator still holds, can't be told from what a later one takes.
+    The one that takes least memory comes first: memory that an earlier one has freed, but the
+    allocator still holds, can't be distinguished from memory of a later one.
     """
 
     def ours(query: Any, candidate: Any, item_row: Any, log_q: Any, known: Any) -> Any:

@@ -36,8 +36,8 @@ def write_store(
 def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.ShardInfo:
     """Sorts all events of some users, and writes them as a shard.
 
-    Users of `train` are sorted by (row, id), those of `eval` by id. The order of the
-    rows of `events` changes nothing.
+    Users of `train` are sorted by (row, id), users of `eval` by id. The order of the rows of
+    `events` changes nothing.
 
     Args:
         folder: Folder of the store.
@@ -73,8 +73,8 @@ def sorted_shard(
         item_row: Row of the item of each event `[n]`.
         timestamp: Time of each event `[n]` [seconds since 1970, UTC].
         n_users: Users of the shard.
-        **optional: `weight`, `valid` and `kind` (its row) of each event `[n]`, where the data
-            have them.
+        **optional: `weight`, `valid` and `kind` (its row) of each event `[n]`, if the data have
+            them.
     """
     order = store.event_order(user, timestamp, (item_row, *optional.values()))
     columns = {"user_row": user_row, "item_row": item_row, "timestamp": timestamp, **optional}

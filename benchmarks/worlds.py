@@ -1,9 +1,9 @@
 """`python -m benchmarks.worlds`: a bundle of any size, without a training.
 
-Weights are as they are drawn, so scores mean nothing; shapes, files and signatures are
-those of every bundle: the real export writes it and checks it. User `u3` is row 3, item
-`i7` is row 7. With `--clusters` items lie in clusters and users near them, as a training
-leaves them, and not as the hardest that an index can meet.
+Weights are random, so scores mean nothing; shapes, files and signatures are real: the export writes
+and checks the bundle. User `u3` is row 3, item `i7` is row 7. With `--clusters` items are in
+clusters with users near them, as a training leaves them, and not as the hardest that an index can
+meet.
 
 Beside OUT lies OUT.work, with the `data` and the `model` that it was made of.
 """

@@ -18,8 +18,8 @@ sys.path.append(str(Path(__file__).parent / "support"))
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 # A test compiles for longer than it computes: LLVM spares its effort, fusions are lowered without
-# MLIR, which takes a third of the time, and what is compiled is kept from run to run. Golden
-# tests alone compile as users do.
+# MLIR, which takes a third of the time, and what is compiled is kept from run to run. Only golden
+# tests compile as users do.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     " --xla_cpu_parallel_codegen_split_count=1"  # Cores are busy with other tests.
@@ -39,7 +39,7 @@ os.environ.setdefault(
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.03"
 os.environ.pop("RECSYS_EVENTS", None)
-# What tests start begins with `startup/sitecustomize.py`; here it is run below.
+# Processes of tests start with `startup/sitecustomize.py`; this process runs it below.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")])
 )
@@ -98,7 +98,7 @@ def pytest_sessionstart():
 def pytest_collection_finish():
     """Leaves its eight devices to this process: what tests start compiles less for one.
 
-    What was imported, TensorFlow and TFX too, is no garbage: no collection looks at it again.
+    Imported objects, including TensorFlow's and TFX's, are never garbage, so collections skip them.
     """
     if "jax" in sys.modules:
         sys.modules["jax"].devices()

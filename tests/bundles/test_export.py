@@ -1,8 +1,8 @@
 """The exported bundle, asked in raw ids, against the trained weights by hand in numpy.
 
-One small world for all tests: TFT makes the token rows from raw text, the real
-trainer the model, the real export the bundle. TensorFlow runs in processes of its
-own: one exports, one is a client that knows the bundle alone.
+One small world for all tests: TFT makes the token rows from raw text, the real trainer the model,
+the real export the bundle. TensorFlow runs in processes of its own: one exports, one is a client
+with only the bundle.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_what_is_exchanged_otherwise_trains_the_same_tables(
     expected_losses, expected, predicted = gathered(placement, mesh, clipnorm)
     steps = batches(mesh)
     if exchange == "mixed":
-        # Single ids as rows, learned bags by nodes, those of places too.
+        # Single ids by rows, learned bags by nodes, bags with position weights, too.
         monkeypatch.setattr("recsys.embedding.exchange.way_of", mixed_ways)
         exchange = "rows"
     with trained(exchange, placement, mesh, steps, clipnorm, node) as (model, losses):

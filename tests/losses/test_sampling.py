@@ -79,8 +79,8 @@ def with_replacement(n_draws):
 def expected_gradient(probability, log_q):
     """Returns the gradient of scores `[items]` over all sets and positives, as a function.
 
-    One call has every set around every positive as a query; what a set doesn't hold is
-    "known". `probability` is that of each set, the positives come by `POPULARITY`.
+    One call has every set around every positive as a query; items outside of the set are "known".
+    `probability` is the probability of each set; positives are drawn by `POPULARITY`.
     """
     positive = np.tile(np.arange(N_ITEMS), len(SETS))
     members = np.repeat(SETS, N_ITEMS, axis=0)

@@ -219,7 +219,7 @@ def timed(seed=0, unknown=0.0):
     is_first = np.ones(rows.shape, bool)
     is_first[:, 1:] = segment[:, 1:] != segment[:, :-1]
     newest = np.maximum.accumulate(np.where(is_first, age, 0), axis=1)
-    # A user's newest item was a while ago, too: what is asked for was then.
+    # The user's newest item is old, too: the query time is then.
     age = age - newest + 10**8
     asked = age - rng.integers(1, 10**7, rows.shape)
     age = np.where(rng.random(rows.shape) < unknown, -1, age)
@@ -293,7 +293,7 @@ def test_hidden_times_are_unknown_ones_and_hidden_in_training_alone():
 def test_buckets_are_those_of_whole_numbers_everywhere():
     first = np.ceil(np.exp(0.301 * np.arange(1, 70))).astype(np.int64)
     edges = np.concatenate([[0, 1, 2, 2**30], first - 1, first, first + 1])
-    # Of logarithms in double precision, far from which no edge is a whole number.
+    # In float64 no edge is close to an integer.
     assert np.abs(0.301 * np.arange(1, 70) - np.log(first)).min() > 1e-12
     found = time_buckets(edges.astype(np.int32), np.zeros(1, np.int32))
     np.testing.assert_array_equal(np.asarray(found), bucket(edges))

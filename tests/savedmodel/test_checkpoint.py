@@ -155,7 +155,7 @@ def large(tmp_path_factory):
 
 
 class Mallinfo2(ctypes.Structure):
-    """What glibc's `mallinfo2` returns; `hblkhd` is the bytes of blocks that are mappings."""
+    """The result of glibc's `mallinfo2`; `hblkhd` is the size of mapped blocks [bytes]."""
 
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
@@ -164,8 +164,8 @@ class Mallinfo2(ctypes.Structure):
 def bytes_of_large_blocks():
     """Returns what this process has in blocks of memory of more than 32 MiB each.
 
-    Such a block is always a mapping, which goes when it is freed. The process as a whole also
-    keeps what slices were freed, and what other tests did.
+    Such a block is always a mapping, which is unmapped when it is freed. The whole process also
+    keeps freed slices, and memory of other tests.
     """
     mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
     mallinfo2.restype = Mallinfo2

@@ -2,8 +2,8 @@
 
     checkpoint_processes.py FOLDER PROCESS PROCESSES PORT
 
-The last line is JSON: what was restored, the parts of the table that this process
-holds, and the codes of the errors that were told.
+The last line is JSON: what was restored, the parts of the table that this process holds, and the
+codes of the reported errors.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Tiny versions of public data sets: the shapes and the quirks of their files, made-up rows.
 
 Each function writes the files of one data set into a folder and returns their paths, the
-interactions first. 60 users and 40 items lie in four groups; users mostly take items of
-their own group, so a model has something to learn.
+interactions first. 60 users and 40 items are in four groups; users mostly interact with items of
+their own group, so that a model can learn.
 """
 
 import datetime as dt

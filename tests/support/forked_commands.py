@@ -1,7 +1,7 @@
 """Runs commands as `python -m recsys` does, each in a fork of this process and in a folder.
 
-A line on stdin has the words and the folder; `stderr.txt` in it gets what the command says,
-stdout here its exit code. Nothing of the project has run here yet, it is imported alone.
+A line on stdin has the words and the folder; `stderr.txt` in it gets the command's output, stdout
+its exit code. The project is only imported before, nothing has run.
 """
 
 import importlib

@@ -292,8 +292,8 @@ class GoldenRun:
 def store_events(data, part):
     """Returns the events (user id, item id, time, weight) of a store's part, sorted.
 
-    Reads both layouts of docs/store.md: the rows in `item_row.npy` stand for an event each,
-    or, where there is `item.npy`, for an item of the segment each.
+    Reads both layouts of docs/store.md: a row in `item_row.npy` is an event or, if there is
+    `item.npy`, an item of the segment.
     """
     vocabulary = pq.read_table(data / "vocabulary" / "items.parquet")["id"].to_pylist()
     folder = data / "store" / part

@@ -1,7 +1,7 @@
 """Calls of the kernels through XLA with arrays of any shape and type, and which are right.
 
-What is right is written down here once more, independently of the C code: the sizes that are
-named by the same letter must be equal.
+The valid calls are defined here again, independently of the C code: sizes with the same letter must
+be equal.
 """
 
 from __future__ import annotations

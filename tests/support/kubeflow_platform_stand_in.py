@@ -1,7 +1,7 @@
 """Runs a compiled job as Kubeflow's driver would, on this machine, without Kubeflow.
 
-What a step is given is made from the job alone, and a step's command is run as it stands
-there. Buckets are folders under the mount.
+Inputs of a step are made only from the job, and a step's command is run as it is there. Buckets are
+folders under the mount.
 """
 
 from __future__ import annotations

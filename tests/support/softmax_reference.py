@@ -42,8 +42,8 @@ class Exact(NamedTuple):
 def random_batch(n_queries, n_candidates, dim, *, items=None, first=0, seed=0, spread=1.0, known=0):
     """Returns a batch whose dot products over the temperature are about ± `spread`.
 
-    A query's `known` items are places that nobody fills, its own item, items of the batch
-    (some of them twice), and items that are in no batch.
+    A query's `known` items are padding, its own item, items of the batch (some of them twice), and
+    items outside of the batch.
     """
     rng = np.random.default_rng(seed)
     query, candidate = (rng.normal(size=(n, dim)) for n in (n_queries, n_candidates))

@@ -35,7 +35,7 @@ DIM, BAGS, LENGTH = 16, 32, 20
 
 
 class Features(SparseModel):
-    """Features of every placement; some learn their weights, those of `large` are a mask."""
+    """Features of every placement; some learn their weights, the weights of `large` are a mask."""
 
     def __init__(self, exchange, dtype, learned=("learned",)):
         super().__init__()

@@ -21,8 +21,8 @@ from recsys.data.ingest.transform import (
 TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
 
 
-# TensorFlow objects live in a function: those of a module die while the interpreter
-# ends, and take the process with them.
+# TensorFlow objects are local to a function: module-level ones are freed while the interpreter
+# exits, which crashes the process.
 def main(folder):
     world = json.loads((folder / "world.json").read_text())
     spec = {

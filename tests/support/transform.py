@@ -31,8 +31,8 @@ FEATURES = {
 }
 
 
-# TensorFlow objects live in a function: those of a module die while the interpreter
-# ends, and take the process with them.
+# TensorFlow objects are local to a function: module-level ones are freed while the interpreter
+# exits, which crashes the process.
 def make(rows, id_column, features, scratch, out, bags_file):
     spec = {
         name: tf.io.FixedLenFeature([], ALWAYS[name])

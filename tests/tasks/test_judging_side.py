@@ -1,4 +1,4 @@
-"""What a judging side does by default."""
+"""The defaults of a judging side."""
 
 import types
 

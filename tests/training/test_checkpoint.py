@@ -335,8 +335,8 @@ def test_state_that_is_not_json_is_refused_at_once(tmp_path):
 
 # --- a disk that takes no more
 
-# TensorStore writes several parts at once; Orbax tells of the first that fails, and
-# Python of the others when they are thrown away.
+# TensorStore writes several parts at once; Orbax reports the first failure, and Python the others
+# when they are discarded.
 told_twice = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 

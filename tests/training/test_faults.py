@@ -31,8 +31,8 @@ def test_a_run_that_is_killed_ends_with_the_same_bits_and_the_same_curve(
     for step in steps:
         code, _ = run.stop_at(step, signal.SIGKILL)
         assert code == -signal.SIGKILL
-        # What was told of is at most one interval ahead of what was saved; the last save
-        # may still have been on its way.
+        # The reported step is at most one interval ahead of the saved one; the last save may not
+        # have been complete.
         assert run.step() - max(run.saved(), default=0) <= 2 * EVERY
     run.finish()
     assert len(run.summary()["resumed_at"]) >= 1
@@ -126,8 +126,8 @@ def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, t
     assert len(alone["validation"]) == 3
     for our_metrics, their_metrics in zip(first["validation"], alone["validation"], strict=True):
         assert our_metrics == pytest.approx(their_metrics, rel=1e-3)
-    # Of a batch: users, histories of 4 items and times; and items, of which the first process has
-    # the 64 positives in its half of 64 + 32 + 32 candidates.
+    # Size of a batch: users, histories of 4 items and times; and items: the first process has the
+    # 64 positives in its half of 64 + 32 + 32 candidates.
     steps_per_epoch = alone["steps"] // 3
     assert alone["input_bytes_per_epoch"] == 4 * (64 * (2 + 4) + 64) * steps_per_epoch
     assert first["input_bytes_per_epoch"] == 4 * (32 * (2 + 4) + 64) * steps_per_epoch

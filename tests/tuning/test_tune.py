@@ -129,7 +129,8 @@ def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsy
         del one["seconds"]
     assert ours == theirs
     assert resumed["best"]["value"] == study[0]["best"]["value"]
-    # Marked where it is the best of all, also of those before the kill; no TensorFlow speaks.
+    # Marked if it is the best of all, including trials before the kill; without TensorFlow's
+    # messages.
     is_best = ours[1]["value"] > ours[0]["value"]
     assert f"{'★' if is_best else ' '} trial   1" in shown
     assert not is_best

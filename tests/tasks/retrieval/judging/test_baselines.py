@@ -163,7 +163,7 @@ def test_neighbours_are_those_that_loops_over_all_pairs_find(seed, n, shrinkage,
         patch.setattr(neighbours, "_BLOCK_PAIRS", pairs)
         found = nearest(taken, n, shrinkage)
     expected = by_loops(histories, 11, n, shrinkage)
-    # Ties are told by float64 here and by float32 there, so which of them stay may differ.
+    # Ties are broken by float64 here and by float32 there, so different ones may be kept.
     np.testing.assert_allclose(np.sort(found.toarray()), np.sort(expected), rtol=1e-5)
     assert (np.diff(found.indptr) <= n).all()
 
@@ -221,8 +221,8 @@ def weights_of(taken, objective):
 def in_closed_form(taken, others, objective):
     """Returns each vector as `(Hᵀ C H + ridge)⁻¹ Hᵀ C p`, C and p as in Hu et al.
 
-    A taken pair has the confidence 1 + unobserved, and a preference such that the
-    weighted squares are those of the objective.
+    A taken pair has the confidence 1 + unobserved, and a preference such that the weighted squares
+    equal the objective's.
     """
     found = []
     for row, ridge in zip(taken, weights_of(taken, objective), strict=True):

@@ -1,7 +1,7 @@
 """Held-out events that repeat an item: masked for all users, or for none.
 
-The figures are those of a plain evaluator that is written here: a loop over users and
-moments, a sort, and nothing of `recsys.evaluation`.
+The figures equal a plain evaluator's that is written here: a loop over users and moments, and a
+sort, without `recsys.evaluation`.
 """
 
 import json

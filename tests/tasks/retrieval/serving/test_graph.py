@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 _SCRIPT = SUPPORT / "answers.py"
 _CUT, _HISTORY, _K = 900, 3, 8
 _TRAINED, _ITEMS = 30, 40
-"""Items of training; those of the catalogue: ten were never taken by anybody."""
+"""Numbers of items with events, and of the catalogue: ten have no events."""
 _GENRES = ["", "Drama", "Sci-Fi", "ü", "War"]
 _ITEM_IDS = [f"i{n}" for n in range(_ITEMS)]
 _PEOPLE = [f"u{n}" for n in range(20)]

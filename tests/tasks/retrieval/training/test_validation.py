@@ -178,7 +178,7 @@ def test_a_random_share_takes_a_users_events_of_one_item_together(log, share, po
 
 
 def many_events(n_users=400, of_a_user=40, n_items=200):
-    """A log in which item i is taken with a chance like 1/i, twice by nobody."""
+    """A log in which item i is drawn with probability proportional to 1/i, once per user."""
     rng = np.random.default_rng(0)
     chance = 1 / np.arange(1, n_items + 1)
     item = np.concatenate(
