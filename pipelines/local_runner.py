@@ -25,7 +25,7 @@ if __package__ in (None, ""):
 from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_record import after_run, report_killed, stopped_error
 from recsys.config.load import default_config_path, load_config
-from recsys.data.ingest.window import check_sources
+from recsys.data.ingest.spans import check_sources
 from recsys.distributed.launchers import launching_by
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events

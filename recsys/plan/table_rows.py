@@ -25,7 +25,7 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
-from recsys.data.ingest.window import read_spans
+from recsys.data.ingest.spans import read_spans
 from recsys.data.inspect.profile import HashCount
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids

@@ -43,13 +43,14 @@ from recsys.data.ingest.spans import (
     Seen,
     WindowSpan,
     find_spans,
+    has_days,
+    has_spans,
     report_span,
     settings_of,
     span_of_files,
     with_missing,
     write_span_rows,
 )
-from recsys.data.ingest.window import has_days, has_spans
 from recsys.data.inspect.profile import find_formats
 from recsys.data.interactions import (
     OUT_OF_TIME,

@@ -12,8 +12,14 @@ from hypothesis import given
 from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.ingest.cache import ContentCache, link, sweep
 from recsys.data.ingest.segments import plan_segments
-from recsys.data.ingest.spans import SpanRows, with_missing
-from recsys.data.ingest.window import Digests, check_sources, read_window, window_digest
+from recsys.data.ingest.spans import (
+    Digests,
+    SpanRows,
+    check_sources,
+    read_window,
+    window_digest,
+    with_missing,
+)
 from recsys.errors import RecsysError
 
 DAY = 86_400
@@ -95,13 +101,13 @@ def test_digests_are_remembered_while_files_are_untouched(tmp_path, monkeypatch)
     assert [one.name for one in spans] == ["2024-03-01", "2024-03-02"]
     with monkeypatch.context() as later:
         # A file that has just been written isn't trusted yet.
-        later.setattr("recsys.data.ingest.window._SETTLED_NS", 0)
+        later.setattr("recsys.data.ingest.spans._SETTLED_NS", 0)
         first = window_digest(window(raw), root)
     assert json.loads((root / "digests.json").read_text()).keys() == {
         path for span in spans for path in span.paths
     }
     with monkeypatch.context() as blind:
-        blind.setattr("recsys.data.ingest.window.content_digest", None)
+        blind.setattr("recsys.data.ingest.spans.content_digest", None)
         assert window_digest(window(raw), root) == first
     file = raw / "2024-03-02.csv"
     stamp = file.stat()

@@ -17,7 +17,7 @@ from reading import read_interactions
 
 from recsys.config import SourceConfig
 from recsys.config.load import load_config
-from recsys.data.ingest.window import check_sources
+from recsys.data.ingest.spans import check_sources
 from recsys.data.inspect import proposal
 from recsys.data.inspect.layout import find_layout
 from recsys.data.inspect.profile import HashCount

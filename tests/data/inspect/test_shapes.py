@@ -9,7 +9,7 @@ from commands import run_main
 from reading import read_interactions
 
 from recsys.config.load import load_config
-from recsys.data.ingest.window import check_sources
+from recsys.data.ingest.spans import check_sources
 from recsys.data.interactions import drop_duplicates
 
 NOW = 1_790_000_000

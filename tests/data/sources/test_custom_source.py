@@ -15,7 +15,7 @@ from places import ROOT
 from recsys.config import Config, SourceConfig
 from recsys.config.load import load_config
 from recsys.data.dead_letters import dead_letters
-from recsys.data.ingest.window import check_sources
+from recsys.data.ingest.spans import check_sources
 from recsys.data.interactions import interaction_columns
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
