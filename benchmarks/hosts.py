@@ -129,7 +129,7 @@ def _sent(root: str, n: int) -> int:
     """Returns what a device sends in a step, as the plan says [bytes]."""
     from recsys.config.load import load_config
     from recsys.embedding.traffic import total
-    from recsys.plan import make_plan
+    from recsys.plan.plan import make_plan
     from recsys.plan.table_rows import find_rows
 
     config = load_config(Path(root) / "stage.json")

@@ -19,7 +19,7 @@ from recsys.formats import size
 
 if TYPE_CHECKING:
     from recsys.config import Config
-    from recsys.plan import Change, Plan
+    from recsys.plan.plan import Change, Plan
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
@@ -87,7 +87,7 @@ def plan(
     devices, devices_per_host = _of_hosts(devices, hosts, devices_per_host)
     table_rows = find_rows(run, named_rows, data)
     _simulate(devices)
-    from recsys.plan import Hosts, HostsPlan, changes, make_plan, with_model
+    from recsys.plan.plan import Hosts, HostsPlan, changes, make_plan, with_model
 
     run = with_model(run, table_rows)
     if hosts is not None:

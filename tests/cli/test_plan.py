@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from commands import run_main
 
-import recsys.plan
+import recsys.plan.plan
 from benchmarks.stores import save_catalogue
 from recsys.cli.plan import parse_bytes
 from recsys.config.load import default_config_path, load_config
@@ -37,7 +37,7 @@ def no_width_of_a_terminal(monkeypatch):
 @pytest.fixture(autouse=True, scope="module")
 def equal_steps_compile_once():
     """Several tests plan the same step; what is printed of a plan doesn't change it."""
-    make_plan, made = recsys.plan.make_plan, {}
+    make_plan, made = recsys.plan.plan.make_plan, {}
 
     def make_once(config, rows, devices):
         without_folders = re.sub(r'"/[^"]*/', '"', config.model_dump_json())
@@ -47,7 +47,7 @@ def equal_steps_compile_once():
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recsys.plan.make_plan", make_once)
+        patch.setattr("recsys.plan.plan.make_plan", make_once)
         yield
 
 

@@ -14,7 +14,7 @@ from recsys.embedding import activate, device_mesh, table_layout, verify_placeme
 from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
 from recsys.models.lookups import model_class
-from recsys.plan import Hosts, HostsPlan, changes, make_plan, model_spec
+from recsys.plan.plan import Hosts, HostsPlan, changes, make_plan, model_spec
 from recsys.plan.table_rows import TableRows
 from recsys.tasks.retrieval.training.sequences import packing
 from recsys.training.optimization import (
