@@ -108,7 +108,7 @@ class Evidence:
 def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     """Returns the decision on the model.
 
-    A threshold is reached if the lower end of the interval reaches it. A threshold without enough
+    A threshold is reached if the worse end of the interval reaches it. A threshold without enough
     users, or without its slice or baseline, counts as missed. Without any baseline, the rules on
     the strongest baseline don't apply.
 
