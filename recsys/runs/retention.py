@@ -92,7 +92,7 @@ def plan_files(
     yield from _checkpoints(root, keep)
     yield from _records(root, runs, keep)
     yield from _segments(root, examples, keep)
-    for path in _children(root / GONE):
+    for path in sorted((root / GONE).glob("*")):
         yield Thing("rest", path, "a removal was cut short", goes=True)
     for number, path in all_folders(root / "serving" / name).items():
         yield Thing(f"version {number}", path, "push.keep decides on it", goes=False)
@@ -115,7 +115,7 @@ def _checkpoints(root: Path, keep: KeepConfig) -> Iterator[Thing]:
 def _records(root: Path, runs: Runs, keep: KeepConfig) -> Iterator[Thing]:
     """Yields the records of this pipeline's runs, and logs and TensorBoard events by age."""
     since = oldest_record(runs, keep)
-    logs = [path for path in _children(root / "logs") if path.suffix == ".log"]
+    logs = sorted((root / "logs").glob("*.log"))
     boards = _trainings(root / "tensorboard")
     records = [(root / RUNS / run, started) for run, started in runs]
     dated = [
@@ -140,10 +140,6 @@ def _segments(root: Path, examples: Iterable[Path], keep: KeepConfig) -> Iterato
         goes = path.name in unused
         why = "no examples that stay use it, and no run has for a week" if goes else ""
         yield Thing("segment", path, why or "runs may use it", goes)
-
-
-def _children(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _trainings(folder: Path) -> list[Path]:

@@ -75,7 +75,11 @@ def open_study(folder: Path, pruner: Pruner | None = None) -> optuna.Study:
     )
     if PRUNER not in study.user_attrs:
         study.set_user_attr(PRUNER, pruner or "median")
-    study.pruner = _pruner(study.user_attrs[PRUNER])
+    study.pruner = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=2),
+        "hyperband": optuna.pruners.HyperbandPruner(),
+        "none": optuna.pruners.NopPruner(),
+    }[study.user_attrs[PRUNER]]
     return study
 
 
@@ -101,14 +105,6 @@ def seed_sampler(study: optuna.Study, seed: int, number: int) -> None:
     """
     of_trial = (seed * 1_000_003 + number) % _SEEDS
     study.sampler = optuna.samplers.TPESampler(seed=of_trial, n_startup_trials=_STARTUP_TRIALS)
-
-
-def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
-    if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=2)
-    if name == "hyperband":
-        return optuna.pruners.HyperbandPruner()
-    return optuna.pruners.NopPruner()
 
 
 _IDENTITY = "identity"
