@@ -35,9 +35,9 @@ from recsys.savedmodel.signatures import (
 )
 from recsys.system.files import DAMAGE, commit_folder, free_there, read_result
 from recsys.system.process import release_freed
+from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
 from recsys.tasks.serving_side import Answers, ServingSide, Sources, tell
-from recsys.tasks.task import serving_side
 
 __all__ = ["Sources", "export"]
 
@@ -99,7 +99,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         evaluation = read_result(evaluated / "evaluation.json") if evaluated else None
         trained = _trained_stage(sources.model)
         trained_with = trained.model_dump(mode="json", context=IN_FOLDER)
-        side: ServingSide = serving_side(trained.model)(stage, sources)
+        side: ServingSide = side_of(trained.model, "serving")(stage, sources)
         _save_module(folder, stage.name, side)
         fields = {
             **side.write_files(folder),

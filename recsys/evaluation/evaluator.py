@@ -25,6 +25,7 @@ from recsys.models.config import RetrievalConfig
 from recsys.models.summary import read_summary
 from recsys.registry import Choice, load_plugins, name_of
 from recsys.strict import Repeats
+from recsys.tasks import side_of
 from recsys.tasks.judging_side import (
     BLESSED,
     MODEL,
@@ -37,7 +38,6 @@ from recsys.tasks.judging_side import (
     SystemProgress,
     SystemT,
 )
-from recsys.tasks.task import judging_side
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
@@ -83,7 +83,7 @@ def open_systems(
             "Evaluate the model alone: --set bless.over_blessed=0.",
             tasks,
         )
-    side = judging_side(configs[MODEL])(stage, data)
+    side = side_of(configs[MODEL], "judging")(stage, data)
     names = {MODEL: "the model", BLESSED: "the last blessed model"}
     return side, {n: open_system(side, model, names[n], mesh) for n, model in models.items()}
 

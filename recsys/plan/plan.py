@@ -28,7 +28,7 @@ from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
 from recsys.models.lookups import LookupModel, Tables, model_class
 from recsys.plan.table_rows import TableRows
-from recsys.tasks.task import training_side
+from recsys.tasks import side_of
 from recsys.tasks.training_side import DataShape
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 
@@ -114,7 +114,7 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
             devices,
         )
     n_batch, n_shards = (devices, devices) if mesh is None else (mesh.data, mesh.model)
-    if reason := training_side(config.model).uneven(config.train, n_batch):
+    if reason := side_of(config.model, "training").uneven(config.train, n_batch):
         raise reason
     # Keras' distribution and stateless scopes are per thread.
     with ThreadPoolExecutor(1) as pool:
@@ -129,7 +129,7 @@ def with_model(config: Config, rows: TableRows) -> Config:
     order = "none" if config.data.split == "random" else config.data.interactions.ordered_by
     n_users, n_items = (rows.rows[name] for name in ("users", "items"))
     shape = DataShape(rows.events, n_users, n_items, order, bool(rows.widths))
-    return training_side(config.model).chosen(config, shape, None)
+    return side_of(config.model, "training").chosen(config, shape, None)
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
@@ -191,7 +191,7 @@ def _batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the arrays of a batch, without values."""
     has_weights = bool(config.data.interactions.columns.weight)
-    side, n_items = training_side(config.model), rows.rows["items"]
+    side, n_items = side_of(config.model, "training"), rows.rows["items"]
     shapes = side.batch_shapes(config, model, mesh.shape[0], n_items, has_weights)
     place = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
     return {
@@ -247,7 +247,7 @@ def _more_devices(config: Config, plan: Plan) -> Iterator[tuple[str, Config, int
             hosts = f"--hosts {n_hosts} --devices-per-host {in_node}"
             words = hosts if mesh is None else f"{hosts} {words}"
         n_parts = n if mesh is None else mesh.data
-        divides = training_side(config.model).uneven(config.train, n_parts) is None
+        divides = side_of(config.model, "training").uneven(config.train, n_parts) is None
         if divides and not any(width % n for width in widths):
             yield words, config, n
         n *= 2

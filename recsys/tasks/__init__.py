@@ -1,8 +1,42 @@
 """Tasks: learning from events, judging models, and serving them.
 
-task              `Task`, and the sides of the task that a model names
+A stage is a process with one backend: training and judging use Keras on JAX, the export Keras on
+TensorFlow, the server neither. So a task has three sides, each imported only where it is used.
+
 training_side     the training examples, and the work between epochs
 judging_side      the case on which models are measured, and their values
 serving_side      the contents of a bundle
 retrieval         models that rank the items of a catalogue for a query
 """
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from recsys import registry
+from recsys.strict import Strict
+
+
+class Task(Strict):
+    """A kind of task; a subclass is registered with `recsys.register_task`.
+
+    The registry of tasks is provisional: a release may change the sides' methods.
+
+    Attributes:
+        training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.
+        judging: `module:Class` of a `recsys.tasks.judging_side.JudgingSide`.
+        serving: `module:Class` of a `recsys.tasks.serving_side.ServingSide`.
+    """
+
+    training: ClassVar[str]
+    judging: ClassVar[str]
+    serving: ClassVar[str]
+
+
+def side_of(config: Any, name: Literal["training", "judging", "serving"]) -> Any:
+    """Returns the class of a side of the task of a model's config, or of a class of configs.
+
+    Raises:
+        UsageError: No task has this name (R109).
+    """
+    return registry.load(getattr(registry.get("task", config.task), name))

@@ -19,9 +19,9 @@ from recsys.distributed.join import facts_of, join
 from recsys.errors import UsageError
 from recsys.fingerprint import source_version
 from recsys.models import model_class
+from recsys.tasks import side_of
 from recsys.tasks.config import TrainStage
 from recsys.tasks.model_folder import save_model
-from recsys.tasks.task import training_side
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend
 from recsys.training.training_result import TrainingResult
@@ -69,7 +69,7 @@ def train(
     dataset = Data(data)
     in_shares(dataset.verify)
     earlier = None if base is None else stage_of_model(base)
-    stage = training_side(stage.model).chosen(stage, dataset, earlier)
+    stage = side_of(stage.model, "training").chosen(stage, dataset, earlier)
     checkpoints = checkpoints or RunFolders.root_beside(out)
     try:
         result = _fit(stage, dataset, checkpoints, base)
@@ -102,7 +102,7 @@ def write_model(out: str | Path, result: TrainingResult, data: Data) -> dict[str
     drop_state(out)
     save_model(out, model, result.stage, data.folder, inputs)
     save_state(out, model, _state(result, data.store))
-    training_side(result.stage.model)(result.stage, data.store, inputs).write(out, model)
+    side_of(result.stage.model, "training")(result.stage, data.store, inputs).write(out, model)
     summary = {**result.summary(), "source": source_version()}
     text = json.dumps(summary, indent=1) + "\n"
     agreed(lambda: (out / "training.json").write_text(text))

@@ -23,8 +23,8 @@ from recsys.models import LookupModel, ModelSpec
 from recsys.models.inputs import ModelInputs
 from recsys.models.lookups import model_class
 from recsys.strict import Repeats
+from recsys.tasks import side_of
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
-from recsys.tasks.task import training_side
 from recsys.tasks.training_side import trained_inputs, unknown_share
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows, steps_in
 from recsys.training.loop import PrintEpochs, TrainingRun
@@ -148,7 +148,7 @@ class Trainer:
                 "Register the class with @recsys.register_model, with a Config of its own.",
                 type(model).__qualname__,
             )
-        side = training_side(model.spec.config)
+        side = side_of(model.spec.config, "training")
         config = side.resolved(model.spec.config, self.stage.train, data)
         spec = model.spec.model_copy(update={"config": config})
         if spec != ModelSpec.for_data(
@@ -173,7 +173,7 @@ class _Fit:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
         inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
-        side = training_side(stage.model)(stage, data.store, inputs)
+        side = side_of(stage.model, "training")(stage, data.store, inputs)
         base, self._cold = choose(trainer.base, stage, data.store, side)
         self._trainer, self._model, self._base, self._own_stage = trainer, model, base, stage
         self._folders = RunFolders.of_run(

@@ -25,7 +25,7 @@ from optuna.distributions import (
 from recsys.config import Config
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError
-from recsys.tasks.task import training_side
+from recsys.tasks import side_of
 
 Load = Callable[[Mapping[str, Any]], Config]
 """Returns the config with some keys set, by their dotted paths; raises ConfigError."""
@@ -144,7 +144,7 @@ def default_space(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: There are none.
     """
-    space: dict[str, Any] = training_side(config.model).default_space(config)
+    space: dict[str, Any] = side_of(config.model, "training").default_space(config)
     if not space:
         rule = "A model of a plugin has no default ranges: name the keys to vary"
         raise _wrong(rule, config.model.summary)

@@ -32,7 +32,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.registry.choice import stage_of
 from recsys.system.files import commit_text
 from recsys.system.process import run_stage_with_config
-from recsys.tasks.task import training_side
+from recsys.tasks import side_of
 from recsys.tuning import write_record
 from recsys.tuning.search_space import (
     base_parameters,
@@ -159,7 +159,7 @@ class TuningStudy:
         self._path, self._overrides = path, list(overrides)
         config = load_config(path, overrides)
         opened = open_data(data)  # Before the folder is bound to this config.
-        chosen = training_side(config.model).chosen(config, opened, None)
+        chosen = side_of(config.model, "training").chosen(config, opened, None)
         if chosen is not config:  # Ranges vary the chosen model.
             config = chosen
             self._overrides += [

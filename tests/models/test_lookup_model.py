@@ -17,8 +17,8 @@ from recsys.config import ModelConfig
 from recsys.data.catalogue import bags_of
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
+from recsys.tasks import Task
 from recsys.tasks.model_folder import load_model, save_model
-from recsys.tasks.task import Task
 from recsys.tasks.training_side import TrainingSide
 
 N_ITEMS, N_USERS, BATCH = 40, 30, 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from recsys.registry import register_task
-from recsys.tasks.task import Task
+from recsys.tasks import Task
 
 
 @register_task("retrieval")

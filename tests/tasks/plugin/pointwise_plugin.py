@@ -10,9 +10,9 @@ from keras import ops
 import recsys
 from recsys.data.catalogue import bags_of
 from recsys.metrics import Metric, PooledMetric, pooled
+from recsys.tasks import Task
 from recsys.tasks.judging_side import JudgingSide, Measured
 from recsys.tasks.model_folder import load_model
-from recsys.tasks.task import Task
 from recsys.tasks.training_side import TrainingSide
 
 
