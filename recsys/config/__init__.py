@@ -205,11 +205,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 f" training events; data.split: {split} does not ensure it: remove it, or set"
                 " at_cut"
             )
-        if self.model.history_of == "past" and order == "none":
-            raise ValueError(
-                "model.history_of: past needs an order of the events, and data.interactions has"
-                " none: remove it, or set others"
-            )
+        self.model.check_order(order)
         if unknown:
             raise ValueError(
                 "evaluate.slices must be features of items or users"

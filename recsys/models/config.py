@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from recsys.data.config import AGES, ASKED_AT, KINDS, WEIGHTS
+from recsys.data.config import AGES, ASKED_AT, KINDS, WEIGHTS, Order
 from recsys.losses.squares import LeastSquares
 from recsys.registry import Choice, name_of
 from recsys.registry.file_option import BY_CONTENT
@@ -141,6 +141,9 @@ class ModelConfig(Strict):
         Raises:
             ValueError: They are not.
         """
+
+    def check_order(self, order: Order) -> None:
+        """Raises `ValueError` if the model can't be trained on events in this order."""
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights depend on, by key."""
@@ -288,6 +291,14 @@ class RetrievalConfig(ModelConfig):
     def distinct_history(self) -> bool:
         """Whether `query` can take the distinct items of a batch's histories once each."""
         return False
+
+    def check_order(self, order: Order) -> None:
+        """Raises `ValueError` if a history has past events, and events have no order."""
+        if self.history_of == "past" and order == "none":
+            raise ValueError(
+                "model.history_of: past needs an order of the events, and data.interactions has"
+                " none: remove it, or set others"
+            )
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights and vectors depend on, by key."""

@@ -8,12 +8,14 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from places import ROOT
 from tower_models import run
 from training_runs import on_devices
 
 import recsys
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import ModelConfig
+from recsys.config.load import load_config
 from recsys.data.catalogue import bags_of
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
@@ -51,6 +53,11 @@ class Pointwise(recsys.LookupModel):
 
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
         return ops.mean(ops.binary_crossentropy(x["label"], y_pred["logit"], from_logits=True))
+
+
+def test_a_whole_config_may_name_a_model_of_another_task():
+    config = load_config(ROOT / "configs/movielens_small.yaml", ["model={type: odd_items}"])
+    assert config.model.task == "odd_items"
 
 
 def batch_of(step, inputs):
