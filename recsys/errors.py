@@ -33,6 +33,11 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def shown(text: str, limit: int = 40) -> str:
+    """Returns text with control characters escaped, shortened to `limit` characters."""
+    return shortened(visible(text[: limit + 1]), limit)
+
+
 class RecsysError(Exception):
     """An error with a code, the broken rule, the received value and the cure.
 

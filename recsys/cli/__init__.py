@@ -29,7 +29,7 @@ from typer import Exit, Option, Typer
 from recsys.cli import check, files, past_runs, plan, removal, run, serving, stages, tune
 from recsys.cli.options import command_of
 from recsys.cli.terminal import one_sentence
-from recsys.config.removed import check_command_line
+from recsys.stages import check_command_line
 from recsys.system import lean_imports
 from recsys.system.installation import VERSION
 

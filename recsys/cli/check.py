@@ -17,8 +17,7 @@ from typer import Exit, Option
 from recsys.cli.options import ConfigArgument, Force, Json, MaybeCount
 from recsys.cli.show import emit
 from recsys.cli.terminal import Console, progress_bar
-from recsys.data.inspect.roles import shown
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError, UsageError, shown
 from recsys.formats import counted, moment
 from recsys.system.files import replacing
 from recsys.system.machine import Check, check_root, machine_checks

@@ -1,11 +1,9 @@
-"""Removed config keys, commands and options, with their replacements."""
+"""Removed config keys, with their replacements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-from recsys.errors import UsageError
 
 CONFIG: Mapping[str, str] = {
     "beam_args": "Write beam: {args: [...]}.",
@@ -17,16 +15,6 @@ CONFIG: Mapping[str, str] = {
 
 `a.b=name` is both `b: name` and `b: {type: name}`. `*` in a path is any item of a list.
 """
-_HOSTS = "Write --coordinator, with a scheduler that starts all again, or launcher: {kind: ray}."
-COMMAND_LINE: Mapping[str, str] = {
-    "publish-vectors --changed-only": "Publish all items, and upsert them; deletions are listed.",
-    "publish-vectors --format": "Vectors are Parquet; docs/vectors.md loads them into engines.",
-    "simulate-nights --broken": "Leave it out: nights are replayed without broken spans.",
-    "simulate-nights --seed": "Leave it out: nothing is drawn.",
-    "train --host": _HOSTS,
-    "train --hosts": _HOSTS,
-}
-"""Cure by command, `plot`, or by command and option, `train --hosts`."""
 
 
 def removed_key(raw: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -47,20 +35,3 @@ def _paths(raw: Any, path: str) -> Iterator[str]:
         below = f"{path}.{key}" if path else str(key)
         yield below
         yield from _paths(part, below)
-
-
-def check_command_line(words: Sequence[str]) -> None:
-    """Refuses removed commands and options.
-
-    Args:
-        words: A command and its arguments.
-
-    Raises:
-        UsageError: One of them was removed (R271).
-    """
-    command = words[0] if words else ""
-    options = (f"{command} {word.partition('=')[0]}" for word in words if word.startswith("-"))
-    for removed in (command, *options):
-        if removed in COMMAND_LINE:
-            rule = f"recsys {removed} is no longer there."
-            raise UsageError("R271", rule, COMMAND_LINE[removed])

@@ -16,9 +16,9 @@ from typing import Any
 
 from recsys.config import EvaluateStage
 from recsys.config.load import load_stage
-from recsys.config.removed import check_command_line
 from recsys.distributed.local import run_in_processes
 from recsys.distributed.place import add_process_options
+from recsys.stages import check_command_line
 from recsys.system.process import stage_main
 
 

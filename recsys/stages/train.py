@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from recsys.config import TrainStage, parse_mesh
 from recsys.config.load import load_stage
-from recsys.config.removed import check_command_line
 from recsys.distributed.local import run_in_processes
 from recsys.distributed.place import add_process_options
+from recsys.stages import check_command_line
 from recsys.system.lean_imports import lazy_contents
 from recsys.system.process import stage_main
 from recsys.training.run_folders import RunFolders

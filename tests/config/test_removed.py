@@ -4,9 +4,10 @@ import pytest
 from commands import run_main
 from places import ROOT
 
+from recsys import stages
 from recsys.config import removed
 from recsys.config.load import load_config
-from recsys.errors import ConfigError
+from recsys.errors import ConfigError, UsageError
 from recsys.stages import evaluate as evaluation
 from recsys.stages import train
 
@@ -40,7 +41,7 @@ def test_a_removed_value_is_found_as_a_name_and_as_a_type(monkeypatch, shape):
         load_config(CONFIG, [f"parts=[{shape}]"])
 
 
-@pytest.mark.parametrize("words", removed.COMMAND_LINE)
+@pytest.mark.parametrize("words", stages.COMMAND_LINE)
 def test_a_removed_command_or_option_says_what_to_use(words, capsys):
     assert run_main(*words.split(), "x") == 2
     assert "R271" in capsys.readouterr().err
@@ -50,13 +51,13 @@ def test_a_removed_command_or_option_says_what_to_use(words, capsys):
     ("command", "main"), [("train", train.main), ("evaluate", evaluation.main)]
 )
 def test_the_stages_refuse_removed_options_too(monkeypatch, command, main):
-    monkeypatch.setattr(removed, "COMMAND_LINE", {f"{command} --old": "Use --new."})
-    with pytest.raises(removed.UsageError, match="Use --new"):
+    monkeypatch.setattr(stages, "COMMAND_LINE", {f"{command} --old": "Use --new."})
+    with pytest.raises(UsageError, match="Use --new"):
         main(["--old=1"])
 
 
 def test_the_page_has_every_removed_key():
     page = (ROOT / "docs" / "removed.md").read_text()
     names = [path.partition("=")[0].rpartition(".")[2] for path in removed.CONFIG]
-    names += [words.rpartition(" ")[2] for words in removed.COMMAND_LINE]
+    names += [words.rpartition(" ")[2] for words in stages.COMMAND_LINE]
     assert [name for name in names if name not in page] == []

@@ -10,9 +10,10 @@ from typing import Any
 
 from recsys.data.config import SourceConfig
 from recsys.data.inspect.proposal import Inspection
-from recsys.data.inspect.roles import RULES, shown
+from recsys.data.inspect.roles import RULES
 from recsys.data.inspect.sides import ROLE
 from recsys.data.sources.source_files import is_remote, patterns
+from recsys.errors import shown
 
 
 def config_text(report: Inspection, name: str, folder: Path) -> str:

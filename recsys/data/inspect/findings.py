@@ -16,7 +16,7 @@ from recsys.data.dead_letters import letters_tally
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
 from recsys.data.hashes import fingerprints, mix
 from recsys.data.inspect.profile import HashCount, Profile
-from recsys.data.inspect.roles import has_few_numbers, shown
+from recsys.data.inspect.roles import has_few_numbers
 from recsys.data.inspect.sides import Side
 from recsys.data.interactions import (
     duplicate_keys,
@@ -27,6 +27,7 @@ from recsys.data.interactions import (
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
+from recsys.errors import shown
 from recsys.formats import counted
 
 Advance = Callable[[int], None]

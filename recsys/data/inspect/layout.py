@@ -10,7 +10,7 @@ from typing import Literal
 
 from recsys import registry
 from recsys.data.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
-from recsys.data.inspect.roles import RECBOLE_TYPE, is_name, shown
+from recsys.data.inspect.roles import RECBOLE_TYPE, is_name
 from recsys.data.sources.csv_source import CsvSource
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.pieces import folder_columns, format_of_name, open_source
@@ -24,7 +24,7 @@ from recsys.data.sources.streams import (
     wide_encoding,
 )
 from recsys.data.sources.text_source import is_valid_utf8, split_fields
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, shown
 
 _SAMPLE_BYTES = 4 << 20
 _MOST_COLUMNS = 500

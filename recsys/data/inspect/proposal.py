@@ -37,7 +37,6 @@ from recsys.data.inspect.roles import (
     name_score,
     parse_map,
     parts_of,
-    shown,
     words_of,
 )
 from recsys.data.inspect.sides import ROLE, Overlap, Side, find_overlap, find_side
@@ -46,7 +45,7 @@ from recsys.data.sources.source_files import patterns as patterns_of
 from recsys.data.sources.source_files import span_pattern
 from recsys.data.sources.values import to_ids, written_times
 from recsys.data.split import DAY_S
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError, UsageError, shown
 
 _MOST_ROWS, _MOST_BYTES = 1 << 20, 256 << 20
 """Size of the sample that profiles are made from; findings are of all rows."""

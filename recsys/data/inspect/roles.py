@@ -18,13 +18,7 @@ import numpy as np
 from recsys.data.config import ListOfEvents
 from recsys.data.inspect.profile import Profile
 from recsys.data.time_format import time_pattern
-from recsys.errors import UsageError, shortened, visible
-
-
-def shown(text: str, limit: int = 40) -> str:
-    """Returns text with control characters escaped, shortened to `limit` characters."""
-    return shortened(visible(text[: limit + 1]), limit)
-
+from recsys.errors import UsageError, shown
 
 # --- names
 
