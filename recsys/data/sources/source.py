@@ -192,25 +192,22 @@ class RawBatch:
     @classmethod
     def at(cls, piece: Piece, columns: Sequence[pa.Array], position: np.ndarray) -> RawBatch:
         """Returns a batch of rows with their lines or numbers `[n]`; see `of`."""
-        columns = [column if _is_text(column) else _unpacked(column) for column in columns]
-        names = list(piece.columns)
-        rows = pa.RecordBatch.from_arrays(columns, names=names)
-        whole = cls(piece.file, rows, position, dead_letters([], piece.file, [], []))
-        damaged = [column for column in columns if not _is_text(column)]
-        if not damaged:
-            return whole
+        names, nothing = list(piece.columns), dead_letters([], piece.file, [], [])
+
+        def batch(arrays: Iterable[pa.Array]) -> RawBatch:
+            rows = pa.RecordBatch.from_arrays(list(arrays), names=names)
+            return cls(piece.file, rows, position, nothing)
+
+        if all(map(_is_text, columns)):
+            return batch(columns)
+        columns = list(map(_unpacked, columns))
+        rows = range(len(position))
         is_good = np.array(
-            [
-                all(_is_text(column[at : at + 1]) for column in damaged)
-                for at in range(len(position))
-            ]
+            [all(_is_text(column[at : at + 1]) for column in columns) for at in rows]
         )
-        shown = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=names)
-        bad = pa.array(~is_good)
-        letters = dataclasses.replace(whole, columns=shown).reject(
-            bad, [NOT_TEXT] * int((~is_good).sum())
-        )
-        return cls(piece.file, rows.filter(pa.array(is_good)), position[is_good], letters)
+        reasons = [NOT_TEXT] * int(np.count_nonzero(~is_good))
+        letters = batch(map(_binary, columns)).reject(pa.array(~is_good), reasons)
+        return dataclasses.replace(batch(columns).take(is_good), rejected=letters)
 
     @property
     def n_read(self) -> int:

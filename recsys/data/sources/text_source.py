@@ -120,8 +120,9 @@ class TextSource(Source):
             return
         raw = open_bytes(file.file, 0, file.size)
         body = skip_mark(raw) + sum(map(len, self._read_header(file, raw)))
-        cuts = [0, *range(body + piece_bytes, file.size, piece_bytes), file.size]
-        for start, stop in itertools.pairwise(cuts):
+        n_pieces = max(1, -(-(file.size - body) // piece_bytes))
+        cuts = (body + at * (file.size - body) // n_pieces for at in range(1, n_pieces))
+        for start, stop in itertools.pairwise([0, *cuts, file.size]):
             n_bytes = stop - start
             yield dataclasses.replace(file, start=start, stop=stop, n_bytes=n_bytes, body=body)
 

@@ -141,17 +141,20 @@ def is_list(kind: pa.DataType) -> bool:
 
 def has_byte(text: pa.Array, byte: bytes) -> bool:
     """Returns whether a column of text contains a byte."""
-    return byte in _text_bytes(text)
+    return bool((_text_bytes(text) == ord(byte)).any())
 
 
-def _text_bytes(text: pa.Array) -> bytes:
-    """Returns the bytes of all values of a `string` column."""
+def _is_ascii(text: pa.Array) -> bool:
+    return bool(_text_bytes(text).max(initial=0) < 0x80)
+
+
+def _text_bytes(text: pa.Array) -> np.ndarray:
+    """Returns the bytes of all values of a `string` column, without a copy."""
     _, offsets, data = text.buffers()
     if data is None or not len(text):
-        return b""
+        return np.empty(0, np.uint8)
     starts = np.frombuffer(offsets, np.int32, len(text) + 1, 4 * text.offset)
-    content: bytes = data.slice(int(starts[0]), int(starts[-1] - starts[0])).to_pybytes()
-    return content
+    return np.frombuffer(data, np.uint8)[starts[0] : starts[-1]]
 
 
 # --- one value per row
@@ -195,8 +198,8 @@ def _decoded(value: bytes | None) -> str | None:
 
 def _ids(column: pa.Array) -> pa.Array:
     text = _written(column)
-    content = _text_bytes(text)
-    if not content.isascii() and any(part in content for part in _INVISIBLE_BYTES):
+    content = b"" if _is_ascii(text) else _text_bytes(text).tobytes()
+    if any(part in content for part in _INVISIBLE_BYTES):
         text = pc.replace_substring_regex(pc.utf8_trim_whitespace(text), INVISIBLE, "")
     return _trimmed(text)
 
@@ -225,7 +228,7 @@ def plain_id(text: str) -> str:
 
 
 def _trimmed(text: pa.Array) -> pa.Array:
-    if _text_bytes(text).isascii():
+    if _is_ascii(text):
         text = pc.ascii_trim(text, _ASCII_BLANKS)
     else:
         text = _composed(pc.utf8_trim_whitespace(text))
@@ -235,7 +238,7 @@ def _trimmed(text: pa.Array) -> pa.Array:
 
 def _composed(text: pa.Array) -> pa.Array:
     """Returns text in NFC. Arrow's `utf8_normalize` only decomposes (18.1, even with NFC)."""
-    if _text_bytes(text).isascii():
+    if _is_ascii(text):
         return text
     encoded = text.dictionary_encode()
     values = encoded.dictionary.to_pylist()
