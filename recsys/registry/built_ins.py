@@ -24,10 +24,10 @@ BUILT_INS = {
         "hstu": "recsys.models.sequences:Hstu HstuConfig",
     },
     "term": {
-        "item_neighbours": "recsys.models.terms:ItemNeighbours ItemNeighboursConfig",
-        "bag_weights": "recsys.models.terms:BagWeights BagWeightsConfig",
-        "item_bias": "recsys.models.terms:ItemBias ItemBiasConfig",
-        "item_age": "recsys.models.terms:ItemAge ItemAgeConfig",
+        "item_neighbours": "recsys.models.terms.neighbours:ItemNeighbours ItemNeighboursConfig",
+        "bag_weights": "recsys.models.terms.bag_weights:BagWeights BagWeightsConfig",
+        "item_bias": "recsys.models.terms.item_bias:ItemBias ItemBiasConfig",
+        "item_age": "recsys.models.terms.item_age:ItemAge ItemAgeConfig",
     },
     "loss": {
         "bilateral_softmax": "recsys.losses.softmax:BilateralSoftmax",

@@ -16,7 +16,7 @@ from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
 from recsys.models import terms
 from recsys.models.inputs import FeatureSpec
-from recsys.models.terms import inverse_frequencies
+from recsys.models.terms.bag_weights import inverse_frequencies
 from recsys.training.trainer import Trainer
 
 GENRES = FeatureSpec(name="genres", rows=4, width=3, dim=3)

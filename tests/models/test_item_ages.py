@@ -17,7 +17,7 @@ from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models import ModelSpec, TwoTower
 from recsys.models.config import ItemAgeConfig
-from recsys.models.terms import KNOTS, ItemAge, item_births, moments
+from recsys.models.terms.item_age import KNOTS, ItemAge, item_births, moments
 from recsys.training.trainer import Trainer
 
 MINUTE, DAY = 60, 86_400

@@ -1,6 +1,5 @@
 """From raw files to the data folder with Apache Beam; the only Beam code of `recsys`.
 
-standalone.py     `ingest`: all steps without TFX
 ingestion.py      interactions: reading, deduplication, split
 read_rows.py      files or a query → rows in buckets with Beam; the local runner
 spans.py          a rolling window, whose new spans are read
