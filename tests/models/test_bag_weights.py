@@ -14,8 +14,8 @@ from benchmarks.public_splits import Csr, write_data_folder
 from recsys import TwoTower, open_data
 from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
-from recsys.models import terms
 from recsys.models.inputs import FeatureSpec
+from recsys.models.terms import bag_weights
 from recsys.models.terms.bag_weights import inverse_frequencies
 from recsys.training.trainer import Trainer
 
@@ -28,7 +28,7 @@ BAGS[0], BAGS[1], BAGS[2] = 0, 0, [1, 1, 0]
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=9), st.integers(1, 4))
 def test_a_weight_is_the_inverse_frequency_of_the_bags_that_have_the_token(lists, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(terms, "_BAGS_AT_ONCE", block)
+        patch.setattr(bag_weights, "_BAGS_AT_ONCE", block)
         found = inverse_frequencies(np.array(lists, np.int32).reshape(-1, 3), 7)
     bags = [set(bag) - {0} for bag in lists]
     n = sum(map(bool, bags))
