@@ -102,12 +102,12 @@ class ParquetSource(Source):
         position, groups = piece.first + 1, list(range(piece.start, piece.stop))
         with _opened(piece.file, piece.size) as parquet:
             leaves = _leaves_to_read(parquet, piece)
-            chunks = [parquet.metadata.row_group(groups[0]).column(leaf) for leaf in leaves]
+            group = parquet.metadata.row_group(groups[0])
+            repeated = [name for at, name in leaves.items() if _repeats(name, group.column(at))]
         names = list(leaves.values())
         with _opened(piece.file, piece.size, names) as parquet:
             widest = max(_widest(parquet, group, list(leaves)) for group in groups)
         n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, widest)))
-        repeated = [chunk.path_in_schema for chunk in chunks if _repeats(chunk)]
         with _opened(piece.file, piece.size, repeated) as parquet:
             batches = parquet.iter_batches(
                 n_rows, row_groups=groups, columns=names, use_threads=False
@@ -234,13 +234,13 @@ def _damaged(file: str, size: int, received: str) -> RecsysError:
     )
 
 
-def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
+def _repeats(name: str, chunk: pq.ColumnChunkMetaData) -> bool:
     """Returns whether a column has texts that repeat, which are read faster as a dictionary.
 
     A text that is stored for each row takes at least its four bytes of length.
     """
-    is_flat = "." not in chunk.path_in_schema and chunk.physical_type == "BYTE_ARRAY"
-    return is_flat and chunk.total_uncompressed_size < 4 * chunk.num_values
+    is_flat_text = "." not in name and chunk.physical_type == "BYTE_ARRAY"
+    return is_flat_text and chunk.total_uncompressed_size < 4 * chunk.num_values
 
 
 def _decoded_bytes(column: pa.Array) -> int:
