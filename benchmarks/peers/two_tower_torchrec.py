@@ -2,8 +2,9 @@
 # requires-python = "==3.11.*"
 # dependencies = ["torch==2.13.0", "fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0", "numpy>=2,<3"]
 #
-# [tool.uv] # torchrec requires the CUDA build, whose files would mix with the CPU build's.
-# override-dependencies = ["fbgemm-gpu ; sys_platform == 'never'"] ///
+# [tool.uv]  # torchrec requires the CUDA build, whose files would mix with the CPU build.
+# override-dependencies = ["fbgemm-gpu ; sys_platform == 'never'"]
+# ///
 """TorchRec's fused tables: FBGEMM's TBE, whose backward applies row-wise Adagrad."""
 
 from typing import Any

@@ -78,7 +78,7 @@ def test_names_are_not_read_before_one_is_requested(folder):
 def test_names_of_another_table_are_refused(tmp_path):
     pq.write_table(pa.table({"token": _GENRES[:3]}), tmp_path / "genres.tokens.parquet")
     with pytest.raises(RecsysError, match=r"R230.*3 texts of 4"):
-        list(Texts(tmp_path / "genres.tokens.parquet", "token", 4, cure="Run again."))
+        list(Texts(tmp_path / "genres.tokens.parquet", "token", 4))
 
 
 def test_a_table_needs_a_name_for_each_row(tmp_path):

@@ -240,7 +240,11 @@ def test_a_process_that_waits_alone_ends_with_a_sentence(group):
 
 
 @pytest.mark.parametrize(
-    ("host", "reason"), [("no-such-host.invalid", "isn't known here"), ("127.0.0.1", "refused")]
+    ("host", "reason"),
+    [
+        pytest.param("no-such-host.invalid", "isn't known here", marks=pytest.mark.thorough),
+        ("127.0.0.1", "refused"),
+    ],
 )
 def test_a_first_process_that_cannot_be_reached_is_named(host, reason, group):
     group.start(1, wait_s=4, coordinator=f"{host}:{group.port}")
@@ -258,6 +262,7 @@ def test_a_taken_port_is_named(group):
     assert str(group.port) in error["rule"]
 
 
+@pytest.mark.thorough
 def test_an_index_beyond_the_number_of_processes_is_refused(group):
     group.start(0, wait_s=10)
     group.start(2, n=3, wait_s=10)

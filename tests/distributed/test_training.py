@@ -76,7 +76,7 @@ def test_a_step_that_takes_too_long_ends_with_an_error(does, code):
         assert last_json_line(done.stdout)["error"]["code"] == "R389"
 
 
-@pytest.mark.parametrize("of", ["block", "step"])
+@pytest.mark.parametrize("of", [pytest.param("block", marks=pytest.mark.thorough), "step"])
 def test_a_timeout_names_the_processes_that_do_not_wait(of):
     """The other one sleeps, or waits for its own batch; it is found alive by JAX's service."""
     text = """

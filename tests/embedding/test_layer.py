@@ -134,8 +134,25 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("mesh", ["one device", "8", "2×2"])
-@pytest.mark.parametrize("stacking", STACKS)
+@pytest.mark.parametrize(
+    ("stacking", "mesh"),
+    [
+        ("auto", "one device"),
+        ("auto", "8"),
+        ("lists", "2×2"),
+        ("none", "8"),
+        *(
+            pytest.param(stacking, mesh, marks=pytest.mark.thorough)
+            for stacking, mesh in [
+                ("auto", "2×2"),
+                ("lists", "one device"),
+                ("lists", "8"),
+                ("none", "one device"),
+                ("none", "2×2"),
+            ]
+        ),
+    ],
+)
 def test_stacked_tables_are_the_tables(stacking, mesh):
     """Tables of different sizes, combiners and policies equal the reference, stacked or not."""
     tables = [

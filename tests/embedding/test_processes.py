@@ -35,6 +35,7 @@ def run(script, processes, *words):
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
+@pytest.mark.thorough
 def test_four_processes_train_the_table_that_one_process_trains_and_write_its_parts(tmp_path):
     (alone,) = run("embedding_processes.py", 1, tmp_path)
     first, *others = run("embedding_processes.py", 4, tmp_path)

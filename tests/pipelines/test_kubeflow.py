@@ -259,6 +259,7 @@ class ShopCsv(CsvSource):
 """
 
 
+@pytest.mark.thorough
 def test_a_step_reads_a_source_that_a_plugin_defines(tmp_path, monkeypatch):
     from kubeflow_platform_stand_in import Job
 

@@ -102,7 +102,8 @@ from recsys.registry import registered
 root = pathlib.Path(recsys.__file__).parent.parent
 for file in root.glob("recsys/**/*.py"):
     if "@register" in file.read_text() or "@registry.register" in file.read_text():
-        importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+        module = ".".join(file.relative_to(root).with_suffix("").parts)
+        importlib.import_module(module.removesuffix(".__init__"))
 for kind, name in sorted(registered._registered):
     print(kind, name, registered.path_of(registry.get(kind, name)))
 """

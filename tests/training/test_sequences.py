@@ -89,6 +89,7 @@ def timed(timed_data, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("timed"), timed_data, timed_stage())
 
 
+@pytest.mark.thorough
 def test_the_elapsed_time_predicts_the_next_item(timed):
     saved = load_model(timed.model)
     items = np.load(timed.model / "candidates.npy")[1:]
