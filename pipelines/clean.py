@@ -1,4 +1,4 @@
-"""Removal of files: `recsys clean` those of earlier runs, a run those of killed runs.
+"""Removes files of earlier runs (`recsys clean`), and files of killed runs before a run.
 
 An artifact is marked as deleted in ML Metadata before its folder is removed. TFX's cache and all
 resolvers use only live artifacts, so a kill in between leaves an unused folder, which the next

@@ -446,8 +446,8 @@ def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
     if full_disk := full_disk_error(root):
         return full_disk
     for cause in reversed(causes):
-        if told := plugin_error(cause, "R600"):
-            return told
+        if of_plugin := plugin_error(cause, "R600"):
+            return of_plugin
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     rule = f"The step {step} failed."
     cure = "See the log of the run; if the data are correct, report this as a bug."

@@ -26,7 +26,8 @@ def fingerprints(texts: pa.Array) -> np.ndarray:
     """Returns the Fingerprint64 `[n]` uint64 of the UTF-8 of each text `[n]`.
 
     Args:
-        texts: `string` or `large_string`, or a dictionary of them; null counts as the empty text.
+        texts: `string` or `large_string`, null counts as the empty text; or a dictionary of
+            them, without nulls.
     """
     if pa.types.is_dictionary(texts.type):
         return fingerprints(texts.dictionary)[texts.indices.to_numpy()]
