@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from recsys.config.load import load_config as load_config
     from recsys.data.dataset import Data as Data
     from recsys.data.dataset import open_data as open_data
+    from recsys.data.event_features import EventFeature as EventFeature
     from recsys.data.features import Feature as Feature
     from recsys.data.sources.source import Piece as Piece
     from recsys.data.sources.source import RawBatch as RawBatch
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from recsys.models import layers as layers
     from recsys.registry import register_baseline as register_baseline
     from recsys.registry import register_encoder as register_encoder
+    from recsys.registry import register_event_feature as register_event_feature
     from recsys.registry import register_feature as register_feature
     from recsys.registry import register_loss as register_loss
     from recsys.registry import register_metric as register_metric
@@ -83,6 +85,7 @@ _NAMES = {
     "recsys.config": "Config ModelConfig RetrievalConfig TermConfig TrainConfig TwoTowerConfig",
     "recsys.config.load": "load_config",
     "recsys.data.dataset": "Data open_data",
+    "recsys.data.event_features": "EventFeature",
     "recsys.data.features": "Feature",
     "recsys.data.sources.source": "Piece RawBatch Source",
     "recsys.data.sources.text_source": "TextSource",
@@ -97,8 +100,9 @@ _NAMES = {
     "recsys.models": "HistoryEncoder LookupModel RetrievalModel Term TwoTower models",
     "recsys.models.layers": "layers",
     "recsys.registry": (
-        "register_baseline register_encoder register_feature register_loss register_metric "
-        "register_model register_row_optimizer register_source register_task register_term"
+        "register_baseline register_encoder register_event_feature register_feature register_loss "
+        "register_metric register_model register_row_optimizer register_source register_task "
+        "register_term"
     ),
     "recsys.registry.file_option": "File",
     "recsys.report.figures": "plot_metrics",

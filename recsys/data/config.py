@@ -88,6 +88,18 @@ class FormatChoice(registry.Choice):
         return config if isinstance(config, str) else super().write(config, context)
 
 
+_FEATURE = registry.Choice("feature", key="kind")
+write_feature = _FEATURE.write
+"""Returns the options of a feature as a JSON-serializable dict."""
+read_feature = _FEATURE.read
+"""Returns the feature (`recsys.data.features.Feature`) that a dict of options describes."""
+_EVENT_FEATURE = registry.Choice("event_feature", key="kind")
+write_event_feature = _EVENT_FEATURE.write
+"""Returns the options of an event feature as a JSON-serializable dict."""
+read_event_feature = _EVENT_FEATURE.read
+"""Returns the event feature (`recsys.data.event_features`) that a dict of options describes."""
+
+
 class SourceConfig(Strict):
     """Files and their format."""
 
@@ -172,6 +184,10 @@ class InteractionsConfig(EventSource):
     """Column names of the interactions."""
     context: tuple[str, ...] = ()
     """Additional columns that are validated and kept in the examples."""
+    features: tuple[Annotated[Any, _EVENT_FEATURE], ...] = ()
+    """Features of the events: context of a query, and attributes of the events of a history. Each
+    has `name`, `kind`, mostly `column`, and the options of its kind:
+    [features.md](features.md#events)."""
     timestamp_unit: TimestampUnit = "seconds"
     """Unit of numeric timestamps since 1970 UTC, or `iso8601` for text (UTC unless it has an
     offset). Ignored for columns with a time type."""
@@ -260,13 +276,6 @@ class InteractionsConfig(EventSource):
     def ordered_by(self) -> Order:
         """Basis of the order of events: `time`, `file` or `none`."""
         return "time" if self.columns.timestamp is not None else self.order or "none"
-
-
-_FEATURE = registry.Choice("feature", key="kind")
-write_feature = _FEATURE.write
-"""Returns the options of a feature as a JSON-serializable dict."""
-read_feature = _FEATURE.read
-"""Returns the feature (`recsys.data.features.Feature`) that a dict of options describes."""
 
 
 class EntitySourceConfig(SourceConfig):

@@ -122,14 +122,20 @@ class FeatureTable:
     Attributes:
         name: Name of the feature, and of the model's input.
         side: Side that has the feature.
-        rows: Rows of the table, row 0 (padding) included.
-        width: Number of token rows per item or user, padded with 0.
+        rows: Rows of the table, row 0 (padding) included; 0 for a feature of numbers.
+        width: Number of token rows per item, user or event, padded with 0.
+        floats: Number of float32 values; 0 for a feature of tokens.
+        is_context: Whether a query has the feature of an event.
+        is_attribute: Whether the events of a history have the feature of an event.
     """
 
     name: str
-    side: Literal["item", "user"]
+    side: Literal["item", "user", "event"]
     rows: int
     width: int
+    floats: int = 0
+    is_context: bool = False
+    is_attribute: bool = False
 
 
 def feature_tables(

@@ -91,11 +91,14 @@ class ShardedColumn:
     Args:
         shards: The arrays, all of one dtype.
         dtype: Their dtype, for a column without shards.
+
+    An entry may have several values: then the shards are `[n, width]`.
     """
 
     def __init__(self, shards: Sequence[np.ndarray], dtype: Any = None) -> None:
         self.shards = tuple(shards)
         self.dtype = np.dtype(dtype or self.shards[0].dtype)
+        self._entry = self.shards[0].shape[1:] if self.shards else ()
         lengths = [len(shard) for shard in self.shards]
         self.starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
         """Index of the first entry of each shard, and the end `[shards + 1]` int64."""
@@ -104,9 +107,9 @@ class ShardedColumn:
         return int(self.starts[-1])
 
     @functools.cached_property
-    def shape(self) -> tuple[int]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of the column, as in NumPy."""
-        return (len(self),)
+        return (len(self), *self._entry)
 
     def __iter__(self) -> Iterator[Any]:
         for shard in self.shards:
@@ -121,7 +124,7 @@ class ShardedColumn:
             places = np.flatnonzero(places)
         if places.ndim == 0:
             return self._gather(places[None])[0]
-        return self._gather(places.ravel()).reshape(places.shape)
+        return self._gather(places.ravel()).reshape(*places.shape, *self._entry)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._slice(slice(None)), dtype)
@@ -138,7 +141,7 @@ class ShardedColumn:
         ]
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+        return np.concatenate(parts) if parts else np.zeros((0, *self._entry), self.dtype)
 
     def _gather(self, places: np.ndarray) -> np.ndarray:
         if len(self.shards) == 1:
@@ -147,7 +150,7 @@ class ShardedColumn:
         if len(places) and not (places.min() >= 0 and places.max() < len(self)):
             raise IndexError(f"places must be below {len(self)}; received {places.max()}")
         order = np.argsort(places)
-        out = np.empty(len(places), self.dtype)
+        out = np.empty((len(places), *self._entry), self.dtype)
         out[order] = self.gather_sorted(places[order])
         return out
 
@@ -160,7 +163,7 @@ class ShardedColumn:
 
     def gather_sorted(self, places: np.ndarray) -> np.ndarray:
         """Returns the entries `[n]` at ascending indices `[n]`."""
-        out = np.empty(len(places), self.dtype)
+        out = np.empty((len(places), *self._entry), self.dtype)
         for number, part in split_sorted(places, self.starts):
             out[part] = self.shards[number][places[part] - self.starts[number]]
         return out
@@ -209,6 +212,8 @@ class EventShard:
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
         kind: Row of each event's kind `[n]` uint8, 0: unknown; None: the data have no kinds.
+        features: Features of each event by name: token rows `[n, width]` of an integer type, 0 is
+            missing; or numbers `[n, floats]` float32. See `recsys.data.event_features`.
     """
 
     user_row: np.ndarray
@@ -219,6 +224,7 @@ class EventShard:
     weight: np.ndarray | None = None
     valid: np.ndarray | None = None
     kind: np.ndarray | None = None
+    features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.item_row)
@@ -244,6 +250,7 @@ class EventLog:
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
         kind: Row of each event's kind `[n]` uint8, 0: unknown; None: the data have no kinds.
+        features: Features of each event by name, `[n, width]`; see `EventShard`.
     """
 
     def __init__(self, shards: tuple[EventShard, ...]) -> None:
@@ -251,6 +258,10 @@ class EventLog:
         self.user_row, self.item_row = self._column("user_row"), self._column("item_row")
         self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
         self.weight, self.valid, self.kind = map(self._optional, OPTIONAL)
+        self.features = {
+            name: ShardedColumn([shard.features[name] for shard in shards])
+            for name in (shards[0].features if shards else ())
+        }
 
     def __len__(self) -> int:
         return len(self.item_row)

@@ -193,7 +193,7 @@ def _open_shard(
     folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
 ) -> EventShard:
     path = folder / part / shard["name"]
-    columns = {
+    columns: dict[str, Any] = {
         name: _map_column(path / f"{name}.npy", dtype, shard["events"])
         for name, dtype in COLUMNS.items()
         if f"{part}/{path.name}/{name}.npy" in files

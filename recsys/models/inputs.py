@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from recsys.data.catalogue import (
     Catalogue,
@@ -25,7 +25,7 @@ from recsys.models.config import ModelConfig, RetrievalConfig
 from recsys.registry import Choice
 from recsys.strict import Strict
 
-Side = Literal["user", "item"]
+Side = Literal["user", "item", "event"]
 
 
 class FeatureSpec(Strict):
@@ -35,12 +35,18 @@ class FeatureSpec(Strict):
     """Name of the feature, of its table and of its input."""
     side: Side = "item"
     """Side that has the feature."""
-    rows: PositiveInt
-    """Rows of its table, including row 0 (padding)."""
+    rows: NonNegativeInt
+    """Rows of its table, including row 0 (padding); 0 for a feature of numbers, without table."""
     width: PositiveInt
-    """Maximum number of tokens of an item or user."""
+    """Maximum number of tokens of an item, user or event."""
     dim: PositiveInt
-    """Width of its embedding [floats]."""
+    """Width of its embedding, or of its numbers [floats]."""
+    floats: NonNegativeInt = 0
+    """Number of float32 values; 0 for a feature of tokens."""
+    is_context: bool = False
+    """Whether a query has the feature of an event."""
+    is_attribute: bool = False
+    """Whether the events of a history have the feature of an event."""
 
 
 class ModelSpec(Strict):
@@ -69,7 +75,7 @@ class ModelSpec(Strict):
             UsageError: There is no such model.
         """
         with_dim = tuple(
-            FeatureSpec(**dataclasses.asdict(feature), dim=config.feature_dim)
+            FeatureSpec(**dataclasses.asdict(feature), dim=feature.floats or config.feature_dim)
             for feature in features
         )
         spec = cls(config=config, user_rows=user_rows, item_rows=item_rows, features=with_dim)

@@ -30,6 +30,7 @@ from recsys.registry.registered import names as names
 from recsys.registry.registered import register as register
 from recsys.registry.registered import register_baseline as register_baseline
 from recsys.registry.registered import register_encoder as register_encoder
+from recsys.registry.registered import register_event_feature as register_event_feature
 from recsys.registry.registered import register_feature as register_feature
 from recsys.registry.registered import register_loss as register_loss
 from recsys.registry.registered import register_metric as register_metric

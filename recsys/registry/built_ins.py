@@ -64,6 +64,15 @@ BUILT_INS = {
         "number": "recsys.data.features:NumberFeature",
         "date": "recsys.data.features:DateFeature",
     },
+    "event_feature": {
+        "category": "recsys.data.event_features:Category",
+        "number": "recsys.data.event_features:Number",
+        "price": "recsys.data.event_features:Price",
+        "gap": "recsys.data.event_features:Gap",
+        "hour": "recsys.data.event_features:Hour",
+        "weekday": "recsys.data.event_features:Weekday",
+        "month": "recsys.data.event_features:Month",
+    },
     "source": {
         "csv": "recsys.data.sources.csv_source:CsvSource",
         "jsonl": "recsys.data.sources.jsonl_source:JsonLinesSource",
