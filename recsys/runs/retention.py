@@ -19,7 +19,7 @@ from typing import Any
 from recsys.bundles.publishing import all_folders
 from recsys.config import KeepConfig
 from recsys.data.ingest.cache import sweep
-from recsys.data.ingest.segments import segments_in_use
+from recsys.data.ingest.segment_parts import segments_in_use
 from recsys.errors import BusyError
 from recsys.report.runs import RUNS
 from recsys.system import files

@@ -27,17 +27,14 @@ from recsys.data.dead_letters import Tally, dead_letters, refuse_empty, summariz
 from recsys.data.forgotten import Forgotten
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of, link, sweep
 from recsys.data.ingest.read_rows import ReadPlan, read_sources, stage_query
+from recsys.data.ingest.segment_parts import EXAMPLES, FOLDER, SegmentPart, write_index
 from recsys.data.ingest.segments import (
-    EXAMPLES,
-    FOLDER,
     Segment,
-    SegmentPart,
     SegmentPlan,
     SplitRows,
     make_segments,
     plan_segments,
     whole_segment,
-    write_index,
 )
 from recsys.data.ingest.spans import (
     Seen,

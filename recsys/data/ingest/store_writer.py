@@ -22,7 +22,7 @@ from recsys.data.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.event_log import MOST_KINDS, OPTIONAL, EventShard
 from recsys.data.example_files import read_split
-from recsys.data.ingest.segments import (
+from recsys.data.ingest.segment_parts import (
     COLUMNS,
     ITEMS,
     KINDS,

@@ -30,7 +30,7 @@ from recsys.data.ingest import ingestion, read_rows, segments
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.read_rows import LOCAL_RUNNER
-from recsys.data.ingest.segments import counts_of, segments_in_use
+from recsys.data.ingest.segment_parts import counts_of, segments_in_use
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import choose_cut, event_times
 from recsys.data.store import InteractionStore

@@ -8,7 +8,13 @@ from hypothesis import given
 
 from recsys.config import VocabularyConfig
 from recsys.data.hashes import hash_buckets
-from recsys.data.ingest.segments import FOLDER, SegmentPart, counts_of, write_events, write_index
+from recsys.data.ingest.segment_parts import (
+    FOLDER,
+    SegmentPart,
+    counts_of,
+    write_events,
+    write_index,
+)
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import grow

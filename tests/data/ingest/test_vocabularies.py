@@ -7,7 +7,7 @@ import pytest
 
 from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.example_files import write_examples
-from recsys.data.ingest.segments import FOLDER, SegmentPart, write_events, write_index
+from recsys.data.ingest.segment_parts import FOLDER, SegmentPart, write_events, write_index
 from recsys.data.ingest.store_writer import make_vocabularies
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import RecsysError
