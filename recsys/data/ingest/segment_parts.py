@@ -1,4 +1,4 @@
-"""The files of a segment's bucket in one split, and their index.
+"""The files of a segment's bucket, and their index.
 
     segments.json                    the segments, the oldest first
     segments/00007-00000/            positives of a bucket of the eighth segment
@@ -11,12 +11,14 @@
     Split-train/data-….parquet       its rows as examples, in the place that TFX expects
 
 Users and items are numbered within the bucket: the files contain neither vocabulary rows nor the
-cut, so they stay valid.
+cut, so they stay valid. The positives of a folder are in one split, or are split at the cut when
+they are read.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 import uuid
@@ -126,19 +128,61 @@ class SegmentPart:
     """The positives of a bucket of a segment in one split.
 
     Attributes:
-        split: The split.
+        split: The split; None: they are not split yet, see `read_parts`.
         folder: Their folder; older segments come first in the order of names.
-        events: Number of positives.
+        events: Number of positives in the folder.
+        cut: Time at which the folder's positives are split [seconds since 1970, UTC]; None: all of
+            them are in one split.
     """
 
-    split: str
+    split: str | None
     folder: Path
     events: int
+    cut: int | None = None
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns a column of the folder, memory-mapped: one of `COLUMNS`."""
+        return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    @functools.cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Index of each user's first event in the split, and the end `[users]` int64 each."""
+        offsets = self.column("offsets")
+        starts, ends = offsets[:-1], offsets[1:]
+        if self.cut is None:
+            return starts, ends
+        n_before = np.concatenate([[0], np.cumsum(self.column("timestamp") < self.cut)])
+        borders = starts + n_before[ends] - n_before[starts]
+        return (starts, borders) if self.split == "train" else (borders, ends)
+
+    @functools.cached_property
+    def users(self) -> np.ndarray:
+        """Indices of the users with events in the split `[n]` int64, ascending."""
+        starts, ends = self.bounds
+        return np.flatnonzero(ends > starts)
 
     def ids(self, file: str) -> pa.Array:
         """Returns the ids of its users, items or kinds, `large_string`, in ascending order."""
         table = pq.read_table(self.folder / file, columns=["id"], schema=COUNTS_SCHEMA)
         return pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
+
+    def counts(self, file: str) -> pa.Table:
+        """Returns the users, items or kinds of the split, with `count` and `last_seen`."""
+        path = self.folder / file
+        if not path.exists():
+            return COUNTS_SCHEMA.empty_table()
+        if self.cut is None:
+            return pq.read_table(path, schema=COUNTS_SCHEMA)
+        starts, ends = self.bounds
+        if file == USERS:
+            first, end = starts[self.users], ends[self.users]
+            columns = [pa.array(end - first), pa.array(self.column("timestamp")[end - 1])]
+            ids = self.ids(file).take(pa.array(self.users))
+            return pa.Table.from_arrays([ids, *columns], schema=COUNTS_SCHEMA)
+        is_inside = (self.column("timestamp") < self.cut) == (self.split == "train")
+        codes = self.column("item" if file == ITEMS else "kind")[is_inside]
+        counted = count_codes(self.ids(file), codes, self.column("timestamp")[is_inside])
+        return counted.filter(pc.greater(counted["count"], 0))
 
 
 def read_parts(examples: Path, split: str) -> list[SegmentPart]:
@@ -150,22 +194,30 @@ def read_parts(examples: Path, split: str) -> list[SegmentPart]:
     """
     index = json.loads((examples / INDEX).read_text(encoding="utf-8"))
     return [
-        SegmentPart(split, examples / FOLDER / part["name"], part["events"])
+        SegmentPart(
+            split,
+            examples / FOLDER / part["name"],
+            part["events"],
+            index["cut"] if part["split"] is None else None,
+        )
         for part in index["shards"]
-        if part["split"] == split
+        if part["split"] in (split, None)
     ]
 
 
-def write_index(examples: Path, parts: Sequence[SegmentPart], cached: Iterable[str]) -> None:
+def write_index(
+    examples: Path, parts: Sequence[SegmentPart], cached: Iterable[str], cut: int | None = None
+) -> None:
     """Writes `segments.json`.
 
     Args:
         examples: Folder of the examples.
         parts: The positives, from the oldest segment to the newest.
         cached: Names of the cached folders whose files are linked into it.
+        cut: Time at which parts without a split are split [seconds since 1970, UTC].
     """
     shards = [{"name": p.folder.name, "split": p.split, "events": p.events} for p in parts]
-    index = {"format": 2, "kept": sorted(cached), "shards": shards}
+    index = {"format": 3, "cut": cut, "kept": sorted(cached), "shards": shards}
     (examples / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
@@ -187,5 +239,4 @@ def counts_of(examples: Path, split: str, file: str) -> pa.Table:
         split: The split.
         file: `users.parquet`, `items.parquet`, or `kinds.parquet`, which may be missing.
     """
-    files = [part.folder / file for part in read_parts(examples, split)]
-    return merge_counts([pq.read_table(f, schema=COUNTS_SCHEMA) for f in files if f.exists()])
+    return merge_counts([part.counts(file) for part in read_parts(examples, split)])

@@ -201,7 +201,7 @@ def _write_part(
     most: int,
 ) -> Iterator[ShardInfo]:
     """Writes the shards of a part of the store."""
-    ids = [part.ids(USERS) for part in parts]
+    ids = [part.ids(USERS).take(pa.array(part.users)) for part in parts]
     every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
     rows = known[USERS].rows(every.dictionary)
     place, table = order_users(every.dictionary, rows, name == "train")
@@ -212,7 +212,7 @@ def _write_part(
     ]
     n_events = np.zeros(table.num_rows, np.int64)
     for source in sources:
-        n_events[source.place] += np.diff(source.offsets)
+        n_events[source.place] += source.ends - source.starts
     user_rows = table["user_row"].to_numpy()
     borders = _borders(n_events, most)
     for index, (first, end) in enumerate(itertools.pairwise(borders)):
@@ -233,11 +233,9 @@ class _Source:
         self, part: SegmentPart, place: np.ndarray, known: Mapping[str, Vocabulary]
     ) -> None:
         self.columns: dict[str, np.ndarray] = {
-            name: np.load(file, mmap_mode="r", allow_pickle=False)
-            for name in COLUMNS
-            if (file := part.folder / f"{name}.npy").exists()
+            name: part.column(name) for name in COLUMNS if (part.folder / f"{name}.npy").exists()
         }
-        self.offsets = self.columns["offsets"]
+        self.starts, self.ends = (bound[part.users] for bound in part.bounds)
         self._rows = {"item": known[ITEMS].rows(part.ids(ITEMS))}
         if "kind" in self.columns:
             self._rows["kind"] = known[KINDS].rows(part.ids(KINDS))
@@ -282,8 +280,8 @@ def _shard(
     for source in sources:
         low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
         users = source.order[low:high]
-        to, start = source.place[users] - first, source.offsets[users]
-        length = source.offsets[users + 1] - start
+        to, start = source.place[users] - first, source.starts[users]
+        length = source.ends[users] - start
         here, there = ranges(free[to], length), ranges(start, length)
         item_row[here] = source.read("item", there)
         time[here] = source.read("timestamp", there)

@@ -55,17 +55,21 @@ def positives_of(events):
 
 
 def write_segments(folder, parts, n_buckets):
-    """Writes the events of each split as segments of two seconds, in buckets of users."""
+    """Writes the events of each split as segments, in buckets of users.
+
+    Segments have two seconds, or all of them if they aren't split yet (split None).
+    """
     written = []
     for split, events in parts.items():
-        keyed = [(e[2] // 2, hash_buckets(pa.array([e[0]]), n_buckets)[0], e) for e in events]
+        width = 2 if split else 100
+        keyed = [(e[2] // width, hash_buckets(pa.array([e[0]]), n_buckets)[0], e) for e in events]
         for moment, bucket in sorted({key[:2] for key in keyed}):
             some = as_table([e for at, home, e in keyed if (at, home) == (moment, bucket)])
             name = f"{moment:05d}-{bucket:05d}"
             part = folder / FOLDER / name
             n = write_events(part, some.filter(pc.equal(some["label"], 1)))
             written += [SegmentPart(split, part, n)] if n else []
-    write_index(folder, written, [])
+    write_index(folder, written, [], _CUT)
 
 
 @given(
@@ -73,15 +77,17 @@ def write_segments(folder, parts, n_buckets):
     min_count=st.integers(1, 3),
     hash_rows=st.sampled_from([0, 2]),
     most=st.integers(1, 20),
+    is_split=st.booleans(),
 )
 def test_every_positive_is_in_the_store_once_with_its_user(
-    tmp_path_factory, events, min_count, hash_rows, most
+    tmp_path_factory, events, min_count, hash_rows, most, is_split
 ):
     folder = tmp_path_factory.mktemp("store")
     train = [event for event in events if event[2] < _CUT]
     held_out = [event for event in events if event[2] >= _CUT]
     config = VocabularyConfig(min_count=min_count, hash_buckets=hash_rows)
-    write_segments(folder, {"train": train, "eval": held_out}, 2)
+    parts = {"train": train, "eval": held_out} if is_split else {None: events}
+    write_segments(folder, parts, 2)
     users, items = (
         grow(None, counts_of(folder, "train", f"{name}.parquet"), config, _CUT)[0]
         for name in ("users", "items")
