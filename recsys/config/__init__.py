@@ -16,6 +16,7 @@ from recsys.bundles.config import ExportStage as ExportStage
 from recsys.data.config import RESERVED_FEATURE_NAMES as RESERVED_FEATURE_NAMES
 from recsys.data.config import CsvFormat as CsvFormat
 from recsys.data.config import DataConfig as DataConfig
+from recsys.data.config import ElementFields as ElementFields
 from recsys.data.config import GateConfig as GateConfig
 from recsys.data.config import InteractionColumns as InteractionColumns
 from recsys.data.config import InteractionsConfig as InteractionsConfig
@@ -31,6 +32,8 @@ from recsys.data.config import VocabulariesConfig as VocabulariesConfig
 from recsys.data.config import VocabularyConfig as VocabularyConfig
 from recsys.data.config import read_feature as read_feature
 from recsys.data.config import write_feature as write_feature
+from recsys.data.label_config import LabelConfig as LabelConfig
+from recsys.data.label_config import SampledConfig as SampledConfig
 from recsys.distributed.config import MeshConfig as MeshConfig
 from recsys.distributed.config import parse_mesh as parse_mesh
 from recsys.distributed.launchers import Launcher, LocalLauncher

@@ -8,6 +8,8 @@ from typing import Any
 CONFIG: Mapping[str, str] = {
     "beam_args": "Write beam: {args: [...]}.",
     "bless.over_popularity": "Write bless: {over: {popularity: 1.0}}.",
+    "data.interactions.context": "Write data.interactions.features: [{name: ..., column: ...,"
+    " kind: category}], see docs/features.md.",
     "evaluate.mask_seen": "Write repeats: exclude, or repeats: include.",
     "launcher=kubernetes": "Apply a manifest of deploy/kubernetes, or write launcher: {kind: ray}.",
 }

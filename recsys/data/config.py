@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -10,8 +11,15 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import core_schema
 
 from recsys import registry
+from recsys.data.label_config import (
+    Duration,
+    LabelConfig,
+    SampledConfig,
+    dependencies_first,
+    to_seconds,
+)
 from recsys.data.time_format import time_pattern
-from recsys.strict import Share, Strict
+from recsys.strict import Name, Share, Strict
 
 Split = Literal["time", "last_out", "random", "given"]
 """How positives are split into training and held-out ones."""
@@ -124,8 +132,17 @@ class SourceConfig(Strict):
         return self.format if isinstance(self.format, CsvFormat) else self.csv
 
 
+class ElementFields(Strict):
+    """The fields of an event that is a text, such as `N1-1` in `N1-1 N2-0`."""
+
+    separator: Annotated[str, Field(min_length=1)]
+    """Separator of the fields."""
+    names: Annotated[tuple[Name, ...], Field(min_length=2)]
+    """Names of the fields. In `interactions.columns`, `column.name` refers to a field."""
+
+
 class ListOfEvents(Strict):
-    """A column that holds a list of events, where one row is a user or a session."""
+    """A column that holds a list of events: a row is a user, a session, or what was shown."""
 
     column: str
     """The column. In `interactions.columns`, its name refers to an event that is a plain value,
@@ -133,6 +150,29 @@ class ListOfEvents(Strict):
     separator: Annotated[str, Field(min_length=1)] | None = None
     """Separator of the events in a text; `null`: the column holds lists. The last column of a CSV
     file that is split at `csv.delimiter` takes the rest of the line."""
+    fields: ElementFields | None = None
+    """How an event that is a text is divided into fields; `null`: it isn't."""
+    parallel: tuple[str, ...] = ()
+    """Other columns of lists, such as labels: elements with the same index belong together."""
+
+    @model_validator(mode="after")
+    def _separators_differ(self) -> Self:
+        if self.fields is not None and self.fields.separator == self.separator:
+            raise ValueError(
+                f"fields.separator must differ from separator; both are {self.separator!r}"
+            )
+        if self.column in self.parallel:
+            raise ValueError(f"parallel names other columns than column, {self.column!r}")
+        return self
+
+    def raw_column(self, name: str) -> str:
+        """Returns the column of the file that holds a column of the events."""
+        is_field = self.fields is not None and name.startswith(f"{self.column}.")
+        return self.column if is_field else name
+
+    def holds(self, name: str) -> bool:
+        """Returns whether a column has a value for each event of a list."""
+        return f"{name}.".startswith(f"{self.column}.") or name in self.parallel
 
 
 class EventSource(SourceConfig):
@@ -161,6 +201,12 @@ class InteractionColumns(Strict):
     """Column of the kind of event, such as `click` or `purchase`; `null`: none."""
     part: str | None = None
     """Column of the part that a row belongs to, such as `train` or `test`, for `split: given`."""
+    impression: str | None = None
+    """Column of the id of what was shown at once. Rows of a user and an item with the same id are
+    one event. `null`: none; for a list of what was shown, the row."""
+    position: str | None = None
+    """Column of the position in what was shown, from 0 on; `null`: none; for a list of what was
+    shown, the index in it."""
 
     @model_validator(mode="after")
     def _user_is_no_item(self) -> Self:
@@ -182,8 +228,6 @@ class InteractionsConfig(EventSource):
     executed in each run."""
     columns: InteractionColumns
     """Column names of the interactions."""
-    context: tuple[str, ...] = ()
-    """Additional columns that are validated and kept in the examples."""
     features: tuple[Annotated[Any, _EVENT_FEATURE], ...] = ()
     """Features of the events: context of a query, and attributes of the events of a history. Each
     has `name`, `kind`, mostly `column`, and the options of its kind:
@@ -216,6 +260,19 @@ class InteractionsConfig(EventSource):
     """Lowest rating of a positive; `null`: ratings are not used to select positives."""
     positive_events: tuple[str, ...] = ()
     """Kinds of event that are positives; empty: the kind is not used to select positives."""
+    labels: dict[Name, LabelConfig] = Field(default={})
+    """Labels by name. With labels, all good rows are kept, not only positives."""
+    positive: Name | None = None
+    """The label of positives, which retrieval learns: yes, or an amount above 0. `null`: the only
+    label, or `positive_at_least` and `positive_events`, which are short for it."""
+    label_after: Duration | None = None
+    """Time until the labels of an event are known, such as `1d` (s, m, h, d). Events that are
+    younger at the cut, for training, or at the newest event, for evaluation, have no labels.
+    `null`: at once."""
+    history_events: tuple[str, ...] = ()
+    """Kinds of event, besides positives, that histories hold; empty: only positives."""
+    sampled: SampledConfig | None = None
+    """Rows of which the source kept only a share; `null`: it kept all."""
     spans: PositiveInt | None = None
     """Number of newest spans to read, if `files` contains `{SPAN}` or a date; `null`: all."""
     bad_spans: Literal["stop", "set_aside"] = "stop"
@@ -226,12 +283,12 @@ class InteractionsConfig(EventSource):
     @model_validator(mode="after")
     def _keys_fit_each_other(self) -> Self:
         columns, events, has_part = self.columns, self.explode, self.columns.part is not None
-        read = [str(name) for name in columns.model_dump().values()]
+        read = [name for name in columns.model_dump().values() if name is not None]
         parts = [*self.train_parts, *self.valid_parts, *self.eval_parts]
         twice = sorted({part for part in parts if parts.count(part) > 1})
         if bool(self.files) == (self.query is not None):
             raise ValueError("exactly one of files and query must be given")
-        if events and not any(f"{name}.".startswith(f"{events.column}.") for name in read):
+        if events and not any(map(events.holds, read)):
             raise ValueError(
                 f"columns must refer to the column of explode, {events.column!r}: by"
                 " its name if an event is a plain value, or to a field of it, as 'column.id'"
@@ -271,6 +328,114 @@ class InteractionsConfig(EventSource):
         if self.timestamp_format is not None:
             time_pattern(self.timestamp_format)
         return self
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Self:
+        dependencies_first(self.labels)
+        names = ", ".join(sorted(self.labels))
+        has_short_form = self.positive_at_least is not None or bool(self.positive_events)
+        needing = {
+            "positive": self.positive,
+            "label_after": self.label_after,
+            "history_events": self.history_events,
+            "sampled": self.sampled,
+            "columns.impression": self.columns.impression,
+            "columns.position": self.columns.position,
+        }
+        for key, value in needing.items():
+            if value and not self.labels:
+                raise ValueError(
+                    f"{key} needs labels, with which all rows are kept: write labels: {{NAME:"
+                    " {column: …}}"
+                )
+        if self.positive is not None and has_short_form:
+            raise ValueError(
+                "positive and positive_at_least or positive_events exclude each other: remove one"
+            )
+        if self.positive is not None and self.positive not in self.labels:
+            raise ValueError(f"positive must be a label ({names}); received {self.positive!r}")
+        if len(self.labels) > 1 and self.positive is None and not has_short_form:
+            raise ValueError(f"positive must name the label that retrieval learns: one of {names}")
+        if self.label_after is not None and self.columns.timestamp is None:
+            raise ValueError("label_after needs columns.timestamp")
+        if self.history_events and self.columns.event is None:
+            raise ValueError("history_events needs columns.event")
+        return self
+
+    @model_validator(mode="after")
+    def _features_fit(self) -> Self:
+        outcomes = {label.column: f"label {name!r}" for name, label in self.labels.items()}
+        if self.columns.rating is not None:
+            outcomes.setdefault(self.columns.rating, "the rating")
+        for feature in self.features:
+            if feature.value in ("gap", "time") and self.columns.timestamp is None:
+                raise ValueError(f"feature {feature.name} ({feature.kind}) needs columns.timestamp")
+            if feature.column in outcomes and not feature.outcome:
+                raise ValueError(
+                    f"feature {feature.name} reads the column of {outcomes[feature.column]}, which"
+                    " is not known when the model is asked: set outcome: true"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _lists_are_read(self) -> Self:
+        events = self.explode
+        if events is None:
+            return self
+        read = list(self.raw_names())
+        unused = [name for name in events.parallel if name not in read]
+        if unused:
+            raise ValueError(
+                f"explode.parallel must name columns that columns, labels or features read;"
+                f" {unused[0]!r} isn't read"
+            )
+        if events.fields is not None:
+            fields = [f"{events.column}.{name}" for name in events.fields.names]
+            for name in read:
+                if events.raw_column(name) == events.column and name not in fields:
+                    raise ValueError(
+                        f"with explode.fields, an event has the columns {', '.join(fields)};"
+                        f" received {name!r}"
+                    )
+        return self
+
+    def raw_names(self) -> Iterator[str]:
+        """Yields the columns of the events that are read, repeated ones too."""
+        yield from (name for name in self.columns.model_dump().values() if name is not None)
+        yield from (label.column for label in self.labels.values())
+        yield from () if self.sampled is None else (self.sampled.column,)
+        yield from (feature.column for feature in self.features if feature.column is not None)
+
+    @property
+    def positive_label(self) -> str | None:
+        """Name of the label of positives; None: the rules of the short form."""
+        has_short_form = self.positive_at_least is not None or bool(self.positive_events)
+        only = next(iter(self.labels)) if len(self.labels) == 1 and not has_short_form else None
+        return self.positive or only
+
+    @property
+    def label_after_s(self) -> int:
+        """`label_after` in seconds; 0: labels are known at once."""
+        return 0 if self.label_after is None else to_seconds(self.label_after)
+
+    @property
+    def rows_are_impressions(self) -> bool:
+        """Whether a row is a list of what was shown at once, and its events have no own times."""
+        time, events = self.columns.timestamp, self.explode
+        if events is None or not self.labels or self.ordered_by == "file":
+            return False
+        return time is None or not events.holds(time)
+
+    @property
+    def has_impressions(self) -> bool:
+        """Whether events have the id of an impression."""
+        return self.columns.impression is not None or self.rows_are_impressions
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether events have a position in what was shown."""
+        is_index = self.explode is not None and self.has_impressions
+        return self.columns.position is not None or is_index
 
     @property
     def ordered_by(self) -> Order:
@@ -429,7 +594,8 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _feature_names_are_free(self) -> Self:
-        names = [feature.name for side in self.sides.values() for feature in side.features]
+        sides = (*self.sides.values(), self.interactions)
+        names = [feature.name for side in sides for feature in side.features]
         taken = {name for name in names if names.count(name) > 1} | RESERVED_FEATURE_NAMES
         taken_here = sorted(taken.intersection(names))
         if taken_here:

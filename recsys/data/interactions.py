@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, TimestampUnit
 from recsys.data.sources.source import RawBatch
-from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
+from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_times
 from recsys.data.split import (
     COLUMN,
     PART,
@@ -54,18 +54,14 @@ _Rule = tuple[pa.Array, str]
 
 def interaction_columns(config: InteractionsConfig) -> list[str]:
     """Returns the columns that a run reads from the raw interactions."""
-    columns = config.columns
-    named = (columns.timestamp, columns.rating, columns.weight, columns.event, columns.part)
-    required = [columns.user, columns.item, *(name for name in named if name is not None)]
-    return list(dict.fromkeys([*required, *config.context]))
+    return list(dict.fromkeys(config.raw_names()))
 
 
 def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     """Returns the schema of typed interactions.
 
     It has `timestamp`, `rating`, `weight`, `event` and `part` if the config has their columns,
-    and `place` if the order is that of the files. `context` columns keep their names, with the
-    prefix `raw_` if the name is taken.
+    and `place` if the order is that of the files.
     """
     order = COLUMN[config.ordered_by]
     fields = [("user_id", pa.string()), ("item_id", pa.string())]
@@ -74,16 +70,7 @@ def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     fields += [(n, kind) for n, kind in optional.items() if getattr(config.columns, n) is not None]
     if config.columns.part is not None or config.eval_files:
         fields.append((PART.name, PART.type))
-    fields += [(name, pa.string()) for name in context_names(config)]
     return pa.schema([*fields, ("label", pa.int64())])
-
-
-def context_names(config: InteractionsConfig) -> list[str]:
-    """Returns the names of the context columns in the examples."""
-    taken = {"user_id", "item_id", "rating", "weight", "event", "label"}
-    taken |= {field.name for field in (TIME, PLACE, PART, POSITION)}
-    context = dict.fromkeys(config.context)
-    return [f"raw_{name}" if name in taken else name for name in context]
 
 
 def parse_interactions(
@@ -141,8 +128,6 @@ def parse_interactions(
         )
         columns[PART.name] = pc.if_else(held, "eval", pc.if_else(tried, "valid", "train"))
         rules.append((pc.invert(pc.or_(pc.or_(trained, tried), held)), NO_PART))
-    for name, column in zip(context_names(config), dict.fromkeys(config.context), strict=True):
-        columns[name] = to_text(raw(column))
     columns["label"] = _labels(columns, config, len(user))
     columns[POSITION.name] = positions(file_index, batch.position)
     schema = interaction_schema(config).append(POSITION)

@@ -118,7 +118,6 @@ def replay_config(config: Config, out: Path) -> dict[str, Any]:
         "files": str(out / LANDING / "{YYYY}-{MM}-{DD}" / _EVENTS),
         "query": None,
         "columns": names,
-        "context": interactions.context_names(source),
         "timestamp_unit": "seconds",
         "timestamp_format": None,
         "weight_scale": "linear",

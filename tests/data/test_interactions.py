@@ -199,15 +199,6 @@ def test_weights_and_kinds_have_their_rules(tmp_path, fields, reason):
     assert letters == [(2, reason)]
 
 
-def test_context_columns_are_kept_as_text_under_free_names(tmp_path):
-    content = "u,i,t,r,label,page\n1,2,1000000000,4,x,\n"
-    good, _ = parse(tmp_path / "f.csv", content, context=("label", "page", "u"))
-    assert good.column_names == [
-        "user_id", "item_id", "timestamp", "rating", "raw_label", "page", "u", "label", "position",
-    ]  # fmt: skip
-    assert good["raw_label"].to_pylist() == ["x"]
-
-
 def test_without_a_rating_column_every_row_is_a_positive(tmp_path):
     columns = InteractionColumns(user="u", item="i", timestamp="t")
     good, _ = parse(tmp_path / "f.csv", "u,i,t\n1,2,1000000000\n", columns)
