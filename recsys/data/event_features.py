@@ -47,7 +47,7 @@ from recsys.data.config import read_event_feature, write_event_feature
 from recsys.data.hashes import fingerprints
 from recsys.errors import RecsysError
 from recsys.strict import Name, Strict
-from recsys.system.files import DAMAGE
+from recsys.system.files import DAMAGE, read_json
 
 Value = Literal["text", "number", "time", "vector", "gap", "tokens"]
 """Type of the values of a feature: text; float32; int64 [seconds since 1970, UTC]; lists of
@@ -59,6 +59,8 @@ Graph = Callable[[Any], Any]
 with TensorFlow."""
 
 FOLDER, SUMMARY = "event_features", "features.json"
+TIME_COLUMN = "timestamp"
+"""Default name of the raw column of the times of events."""
 
 
 class EventFeature(Strict, abc.ABC):
@@ -432,14 +434,31 @@ class LearnedFeature:
         """Returns the tokens or numbers of typed values."""
         return self.feature.encode(values, self.learned)
 
+    def is_same(self, other: LearnedFeature | None) -> bool:
+        """Returns whether another feature encodes all values alike."""
+        return (
+            other is not None
+            and self.feature == other.feature
+            and self.learned.equals(other.learned)
+        )
 
-def save_event_features(folder: Path, features: Sequence[LearnedFeature]) -> None:
-    """Writes event features into `folder`, created if missing."""
+
+def save_event_features(
+    folder: Path, features: Sequence[LearnedFeature], time_column: str | None = None
+) -> None:
+    """Writes event features into `folder`, created if missing.
+
+    Args:
+        folder: The folder.
+        features: The features.
+        time_column: Raw column of the times of events; None: `TIME_COLUMN`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for one in features:
         pq.write_table(one.learned, folder / f"{one.name}.parquet")
     options = [write_event_feature(one.feature) for one in features]
-    (folder / SUMMARY).write_text(json.dumps({"features": options}, indent=1) + "\n")
+    summary = {"time_column": time_column or TIME_COLUMN, "features": options}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def load_event_features(folder: Path) -> tuple[LearnedFeature, ...]:
@@ -451,7 +470,7 @@ def load_event_features(folder: Path) -> tuple[LearnedFeature, ...]:
     if not folder.exists():
         return ()
     try:
-        options = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["features"]
+        options = read_json(folder / SUMMARY)["features"]
         features = [read_event_feature(one) for one in options]
         tables = [pq.read_table(folder / f"{feature.name}.parquet") for feature in features]
     except (*DAMAGE, pa.ArrowException) as error:
@@ -462,3 +481,14 @@ def load_event_features(folder: Path) -> tuple[LearnedFeature, ...]:
             f"{type(error).__name__}: {error}",
         ) from None
     return tuple(map(LearnedFeature, features, tables))
+
+
+def time_column_of(folder: Path) -> str:
+    """Returns the raw column of the times of events, by which bundles take the query time.
+
+    Args:
+        folder: Folder that `save_event_features` wrote; it may be missing.
+    """
+    if not (folder / SUMMARY).is_file():
+        return TIME_COLUMN
+    return str(read_json(folder / SUMMARY).get("time_column", TIME_COLUMN))
