@@ -341,11 +341,16 @@ def _allowed_keys(kind: type[Strict], location: tuple[int | str, ...], raw: Any)
     for key in location:
         raw = raw[key]
         if isinstance(key, str) and part is not None:
-            field = part.model_fields[key]
+            field = _fields(part)[key]
             choice, part = choice_of(field), part_of(field, raw)
         elif choice is not None:
             part = _strict_part(choice.config_of(raw))
-    return sorted([*(part.model_fields if part else ()), *([choice.key] if choice else ())])
+    return sorted([*(_fields(part) if part else ()), *([choice.key] if choice else ())])
+
+
+def _fields(part: type[Strict]) -> dict[str, FieldInfo]:
+    """Returns the fields of a config class by their keys in a file."""
+    return {field.alias or name: field for name, field in part.model_fields.items()}
 
 
 def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import core_schema
 
 from recsys import registry
+from recsys.data.feature_options import check_crosses
 from recsys.data.label_config import (
     Duration,
     LabelConfig,
@@ -600,6 +601,8 @@ class DataConfig(Strict):
         taken_here = sorted(taken.intersection(names))
         if taken_here:
             raise ValueError(f"feature names must be unique; these are taken: {taken_here}")
+        for what, side in {"interactions": self.interactions, **self.sides}.items():
+            check_crosses(side.features, f"{what}.features")
         return self
 
 

@@ -6,16 +6,45 @@ int64. Token rows are int64, 0 is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from recsys.data.encoding_graphs import buckets
+from recsys.data.event_features import LearnedFeature
+
 MISSING = tf.int64.min
 """A missing time, or gap."""
 
 Function = Callable[[tf.Tensor], tf.Tensor]
+
+
+class EventEncoder(tf.Module):
+    """Encodes events by all features, as `recsys.data.event_features.encode_features` does.
+
+    Args:
+        features: The features.
+    """
+
+    def __init__(self, features: Sequence[LearnedFeature]) -> None:
+        super().__init__(name="event_encoder")
+        self._features = [feature.feature for feature in features]
+        self._graphs = {f.name: f.feature.graph(f.learned) for f in features}
+
+    def __call__(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns token rows `[n]` int64 or numbers `[n, floats]` of typed values by feature."""
+        crosses = [f for f in self._features if f.value == "tokens"]
+        made = {
+            f.name: self._graphs[f.name](values[f.name])
+            for f in self._features
+            if f.value != "tokens"
+        }
+        for cross in crosses:
+            of: Any = cross
+            made[cross.name] = self._graphs[cross.name](tf.stack([made[n] for n in of.of], axis=1))
+        return made
 
 
 class TokenRows(tf.Module):
@@ -41,23 +70,12 @@ def hashed(n_buckets: int) -> Function:
     return rows
 
 
-def bucketed(bounds: np.ndarray) -> Function:
-    """Returns a function of numbers: their buckets, from 1 on."""
-
-    def rows(values: tf.Tensor) -> tf.Tensor:
-        row = 1 + tf.searchsorted(bounds, values, side="right", out_type=tf.int64)
-        return tf.where(tf.math.is_nan(values), tf.zeros_like(row), row)
-
-    return rows
-
-
 def bucketed_hours(bounds: np.ndarray) -> Function:
     """Returns a function of gaps [s] int64: their buckets on a scale of hours."""
-    of_hours = bucketed(bounds)
 
     def rows(gaps: tf.Tensor) -> tf.Tensor:
         hours = tf.cast(tf.cast(gaps, tf.float64) / 3600.0, tf.float32)
-        return of_hours(tf.where(gaps == MISSING, np.float32(np.nan), hours))
+        return buckets(tf.where(gaps == MISSING, np.float32(np.nan), hours), bounds)
 
     return rows
 

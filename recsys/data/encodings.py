@@ -1,0 +1,145 @@
+"""Inputs of a model from numbers, vectors and tokens, with NumPy.
+
+`recsys.data.encoding_graphs` has the same functions in TensorFlow. The features of events learn
+with `learn_number`; those of users and items with TensorFlow Transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.feature_options import NumberOptions
+from recsys.data.hashes import mix
+
+Learned = Mapping[str, np.ndarray]
+"""Properties of the training data: `bound` of the quantile buckets, all but the first `[n - 1]`;
+`edge`, the same with the lowest and highest number `[n + 1]`; or `mean` and `deviation` `[1]`."""
+
+NORMAL_BUCKETS = 1000
+"""Number of quantile buckets from which `scale: normal` interpolates ranks."""
+STEP = 0x9E3779B97F4A7C15
+"""Increment of SplitMix64, between the tokens of a cross."""
+
+
+def learn_number(options: NumberOptions, values: np.ndarray, counts: np.ndarray) -> Learned:
+    """Returns what `encode_number` needs.
+
+    Args:
+        options: The encoding.
+        values: Numbers `[n]` float32, unique and ascending.
+        counts: Number of events of each `[n]`.
+    """
+    if options.as_ == "buckets":
+        return {"bound": quantiles(values, counts, options.buckets)}
+    if options.as_ == "piecewise":
+        ends = values[[0, -1]] if len(values) else np.zeros(2, np.float32)
+        inner = quantiles(values, counts, options.buckets)
+        return {"edge": np.concatenate([ends[:1], inner, ends[1:]])}
+    if options.scale == "normal":
+        return {"bound": quantiles(values, counts, NORMAL_BUCKETS)}
+    scaled = _scaled(values, options)
+    mean = np.average(scaled, weights=counts) if len(values) else 0.0
+    variance = np.average((scaled - mean) ** 2, weights=counts) if len(values) else 0.0
+    return {"mean": np.array([mean]), "deviation": np.array([np.sqrt(variance)])}
+
+
+def quantiles(values: np.ndarray, counts: np.ndarray, n: int) -> np.ndarray:
+    """Returns the lower bound of each quantile bucket but the first `[n - 1]` float32."""
+    if not len(values):
+        return np.zeros(n - 1, np.float32)
+    upto = np.cumsum(counts)
+    at = np.searchsorted(upto, np.arange(1, n) * upto[-1] / n, side="right")
+    return values[np.minimum(at, len(values) - 1)].astype(np.float32)
+
+
+def encode_number(options: NumberOptions, x: np.ndarray, learned: Learned) -> np.ndarray:
+    """Returns numbers as token rows `[n, 1]` int32, or as `[n, options.floats]` float32.
+
+    Args:
+        options: The encoding.
+        x: Numbers `[n]` float32; NaN is missing.
+        learned: The result of `learn_number`.
+    """
+    if options.as_ == "buckets":
+        return buckets(x, learned["bound"])
+    if options.as_ == "piecewise":
+        return _with_known(_piecewise(x[:, None], learned["edge"]), x)
+    if options.scale == "normal":
+        return _with_known(_normal(x, learned["bound"])[:, None], x)
+    deviation = learned["deviation"]
+    z = (_scaled(x, options) - learned["mean"]) / np.where(deviation > 0, deviation, 1.0)
+    return _with_known(z[:, None], x)
+
+
+def buckets(x: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Returns the bucket of each number `[n, 1]` int32, from 1 on; 0 for NaN."""
+    rows = 1 + np.searchsorted(bounds, x, side="right")
+    return np.where(np.isnan(x), 0, rows).astype(np.int32)[:, None]
+
+
+def _scaled(x: np.ndarray, options: NumberOptions) -> np.ndarray:
+    x = x.astype(np.float64)
+    return np.sign(x) * np.log1p(np.abs(x)) if options.scale == "log" else x
+
+
+def _normal(x: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Returns the normal deviates of the ranks of `x` `[n]`, interpolated between `bounds`.
+
+    Equal numbers have the middle of their ranks. Ranks are clipped at the first and last bound.
+    """
+    from scipy.special import ndtri
+
+    n = len(bounds)
+    low, high = (np.searchsorted(bounds, x, side) for side in ("left", "right"))
+    x, bounds = x.astype(np.float64), bounds.astype(np.float64)
+    before, after = bounds[np.maximum(low - 1, 0)], bounds[np.minimum(low, n - 1)]
+    inside = (x - before) / np.where(after > before, after - before, 1.0)
+    between = np.clip(low + np.where(after > before, inside, 0.0), 1.0, n)
+    rank = np.where(low < high, (low + 1 + high) / 2, between)
+    return ndtri(rank / (n + 1))
+
+
+def _piecewise(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the encoding `[n, buckets]` float32 of `x` `[n, 1]`.
+
+    A bucket without width counts as below a number that isn't less than it.
+    """
+    lower, upper = edges[:-1], edges[1:]
+    step, place = upper - lower, np.arange(len(lower))
+    inside = (x - lower) / np.where(step > 0, step, np.float32(1))
+    inside = np.where(step > 0, inside, (x >= upper).astype(np.float32))
+    inside = np.where((x < lower) & (place > 0), np.float32(0), inside)
+    return np.where((x >= upper) & (place < len(lower) - 1), np.float32(1), inside)
+
+
+def _with_known(encoded: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Returns `encoded` `[n, k]` with a last column of 1; all zeros for NaN in `x` `[n]`."""
+    known = ~np.isnan(x)[:, None]
+    both = np.concatenate([np.where(known, encoded, 0.0), known], axis=1)
+    return both.astype(np.float32)
+
+
+def encode_vectors(values: pa.Array, length: int) -> np.ndarray:
+    """Returns lists of `length` numbers `[n]` as `[n, length + 1]` float32; zeros for null.
+
+    The last number is 1 if the list is there.
+    """
+    known = values.is_valid().to_numpy(zero_copy_only=False)
+    encoded = np.zeros((len(values), length + 1), np.float32)
+    flat = pc.list_flatten(values.filter(pa.array(known)))
+    encoded[known, :-1] = flat.to_numpy(zero_copy_only=False).reshape(-1, length)
+    encoded[:, -1] = known
+    return encoded
+
+
+def crossed(codes: np.ndarray, n_buckets: int) -> np.ndarray:
+    """Returns the hash rows `[n, 1]` int32 of tokens `[n, k]`, from 1 on; 0 if one is 0."""
+    mixed = np.zeros(len(codes), np.uint64)
+    for column in codes.T:
+        mixed = mix(mixed + np.uint64(STEP)) ^ column.astype(np.uint64)
+    rows = 1 + (mix(mixed) % np.uint64(n_buckets)).astype(np.int32)
+    return np.where((codes > 0).all(axis=1), rows, 0).astype(np.int32)[:, None]
