@@ -59,9 +59,13 @@ def dead_letters(
 
 
 def count_reasons(letters: pa.RecordBatch | pa.Table) -> dict[str, int]:
-    """Returns the number of `letters` by reason."""
-    counted = pc.value_counts(letters.column("reason"))
+    """Returns the number of `letters` by reason, without details in parentheses."""
+    counted = pc.value_counts(_without_details(letters.column("reason")))
     return {entry["values"]: entry["counts"] for entry in counted.to_pylist()}
+
+
+def _without_details(reasons: Any) -> Any:
+    return pc.replace_substring_regex(reasons, r" \([^()]*\)$", "")
 
 
 def letters_tally(letters: pa.RecordBatch) -> Tally:
@@ -69,9 +73,10 @@ def letters_tally(letters: pa.RecordBatch) -> Tally:
     by_reason = count_reasons(letters)
     table = pa.Table.from_batches([letters])
     table = table.sort_by([("file", "ascending"), ("line", "ascending")])
+    reasons = _without_details(table["reason"])
     examples = {}
     for reason in by_reason:
-        first = table.filter(pc.equal(table["reason"], reason)).slice(0, _REASON_EXAMPLES)
+        first = table.filter(pc.equal(reasons, reason)).slice(0, _REASON_EXAMPLES)
         examples[reason] = [
             {**letter, "row": letter["row"][:_EXAMPLE_CHARACTERS]}
             for letter in first.drop_columns(["reason"]).to_pylist()

@@ -11,6 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, TimestampUnit
+from recsys.data.labels import (
+    FEATURE,
+    IMPRESSION,
+    RATE,
+    SHOWN_AT,
+    is_positive,
+    label_columns,
+    label_fields,
+    merge_impressions,
+    row_impressions,
+    type_feature,
+    type_labels,
+    type_positions,
+    type_rates,
+    working_fields,
+)
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_times
 from recsys.data.split import (
@@ -61,7 +77,8 @@ def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     """Returns the schema of typed interactions.
 
     It has `timestamp`, `rating`, `weight`, `event` and `part` if the config has their columns,
-    and `place` if the order is that of the files.
+    and `place` if the order is that of the files. `label` is 1 for positives. Columns of labels,
+    impressions and features follow, see `recsys.data.labels.label_fields`.
     """
     order = COLUMN[config.ordered_by]
     fields = [("user_id", pa.string()), ("item_id", pa.string())]
@@ -70,7 +87,7 @@ def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     fields += [(n, kind) for n, kind in optional.items() if getattr(config.columns, n) is not None]
     if config.columns.part is not None or config.eval_files:
         fields.append((PART.name, PART.type))
-    return pa.schema([*fields, ("label", pa.int64())])
+    return pa.schema([*fields, ("label", pa.int64()), *label_fields(config)])
 
 
 def parse_interactions(
@@ -90,8 +107,8 @@ def parse_interactions(
         parts: Part of each file that matches `config.valid_files` or `config.eval_files`.
 
     Returns:
-        The good rows in the columns of `interaction_schema` and `POSITION`, and the
-        dead letters, including those of the batch.
+        The good rows in the columns of `interaction_schema`, `working_fields` and `POSITION`, and
+        the dead letters, including those of the batch.
     """
     names, raw, decimal = config.columns, batch.columns.column, config.csv_format.decimal
     user, item = to_ids(raw(names.user)), to_ids(raw(names.item))
@@ -103,7 +120,8 @@ def parse_interactions(
         (is_bad_id(item), BAD_ITEM),
     ]
     if config.ordered_by == "file":
-        columns[PLACE.name] = file_positions(file_index, batch.position, batch.element)
+        element = batch.element if batch.shares_position else None
+        columns[PLACE.name] = file_positions(file_index, batch.position, element)
     if names.timestamp is not None:
         times = columns[TIME.name] = raw_times(raw(names.timestamp), config)
         rules += [(times.is_null(), NO_TIME), (_is_out_of_time(times, now), OUT_OF_TIME)]
@@ -128,9 +146,19 @@ def parse_interactions(
         )
         columns[PART.name] = pc.if_else(held, "eval", pc.if_else(tried, "valid", "train"))
         rules.append((pc.invert(pc.or_(pc.or_(trained, tried), held)), NO_PART))
-    columns["label"] = _labels(columns, config, len(user))
+    labels, bad_labels = type_labels({n: raw(n) for n in batch.columns.schema.names}, config)
+    positive = _positives(columns, labels, config, len(user))
+    columns |= label_columns(labels, positive, config)
+    shown, bad_shown = _shown(batch, columns, config)
+    columns |= shown
+    for feature in config.features:
+        if feature.value == "time":
+            columns[FEATURE + feature.name] = raw_times(raw(feature.column), config)
+        elif feature.column is not None:
+            columns[FEATURE + feature.name] = type_feature(feature, raw(feature.column), decimal)
     columns[POSITION.name] = positions(file_index, batch.position)
-    schema = interaction_schema(config).append(POSITION)
+    rules += [*bad_labels, *bad_shown]
+    schema = pa.schema([*interaction_schema(config), *working_fields(config), POSITION])
     typed = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
     return split_by_rules(batch, typed, rules)
 
@@ -166,25 +194,51 @@ def _is_out_of_time(timestamp: pa.Array, now: int) -> pa.Array:
     return pc.or_(pc.less(timestamp, EARLIEST), pc.greater(timestamp, now))
 
 
-def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: int) -> pa.Array:
+def _positives(
+    columns: Mapping[str, pa.Array],
+    labels: Mapping[str, pa.Array],
+    config: InteractionsConfig,
+    n_rows: int,
+) -> pa.Array:
     """Returns 1 for rows that satisfy all rules of the config for positives, else 0 `[n]` int64."""
-    is_positive = np.ones(n_rows, bool)
+    are_positive = np.ones(n_rows, bool)
+    if config.positive_label is not None:
+        are_positive &= is_positive(labels[config.positive_label])
     if config.positive_at_least is not None:
         # In the same precision: float32(4.1) is greater than float64(4.1).
         threshold = np.float32(config.positive_at_least)
-        is_positive &= pc.fill_null(columns["rating"], 0.0).to_numpy() >= threshold
+        are_positive &= pc.fill_null(columns["rating"], 0.0).to_numpy() >= threshold
     if config.positive_events:
         kinds = to_ids(pa.array(config.positive_events, pa.string()))
         is_kind = pc.is_in(columns["event"], value_set=kinds, skip_nulls=True)
-        is_positive &= is_kind.to_numpy(zero_copy_only=False)
+        are_positive &= is_kind.to_numpy(zero_copy_only=False)
     if config.columns.weight is not None:
-        is_positive &= pc.fill_null(columns["weight"], 0.0).to_numpy() > 0.0
-    return pa.array(is_positive.astype(np.int64))
+        are_positive &= pc.fill_null(columns["weight"], 0.0).to_numpy() > 0.0
+    return pa.array(are_positive.astype(np.int64))
+
+
+def _shown(
+    batch: RawBatch, columns: Mapping[str, pa.Array], config: InteractionsConfig
+) -> tuple[dict[str, pa.Array], list[_Rule]]:
+    """Returns the columns on what was shown, and the rules that rows break."""
+    raw, names, shown, rules = batch.columns.column, config.columns, {}, list[_Rule]()
+    if config.sampled is not None:
+        shown[RATE.name] = type_rates(raw(config.sampled.column), config.sampled)
+    if names.impression is not None:
+        shown[IMPRESSION.name] = to_ids(raw(names.impression))
+    elif config.has_impressions:
+        user, item = columns["user_id"], columns["item_id"]
+        shown[IMPRESSION.name] = row_impressions(batch, user, item, columns.get(TIME.name))
+    if config.has_positions:
+        column = None if names.position is None else raw(names.position)
+        shown[SHOWN_AT.name], rules = type_positions(batch, column)
+    return shown, rules
 
 
 def remark_on_ratings(config: InteractionsConfig) -> str | None:
     """Returns a sentence if low ratings count as positives, too; else None."""
-    if config.columns.rating is None or config.positive_at_least is not None:
+    is_used = config.positive_at_least is not None or config.positive_label is not None
+    if config.columns.rating is None or is_used:
         return None
     return (
         f"every rating in {config.columns.rating!r} counts as a positive, the lowest ones too, as"
@@ -203,14 +257,15 @@ def remark_on_positives(config: InteractionsConfig, n_positive: int, n_rows: int
         n_positive: Number of positives.
         n_rows: Number of rows that are neither rejected nor duplicates.
     """
-    if config.positive_at_least is None and not config.positive_events:
-        return None
-    if not n_rows or _FEW_ROWS <= n_positive / n_rows <= 1 - _FEW_ROWS:
-        return None
     rules = {
+        "positive": config.positive_label,
         "positive_at_least": config.positive_at_least,
         "positive_events": list(config.positive_events) or None,
     }
+    if not any(rule is not None for rule in rules.values()):
+        return None
+    if not n_rows or _FEW_ROWS <= n_positive / n_rows <= 1 - _FEW_ROWS:
+        return None
     named = " and ".join(f"{key}: {rule}" for key, rule in rules.items() if rule is not None)
     return (
         f"{n_positive:,} of {n_rows:,} good rows ({n_positive / n_rows:.2%}) are positives by"
@@ -312,7 +367,8 @@ def _is_repeated(ranks: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> np
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     """Keeps the first row of each user, item, and time, kind of event and part, if present.
 
-    If the order is that of the files, each row is a separate event, and its position becomes
+    Rows of one impression are merged (`recsys.data.labels`), and no duplicates of other rows. If
+    the order is that of the files, each row is a separate event, and its position becomes
     the one among its user's rows.
 
     Args:
@@ -321,12 +377,13 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     Returns:
         The rows kept, sorted by position, and the number of dropped rows.
     """
-    keys = duplicate_keys(table.column_names)
-    kept, n_dropped = keep_first(table, keys)
-    return (positions_of_users(kept) if PLACE.name in keys else kept), n_dropped
+    merged, n_merged = merge_impressions(table)
+    keys = duplicate_keys(merged.column_names)
+    kept, n_dropped = keep_first(merged, keys)
+    return (positions_of_users(kept) if PLACE.name in keys else kept), n_merged + n_dropped
 
 
 def duplicate_keys(columns: Collection[str]) -> list[str]:
     """Returns the columns of interactions that are equal in duplicates."""
-    more = (TIME.name, PLACE.name, "event", PART.name)
+    more = (TIME.name, PLACE.name, "event", PART.name, IMPRESSION.name)
     return ["user_id", "item_id", *(name for name in more if name in columns)]

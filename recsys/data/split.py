@@ -81,7 +81,10 @@ def positions_of_users(table: pa.Table) -> pa.Table:
 
 def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     """Returns a code `[n]` for each value `[n]`, from 0 on; equal values have equal codes."""
-    return column.combine_chunks().dictionary_encode().indices.to_numpy()
+    values = column.combine_chunks()
+    if not pa.types.is_dictionary(values.type):
+        values = values.dictionary_encode("encode")
+    return values.indices.to_numpy()
 
 
 def event_times(examples: pa.Table) -> pa.Array:
@@ -166,8 +169,8 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
         raise RecsysError(
             "R207",
             "Some good row must be a positive.",
-            "Lower data.interactions.positive_at_least, name other positive_events, or look"
-            " whether all weights are 0.",
+            "Lower data.interactions.positive_at_least, name other positive_events or another"
+            " positive, or look whether all weights are 0.",
             "0 positives",
         )
     if len(days) < MIN_DAYS:

@@ -164,7 +164,7 @@ def test_fields_in_lists_of_different_lengths_are_a_dead_letter(tmp_path):
     columns = {"user": "u", "item": "e.i", "timestamp": "e.t"}
     found = read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "e"}))
     assert pairs(found) == [("2", "3")]
-    assert found.reasons() == [(1, UNEQUAL)]
+    assert found.reasons() == [(1, f"{UNEQUAL} (e.i 2, e.t 1)")]
 
 
 def test_a_list_that_no_column_reads_is_a_mistake_in_the_config():

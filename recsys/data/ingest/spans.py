@@ -30,6 +30,7 @@ from recsys.data.interactions import (
     drop_duplicates,
     interaction_columns,
 )
+from recsys.data.labels import without_working
 from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, Piece, plan_pieces
 from recsys.data.sources.source_files import (
     content_digest,
@@ -403,7 +404,8 @@ def join_parts(
     rows = tables[0] if len(tables) == 1 else drop_duplicates(pa.concat_tables(tables))[0]
     left = np.bincount(rows[_PART].to_numpy(), minlength=len(parts))
     before = [0 if table is None else table.num_rows for table in read]
-    return rows.drop_columns([_PART, POSITION.name]), (np.array(before) - left).tolist()
+    final = without_working(rows.drop_columns([_PART, POSITION.name]))
+    return final, (np.array(before) - left).tolist()
 
 
 @dataclasses.dataclass(eq=False)

@@ -2,23 +2,27 @@
 
 `a.b` is the field `b` of the objects in `a`. If `a` holds lists of objects, `a.b` holds lists of
 their fields.
+
+A list of what was shown has its labels in the elements, such as `N1-1 N2-0`, or in parallel lists.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.config import ListOfEvents
+from recsys.data.config import ElementFields, ListOfEvents
 from recsys.data.sources.source import RawBatch
-from recsys.data.sources.values import is_list, lists_of, split_lists
+from recsys.data.sources.values import is_list, list_lengths, lists_of, split_lists, to_words
 
 NO_LIST = "no list of events"
-UNEQUAL = "fields of events in lists of different lengths"
+UNEQUAL = "lists of different lengths in one row"
+NO_FIELDS = "an event that doesn't have the fields of explode.fields"
 TOO_LONG = "a list of events that is too long, or beside too long a text"
 
 MOST_EVENTS = 1 << 20
@@ -138,9 +142,7 @@ def explode(batch: RawBatch, events: ListOfEvents) -> Iterator[RawBatch]:
     """
     names = batch.columns.schema.names
     lists = {
-        name: _as_lists(batch.columns.column(name), events.separator)
-        for name in names
-        if name == events.column or name.startswith(f"{events.column}.")
+        name: _as_lists(batch.columns.column(name), events) for name in names if events.holds(name)
     }
     if not lists:
         yield batch
@@ -148,39 +150,47 @@ def explode(batch: RawBatch, events: ListOfEvents) -> Iterator[RawBatch]:
     lengths, reason = _judge(batch, lists)
     is_good = reason == ""
     bad = pa.array(~is_good)
-    yield RawBatch(
+    rejected = RawBatch(
         batch.file,
         batch.columns.slice(0, 0),
         batch.position[:0],
         batch.reject(bad, reason[~is_good].tolist()),
         n_empty=int((is_good & (lengths == 0)).sum()),
     )
-    for rows in _portions(np.flatnonzero(is_good & (lengths > 0)), lengths):
-        yield _events(batch, lists, rows, lengths[rows])
+    portions = _portions(np.flatnonzero(is_good & (lengths > 0)), lengths)
+    found = (_events(batch, lists, rows, lengths[rows]) for rows in portions)
+    for part in itertools.chain([rejected], found):
+        yield part if events.fields is None else _divided(part, events.column, events.fields)
 
 
-def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
+def _as_lists(column: pa.Array, events: ListOfEvents) -> pa.Array:
     """Returns a column of lists `[n]`; a single value becomes a list of one, null stays null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _as_lists(column.dictionary_decode(), separator)
+        return _as_lists(column.dictionary_decode(), events)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return column
     if pa.types.is_fixed_size_list(kind):
         return column.cast(pa.list_(kind.value_type))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _split(column.cast(pa.string()), separator)
+        return _split(column.cast(pa.string()), events)
     is_there = column.is_valid().to_numpy(zero_copy_only=False)
     return lists_of(column.drop_null(), is_there, mask=pa.array(~is_there))
 
 
-def _split(text: pa.Array, separator: str | None) -> pa.Array:
-    """Returns the parts of texts `[n]`, or of lists as text, without empty ones."""
-    lists = split_lists(pc.fill_null(text, ""), separator)
+def _split(text: pa.Array, events: ListOfEvents) -> pa.Array:
+    """Returns the parts of texts `[n]`, or of lists as text, without empty ones.
+
+    Parallel lists keep empty parts, unless the separator is a blank: a label may be missing.
+    """
+    lists = split_lists(pc.fill_null(text, ""), events.separator)
     parts = pc.utf8_trim_whitespace(lists.flatten())
     is_part = np.ones(len(parts), bool)
-    if separator is not None:
+    if events.separator is not None:
         is_part = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
+        if events.parallel and events.separator.strip():
+            is_several = pc.greater(pc.list_value_length(lists), 1)
+            is_part |= np.repeat(_flags(is_several), list_lengths(lists))
     parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     counts = np.bincount(parents[is_part], minlength=len(text))
     mask = pc.or_(text.is_null(), lists.is_null())
@@ -188,16 +198,19 @@ def _split(text: pa.Array, separator: str | None) -> pa.Array:
 
 
 def _judge(batch: RawBatch, lists: Mapping[str, pa.Array]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of events of each row `[n]`, and the index of its fault, if any."""
+    """Returns the number of events of each row `[n]`, and the reason of its fault, or ""."""
     lengths_of = [
         pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
         for column in lists.values()
     ]
     lengths = np.maximum(lengths_of[0], 0).astype(np.int64)
+    is_unequal = np.any([other != lengths_of[0] for other in lengths_of], axis=0)
     beside = _bytes_beside(batch.columns, lists)
     reason = np.full(len(lengths), "", object)
     reason[(lengths > MOST_EVENTS) | (lengths * beside > _MOST_BYTES)] = TOO_LONG
-    reason[np.any([other != lengths_of[0] for other in lengths_of], axis=0)] = UNEQUAL
+    for at in np.flatnonzero(is_unequal).tolist():
+        counts = zip(lists, lengths_of, strict=True)
+        reason[at] = f"{UNEQUAL} ({', '.join(f'{name} {of[at]}' for name, of in counts)})"
     reason[np.any([other < 0 for other in lengths_of], axis=0)] = NO_LIST
     return lengths, reason
 
@@ -237,5 +250,28 @@ def _events(
         rejected=batch.rejected.slice(0, 0),
         raw_rows=None,  # The JSON of one event is short, even if its list is long.
         element=element,
+        shares_position=True,
         lines=lambda at: batch.line(parent[at]),
     )
+
+
+def _divided(batch: RawBatch, column: str, fields: ElementFields) -> RawBatch:
+    """Returns events with the fields of a text as columns; others are dead letters."""
+    names = batch.columns.schema.names
+    texts = pc.fill_null(to_words(batch.columns.column(column)), "")
+    parts = pc.split_pattern(texts, fields.separator)
+    is_whole = list_lengths(parts) == len(fields.names)
+    n_bad = int(np.count_nonzero(~is_whole))
+    rejected = batch.reject(pa.array(~is_whole), [NO_FIELDS] * n_bad)
+    good = batch.take(is_whole)
+    values = parts.filter(pa.array(is_whole)).flatten()
+    columns = {name: good.columns.column(name) for name in names if name != column}
+    for at, name in enumerate(fields.names):
+        rows = np.arange(at, len(values), len(fields.names))
+        columns[f"{column}.{name}"] = values.take(pa.array(rows))
+    divided = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return dataclasses.replace(good, columns=divided, rejected=rejected)
+
+
+def _flags(values: pa.Array) -> np.ndarray:
+    return pc.fill_null(values, False).to_numpy(zero_copy_only=False)

@@ -132,7 +132,7 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
         for events in explode(batch, piece.explode):
             if batch.lines is not None:  # An event of a text takes at least one byte.
                 place = piece.start + n_events + np.arange(len(events.position))
-                events = dataclasses.replace(events, position=place, element=None)
+                events = dataclasses.replace(events, position=place, shares_position=False)
                 n_events += len(place)
             yield events
     if piece.ends and ends_digest(piece.file, piece.size) != piece.ends:
@@ -182,6 +182,9 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
     Raises:
         RecsysError: It is empty, is damaged, or has another format.
     """
+    events = config.explode if isinstance(config, EventSource) else None
+    if events is not None:
+        columns = [events.raw_column(name) for name in columns]
     start = open_bytes(file.path, 0, file.size).read(START_BYTES)
     compression = compression_of(file.path, start)
     if compression is not None:
@@ -199,7 +202,7 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
         stop=file.size,
         first=1,
         n_bytes=file.size * (1 if compression is None else _GROWTH),
-        explode=config.explode if isinstance(config, EventSource) else None,
+        explode=events,
         ends=ends_digest(file.path, file.size),
     )
 

@@ -53,6 +53,18 @@ def to_text(column: pa.Array) -> pa.Array:
     return _by_value(column, lambda values: _composed(_written(values)))
 
 
+def to_words(column: pa.Array) -> pa.Array:
+    """Returns text `[n]` in Unicode's NFC, trimmed; null if empty."""
+    return _by_value(column, lambda values: _trimmed(_written(values)))
+
+
+def has_value(column: pa.Array) -> pa.Array:
+    """Returns which values `[n]` bool are neither null, nor NaN, nor an empty text."""
+    if pa.types.is_floating(column.type):
+        return pc.fill_null(pc.invert(pc.is_nan(column)), False)
+    return to_words(column).is_valid()
+
+
 def to_numbers(column: pa.Array, decimal: str = ".") -> pa.Array:
     """Returns float32 numbers `[n]`; null if there is no finite number.
 
@@ -109,7 +121,7 @@ def to_lists(column: pa.Array, separator: str) -> pa.Array:
     if not is_list(column.type):
         column = split_lists(pc.fill_null(to_text(column), ""), separator)
         is_none = column.is_null() if column.null_count else None
-    parts = _by_value(column.flatten(), lambda values: _trimmed(_written(values)))
+    parts = to_words(column.flatten())
     parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
     is_part = parts.is_valid()
     counts = np.bincount(parents[is_part.to_numpy(zero_copy_only=False)], minlength=len(column))
