@@ -346,7 +346,10 @@ class _Ingestion:
             RecsysError: The positives are on fewer than two days, or on one side of the split.
         """
         rows = [span.span_rows for span in spans]
-        planned = plan_segments(rows) if self._is_window else [whole_segment(rows[0])]
+        shares_events = self._config.columns.impression is not None
+        planned = [whole_segment(rows[0])]
+        if self._is_window:
+            planned = plan_segments(rows, shares_events)
         if self._source.split != "time":
             split = functools.partial(
                 split_rows, split=self._source.split, eval_share=self._source.eval_share

@@ -4,7 +4,8 @@ Duplicate rows have the same time, so they are on the same UTC day, and the cut 
 days can be read, deduplicated and written independently. The rows of a span are divided into
 blocks of days, of one day each if it has few days. Blocks of different spans that share a day
 form one segment. So if another span holds a few late rows of a day, that day is made again, but
-its neighbours aren't. Files without spans are one segment. `segment_parts` writes their files.
+its neighbours aren't. Files without spans are one segment, and so is a window whose rows have
+ids of impressions: rows of one event may have different days. `segment_parts` writes their files.
 """
 
 from __future__ import annotations
@@ -60,8 +61,17 @@ class Segment:
         return self.first < cut // DAY_S <= self.last
 
 
-def plan_segments(spans: Sequence[SpanRows]) -> list[Segment]:
-    """Returns the segments of a window, the oldest first; no two share a day."""
+def plan_segments(spans: Sequence[SpanRows], has_impressions: bool = False) -> list[Segment]:
+    """Returns the segments of a window, the oldest first; no two share a day.
+
+    Args:
+        spans: The spans of the window.
+        has_impressions: Whether rows of different days may be one event: then the window is one
+            segment.
+    """
+    if has_impressions:
+        days = sorted({day for span in spans for day in span.days()})
+        return [_segment(spans, days[0], days[-1])]
     joined: list[list[int]] = []
     for first, last in sorted(block for span in spans for block in _blocks(span.days())):
         if joined and first <= joined[-1][1]:

@@ -164,9 +164,9 @@ class RawBatch:
             as JSON replace it.
         element: Index of each event in the list of its row `[n]`, from 0 on; `None` if a row
             is an event.
-        shares_position: Whether the events of a list have the position of their row.
         n_empty: Number of rows with an empty list of events, which aren't counted as read.
         lines: Returns the lines of rows, if they aren't their positions.
+        shares_position: Whether the events of a list have the position of their row.
     """
 
     file: str
@@ -175,9 +175,9 @@ class RawBatch:
     rejected: pa.RecordBatch
     raw_rows: RawRows | None = None
     element: np.ndarray | None = None
-    shares_position: bool = False
     n_empty: int = 0
     lines: Lines | None = None
+    shares_position: bool = False
 
     @classmethod
     def of(cls, piece: Piece, columns: Sequence[pa.Array], first: int) -> RawBatch:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from places import ROOT
+from plain_beam import run_plainly
 
 from benchmarks.stores import write_store as write_plain_store
 from recsys.config import (
@@ -26,7 +27,7 @@ from recsys.config import (
     VocabularyConfig,
 )
 from recsys.data.example_files import read_split
-from recsys.data.ingest import ingestion, read_rows, segments
+from recsys.data.ingest import ingestion, read_rows, segment_parts, segments
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.read_rows import LOCAL_RUNNER
@@ -95,20 +96,6 @@ def rows_of(day, n, seed=0, spill=0):
         f"u{chance.integers(0, 12)},i{chance.integers(0, 9)},{time},{chance.integers(1, 6)}"
         for time in times
     ]
-
-
-# --- Beam, without Beam: a pipeline takes half a second to start
-
-
-def run_plainly(_pipeline, tasks, each, _work, group=None):
-    """Does what Beam does with tasks, with the JSON between its workers."""
-    results = [result for task in tasks for result in each(task)]
-    if group is not None:
-        groups = {}
-        for key, value in results:
-            groups.setdefault(key, []).append(value)
-        results = [result for key, values in groups.items() for result in group(key, values)]
-    return json.loads(json.dumps(results))
 
 
 @pytest.fixture
@@ -567,7 +554,7 @@ def test_a_full_disk_leaves_nothing_half(world, monkeypatch):
 
     for name in ("write_events", "write_examples"):
         with monkeypatch.context() as patched:
-            patched.setattr(segments, name, full)
+            patched.setattr(segment_parts, name, full)
             with pytest.raises(OSError, match="No space"):
                 world.night()
         assert not list((world.root / "segments").glob(".segment-*"))
