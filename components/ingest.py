@@ -21,9 +21,17 @@ from components.artifacts import (
     existing,
     set_parquet_splits,
 )
-from recsys.config import ItemsConfig, Strict, UsersConfig, VocabulariesConfig
+from recsys.config import (
+    InteractionsConfig,
+    ItemsConfig,
+    Strict,
+    UsersConfig,
+    VocabulariesConfig,
+)
+from recsys.data import event_features
 from recsys.data.dataset import seal_inputs
 from recsys.data.ingest.entity_rows import SPLIT, Transformed, ingest_entities, write_entities
+from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import BY_TIME, SplitRule
@@ -81,6 +89,17 @@ class EntitySource(Strict):
     """Users' features."""
     forget: str | None = None
     """File of the users to leave out, see `recsys.data.forgotten`."""
+    label_after_s: int = 0
+    """Age from which labels of events are known [s]."""
+
+
+class VocabularySource(Strict):
+    """Part of the config on the rows of ids and of the tokens of events' features."""
+
+    vocabulary: VocabulariesConfig
+    """Vocabularies of users and items."""
+    interactions: InteractionsConfig
+    """The features of events, and the column of times."""
 
 
 @component(use_beam=True)
@@ -128,15 +147,17 @@ def VocabularyGen(
     Args:
         interactions: Examples; rows come only from the split `train`.
         verdict: The DataGate's verdict, required for a training.
-        vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` if events have kinds, and
-            `diff.json` with the changes.
-        config: `VocabulariesConfig` as canonical JSON.
+        vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` if events have kinds,
+            `diff.json` with the changes, and `event_features/` if events have features.
+        config: `VocabularySource` as canonical JSON.
         code: Fingerprint of the code.
         items: Examples of the catalogue; all its items get a row.
         users: Examples of the users' data; all users get a row.
         previous: The vocabularies to extend.
     """
     del verdict, code
+    source = VocabularySource.model_validate_json(config)
+    before, out = None if previous is None else Path(previous.uri), Path(vocabularies.uri)
     make_vocabularies(
         interactions=Path(interactions.uri),
         cut=interactions.get_int_custom_property(CUT_PROPERTY),
@@ -144,11 +165,14 @@ def VocabularyGen(
             name: Path(examples.uri) / f"Split-{SPLIT}"
             for name, examples in existing(users=users, items=items).items()
         },
-        previous=None if previous is None else Path(previous.uri),
-        out=Path(vocabularies.uri),
-        config=VocabulariesConfig.model_validate_json(config),
+        previous=before,
+        out=out,
+        config=source.vocabulary,
         split=split_of(interactions),
     )
+    earlier = before and before / event_features.FOLDER
+    learned = out / event_features.FOLDER
+    learn_event_features(Path(interactions.uri), source.interactions, earlier, learned)
 
 
 @component
@@ -168,7 +192,7 @@ def InteractionEncoder(
 
     Args:
         interactions: Examples, the splits `train` and `eval`.
-        vocabularies: Rows of users and items.
+        vocabularies: Rows of users and items, and what features of events learned.
         data: The data folder, see docs/folders.md.
         config: `EntitySource` as canonical JSON.
         code: Fingerprint of the code.
@@ -179,16 +203,21 @@ def InteractionEncoder(
         user_graph: The Transform graph that made them.
     """
     del code
-    folder = Path(data.uri)
-    shutil.copytree(vocabularies.uri, folder / "vocabulary", dirs_exist_ok=True)
+    folder, learned = Path(data.uri), Path(vocabularies.uri) / event_features.FOLDER
+    of_ids = shutil.ignore_patterns(event_features.FOLDER)
+    shutil.copytree(vocabularies.uri, folder / "vocabulary", ignore=of_ids, dirs_exist_ok=True)
+    if learned.exists():
+        shutil.copytree(learned, folder / event_features.FOLDER, dirs_exist_ok=True)
+    sources = EntitySource.model_validate_json(config)
     build_store(
         examples=Path(interactions.uri),
         vocabularies=Path(vocabularies.uri),
         cut=interactions.get_int_custom_property(CUT_PROPERTY),
         store=folder / "store",
         split=split_of(interactions),
+        features=event_features.load_event_features(learned),
+        label_after_s=sources.label_after_s,
     )
-    sources = EntitySource.model_validate_json(config)
     made = {"items": (item_tokens, item_graph), "users": (user_tokens, user_graph)}
     tokens = {
         what: Transformed(Path(rows.uri), Path(graph.uri))

@@ -29,6 +29,7 @@ from components.ingest import (
     InteractionEncoder,
     InteractionGen,
     VocabularyGen,
+    VocabularySource,
 )
 from components.model import Exporter, Pusher, PushTarget, Reporter, RetrievalEvaluator, Trainer
 from components.resolvers import EarlierStatistics, LatestBlessed, Previous, WarmBase
@@ -324,7 +325,8 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     for transform in transforms.values():
         transform.add_upstream_node(gate)
 
-    parameters = {"config": canonical_json(data.vocabulary), "code": step_code()}
+    of_ids = VocabularySource(vocabulary=data.vocabulary, interactions=data.interactions)
+    parameters = {"config": canonical_json(of_ids), "code": step_code(data)}
     inputs = {**examples, "verdict": verdict}
     previous = None
     if platform.has_history:
@@ -336,7 +338,13 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **tokens,
         **graphs,
         vocabularies=vocabularies,
-        config=canonical_json(EntitySource(items=data.items, users=data.users)),
+        config=canonical_json(
+            EntitySource(
+                items=data.items,
+                users=data.users,
+                label_after_s=data.interactions.label_after_s,
+            )
+        ),
         code=step_code(data),
     )
     data_folder = encoder.outputs["data"]

@@ -4,6 +4,7 @@
     store/           events to train on and held out  `recsys.data.store`
     catalogue/       titles and features of items     `recsys.data.catalogue`
     user_features/   features of users, if there are any
+    event_features/  what features of events learned, if there are any
     graphs/          transform graphs of the features, for export
     inputs.json      size and CRC-32 of each file, except for store and graphs
     ingest.json      statistics of the ingest
@@ -25,6 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
+from recsys.data.event_features import FOLDER as EVENT_FEATURES
+from recsys.data.event_features import LearnedFeature, load_event_features
 from recsys.data.event_log import EventLog
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore, verify_store
@@ -34,8 +37,8 @@ from recsys.formats import counted, html_facts, moment
 from recsys.system import manifest
 from recsys.system.files import DAMAGE, read_json
 
-PARTS = ("vocabulary", "catalogue", "user_features")
-"""Folders of the vocabularies and features of users and items."""
+PARTS = ("vocabulary", "catalogue", "user_features", EVENT_FEATURES)
+"""Folders of the vocabularies and features of users, items and events."""
 
 CANDIDATES = "candidates.npy"
 """Item embeddings of a model folder `[item rows, dim]` float32."""
@@ -139,15 +142,30 @@ class FeatureTable:
 
 
 def feature_tables(
-    items: Iterable[FeatureBags], users: Iterable[FeatureBags]
+    items: Iterable[FeatureBags],
+    users: Iterable[FeatureBags],
+    events: Iterable[LearnedFeature] = (),
 ) -> tuple[FeatureTable, ...]:
-    """Returns the tables of the items' features, then of the users'."""
+    """Returns the tables of the items' features, then of the users', then of the events'."""
     sides: dict[Literal["item", "user"], Iterable[FeatureBags]] = {"item": items, "user": users}
-    return tuple(
+    of_entities = (
         FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))
         for side, features in sides.items()
         for feature in features
     )
+    of_events = (
+        FeatureTable(
+            name=one.name,
+            side="event",
+            rows=one.rows,
+            width=one.feature.width,
+            floats=one.feature.floats,
+            is_context=one.feature.is_context,
+            is_attribute=one.feature.is_attribute,
+        )
+        for one in events
+    )
+    return (*of_entities, *of_events)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +175,7 @@ class DataSpec:
     Attributes:
         user_rows: Rows of the users' table, shared and free rows included.
         item_rows: Rows of the items' table.
-        features: Features of the items, then of the users.
+        features: Features of the items, then of the users, then of the events.
         has_weight: Whether events have weights.
         split: How the held-out events were chosen, and the order of events.
     """
@@ -238,6 +256,11 @@ class Data:
         """Features of the users, by row."""
         return open_user_features(self.folder / "user_features", self.users.n_rows)
 
+    @functools.cached_property
+    def event_features(self) -> tuple[LearnedFeature, ...]:
+        """Features of the events, with what they learned."""
+        return load_event_features(self.folder / EVENT_FEATURES)
+
     @property
     def titles(self) -> Sequence[str]:
         """Title of each item row; the id if it has no title, empty if it is no item."""
@@ -249,7 +272,9 @@ class Data:
         return DataSpec(
             user_rows=self.users.n_rows,
             item_rows=self.items.n_rows,
-            features=feature_tables(self.catalogue.features, self.user_features),
+            features=feature_tables(
+                self.catalogue.features, self.user_features, self.event_features
+            ),
             has_weight=self.train.weight is not None,
             split=self.store.split,
         )
@@ -293,8 +318,9 @@ class Data:
         Returns:
             Columns `user_id`, `item_id` (null for items without their own row),
             `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC; for events
-            without times, the number that orders them], and `weight` and
-            `kind` (null if unknown) if the data have them.
+            without times, the number that orders them], and, if the data have them, `weight`,
+            `kind` (null if unknown) and the features: names of tokens (null if unknown) if they
+            have some, else token rows or numbers.
         """
         log = getattr(self.store, split)
         users = getattr(self.store, f"{split}_users")
@@ -312,6 +338,8 @@ class Data:
         if log.kind is not None:
             kinds = pa.array([None, *self.kinds], pa.string())
             columns["kind"] = kinds.take(pa.array(np.asarray(log.kind)))
+        for one in self.event_features:
+            columns[one.name] = _shown(one, np.asarray(log.features[one.name]))
         return pa.table(columns)
 
     def frame(self, split: Split) -> Any:
@@ -351,6 +379,14 @@ class Data:
     def _repr_html_(self) -> str:
         """Returns an HTML table, for notebooks."""
         return html_facts(self._lines())
+
+
+def _shown(feature: LearnedFeature, encoded: np.ndarray) -> pa.Array:
+    """Returns a feature as it is shown in a table: `[n]`, or lists if it is wider."""
+    names = feature.feature.token_names(feature.learned)
+    if names is not None and encoded.shape[1] == 1:
+        return pa.array([None, *names[1:]], pa.string()).take(pa.array(encoded[:, 0]))
+    return pa.array(encoded[:, 0] if encoded.shape[1] == 1 else list(encoded))
 
 
 def open_data(folder: str | Path, verify: bool = False) -> Data:

@@ -8,8 +8,10 @@ before it. Layout of a store (docs/store.md):
         user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value per event
         valid.npy kind.npy    whether an event is marked for validation, and the row of its
                               kind, if the data have them
+        feature.<name>.npy    features of each event
         offsets.npy           index of each user's first event, and the end
         users.parquet         id and user_row of each user, in order
+        rows/                 all good rows of these users with their labels, if there are labels
     eval/00000/ …
 
 A shard is written under a hidden name, synced to disk and then renamed.
@@ -33,6 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.event_log import AGES, COLUMNS, KINDS, WEIGHTS, EventLog, EventShard
+from recsys.data.row_log import OPTIONAL_ROW_COLUMNS, ROW_COLUMNS, RowLog, RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
@@ -47,7 +50,7 @@ EVENTS_OF_A_SHARD = 4_000_000
 """Approximate number of events per shard; more if a single user has more."""
 USERS_SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
 
-_FORMAT = 3
+_FORMAT = 4
 _USERS = "users.parquet"
 _ONE_HEADER = threading.Lock()
 """NumPy parses a header with `ast`, which in Python 3.11 sometimes fails in two threads at once:
@@ -95,6 +98,13 @@ class InteractionStore:
             for part in PARTS
         )
         """Training events and held-out events; in a split by time, before and after the cut."""
+        self.train_rows, self.eval_rows = (
+            RowLog(tuple(_open_rows(folder, part, s, facts["files"]) for s in self._shards[part]))
+            if any("rows" in shard for shards in self._shards.values() for shard in shards)
+            else None
+            for part in PARTS
+        )
+        """All good rows of both parts with their labels; None: the data have no labels."""
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> InteractionStore:
@@ -168,9 +178,17 @@ def verify_store(folder: Path, share: int = 0, shares: int = 1) -> None:
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     facts = manifest.read_manifest(folder / MANIFEST)
-    if facts["format"] != _FORMAT:
-        raise ValueError(f"format {facts['format']} where {_FORMAT} is read")
-    return facts
+    if facts["format"] == _FORMAT:
+        return facts
+    if facts["format"] < _FORMAT:
+        raise RecsysError(
+            "R220",
+            f"{str(folder)!r} holds a store of an earlier version, format {facts['format']}.",
+            "Ingest again: recsys run or recsys ingest. With these data as the previous ones, users"
+            " and items keep their rows.",
+            f"format {facts['format']} where {_FORMAT} is read",
+        )
+    raise ValueError(f"format {facts['format']} where {_FORMAT} is read")
 
 
 @contextmanager
@@ -198,21 +216,53 @@ def _open_shard(
         for name, dtype in COLUMNS.items()
         if f"{part}/{path.name}/{name}.npy" in files
     }
-    offsets = _map_column(path / "offsets.npy", np.int64, shard["users"] + 1)
-    if offsets[0] != 0 or offsets[-1] != shard["events"]:
-        raise _damaged(path / "offsets.npy", f"an end of {offsets[-1]}, not {shard['events']}")
-    return EventShard(**columns, offsets=offsets)
+    features = _named_columns(folder, f"{part}/{path.name}/feature.", files, shard["events"])
+    offsets = _map_offsets(path / "offsets.npy", shard["users"], shard["events"])
+    return EventShard(**columns, offsets=offsets, features=features)
+
+
+def _open_rows(
+    folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
+) -> RowShard:
+    at, n = f"{part}/{shard['name']}/rows", shard["rows"]
+    columns: dict[str, Any] = {
+        name: _map_column(folder / at / f"{name}.npy", dtype, n)
+        for name, dtype in (ROW_COLUMNS | OPTIONAL_ROW_COLUMNS).items()
+        if f"{at}/{name}.npy" in files
+    }
+    return RowShard(
+        **columns,
+        offsets=_map_offsets(folder / at / "offsets.npy", shard["users"], n),
+        labels=_named_columns(folder, f"{at}/label.", files, n),
+        features=_named_columns(folder, f"{at}/feature.", files, n),
+    )
+
+
+def _named_columns(
+    folder: Path, prefix: str, files: manifest.Files, length: int
+) -> dict[str, np.ndarray]:
+    """Maps the columns `<prefix><name>.npy`, by name."""
+    names = [name[len(prefix) : -len(".npy")] for name in files if name.startswith(prefix)]
+    return {name: _map_column(folder / f"{prefix}{name}.npy", None, length) for name in names}
+
+
+def _map_offsets(path: Path, n_users: int, n_events: int) -> np.ndarray:
+    offsets = _map_column(path, np.int64, n_users + 1)
+    if offsets[0] != 0 or offsets[-1] != n_events:
+        raise _damaged(path, f"an end of {offsets[-1]}, not {n_events}")
+    return offsets
 
 
 def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
-    """Maps a column of `length` values into memory, read-only."""
+    """Maps a column of `length` values into memory, read-only; None: of any type and width."""
     try:
         with _ONE_HEADER:
             column = np.load(path, mmap_mode=None if length == 0 else "r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, str(error)) from None
-    if column.dtype != dtype or column.shape != (length,):
-        wanted = f"{np.dtype(dtype)} ({length},)"
+    is_alike = len(column) == length if dtype is None else column.shape == (length,)
+    if not is_alike or (dtype is not None and column.dtype != dtype):
+        wanted = f"{'' if dtype is None else np.dtype(dtype)} ({length},)".strip()
         raise _damaged(path, f"{column.dtype} {column.shape}, not {wanted}")
     # A plain view, since indexing a `np.memmap` is slower. It keeps the map alive.
     return np.asarray(column)
@@ -239,12 +289,20 @@ class ShardInfo:
         events: Number of events.
         users: Number of users.
         files: `size` and `sha256` of each file, by name.
+        rows: Number of rows with labels; None: the data have no labels.
     """
 
     name: str
     events: int
     users: int
     files: manifest.Files
+    rows: int | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers of events, users, and rows if there are any."""
+        sizes = {"events": self.events, "users": self.users}
+        return sizes if self.rows is None else {**sizes, "rows": self.rows}
 
 
 def write_manifest(
@@ -269,17 +327,22 @@ def write_manifest(
     }
     fields: dict[str, Any] = {"format": _FORMAT, "cut": cut, **split.to_json(), "parts": {}}
     for part, shards in parts.items():
-        fields[f"{part}_events"] = sum(shard.events for shard in shards)
-        fields[f"{part}_users"] = sum(shard.users for shard in shards)
-        fields["parts"][part] = [
-            {"name": shard.name, "events": shard.events, "users": shard.users} for shard in shards
-        ]
+        sizes = [shard.sizes for shard in shards]
+        for what in dict.fromkeys(["events", "users", *(name for one in sizes for name in one)]):
+            fields[f"{part}_{what}"] = sum(one[what] for one in sizes)
+        named = zip(shards, sizes, strict=True)
+        fields["parts"][part] = [{"name": shard.name, **one} for shard, one in named]
     folder.mkdir(parents=True, exist_ok=True)
     manifest.write_manifest(folder / MANIFEST, fields, files)
 
 
 def commit_shard(
-    folder: Path, part: str, index: int, shard: EventShard, users: pa.Table
+    folder: Path,
+    part: str,
+    index: int,
+    shard: EventShard,
+    users: pa.Table,
+    rows: RowShard | None = None,
 ) -> ShardInfo:
     """Writes a shard atomically; replaces one that an earlier attempt wrote.
 
@@ -289,15 +352,16 @@ def commit_shard(
         index: Index of the shard in its part.
         shard: The events, sorted.
         users: `id` and `user_row` of each of its users, in order.
+        rows: All rows of these users; None: the data have no labels.
     """
     final = folder / part / f"{index:05d}"
     temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
     temporary.mkdir(parents=True)
     try:
-        for name in (*COLUMNS, "offsets"):
-            column = getattr(shard, name)
-            if column is not None:
-                np.save(temporary / f"{name}.npy", column)
+        _save_columns(temporary, shard)
+        if rows is not None:
+            (temporary / "rows").mkdir()
+            _save_columns(temporary / "rows", rows)
         pq.write_table(users, temporary / _USERS)
         files = manifest.checksums(temporary, manifest.file_names(temporary))
         shutil.rmtree(final, ignore_errors=True)
@@ -305,7 +369,18 @@ def commit_shard(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return ShardInfo(final.name, len(shard), users.num_rows, files)
+    n_rows = None if rows is None else len(rows)
+    return ShardInfo(final.name, len(shard), users.num_rows, files, n_rows)
+
+
+def _save_columns(folder: Path, shard: EventShard | RowShard) -> None:
+    """Writes the fields of a shard; fields of several columns have a file each."""
+    for name, column in vars(shard).items():
+        several = column if isinstance(column, Mapping) else {}
+        for key, one in several.items():
+            np.save(folder / f"{name.removesuffix('s')}.{key}.npy", one)
+        if column is not None and column is not several:
+            np.save(folder / f"{name}.npy", column)
 
 
 def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarray, pa.Table]:

@@ -288,29 +288,38 @@ COUNTS_SCHEMA = pa.schema({"id": pa.large_string(), "count": pa.int64(), "last_s
 """Columns of a table of counted ids, which are unique."""
 
 
-def count_codes(ids: pa.Array, codes: np.ndarray, time: np.ndarray) -> pa.Table:
+def count_codes(
+    ids: pa.Array, codes: np.ndarray, time: np.ndarray, is_positive: np.ndarray | None = None
+) -> pa.Table:
     """Counts the ids of events.
 
     Args:
         ids: Unique ids `[ids]`, large_string.
         codes: Index of each event's id `[n]`.
         time: Time of each event `[n]` int64 [seconds since 1970, UTC].
+        is_positive: Which events are positives `[n]` bool; None: all.
 
     Returns:
-        The ids with their `count` and `last_seen`.
+        The ids with events, with their `count` and `last_seen`; and `events` if not all events are
+        positives.
     """
     last_seen = np.full(len(ids), np.iinfo(np.int64).min)
     np.maximum.at(last_seen, codes, time)
-    count = pa.array(np.bincount(codes, minlength=len(ids)), pa.int64())
-    return pa.Table.from_arrays([ids, count, pa.array(last_seen)], schema=COUNTS_SCHEMA)
+    n_events = np.bincount(codes, minlength=len(ids))
+    columns = {"id": ids, "count": n_events, "last_seen": last_seen}
+    if is_positive is not None:
+        n_positives = np.bincount(codes[is_positive], minlength=len(ids))
+        columns |= {"count": n_positives, "events": n_events}
+    return pa.table(columns).filter(pa.array(n_events > 0))
 
 
 def merge_counts(tables: Sequence[pa.Table]) -> pa.Table:
     """Returns the sum of tables of counted ids."""
-    table = pa.concat_tables([COUNTS_SCHEMA.empty_table(), *tables])
-    merged = table.group_by("id").aggregate([("count", "sum"), ("last_seen", "max")])
-    columns = [merged["id"], merged["count_sum"], merged["last_seen_max"]]
-    return pa.Table.from_arrays(columns, schema=COUNTS_SCHEMA)
+    table = pa.concat_tables([*tables, COUNTS_SCHEMA.empty_table()], promote_options="default")
+    how = {"count": "sum", "last_seen": "max", "events": "sum"}
+    sums = [(name, way) for name, way in how.items() if name in table.column_names]
+    merged = table.group_by("id").aggregate(sums)
+    return pa.table({"id": merged["id"], **{n: merged[f"{n}_{way}"] for n, way in sums}})
 
 
 def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
@@ -352,13 +361,13 @@ def grow(
 ) -> tuple[Vocabulary, dict[str, Any]]:
     """Returns the vocabulary of new training data, and the changes.
 
-    An id keeps its row until it is evicted. Ids with at least `min_count` positives, and the
+    An id keeps its row until it is evicted. Ids with at least `min_count` events, and the
     ids in `keep`, get a row: first free rows in ascending order, then new ones at the end. The
     most frequent id is first; ties are in the order of ids.
 
     Args:
         previous: The previous vocabulary; None for the first one.
-        counted: Unique ids of the training positives, as `merge_counts` returns them.
+        counted: Unique ids of the training events, as `merge_counts` returns them.
         config: Rules for getting and losing a row.
         cut: End of the training data [seconds since 1970, UTC].
         keep: Ids of the catalogue, which always have a row.
@@ -379,7 +388,7 @@ def grow(
             f"Set hash_buckets to {before.config.hash_buckets} again, or start in another root.",
             {"hash_buckets": config.hash_buckets},
         )
-    ids, counts, seen, is_kept = _counted(counted, keep, cut)
+    ids, counts, n_events, seen, is_kept = _counted(counted, keep, cut)
     days = config.evict_after_days
     oldest = _NEVER if days is None else cut - days * DAY_S
 
@@ -399,9 +408,9 @@ def grow(
     lives[known] = ~is_evicted[place[known]]
 
     # Ids without a row: which ones get one, and which row?
-    is_often = counts >= config.min_count
+    is_often = n_events >= config.min_count
     admitted = ~lives & (is_kept | (is_often & (seen >= oldest)))
-    new = _most_frequent(ids, counts, np.flatnonzero(admitted))
+    new = _most_frequent(ids, n_events, np.flatnonzero(admitted))
     recycled = np.flatnonzero(is_free)[: len(new)]
     n_before = len(is_free)
     n_own = n_before + len(new) - len(recycled)
@@ -428,14 +437,14 @@ def grow(
     shared = np.bincount(rows, counts[~has_row], minlength=grown.first_own_row)
     grown.row_counts[: grown.first_own_row] = shared.astype(np.int64)
 
-    is_seldom = ~has_row & ~is_often & (counts > 0)
-    is_out_of_date = ~has_row & is_often & (counts > 0)
+    is_seldom = ~has_row & ~is_often & (n_events > 0)
+    is_out_of_date = ~has_row & is_often & (n_events > 0)
     n_kept, n_evicted = int((had_id & ~is_evicted).sum()), int(is_evicted.sum())
     evicted_ids = before.own_ids.take(pa.array(np.flatnonzero(is_evicted)[:_EXAMPLES]))
     examples = {
         "new": new,
-        "below_min_count": _most_frequent(ids, counts, np.flatnonzero(is_seldom), _EXAMPLES),
-        "out_of_date": _most_frequent(ids, counts, np.flatnonzero(is_out_of_date), _EXAMPLES),
+        "below_min_count": _most_frequent(ids, n_events, np.flatnonzero(is_seldom), _EXAMPLES),
+        "out_of_date": _most_frequent(ids, n_events, np.flatnonzero(is_out_of_date), _EXAMPLES),
     }
     return grown, {
         "new": len(new),
@@ -443,7 +452,7 @@ def grow(
         "evicted": n_evicted,
         "recycled": len(recycled),
         "below_min_count": int(is_seldom.sum()),
-        "below_min_count_events": int(counts[is_seldom].sum()),
+        "below_min_count_events": int(n_events[is_seldom].sum()),
         "out_of_date": int(is_out_of_date.sum()),
         "rows_before": before.n_rows if n_kept + n_evicted else 0,
         "rows_after": grown.n_rows,
@@ -461,8 +470,8 @@ def grow(
 
 def _counted(
     counted: pa.Table, keep: pa.Array | pa.ChunkedArray | None, cut: int
-) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns all counted or kept ids: id, count, time last seen, and whether it is kept."""
+) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns all counted or kept ids: id, positives, events, time last seen, and if it is kept."""
     ids = as_texts(counted["id"])
     kept = pc.unique(as_texts([] if keep is None else keep)).drop_null()
     place = IdIndex(ids).find(kept)
@@ -472,9 +481,12 @@ def _counted(
     is_kept[place[place >= 0]] = True
     none = np.zeros(len(unseen), np.int64)
     counts = np.concatenate([counted["count"].to_numpy(), none])
+    n_events = counts
+    if "events" in counted.column_names:
+        n_events = np.concatenate([counted["events"].to_numpy(), none])
     seen = np.concatenate([counted["last_seen"].to_numpy(), none])
     seen[is_kept] = np.maximum(seen[is_kept], cut)
-    return pa.concat_arrays([ids, unseen]), counts, seen, is_kept
+    return pa.concat_arrays([ids, unseen]), counts, n_events, seen, is_kept
 
 
 def _most_frequent(

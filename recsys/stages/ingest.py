@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recsys.config import Config, DataConfig
 from recsys.config.load import load_config
+from recsys.data import event_features
 from recsys.data.dataset import FACTS, GRAPHS, Data, seal_inputs, verify_inputs
 from recsys.data.dead_letters import Tally, check_rejected
 from recsys.data.entities import EntityConfig
@@ -30,6 +31,7 @@ from recsys.data.ingest.entity_rows import (
     ingest_entities,
     write_entities,
 )
+from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.read_rows import with_local_runner
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
@@ -144,8 +146,18 @@ class _FolderIngestion:
                 self._data.vocabulary,
                 source.rule,
             )
-        build_store(interactions, vocabularies, cut, self._folder / "store", source.rule)
-        data = self._data
+        data, learned = self._data, self._folder / event_features.FOLDER
+        earlier = previous and previous / event_features.FOLDER
+        learn_event_features(interactions, data.interactions, earlier, learned)
+        build_store(
+            interactions,
+            vocabularies,
+            cut,
+            self._folder / "store",
+            source.rule,
+            event_features.load_event_features(learned),
+            data.interactions.label_after_s,
+        )
         write_entities(self._folder, data.items, data.users, entities.get("items"), tokens)
         seal_inputs(self._folder)
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")

@@ -32,7 +32,7 @@ from recsys.tasks.config import TrainStage
 _KEPT_OTHERS = 2
 _TAKE_OVER_S = 10.0
 _IDENTITY = "identity.json"
-_DATA_PARTS = ("vocabulary", "catalogue", "user_features")
+_DATA_PARTS = ("vocabulary", "catalogue", "user_features", "event_features")
 # The result doesn't depend on the arrangement of the devices.
 _CHANGES_NOTHING = ("mesh", "layout")
 

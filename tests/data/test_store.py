@@ -214,6 +214,13 @@ def test_a_folder_without_a_whole_manifest_is_no_store(folder, content):
         InteractionStore.open(folder)
 
 
+def test_a_store_of_an_earlier_version_says_to_ingest_again(folder):
+    manifest = json.loads((folder / "store.json").read_text())
+    (folder / "store.json").write_text(json.dumps({**manifest, "format": 3}))
+    with pytest.raises(RecsysError, match=r"R220.*format 3.*Ingest again"):
+        InteractionStore.open(folder)
+
+
 def test_a_column_of_another_type_is_refused(folder):
     path = folder / "train" / "00000" / "item_row.npy"
     np.save(path, np.load(path).astype(np.int64))

@@ -1,18 +1,29 @@
 """The files of a segment's bucket, and their index.
 
     segments.json                    the segments, the oldest first
-    segments/00007-00000/            positives of a bucket of the eighth segment
-        users.parquet items.parquet  id, count and last_seen of each id, in order of the id
+    segments/00007-00000/            events of a bucket of the eighth segment, sorted by user
+        users.parquet items.parquet  the unique ids, in ascending order
         offsets.npy                  index of each user's first event, and the end
         item.npy                     index of each event's item
-        timestamp.npy weight.npy     one value per event
-        valid.npy                    whether validation holds an event back, if any is marked
+        timestamp.npy                one value per event; so are the others, if the data have them:
+        weight.npy                   weight in the loss
+        valid.npy                    whether validation holds the event back
         kinds.parquet kind.npy       kinds of event, as for items, and index of each event's kind
+        feature.<name>.npy           value of a feature, or index of a text; see `_values`
+        feature.<name>.parquet       the unique texts, in ascending order
     Split-train/data-….parquet       its rows as examples, in the place that TFX expects
 
+Without `data.interactions.labels` the events are the positives. With it they are all good rows:
+
+        positive.npy                 whether the event is a positive
+        label.<name>.npy             int8, 1, 0 or -1 (unknown); amounts: float32, NaN if unknown
+        rate.npy                     share of such rows that the source kept
+        impression.npy               hash of the impression's id, 0: none
+        position.npy                 position in the impression, -1 if unknown
+
 Users and items are numbered within the bucket: the files contain neither vocabulary rows nor the
-cut, so they stay valid. The positives of a folder are in one split, or are split at the cut when
-they are read.
+cut, so they stay valid. The events of a folder are in one split, or are split at the cut when they
+are read.
 """
 
 from __future__ import annotations
@@ -22,7 +33,7 @@ import functools
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +43,24 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.example_files import write_examples
+from recsys.data.hashes import fingerprints
 from recsys.data.split import PART, TIME, count_positive_days, event_times
 from recsys.data.store import event_order
 from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
 
 USERS, ITEMS, KINDS = "users.parquet", "items.parquet", KINDS_FILE
 EXAMPLES = "examples.parquet"
-COLUMNS = {
-    "offsets": np.int64,
-    "item": np.int32,
-    "timestamp": np.int64,
-    "weight": np.float32,
-    "valid": np.bool_,
-    "kind": np.int32,
-}
-"""Columns of the events; `recsys.data.event_log.OPTIONAL` ones exist only if the data have them."""
+LABEL, FEATURE = "label:", "feature:"
+"""Prefixes of the columns of labels and features in typed rows."""
 INDEX, FOLDER = "segments.json", "segments"
+MISSING: dict[Any, float] = {
+    np.int8: -1,
+    np.float32: np.nan,
+    np.int64: np.iinfo(np.int64).min,
+}
+"""Value that stands for null, by the type of a column."""
+_FILES = {"kind": KINDS}
+_IDS = pa.schema({"id": pa.large_string()})
 
 
 def write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> dict[str, Any]:
@@ -56,49 +69,95 @@ def write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> 
     if with_examples:
         with (temporary / EXAMPLES).open("wb") as sink:
             write_examples(_as_text(rows), sink)
-    n_events = write_events(temporary, rows.filter(pc.equal(rows["label"], 1)))
+    has_labels = any(column.startswith(LABEL) for column in rows.column_names)
+    n_events = write_events(temporary, rows if has_labels else rows.filter(_is_positive(rows)))
     shutil.rmtree(folder / name, ignore_errors=True)
     temporary.rename(folder / name)
     days = count_positive_days(rows) if TIME.name in rows.column_names else {}
     return {"name": name, "rows": rows.num_rows, "events": n_events, "days": sorted(days.items())}
 
 
-def write_events(folder: Path, positives: pa.Table) -> int:
-    """Writes the positives of one bucket of a segment.
+def write_events(folder: Path, events: pa.Table) -> int:
+    """Writes the events of one bucket of a segment.
 
     Args:
         folder: Folder to write to, created if missing.
-        positives: Columns `user_id`, `item_id`, the column of the order (see `event_times`), and
-            `weight`, `part` and `event` if the data have them; all positives of these users in
-            the segment.
+        events: Typed rows in the columns of `recsys.data.interactions.interaction_schema`: all
+            events of these users in the segment.
 
     Returns:
-        Number of positives; nothing is written if it is 0.
+        Number of events; nothing is written if it is 0.
     """
-    if not positives.num_rows:
+    if not events.num_rows:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
-    user, user_ids = _encode(positives["user_id"])
-    item, item_ids = _encode(positives["item_id"])
-    time = event_times(positives).to_numpy()
-    # Positions and random numbers can't serve as `last_seen`.
-    seen = time if TIME.name in positives.column_names else np.zeros(len(time), np.int64)
-    optional = {}
-    if "weight" in positives.column_names:
-        optional["weight"] = positives["weight"].to_numpy()
-    if PART.name in positives.column_names:
-        optional["valid"] = pc.equal(positives[PART.name], "valid").to_numpy()
-    if "event" in positives.column_names:
-        optional["kind"], kinds = _encode(positives["event"])
-        pq.write_table(count_codes(kinds, optional["kind"], seen), folder / KINDS)
-    order = event_order(user, time, (item, *optional.values()))
+    user, user_ids = _encode(events["user_id"])
+    item, item_ids = _encode(events["item_id"])
+    time = event_times(events).to_numpy()
+    columns: dict[str, np.ndarray] = {"item": item, "timestamp": time}
+    for name, values in _other_columns(events):
+        if pa.types.is_string(values.type) or pa.types.is_dictionary(values.type):
+            columns[name], texts = _encode(values)
+            _write_ids(folder / _FILES.get(name, f"{name}.parquet"), texts)
+        else:
+            columns[name] = _values(values)
+    ties = [
+        part for name, c in columns.items() if name != "timestamp" for part in np.atleast_2d(c.T)
+    ]
+    order = event_order(user, time, ties)
     ends = np.cumsum(np.bincount(user, minlength=len(user_ids)))
-    np.save(folder / "offsets.npy", np.concatenate([[0], ends]).astype(COLUMNS["offsets"]))
-    for name, column in {"item": item, "timestamp": time, **optional}.items():
-        np.save(folder / f"{name}.npy", column[order].astype(COLUMNS[name], copy=False))
-    pq.write_table(count_codes(user_ids, user, seen), folder / USERS)
-    pq.write_table(count_codes(item_ids, item, seen), folder / ITEMS)
-    return positives.num_rows
+    np.save(folder / "offsets.npy", np.concatenate([[0], ends]))
+    for name, column in columns.items():
+        np.save(folder / f"{name}.npy", column[order])
+    _write_ids(folder / USERS, user_ids)
+    _write_ids(folder / ITEMS, item_ids)
+    return events.num_rows
+
+
+def _is_positive(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.equal(rows["label"], 1)
+
+
+def _other_columns(events: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """Yields the columns besides user, item and time that are written, by the names of files."""
+    names = events.column_names
+    if "weight" in names:
+        yield "weight", events["weight"]
+    if PART.name in names:
+        yield "valid", pc.equal(events[PART.name], "valid")
+    if "event" in names:
+        yield "kind", events["event"]
+    labels = [name for name in names if name.startswith(LABEL)]
+    if labels:
+        yield "positive", _is_positive(events)
+    if "rate" in names:
+        yield "rate", pc.fill_null(events["rate"], 1.0)
+    if "impression" in names:
+        ids = events["impression"].cast(pa.string()).combine_chunks()
+        hashes = pa.array(fingerprints(ids), mask=ids.is_null().to_numpy(zero_copy_only=False))
+        yield "impression", pa.chunked_array([pc.fill_null(hashes, 0)])
+    if "shown_at" in names:
+        yield "position", pc.fill_null(events["shown_at"], -1)
+    for name in (*labels, *(name for name in names if name.startswith(FEATURE))):
+        yield name.replace(":", ".", 1), events[name]
+
+
+def _values(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns values as an array `[n]`, or `[n, width]` of lists; see `MISSING` for null."""
+    values, kind = column.combine_chunks(), column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        is_there = values.is_valid().to_numpy(zero_copy_only=False)
+        given = values.drop_null().flatten().to_numpy(zero_copy_only=False)
+        out = np.full((len(values), len(given) // max(1, is_there.sum())), np.nan, np.float32)
+        out[is_there] = given.reshape(is_there.sum(), -1)
+        return out
+    if values.null_count:
+        values = pc.fill_null(values, pa.scalar(MISSING[kind.to_pandas_dtype()], kind))
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _write_ids(file: Path, ids: pa.Array) -> None:
+    pq.write_table(pa.table({"id": ids}), file)
 
 
 def _as_text(rows: pa.Table) -> pa.Table:
@@ -112,13 +171,17 @@ def _as_text(rows: pa.Table) -> pa.Table:
 
 
 def _encode(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Returns the code `[n]` int32 of each id, and the ids by code, in ascending order."""
+    """Returns the code `[n]` int32 of each id, and the ids by code, in ascending order.
+
+    The code of null is -1.
+    """
     encoded = ids.combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    used = np.flatnonzero(np.bincount(codes, minlength=len(encoded.dictionary)))
+    n = len(encoded.dictionary)
+    codes = pc.fill_null(encoded.indices, n).to_numpy()
+    used = np.flatnonzero(np.bincount(codes, minlength=n + 1)[:n])
     unique = encoded.dictionary.take(pa.array(used)).cast(pa.large_string())
     order = pc.array_sort_indices(unique)
-    place = np.zeros(len(encoded.dictionary), np.int32)
+    place = np.full(n + 1, -1, np.int32)
     place[used[order.to_numpy()]] = np.arange(len(used), dtype=np.int32)
     return place[codes], unique.take(order)
 
@@ -140,18 +203,38 @@ class SegmentPart:
     events: int
     cut: int | None = None
 
-    def column(self, name: str) -> np.ndarray:
-        """Returns a column of the folder, memory-mapped: one of `COLUMNS`."""
+    def column(self, name: str) -> np.ndarray | None:
+        """Returns a column of the folder, memory-mapped; None if it is missing."""
+        return self.stored(name) if (self.folder / f"{name}.npy").exists() else None
+
+    def stored(self, name: str) -> np.ndarray:
+        """Returns a column that every folder has."""
         return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """Index of each user's first event in the folder, and the end `[users + 1]` int64."""
+        return self.stored("offsets")
+
+    @functools.cached_property
+    def time(self) -> np.ndarray:
+        """Time of each event of the folder, or the number that orders it; memory-mapped."""
+        return self.stored("timestamp")
+
+    @property
+    def inside(self) -> np.ndarray | slice:
+        """The events of the folder that are in the split: `[n]` bool, or all."""
+        return (
+            slice(None) if self.cut is None else (self.time < self.cut) == (self.split == "train")
+        )
 
     @functools.cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Index of each user's first event in the split, and the end `[users]` int64 each."""
-        offsets = self.column("offsets")
-        starts, ends = offsets[:-1], offsets[1:]
+        starts, ends = self.offsets[:-1], self.offsets[1:]
         if self.cut is None:
             return starts, ends
-        n_before = np.concatenate([[0], np.cumsum(self.column("timestamp") < self.cut)])
+        n_before = np.concatenate([[0], np.cumsum(self.time < self.cut)])
         borders = starts + n_before[ends] - n_before[starts]
         return (starts, borders) if self.split == "train" else (borders, ends)
 
@@ -163,26 +246,19 @@ class SegmentPart:
 
     def ids(self, file: str) -> pa.Array:
         """Returns the ids of its users, items or kinds, `large_string`, in ascending order."""
-        table = pq.read_table(self.folder / file, columns=["id"], schema=COUNTS_SCHEMA)
-        return pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
+        ids = pq.read_table(self.folder / file, schema=_IDS)["id"]
+        return pa.chunked_array(ids.chunks, pa.large_string()).combine_chunks()
 
     def counts(self, file: str) -> pa.Table:
-        """Returns the users, items or kinds of the split, with `count` and `last_seen`."""
-        path = self.folder / file
-        if not path.exists():
-            return COUNTS_SCHEMA.empty_table()
-        if self.cut is None:
-            return pq.read_table(path, schema=COUNTS_SCHEMA)
-        starts, ends = self.bounds
+        """Returns the users, items or kinds of the split: see `counts_of`."""
+        inside, codes = self.inside, self.column("item" if file == ITEMS else "kind")
         if file == USERS:
-            first, end = starts[self.users], ends[self.users]
-            columns = [pa.array(end - first), pa.array(self.column("timestamp")[end - 1])]
-            ids = self.ids(file).take(pa.array(self.users))
-            return pa.Table.from_arrays([ids, *columns], schema=COUNTS_SCHEMA)
-        is_inside = (self.column("timestamp") < self.cut) == (self.split == "train")
-        codes = self.column("item" if file == ITEMS else "kind")[is_inside]
-        counted = count_codes(self.ids(file), codes, self.column("timestamp")[is_inside])
-        return counted.filter(pc.greater(counted["count"], 0))
+            codes = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        if codes is None:
+            return COUNTS_SCHEMA.empty_table()
+        positive = self.column("positive")
+        is_positive = None if positive is None else positive[inside]
+        return count_codes(self.ids(file), codes[inside], self.time[inside], is_positive)
 
 
 def read_parts(examples: Path, split: str) -> list[SegmentPart]:
@@ -232,11 +308,14 @@ def segments_in_use(examples: Sequence[Path]) -> set[str]:
 
 
 def counts_of(examples: Path, split: str, file: str) -> pa.Table:
-    """Returns the count and the time of the last occurrence of each id in a split's positives.
+    """Returns the ids of a split's events, each with its counts and its newest time.
 
     Args:
         examples: Folder of the examples.
         split: The split.
         file: `users.parquet`, `items.parquet`, or `kinds.parquet`, which may be missing.
+
+    Returns:
+        `id`, `count` (positives), `last_seen`, and `events` if not all events are positives.
     """
     return merge_counts([part.counts(file) for part in read_parts(examples, split)])

@@ -17,20 +17,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data import event_log
 from recsys.data.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.entities import LEAST_JOIN
+from recsys.data.event_features import LearnedFeature
 from recsys.data.event_log import MOST_KINDS, OPTIONAL, EventShard
 from recsys.data.example_files import read_split
+from recsys.data.ingest.event_values import as_arrow, encoder, smallest
+from recsys.data.ingest.moments import Moments, TrainedTimes, newest_time, numbered
 from recsys.data.ingest.segment_parts import (
-    COLUMNS,
     ITEMS,
     KINDS,
+    MISSING,
     USERS,
     SegmentPart,
     counts_of,
     read_parts,
 )
+from recsys.data.row_log import RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import (
     EVENTS_OF_A_SHARD,
@@ -80,6 +83,9 @@ def make_vocabularies(
         tables = read_split(entities[name], [column]) if name in entities else ()
         ids = pa.chunked_array([c for table in tables for c in table[column].chunks], pa.string())
         counted = counts_of(interactions, "train", file)
+        if split.order != "time":  # Positions and random numbers can't serve as `last_seen`.
+            never = pa.array(np.zeros(counted.num_rows, np.int64))
+            counted = counted.set_column(2, "last_seen", never)
         if name in entities:
             _check_join(name, counted, ids)
         vocabulary, diffs[name] = grow(
@@ -167,6 +173,8 @@ def build_store(
     cut: int,
     store: Path,
     split: SplitRule = BY_TIME,
+    features: Sequence[LearnedFeature] = (),
+    label_after_s: int = 0,
     most: int = EVENTS_OF_A_SHARD,
 ) -> None:
     """Writes the store of a run.
@@ -177,6 +185,8 @@ def build_store(
         cut: End of the training data [seconds since 1970, UTC].
         store: Folder to write.
         split: How the examples were split.
+        features: Features of the events.
+        label_after_s: Age from which labels are known, at the cut or at the newest event [s].
         most: Approximate number of events per shard; more if a single user has more.
     """
     known = {
@@ -185,39 +195,146 @@ def build_store(
         if (vocabularies / name).exists()
     }
     infos: dict[str, list[ShardInfo]] = {}
+    trained: TrainedTimes | None = None
     for done, name in enumerate(PARTS):
         parts = read_parts(examples, name)
-        infos[name] = list(_write_part(store, name, parts, known, most))
+        end = cut if name == "train" else newest_time(parts)
+        writer = _PartWriter(store, name, parts, known, features, end - label_after_s, trained)
+        infos[name] = list(writer.write(most))
+        if any(one.feature.value == "gap" for one in features):
+            trained = TrainedTimes(store / name, infos[name], writer.users["id"])
         text = f"{name} events written"
         emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
     write_manifest(store, cut, infos, split)
 
 
-def _write_part(
-    store: Path,
-    name: str,
-    parts: Sequence[SegmentPart],
-    known: Mapping[str, Vocabulary],
-    most: int,
-) -> Iterator[ShardInfo]:
-    """Writes the shards of a part of the store."""
-    ids = [part.ids(USERS).take(pa.array(part.users)) for part in parts]
-    every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
-    rows = known[USERS].rows(every.dictionary)
-    place, table = order_users(every.dictionary, rows, name == "train")
-    codes, ends = every.indices.to_numpy(), np.cumsum([0, *map(len, ids)])
-    sources = [
-        _Source(part, place[codes[first:end]], known)
-        for part, (first, end) in zip(parts, itertools.pairwise(ends), strict=True)
-    ]
-    n_events = np.zeros(table.num_rows, np.int64)
-    for source in sources:
-        n_events[source.place] += source.ends - source.starts
-    user_rows = table["user_row"].to_numpy()
-    borders = _borders(n_events, most)
-    for index, (first, end) in enumerate(itertools.pairwise(borders)):
-        shard = _shard(sources, user_rows, n_events, first, end)
-        yield commit_shard(store, name, index, shard, table.slice(first, end - first))
+class _PartWriter:
+    """Writes the shards of a part of the store.
+
+    Args:
+        store: Folder of the store.
+        name: Name of the part.
+        parts: Its events.
+        known: The vocabularies by file.
+        features: Features of the events.
+        labels_until: Time of the newest event whose labels are known [seconds since 1970, UTC].
+        trained: Times of the training events, of which the part's users have some; None: unused.
+
+    Attributes:
+        users: Its users in order, see `USERS_SCHEMA`.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        name: str,
+        parts: Sequence[SegmentPart],
+        known: Mapping[str, Vocabulary],
+        features: Sequence[LearnedFeature],
+        labels_until: int,
+        trained: TrainedTimes | None,
+    ) -> None:
+        self._store, self._name, self._features = store, name, features
+        self._labels_until, self._trained = labels_until, trained
+        ids = [part.ids(USERS).take(pa.array(part.users)) for part in parts]
+        every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
+        rows = known[USERS].rows(every.dictionary)
+        place, self.users = order_users(every.dictionary, rows, name == "train")
+        codes, ends = every.indices.to_numpy(), np.cumsum([0, *map(len, ids)])
+        self._sources = [
+            _Source(part, place[codes[first:end]], known, features)
+            for part, (first, end) in zip(parts, itertools.pairwise(ends), strict=True)
+        ]
+        self._n_events = np.zeros(self.users.num_rows, np.int64)
+        for source in self._sources:
+            self._n_events[source.place] += source.ends - source.starts
+
+    def write(self, most: int) -> Iterator[ShardInfo]:
+        """Writes the shards, of about `most` events each."""
+        n_written = 0
+        borders = _borders(self._n_events, most)
+        for index, (first, end) in enumerate(itertools.pairwise(borders)):
+            shard, rows = self._shard(first, end, n_written)
+            users = self.users.slice(first, end - first)
+            yield commit_shard(self._store, self._name, index, shard, users, rows)
+            n_written += len(shard)
+
+    def _shard(self, first: int, end: int, n_written: int) -> tuple[EventShard, RowShard | None]:
+        """Returns the log, and all rows if there are labels, of the users `first` … `end` - 1."""
+        user_row = self.users["user_row"].to_numpy()[first:end]
+        offsets = np.concatenate([[0], np.cumsum(self._n_events[first:end])])
+        columns = self._gather(first, end, offsets)
+        user = np.repeat(np.arange(end - first, dtype=np.int32), np.diff(offsets))
+        time, item_row = columns.pop("timestamp"), columns.pop("item")
+        tied, order = count_tied(user, time), np.arange(len(user))
+        ties = [columns[name] for name in OPTIONAL if name in columns]
+        settle(order, order - tied, [item_row, *ties])
+        item_row = item_row[order]
+        columns = {name: column[order] for name, column in columns.items()}
+        is_positive = columns.pop("positive", None)
+        ids = self.users["id"].slice(first, end - first)
+        features = self._encoded(columns, Moments(user, time, is_positive), ids)
+        optional: dict[str, Any] = {name: columns[name] for name in OPTIONAL if name in columns}
+        if is_positive is None:
+            shard = EventShard(
+                user_row[user], item_row, time, tied, offsets, features=features, **optional
+            )
+            return shard, None
+        n_before = np.concatenate([[0], np.cumsum(is_positive)])
+        log = EventShard(
+            user_row[user[is_positive]],
+            item_row[is_positive],
+            time[is_positive],
+            count_tied(user[is_positive], time[is_positive]),
+            n_before[offsets],
+            features={name: column[is_positive] for name, column in features.items()},
+            **{name: column[is_positive] for name, column in optional.items()},
+        )
+        before = np.arange(len(user)) - tied
+        rows = RowShard(
+            item_row,
+            time,
+            n_written + n_before[before],
+            offsets,
+            labels=_labels(columns, time <= self._labels_until),
+            rate=columns.get("rate"),
+            impression=numbered(user, columns["impression"]) if "impression" in columns else None,
+            position=columns.get("position"),
+            features=features,
+        )
+        return log, rows
+
+    def _gather(self, first: int, end: int, offsets: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the stored columns of users, whose events start at `offsets`, in that order."""
+        columns: dict[str, np.ndarray] = {}
+        free = offsets[:-1].copy()
+        for source in self._sources:
+            low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
+            users = source.order[low:high]
+            to, start = source.place[users] - first, source.starts[users]
+            length = source.ends[users] - start
+            here, there = ranges(free[to], length), ranges(start, length)
+            for name in source.names:
+                values = source.read(name, there)
+                if name not in columns:
+                    shape = (offsets[-1], *values.shape[1:])
+                    columns[name] = np.zeros(shape, values.dtype)
+                columns[name][here] = values
+            free[to] += length
+        return columns
+
+    def _encoded(
+        self, columns: dict[str, np.ndarray], moments: Moments, ids: pa.ChunkedArray
+    ) -> dict[str, np.ndarray]:
+        """Returns the features by name."""
+        encoded: dict[str, np.ndarray] = {}
+        for one in self._features:
+            if one.feature.value == "gap":
+                gaps = as_arrow(moments.gaps(self._trained, ids))
+                encoded[one.name] = smallest(one.encode(gaps), one.rows)
+            elif one.feature.value != "tokens":
+                encoded[one.name] = columns[f"feature.{one.name}"]
+        return {one.name: encoded[one.name] for one in self._features}
 
 
 class _Source:
@@ -227,24 +344,43 @@ class _Source:
         part: Their files; columns are memory-mapped.
         place: Index of each of its users among the users of the log `[users]` int32.
         known: The vocabularies by file.
+        features: Features of the events.
+
+    Attributes:
+        names: Names of the columns.
     """
 
     def __init__(
-        self, part: SegmentPart, place: np.ndarray, known: Mapping[str, Vocabulary]
+        self,
+        part: SegmentPart,
+        place: np.ndarray,
+        known: Mapping[str, Vocabulary],
+        features: Sequence[LearnedFeature],
     ) -> None:
-        self.columns: dict[str, np.ndarray] = {
-            name: part.column(name) for name in COLUMNS if (part.folder / f"{name}.npy").exists()
+        stems = [file.stem for file in sorted(part.folder.glob("*.npy"))]
+        self._columns = {
+            name: part.stored(name)
+            for name in stems
+            if name != "offsets" and not name.startswith("feature.")
         }
-        self.starts, self.ends = (bound[part.users] for bound in part.bounds)
         self._rows = {"item": known[ITEMS].rows(part.ids(ITEMS))}
-        if "kind" in self.columns:
-            self._rows["kind"] = known[KINDS].rows(part.ids(KINDS))
+        if "kind" in self._columns:
+            self._rows["kind"] = known[KINDS].rows(part.ids(KINDS)).astype(np.uint8)
+        self._encoders = {
+            f"feature.{one.name}": encoder(part, one)
+            for one in features
+            if one.feature.value not in ("gap", "tokens")
+        }
+        self.names = [*self._columns, *self._encoders]
+        self.starts, self.ends = (bound[part.users] for bound in part.bounds)
         self.place, self.order = place, np.argsort(place, kind="stable")
         """The indices of the users, and the order that sorts them."""
 
     def read(self, name: str, places: np.ndarray) -> np.ndarray:
-        """Returns a column at indices `[n]`, with items and kinds as vocabulary rows."""
-        values = self.columns[name][places]
+        """Returns a column at indices `[n]`: items as vocabulary rows, features encoded."""
+        if name in self._encoders:
+            return self._encoders[name](places)
+        values = self._columns[name][places]
         return self._rows[name][values] if name in self._rows else values
 
 
@@ -259,38 +395,10 @@ def _borders(n_events: np.ndarray, most: int) -> list[int]:
     return [0, *inside[inside < len(ends)].tolist(), len(ends)]
 
 
-def _shard(
-    sources: Sequence[_Source],
-    user_rows: np.ndarray,
-    n_events: np.ndarray,
-    first: int,
-    end: int,
-) -> EventShard:
-    """Returns the events of the users `first` … `end` - 1."""
-    counts = n_events[first:end]
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    n = int(offsets[-1])
-    item_row, time = np.empty(n, np.int32), np.empty(n, np.int64)
-    optional: dict[str, Any] = {
-        name: np.zeros(n, event_log.COLUMNS[name])
-        for name in OPTIONAL
-        if any(name in source.columns for source in sources)
+def _labels(columns: Mapping[str, np.ndarray], is_known: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the labels by name, unknown except for the rows `is_known` `[n]` bool."""
+    return {
+        name.removeprefix("label."): np.where(is_known, c, c.dtype.type(MISSING[c.dtype.type]))
+        for name, c in columns.items()
+        if name.startswith("label.")
     }
-    free = offsets[:-1].copy()
-    for source in sources:
-        low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
-        users = source.order[low:high]
-        to, start = source.place[users] - first, source.starts[users]
-        length = source.ends[users] - start
-        here, there = ranges(free[to], length), ranges(start, length)
-        item_row[here] = source.read("item", there)
-        time[here] = source.read("timestamp", there)
-        for name, column in optional.items():
-            if name in source.columns:
-                column[here] = source.read(name, there)
-        free[to] += length
-    user = np.repeat(np.arange(end - first, dtype=np.int32), counts)
-    tied, every = count_tied(user, time), np.arange(n)
-    order = settle(every, every - tied, [item_row, *optional.values()])
-    optional = {name: column[order] for name, column in optional.items()}
-    return EventShard(user_rows[first:end][user], item_row[order], time, tied, offsets, **optional)

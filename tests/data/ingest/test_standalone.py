@@ -84,8 +84,12 @@ def test_an_item_that_left_the_data_keeps_its_row_and_is_no_candidate(raw):
     # i2 has only events; without a file of items, only events count.
     assert current(later) == {"i0", "i2", "new"}
     assert later.items.ids_of_rows.equals(first.items.ids_of_rows)
+    # Rows stay if the store before is of an earlier version.
+    manifest = json.loads((later.folder / "store" / "store.json").read_text())
+    (later.folder / "store" / "store.json").write_text(json.dumps({**manifest, "format": 3}))
     bare = ingest(config(raw), raw / "bare", previous=later, progress=False)
     assert current(bare) == {"i0", "i2"}
+    assert bare.items.ids_of_rows.equals(first.items.ids_of_rows)
 
 
 def current(data):
