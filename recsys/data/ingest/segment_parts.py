@@ -44,14 +44,13 @@ import pyarrow.parquet as pq
 
 from recsys.data.example_files import write_examples
 from recsys.data.hashes import fingerprints
+from recsys.data.labels import FEATURE, LABEL
 from recsys.data.split import PART, TIME, count_positive_days, event_times
 from recsys.data.store import event_order
 from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
 
 USERS, ITEMS, KINDS = "users.parquet", "items.parquet", KINDS_FILE
 EXAMPLES = "examples.parquet"
-LABEL, FEATURE = "label:", "feature:"
-"""Prefixes of the columns of labels and features in typed rows."""
 INDEX, FOLDER = "segments.json", "segments"
 MISSING: dict[Any, float] = {
     np.int8: -1,

@@ -328,13 +328,17 @@ class _PartWriter:
     ) -> dict[str, np.ndarray]:
         """Returns the features by name."""
         encoded: dict[str, np.ndarray] = {}
-        for one in self._features:
+        for one in sorted(self._features, key=lambda one: one.feature.value == "tokens"):
             if one.feature.value == "gap":
                 gaps = as_arrow(moments.gaps(self._trained, ids))
                 encoded[one.name] = smallest(one.encode(gaps), one.rows)
-            elif one.feature.value != "tokens":
+            elif one.feature.value == "tokens":
+                of: Any = one.feature
+                tokens = np.concatenate([encoded[name] for name in of.of], axis=1)
+                encoded[one.name] = smallest(one.encode(tokens), one.rows)
+            else:
                 encoded[one.name] = columns[f"feature.{one.name}"]
-        return {one.name: encoded[one.name] for one in self._features}
+        return encoded
 
 
 class _Source:

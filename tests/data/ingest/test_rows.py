@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.config import InteractionsConfig, VocabulariesConfig
+from recsys.data.encodings import crossed
 from recsys.data.event_features import load_event_features
 from recsys.data.hashes import hash_buckets
 from recsys.data.ingest import event_values
@@ -26,6 +27,7 @@ FEATURES = [
     {"name": "dwell", "column": "s", "kind": "number", "buckets": 4, "outcome": True},
     {"name": "hour", "column": "t", "kind": "hour"},
     {"name": "gap", "kind": "gap"},
+    {"name": "both", "kind": "cross", "of": ["device", "hour"], "hash_buckets": 300},
 ]
 SCHEMA = {
     "user_id": pa.string(),
@@ -136,11 +138,13 @@ def reference(rows, part, newest):
         is_known = time <= newest - LABEL_AFTER
         history = [r[2] for r in rows if r[0] == user and r[3] and r[2] < time]
         gap = np.float32((time - max(history)) / HOUR) if history else None
+        tokens = (0 if device is None else 1 + devices.index(device), 1 + time % DAY // HOUR)
         derived = (
-            0 if device is None else 1 + devices.index(device),
+            tokens[0],
             0 if dwell is None else 1 + sum(dwell >= bound for bound in bounds),
-            1 + time % DAY // HOUR,
+            tokens[1],
             0 if gap is None else math.floor(4 * math.log2(gap)) + 34,
+            int(crossed(np.array([tokens]), 300)[0, 0]),
         )
         labels = (
             -1 if like is None or not is_known else like,
