@@ -25,8 +25,8 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.hash_count import HashCount
 from recsys.data.ingest.spans import read_spans
-from recsys.data.inspect.profile import HashCount
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError

@@ -11,7 +11,9 @@ OUT = ("--out", "out.yaml", "--force")
 def found(capsys, *arguments, out=OUT):
     """Returns what the command says as JSON; it writes `out.yaml`."""
     code = run_main("check", *arguments, *out, "--json")
-    result = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr()
+    assert out.out, out.err
+    result = json.loads(out.out)
     assert (code == 0) == (result["config"] is not None)
     return result
 

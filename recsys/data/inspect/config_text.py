@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.data.config import SourceConfig
+from recsys.data.config import InteractionsConfig
+from recsys.data.entities import EntityConfig
 from recsys.data.inspect.proposal import Inspection
 from recsys.data.inspect.roles import RULES
 from recsys.data.inspect.sides import ROLE
@@ -42,47 +43,74 @@ def _lines(report: Inspection, name: str, folder: Path) -> Iterator[str]:
         yield "  # What the figures of each split mean: docs/evaluation.md."
         yield f"  split: {split}"
     yield "  interactions:"
-    decided = report.roles.decided
-    comments = {"explode": "A row holds a list of events."}
-    for role, column in decided.items():
-        keys = RULES[role].keys(report.profiles[column.column])
-        comments |= {key: comment for key, (_, comment) in keys.items() if comment}
-    reasons = {role: column.reason for role, column in decided.items()}
-    yield from _source(report.config, folder, reasons, comments)
-    kinds = comments.get("positive_events")
-    if kinds and not report.config.positive_events:
-        rarest = list(report.profiles[decided["event"].column].values)[-1]
-        yield f"    # {kinds} All are positives; name those that are, if not all:"
-        yield f"    # positive_events: [{_value(rarest)}]"
+    yield from _source(report.config, folder, report.roles.reasons(), _comments(report))
+    yield from _more(report)
     for what, side in report.sides.items():
         config = side.config(what)
         if config is None or side.id is None:
             continue
         yield f"  {what}:"
-        yield from _source(config, folder, {ROLE[what]: side.id.reason}, {})
-        yield from ["    features:"] * bool(side.features)
-        for feature in side.features:
-            options = {"name": feature.name, "column": feature.column, "kind": feature.kind}
-            if feature.detail:
-                options["separator" if feature.value == "list" else "format"] = feature.detail
-            yield f"      - {_value(options)}"
+        yield from _source(config, folder, {side.id.column: f"{ROLE[what]}: {side.id.reason}"}, {})
         for left_out, why in side.left_out.items():
             yield f"      # {shown(left_out)}: {why}"
 
 
+def _comments(report: Inspection) -> dict[str, str]:
+    """Returns the comment above each key of the interactions."""
+    comments = {
+        "explode": "A row holds a list of events.",
+        "labels": f"All rows are kept: {report.labels.reason}.",
+        "positive": "What retrieval learns; another label may be named.",
+        "history_events": "Kinds of event in histories, whichever label is positive.",
+        "features": "Context of a query, and attributes of a history's events: docs/features.md.",
+    }
+    for role, column in report.roles.decided.items():
+        keys = RULES[role].keys(report.profiles[column.column])
+        comments |= {key: comment for key, (_, comment) in keys.items() if comment}
+    return comments
+
+
+def _more(report: Inspection) -> Iterator[str]:
+    """Yields commented keys that the user may want."""
+    event, rating = (report.roles.decided.get(role) for role in ("event", "rating"))
+    kinds = report.profiles[event.column].values if event else {}
+    if kinds and not report.labels.labels:
+        counts = ", ".join(f"{shown(kind)} ({n:,})" for kind, n in list(kinds.items())[:20])
+        yield f"    # Kinds: {counts}. All are positives; name those that are, if not all:"
+        yield f"    # positive_events: [{_value([*kinds][-1])}]"
+    features: list[dict[str, Any]] = []
+    if time := report.roles.decided.get("timestamp"):
+        features += [{"name": n, "column": time.column, "kind": n} for n in ("hour", "weekday")]
+    if rating and report.labels.labels == {}:
+        options = {"name": "given_rating", "column": rating.column, "kind": "number"}
+        features.append({**options, "outcome": True})
+    if features and not report.features:
+        yield "    # Models can also read these (docs/features.md). Hours are UTC unless zone says:"
+        yield "    # features:"
+    yield from (f"    #   - {_value(one)}" for one in features)
+
+
 def _source(
-    config: SourceConfig, folder: Path, reasons: Mapping[str, str], comments: Mapping[str, str]
+    config: InteractionsConfig | EntityConfig,
+    folder: Path,
+    reasons: Mapping[str, str],
+    comments: Mapping[str, str],
 ) -> Iterator[str]:
     """Yields the keys that differ from the defaults, with the reason for each column."""
-    keys = config.model_dump(mode="json", exclude_defaults=True, exclude={"features"})
-    for key, value in keys.items():
+    keys = config.model_dump(mode="json", exclude_defaults=True)
+    for key in sorted(keys, key=lambda key: key == "features"):
+        value = keys[key]
         if key in comments:
             yield f"    # {comments[key]}"
-        if key == "columns":
-            yield "    columns:"
-            for role, column in value.items():
-                reason = f"  # {shown(reasons[role], 90)}" if role in reasons else ""
-                yield f"      {role}: {_value(column)}{reason}"
+        if key in ("columns", "labels"):
+            yield f"    {key}:"
+            for name, entry in value.items():
+                known = reasons.get(entry, "") if key == "columns" else ""
+                reason = known.partition(": ")[2]
+                yield f"      {name}: {_value(entry)}" + f"  # {shown(reason, 90)}" * bool(reason)
+        elif key == "features":
+            yield "    features:"
+            yield from (f"      - {_value(_without_defaults(one))}" for one in config.features)
         elif key in ("files", "eval_files", "valid_files"):
             # The reader of a config takes them as relative to its folder.
             paths = [
@@ -92,6 +120,12 @@ def _source(
             yield f"    {key}: {_value(paths[0] if len(paths) == 1 else paths)}"
         else:
             yield f"    {key}: {_value(value)}"
+
+
+def _without_defaults(feature: Any) -> dict[str, Any]:
+    """Returns the options of a feature that differ from the defaults."""
+    options = {"name": feature.name, "column": feature.column, "kind": feature.kind}
+    return options | feature.model_dump(mode="json", exclude_defaults=True)
 
 
 def _value(value: Any) -> str:

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from recsys.data.config import GateConfig, InteractionsConfig
 from recsys.data.dead_letters import letters_tally
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
+from recsys.data.hash_count import HashCount
 from recsys.data.hashes import fingerprints, mix
-from recsys.data.inspect.profile import HashCount, Profile
+from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.roles import has_few_numbers
 from recsys.data.inspect.sides import Side
 from recsys.data.interactions import (
@@ -24,6 +25,7 @@ from recsys.data.interactions import (
     parse_interactions,
     remark_on_positives,
 )
+from recsys.data.labels import IMPRESSION
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
@@ -44,8 +46,7 @@ class Findings:
         n_empty: Number of rows with an empty list of events, which aren't counted as read.
         rejected: Number of rows that break each rule.
         examples: File, line and text of the first row that breaks each rule.
-        first: Earliest valid time [seconds since 1970, UTC].
-        last: Latest valid time [seconds since 1970, UTC].
+        times: Valid times [seconds since 1970, UTC]: the earliest and the latest of each batch.
         n_known: Number of accepted rows whose item or user is in the catalogue, by the name of
             the catalogue.
         distinct: Distinct hashes: `keys` of the accepted rows, of which duplicates have equal
@@ -58,8 +59,7 @@ class Findings:
     n_empty: int = 0
     rejected: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: dict[str, tuple[str, int, str]] = dataclasses.field(default_factory=dict)
-    first: int | None = None
-    last: int | None = None
+    times: list[int] = dataclasses.field(default_factory=list)
     n_known: Counter[str] = dataclasses.field(default_factory=Counter)
     distinct: dict[str, HashCount] = dataclasses.field(
         default_factory=lambda: defaultdict(lambda: HashCount(_MOST_KEYS))
@@ -86,6 +86,16 @@ class Findings:
         """Number of positives among the good rows."""
         return self.distinct["keys"].n_flagged
 
+    @property
+    def first(self) -> int | None:
+        """Earliest valid time [seconds since 1970, UTC]."""
+        return min(self.times, default=None)
+
+    @property
+    def last(self) -> int | None:
+        """Latest valid time [seconds since 1970, UTC]."""
+        return max(self.times, default=None)
+
     def share_known(self, what: str) -> float:
         """Returns the share of accepted rows whose item or user is in the catalogue [0..1]."""
         return self.n_known[what] / max(1, self.distinct["keys"].n_added)
@@ -108,14 +118,8 @@ class Findings:
             "last": self.last,
         }
 
-    def add(self, batch: RawBatch, rows: pa.RecordBatch, letters: pa.RecordBatch) -> None:
-        """Counts the rows of a batch.
-
-        Args:
-            batch: The batch.
-            rows: The rows that break no rule.
-            letters: The dead letters for the other rows.
-        """
+    def add(self, batch: RawBatch, letters: pa.RecordBatch) -> None:
+        """Counts the rows of a batch; `letters` are the dead letters."""
         self.n_read += batch.n_read
         self.n_empty += batch.n_empty
         tally = letters_tally(letters)
@@ -142,43 +146,44 @@ def check_rows(
     """
     found, columns = Findings(), interaction_columns(config)
     parts = parts_of_files(config, "interactions")
-    known = {f"{what[:-1]}_id": np.unique(np.concatenate(side.ids)) for what, side in sides.items()}
+    known = {what: np.unique(np.concatenate(side.ids)) for what, side in sides.items()}
     for file_index, batch in read_all(config, "interactions", columns, sample, advance):
         rows, letters = parse_interactions(batch, config, now, file_index, parts)
-        found.add(batch, rows, letters)
+        found.add(batch, letters)
         is_positive = rows.column("label").to_numpy() == 1
-        hashes = {name: fingerprints(rows.column(name)) for name in ("user_id", "item_id")}
-        users, items = hashes.values()
-        pairs = keys = mix(mix(users) ^ items)
-        for name in duplicate_keys(rows.schema.names)[2:]:
-            column = rows.column(name)
-            is_text = pa.types.is_string(column.type)
-            codes = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
-            keys = mix(keys ^ codes)
-        found.distinct["keys"].add(keys, is_positive)
-        for name, numbers in {"pairs": pairs, "users": users, "items": items}.items():
+        ids = {f"{name}s": fingerprints(rows.column(f"{name}_id")) for name in ("user", "item")}
+        pairs = mix(mix(ids["users"]) ^ ids["items"])
+        found.distinct["keys"].add(_keys(rows, pairs), is_positive)
+        for name, numbers in {"pairs": pairs, **ids}.items():
             found.distinct[name].add(numbers[is_positive])
-        for name, ids in known.items():
-            found.n_known[f"{name[:-3]}s"] += int(np.isin(hashes[name], ids).sum())
+        for what, theirs in known.items():
+            found.n_known[what] += int(np.isin(ids[what], theirs).sum())
         if rows.num_rows and "timestamp" in rows.schema.names:
-            ends = pc.min_max(rows.column("timestamp")).as_py()
-            found.first = min(ends["min"], ends["min"] if found.first is None else found.first)
-            found.last = max(ends["max"], ends["max"] if found.last is None else found.last)
+            found.times += pc.min_max(rows.column("timestamp")).as_py().values()
     return found
 
 
-def check_entities(what: str, config: EntityConfig, sample: int | None) -> Findings:
-    """Reads items or users as a run would.
+def _keys(rows: pa.RecordBatch, pairs: np.ndarray) -> np.ndarray:
+    """Returns a hash of each event `[n]`, equal for duplicates and for rows of one impression."""
+    keys = pairs
+    for name in duplicate_keys(rows.schema.names)[2:]:
+        column = rows.column(name)
+        is_text = pa.types.is_string(column.type)
+        codes = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
+        keys = mix(keys ^ codes)
+    if IMPRESSION.name not in rows.schema.names:
+        return keys
+    shown_in = rows.column(IMPRESSION.name)
+    is_there = shown_in.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(is_there, mix(pairs ^ fingerprints(shown_in)), keys)
 
-    Args:
-        what: `items` or `users`.
-        config: Files and columns.
-        sample: Number of rows to read; `None`: all.
-    """
+
+def check_entities(what: str, config: EntityConfig, sample: int | None) -> Findings:
+    """Reads `sample` rows (`None`: all) of `what`, the items or the users, as a run would."""
     found = Findings(ids=[np.zeros(0, np.uint64)])
     for file_index, batch in read_all(config, what, raw_columns(config), sample):
         rows, letters = parse_entities(batch, config, file_index)
-        found.add(batch, rows, letters)
+        found.add(batch, letters)
         found.ids.append(fingerprints(rows.column(id_column(config))))
         found.distinct["keys"].add(found.ids[-1])
         found.distinct["values"].add(row_hashes(rows))
@@ -187,12 +192,10 @@ def check_entities(what: str, config: EntityConfig, sample: int | None) -> Findi
 
 # --- remarks
 
-_ENOUGH_IDS = 10
-"""Minimum number of users, and of items, with positives for computing metrics."""
-_FEWEST = 2
-_MANY_REPEATS = 0.01
+_FEWEST, _ENOUGH_IDS = 2, 10
+"""Minimum number of users, and of items, with positives for training, and for metrics."""
+_MANY_REPEATS, _LEAST_KNOWN = 0.01, 0.9
 _MOST_NAMED = 10
-_LEAST_KNOWN = 0.9
 
 
 def remarks_on(
@@ -231,29 +234,23 @@ def remarks_on(
                 f" that says which is newest{such}."
             )
     ids = {name: len(events.distinct[f"{name}s"]) for name in ("user", "item")}
-    few = [counted(n, name, f"{name}s") for name, n in ids.items() if n < _ENOUGH_IDS]
+    few = " and ".join(counted(n, name, f"{name}s") for name, n in ids.items() if n < _ENOUGH_IDS)
     if min(ids.values()) < _FEWEST:
         yield (
-            f"All positives are of {' and '.join(few)}: a run would stop (R324). Training needs"
-            " two users and two items at least."
+            f"All positives are of {few}: a run would stop (R324). Training needs two users and"
+            " two items at least."
         )
     elif few:
         yield (
-            f"All positives are of {' and '.join(few)}: a run would train, but may stop in the"
-            " evaluation (R408), which needs items that a user has not had, and ten users for a"
-            " verdict."
+            f"All positives are of {few}: a run would train, but may stop in the evaluation"
+            " (R408), which needs items that a user has not had, and ten users for a verdict."
         )
-    n_left_out = events.n_good - events.n_positive
     yield from filter(None, [remark_on_positives(config, events.n_positive, events.n_good)])
-    if n_left_out:
+    n_left_out = events.n_good - events.n_positive
+    if n_left_out and not config.labels:
         yield (
             f"{n_left_out:,} good rows are no positives. They also vanish from histories: of what"
-            " a user did, a model reads only the positives."
-        )
-    elif config.columns.event is not None and not config.positive_events:
-        yield (
-            "All kinds of event are positives. If positive_events names some of them, the others"
-            " also vanish from histories: a model reads only the positives of a user."
+            " a user did, a model reads only the positives. With labels, all rows are kept."
         )
     n_repeats = events.n_positive - len(events.distinct["pairs"])
     if events.first is not None and n_repeats > _MANY_REPEATS * events.n_positive:
@@ -261,16 +258,17 @@ def remarks_on(
             f"{n_repeats:,} positives are of an item that the user had before. Lists leave such"
             " items out, unless the config has repeats: include (docs/evaluation.md, Repeats)."
         )
-    used = config.columns.model_dump().values()
+    used = {*config.raw_names()}
     rest = [p for p in profiles.values() if p.name not in used and p.kind != "list"]
     unused = [p for p in rest if len(p.distinct) == 2 or has_few_numbers(p)]
     if unused:
-        named = [
+        named = "; ".join(
             f"{shown(p.name)} ({', '.join(shown(value, 16) for value in p.examples)})"
             for p in unused[:_MOST_NAMED]
-        ]
+        )
         more = f"; {len(unused) - _MOST_NAMED} more" if len(unused) > _MOST_NAMED else ""
         yield (
-            f"Columns of few values that have no role, so that a run ignores them:"
-            f" {'; '.join(named)}{more}. If one says what a positive is, give it a role with --map."
+            f"Columns of few values that have no role, so that a run ignores them: {named}{more}."
+            " If one says what a positive is, or where or when an event was, give it a role:"
+            " --map label=COLUMN, context=COLUMN or outcome=COLUMN."
         )

@@ -10,7 +10,7 @@ from typing import Literal
 
 from recsys import registry
 from recsys.data.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
-from recsys.data.inspect.roles import RECBOLE_TYPE, is_name
+from recsys.data.inspect.names import RECBOLE_TYPE, is_name
 from recsys.data.sources.csv_source import CsvSource
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.pieces import folder_columns, format_of_name, open_source
@@ -80,48 +80,34 @@ def find_layout(patterns: Sequence[str], what: str) -> Layout:
         cure = error.cure.replace(f"data.{what}.files", f"{word} on the command line")
         raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
     path, size = files[0].path, files[0].size
-    start = open_bytes(path, 0, size).read(START_BYTES)
-    compression = compression_of(path, start)
+    compression = compression_of(path, open_bytes(path, 0, size).read(START_BYTES))
     start = open_bytes(path, 0, size, compression).read(_SAMPLE_BYTES)
-    encoding, why, readings = _encoding(start)
-    file = open_source(files[0], source.model_copy(update={"csv": CsvFormat(encoding=encoding)}))
-    csv, events = CsvFormat(), None
-    evidence: list[str] = []
-    doubts: list[str] = []
-    counts: Counter[str] = Counter()
+    encoding, why, doubts = _encoding(start, what)
+    csv = CsvFormat(encoding=encoding)
+    file = open_source(files[0], source.model_copy(update={"csv": csv}))
+    events, evidence = None, [why]
     if isinstance(file.source, CsvSource):
         text = file.source.open(file).read(_SAMPLE_BYTES)
-        csv, names, events, evidence = _table(path, text, encoding, is_side=what != "interactions")
-        counts = Counter(names)
-        columns = [name for name in names if name.strip() and counts[name] == 1]
-        if len(columns) < len(names):
-            evidence.append("left out: columns without a name, or with that of another")
-        evidence.append(why)
-        if readings:
-            others = ", ".join(readings[1:]) or "another one"
-            doubts.append(
-                f"The encoding is a guess: {readings[0]}. It may be {others}: if letters are"
-                f" wrong, set data.{what}.csv.encoding in the config."
-            )
+        csv, names, events, seen = _table(path, text, encoding, is_side=what != "interactions")
+        counts, evidence = Counter(names), [*seen, why]
     elif isinstance(file.source, JsonLinesSource):
-        counts = file.source.count_names(file)
-        columns = list(counts)
-        if wide_encoding(start[:START_BYTES]):
-            csv, evidence = CsvFormat(encoding=encoding), [why]
+        counts, doubts = file.source.count_names(file), []
+        csv = csv if wide_encoding(start[:START_BYTES]) else CsvFormat()
     else:
-        columns = file.source.column_names(file)
-    repeated = tuple(n for n in counts if n.strip() and n not in columns)
+        counts, evidence, doubts = Counter(file.source.column_names(file)), [], []
+        csv = CsvFormat()
+    is_text = isinstance(file.source, CsvSource)
+    repeated = tuple(n for n, count in counts.items() if n.strip() and count > 1 and is_text)
     if repeated:
+        named = ", ".join(map(shown, repeated[:5]))
         doubts.append(
-            f"Several columns of {shown(path, 100)} are called"
-            f" {', '.join(map(shown, repeated[:5]))}: they are left out. Give each a name of its"
-            " own."
+            f"Several columns of {shown(path, 100)} are called {named}: they are left out. Give"
+            " each a name of its own."
         )
-    folders = tuple(name for name in folder_columns(path) if name not in columns)
-    columns = [*columns, *folders]
+    folders = tuple(name for name in folder_columns(path) if name not in counts)
+    columns = [*(n for n in counts if n.strip() and n not in repeated), *folders]
     if len(columns) > _MOST_COLUMNS:
-        n_left_out = len(columns) - _MOST_COLUMNS
-        evidence.append(f"left out: {n_left_out:,} of {len(columns):,} columns")
+        evidence.append(f"left out: {len(columns) - _MOST_COLUMNS:,} of {len(columns):,} columns")
         # Keep the columns with the most values and the most telling names.
         likely = sorted(columns, key=lambda name: (-counts.get(name, 1), not is_name(name)))
         columns = [name for name in columns if name in set(likely[:_MOST_COLUMNS])]
@@ -141,11 +127,9 @@ def find_layout(patterns: Sequence[str], what: str) -> Layout:
 
 _ENCODING_BYTES = 1 << 16
 _LEAST_SCORE = 0.15
-_MOST_OTHERS = 3
-_ALSO_LATIN = ("cp1250", "cp1254")  # Central European and Turkish.
 _STRANGE_WORD = re.compile(r"[^\s,;|\t]*[^\x00-\x7f\s,;|][^\s,;|\t]*")
 _FEW_BEYOND_ASCII = re.compile(r"(?<![^\x00-\x7f])[^\x00-\x7f]{1,2}(?![^\x00-\x7f])")
-_KANA = range(0xA4, 0xA6)
+_KANA = (0xA4, 0xA5)
 _COMMON = {
     "euc_kr": ("euc_kr", range(0xB0, 0xC9)),
     "gb18030": ("gb2312", range(0xB0, 0xD8)),
@@ -157,32 +141,35 @@ _COMMON = {
 _CYRILLIC = ("cp1251", "koi8-r")
 
 
-def _encoding(start: bytes) -> tuple[str, str, list[str]]:
-    """Returns the encoding of a text, the evidence for it, and sample words if it is a guess."""
+def _encoding(start: bytes, what: str) -> tuple[str, str, list[str]]:
+    """Returns the encoding of a text, the evidence for it, and a doubt if it is a guess."""
     wide = wide_encoding(start[:START_BYTES])
     if wide is not None:
         why = "it begins with its mark" if wide in ("utf-16", "utf-32") else "its NUL bytes"
         return wide, f"encoding {wide}: {why}", []
     lines = [line for line in start.split(b"\n")[:-1] or [start] if not line.isascii()]
-    if not lines:
-        return "utf-8", "encoding utf-8: all is ASCII so far", []
     strange = [line for line in lines if not is_valid_utf8(line)]
-    n_good = len(lines) - len(strange)
-    if 2 * n_good >= len(lines):
-        return "utf-8", f"encoding utf-8: {n_good:,} of {len(lines):,} lines beyond ASCII are", []
+    if 2 * len(strange) <= len(lines):
+        n_good = f"{len(lines) - len(strange):,} of {len(lines):,} lines beyond ASCII are"
+        return "utf-8", f"encoding utf-8: {n_good if lines else 'all is ASCII so far'}", []
     sample = strange[: len(strange) * _ENCODING_BYTES // sum(map(len, strange)) + 1]
     scores = {name: _score(sample, name) for name in ("cp1252", *_COMMON, *_CYRILLIC)}
     best, *others = sorted(scores, key=lambda name: -scores[name])
     others = [name for name in others if scores[name] >= _LEAST_SCORE]
     if best == "cp1252":
-        others = [*_ALSO_LATIN, *others]
+        others = ["cp1250", "cp1254", *others]  # Central European and Turkish.
         is_latin = not any(0x80 <= byte < 0xA0 for line in sample for byte in line)
         best = "latin-1" if is_latin else best
     readings = []
-    for name in (best, *others[:_MOST_OTHERS]):
+    for name in (best, *others[:3]):
         words = _STRANGE_WORD.search("\n".join(line.decode(name, "replace") for line in sample))
         readings.append(f"{name} ({shown(words[0] if words else '', 24)})")
-    return best, f"encoding {best}: {len(strange):,} lines are not UTF-8; a guess", readings
+    doubt = (
+        f"The encoding is a guess: {readings[0]}. It may be"
+        f" {', '.join(readings[1:]) or 'another one'}: if letters are wrong, set"
+        f" data.{what}.csv.encoding in the config."
+    )
+    return best, f"encoding {best}: {len(strange):,} lines are not UTF-8; a guess", [doubt]
 
 
 def _score(lines: Sequence[bytes], name: str) -> float:
@@ -197,26 +184,22 @@ def _score(lines: Sequence[bytes], name: str) -> float:
     if sum("\ufffd" in text for text in texts) > 0.01 * len(texts):
         return 0.0
     if name in _CYRILLIC:  # Most of its letters are small, and follow one another.
-        is_small = [char.islower() and "а" <= char <= "ё" for char in letters]
-        return sum(is_small) / len(letters) * (1.0 - latin)
+        return sum("а" <= char <= "ё" for char in letters) / len(letters) * (1.0 - latin)
     other, leads = _COMMON[name]
     codes = [char.encode(other, "ignore") for char in letters]
     firsts = [code[0] for code in codes if len(code) == 2]
     share = sum(first in leads for first in firsts) / len(letters)
-    is_odd = other == "euc_jp" and not any(first in _KANA for first in firsts)
-    return share / 2 if is_odd else share  # It is hardly Japanese without kana.
+    # It is hardly Japanese without kana.
+    return share / 2 if other == "euc_jp" and not set(_KANA).intersection(firsts) else share
 
 
 # --- the table of a text
 
-_LINES = 500
-_ROW_LINES = 20
+_LINES, _ROW_LINES = 500, 20
 _MOST_ABOVE = 50
-_NEARLY_ALL = 0.95
 _DELIMITERS = (",", "\t", ";", "|", "::")
 _ISO_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d(?!\d)")
 _ID = re.compile(r"[\w.:-]{1,64}")
-_LIST = "items"
 _COMMA, _POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
 _Table = tuple[CsvFormat, list[str], ListOfEvents | None, list[str]]
@@ -267,24 +250,19 @@ def _table(path: str, text: bytes, encoding: str, *, is_side: bool) -> _Table:
             shown(filled[0]),
         )
     names = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
-    csv = dialect.model_copy(
-        update={
-            "names": () if has_header else tuple(names),
-            "encoding": encoding,
-            "decimal": _decimal(fitting[has_header:], dialect),
-            "skip_rows": skip_rows,
-        }
-    )
+    decimal = _decimal(fitting[has_header:], dialect)
+    stated = () if has_header else tuple(names)
+    update = {"names": stated, "encoding": encoding, "decimal": decimal, "skip_rows": skip_rows}
     evidence = [
-        f"{csv.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have {width}"
+        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have {width}"
     ]
     if any('"' in line for line in filled):
-        evidence.append("quotes around fields" if csv.quote else "quotes are text")
-    if csv.skip_rows:
-        evidence.append(f"{csv.skip_rows} line(s) above the table are left out")
-    if csv.decimal == ",":
+        evidence.append("quotes around fields" if dialect.quote else "quotes are text")
+    if skip_rows:
+        evidence.append(f"{skip_rows} line(s) above the table are left out")
+    if decimal == ",":
         evidence.append("numbers have a comma before their decimals")
-    return csv, names, None, [*evidence, why]
+    return dialect.model_copy(update=update), names, None, [*evidence, why]
 
 
 def _ragged(lines: Sequence[str], encoding: str) -> _Table | None:
@@ -300,40 +278,39 @@ def _ragged(lines: Sequence[str], encoding: str) -> _Table | None:
             and len({field.isdecimal() for row in rows for field in row[1:]}) == 1
         )
         if is_list:
-            names = ["user", _LIST]
+            names = ["user", "items"]
             csv = CsvFormat(delimiter=delimiter, quote=None, names=tuple(names), encoding=encoding)
             why = (
                 f"a list on each line: {delimiter!r} between {min(widths)} to {max(widths)}"
                 " fields, of which the first is another one each time"
             )
-            return csv, names, ListOfEvents(column=_LIST, separator=delimiter), [why]
+            return csv, names, ListOfEvents(column="items", separator=delimiter), [why]
     return None
 
 
 def _best_dialect(lines: Sequence[str]) -> tuple[float, int, CsvFormat]:
-    """Returns the share of rows that fit, their number of fields, and the best dialect."""
+    """Returns the share of rows that fit, their number of fields, and the best dialect.
+
+    Fields may contain blanks, so a blank is the last delimiter to try.
+    """
     scored = []
     for delimiter in _DELIMITERS:
         dialects = CsvFormat(delimiter=delimiter), CsvFormat(delimiter=delimiter, quote=None)
-        quoted, plain = ((*_fit(lines, dialect), dialect) for dialect in dialects)
+        quoted, plain = (_fit(lines, dialect) for dialect in dialects)
         # Without quotes there may be more fields: use quotes unless rows fit worse with them.
         is_quoted = round(quoted[0], 2) >= round(plain[0], 2) and quoted[1] > 1
         scored.append(quoted if is_quoted else plain)
     best = max(scored, key=lambda fit: (fit[1] > 1, round(fit[0], 2), fit[1]))
-    if best[1] < 2 or best[0] < 0.5:
-        # Fields may contain blanks, so they are the last delimiter to try.
-        dialect = CsvFormat(delimiter=" ", quote=None)
-        share, width = _fit(lines, dialect)
-        best = (share, width, dialect) if share >= _NEARLY_ALL else best
-    return best
+    blanks = _fit(lines, CsvFormat(delimiter=" ", quote=None))
+    return blanks if (best[1] < 2 or best[0] < 0.5) and blanks[0] >= 0.95 else best
 
 
-def _fit(lines: Sequence[str], dialect: CsvFormat) -> tuple[float, int]:
-    """Returns the share of rows with the most common number of fields, and that number."""
+def _fit(lines: Sequence[str], dialect: CsvFormat) -> tuple[float, int, CsvFormat]:
+    """Returns the share of rows with the most common number of fields, that number, the dialect."""
     rows = _rows(lines, dialect)
     counts = Counter(len(row) for row in rows if len(row) > 1)
     width, n_rows = counts.most_common(1)[0] if counts else (1, 0)
-    return n_rows / len(rows), width
+    return n_rows / len(rows), width, dialect
 
 
 def _rows(lines: Sequence[str], dialect: CsvFormat) -> list[list[str]]:
@@ -375,11 +352,7 @@ def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, 
         if repeated or first in below:
             again = shown([*repeated, *first][0])
             return False, f"no header: '{again}' of the first line comes again below"
-    if n_names:
-        return True, "header: its first line has names of columns"
-    if any(_is_number(row[at]) for row in below for at in range(len(first))):
-        return True, "header: numbers stand below its first line, and not in it"
-    return True, "header: what its first line has never comes again below"
+    return True, "header: its first line has names of columns, or what never comes again below"
 
 
 def _is_number(text: str) -> bool:

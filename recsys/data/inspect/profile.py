@@ -1,4 +1,4 @@
-"""Statistics of a column's values, including the unit or format of times; counts of hashes."""
+"""Description of a column's values in a sample, including the unit or format of times."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import TimestampUnit
-from recsys.data.hashes import fingerprints
+from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.values import (
     is_list,
+    list_lengths,
     read_list,
     split_lists,
     to_ids,
@@ -27,10 +28,12 @@ from recsys.data.sources.values import (
 )
 from recsys.data.time_format import time_pattern
 
-_EXAMPLES, _MOST_VALUES, _SAMPLE, _HEAD = 3, 200, 2000, 20_000
+_MOST_VALUES, _SAMPLE, _HEAD = 200, 2000, 20_000
 _NEARLY_ALL = 0.9
-_URL = r"^\s*(https?://|www\.)\S+$"
-_ASIN = r"^(B0[0-9A-Z]{8}|[0-9]{9}[0-9X])$"
+_SIGNS = ("|", ";", ",", " ")
+_ID = re.compile(r"\s*[\w.:-]{1,64}\s*")
+_LEAST_WIDTH = 4
+"""Width from which lists of as many numbers are vectors."""
 
 
 @dataclasses.dataclass
@@ -39,7 +42,7 @@ class Profile:
 
     Attributes:
         name: Name of the column.
-        kind: `empty`, `whole number`, `number`, `time`, `list` or `text`.
+        kind: `empty`, `whole number`, `number`, `time`, `list`, `vector` or `text`.
         n_rows: Number of rows.
         n_null: Number of rows without a value.
         texts: Values as ids `[n_rows]`, null if missing; the elements of lists.
@@ -48,7 +51,8 @@ class Profile:
         time_formats: Formats in which the text values are times; several if ambiguous.
         is_recent: Whether nearly all times are between 1995 and now.
         is_folder: Whether the column comes from the names of folders.
-        had_point_zero: Whether the values are integers that are all written like 13.0.
+        width: Number of elements, if all lists have as many; else 0.
+        lengths: Number of elements of each row's list `[n_rows]`; None: no lists.
     """
 
     name: str
@@ -61,7 +65,8 @@ class Profile:
     time_formats: tuple[str, ...] = ()
     is_recent: bool = True
     is_folder: bool = False
-    had_point_zero: bool = False
+    width: int = 0
+    lengths: np.ndarray | None = None
 
     @functools.cached_property
     def counts(self) -> pa.StructArray:
@@ -88,7 +93,7 @@ class Profile:
     @property
     def examples(self) -> list[str]:
         """A few values."""
-        return self.sample[:_EXAMPLES]
+        return self.sample[:3]
 
     @property
     def n_values(self) -> int:
@@ -111,6 +116,11 @@ class Profile:
         return self.kind in ("whole number", "number")
 
     @property
+    def is_nameless(self) -> bool:
+        """Whether the name was generated because the file has no header."""
+        return self.name[:1] == "c" and self.name[1:].isdecimal()
+
+    @property
     def is_grouped(self) -> bool:
         """Whether equal values are consecutive, and some occur several times."""
         values, n = self.texts.drop_null(), len(self.distinct)
@@ -118,65 +128,60 @@ class Profile:
         return n_changes < 1.01 * n and 1 < n <= 0.8 * self.n_values
 
     @functools.cached_property
-    def is_url(self) -> bool:
-        """Whether most values are URLs."""
-        return self.kind in ("text", "list") and self._share_of(_URL) > 0.5
-
-    @functools.cached_property
-    def is_asin(self) -> bool:
-        """Whether nearly all values are Amazon's product ids, or ISBNs."""
-        return self._share_of(_ASIN) >= _NEARLY_ALL
+    def separator(self) -> str | None:
+        """Separator of ids in most values of a text; None: lists; empty: single values."""
+        if self.kind == "list":
+            return None
+        for sign in _SIGNS if self.kind == "text" else ():
+            lists = [[part for part in value.split(sign) if part] for value in self.sample]
+            parts = [part for parts in lists for part in parts]
+            are_ids = all(_ID.fullmatch(part) and any(map(str.isdigit, part)) for part in parts)
+            if are_ids and 2 * sum(len(parts) > 1 for parts in lists) >= len(lists):
+                return sign
+        return ""
 
     @property
     def has_words(self) -> bool:
         """Whether a text column holds sentences rather than categories."""
         return self.kind == "text" and sum(map(len, self.sample)) > 12 * len(self.sample)
 
-    def _share_of(self, pattern: str) -> float:
+    def share_of(self, pattern: str) -> float:
+        """Returns the share of distinct values that match a regular expression [0..1]."""
         matches = pc.match_substring_regex(pa.array(self.sample, pa.string()), pattern)
         return (pc.sum(matches).as_py() or 0) / max(1, len(self.sample))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the profile for `recsys check --json`."""
-        return {
-            "name": self.name,
-            "type": self.kind,
-            "rows": self.n_rows,
-            "nulls": self.n_null,
-            "distinct": len(self.distinct),
-            "lowest": self.lowest,
-            "highest": self.highest,
-            "examples": self.examples,
-        }
+        names = {"name": "name", "type": "kind", "rows": "n_rows", "nulls": "n_null"}
+        ends = {end: getattr(self, end) for end in ("lowest", "highest", "examples")}
+        told = {key: getattr(self, name) for key, name in names.items()}
+        return {**told, "distinct": len(self.distinct), **ends}
 
 
 def profile_column(
-    name: str, column: pa.Array, now: int, decimal: str, *, may_be_days: bool, is_folder: bool
+    name: str, column: pa.Array, now: int, decimal: str, *, is_folder: bool
 ) -> Profile:
     """Returns the profile of a column.
 
     Args:
-        name: Its name.
+        name: Its name. If it suggests a time, numbers may be days, such as 20240131.
         column: Its raw values `[n]`; the first ones determine the kind.
         now: The current time [seconds since 1970, UTC].
         decimal: Decimal separator of numbers as text.
-        may_be_days: Whether numbers may be days, such as 20240131.
         is_folder: Whether the column comes from the names of folders.
     """
     n_rows, n_null = len(column), column.null_count
     if pa.types.is_string(column.type) and _are_lists(column):
         column = split_lists(pc.fill_null(column, "[]"), None)
     if is_list(column.type):
-        texts = to_ids(column.flatten())
-        kind = "list" if len(texts) > texts.null_count else "empty"
-        return Profile(name, kind, n_rows, n_null, texts, is_folder=is_folder)
+        return _profile_lists(Profile(name, "list", n_rows, n_null, column, is_folder=is_folder))
     texts = to_ids(column)
     head = column.filter(texts.is_valid()).slice(0, _HEAD)
     profile = Profile(name, "empty", n_rows, texts.null_count, texts, is_folder=is_folder)
     if not len(head):
         return profile
     numbers = to_numbers(head, decimal).drop_null()
-    profile.unit, profile.is_recent = find_unit(head, now)
+    profile.unit, profile.is_recent = _find_unit(head, now)
     if pa.types.is_temporal(column.type) or profile.unit == "iso8601":
         profile.kind = "time"
     elif len(numbers) >= _NEARLY_ALL * len(head):
@@ -184,19 +189,34 @@ def profile_column(
         profile.kind = "whole number" if is_whole else "number"
     else:
         profile.kind = "text"
-    if profile.kind == "text" or (may_be_days and profile.unit is None and profile.is_number):
-        formats = find_formats(pc.unique(to_ids(head)))
-        profile.kind = "time" if formats else profile.kind
-        profile.time_formats = formats
+    may_be_days = name_score(name, "timestamp") > 0 and profile.unit is None and profile.is_number
+    if profile.kind == "text" or may_be_days:
+        profile.time_formats = find_formats(pc.unique(to_ids(head)))
+        profile.kind = "time" if profile.time_formats else profile.kind
     if profile.kind == "whole number":  # A run removes the `.0` of an id, too.
         profile.texts = without_point_zero(texts)
-        is_same = pc.equal(profile.texts, texts)
-        profile.had_point_zero = profile.texts is not texts and not pc.any(is_same).as_py()
     if profile.unit is not None or len(profile.time_formats) == 1:
         times = to_times(column, profile.unit or "seconds", next(iter(profile.time_formats), None))
         profile.numbers = times.drop_null().to_numpy()
     elif profile.is_number:
         profile.numbers = to_numbers(column, decimal).drop_null().to_numpy().astype(np.float64)
+    return profile
+
+
+def _profile_lists(profile: Profile) -> Profile:
+    """Returns the profile of a column of lists, given in `texts`."""
+    lists, elements = profile.texts, profile.texts.flatten()
+    lengths = list_lengths(lists)
+    texts = to_ids(elements)
+    profile = dataclasses.replace(profile, texts=texts, lengths=lengths)
+    widths = np.unique(lengths[lists.is_valid().to_numpy(zero_copy_only=False)])
+    head = elements.slice(0, _HEAD)
+    are_numbers = to_numbers(head).null_count == 0 and len(head) > 0
+    has_fractions = bool(pc.any(pc.match_substring(texts.slice(0, _HEAD), ".")).as_py())
+    if len(texts) == texts.null_count:
+        profile.kind = "empty"
+    elif len(widths) == 1 and widths[0] >= _LEAST_WIDTH and are_numbers and has_fractions:
+        profile.kind, profile.width = "vector", int(widths[0])
     return profile
 
 
@@ -210,33 +230,31 @@ def _are_lists(texts: pa.Array) -> bool:
 
 # --- units and formats of times
 
-_LEAST = {"iso8601": EARLIEST}
 _BULK_AFTER = 631_152_000
 """1990 [seconds since 1970]: the bulk of numbers that are times is between then and now."""
 _LATER_THAN = 788_918_400
 """1995 [seconds since 1970]: numbers between then and now are rarely anything but times."""
+
 _LONGEST = 64
-
+_ORDERS = ("%d %m %Y", "%m %d %Y", "%Y %m %d", "%d %m %y", "%m %d %y", "%d %b %Y")
 _DAYS = [
-    *(f"{a}{sign}{b}{sign}{c}" for sign in "/-." for a, b, c in (
-        ("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d"), ("%d", "%m", "%y"),
-        ("%m", "%d", "%y"), ("%d", "%b", "%Y"),
-    )),
-    *("%B %d, %Y", "%d %B %Y", "%d. %B %Y", "%B %d %Y", "%a, %d %b %Y", "%A, %B %d, %Y"),
-    *("%Y年%m月%d日", "%Y%m%d"),
-]  # fmt: skip
+    *(order.replace(" ", sign) for sign in "/-." for order in _ORDERS),
+    *("%B %d, %Y", "%d %B %Y", "%B %d %Y", "%a, %d %b %Y", "%A, %B %d, %Y", "%Y年%m月%d日"),
+    "%Y%m%d",
+]
 _CLOCKS = (
-    "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ", %H:%M",
-    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S", ":%H:%M:%S",
-)  # fmt: skip
+    *(" %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %H:%M:%S"),
+    *(", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S", ":%H:%M:%S"),
+)
+_ZONES = ("", " %z", " %Z")
 _FORMATS = [
-    *(f"{day}{clock}{zone}" for day, clock in itertools.product(_DAYS, _CLOCKS)
-      for zone in (("", " %z", " %Z") if clock else ("",))),
-    *(f"%a %b %d %H:%M:%S{zone} %Y" for zone in ("", " %z", " %Z")),
-]  # fmt: skip
+    *_DAYS,
+    *(f"{day}{clock}{zone}" for day, clock, zone in itertools.product(_DAYS, _CLOCKS, _ZONES)),
+    *(f"%a %b %d %H:%M:%S{zone} %Y" for zone in _ZONES),
+]
 
 
-def find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
+def _find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
     """Returns the unit in which the bulk of values are times, and whether they are recent.
 
     Outliers such as the year 9999 for "never" have no effect: the median decides. A number is a
@@ -248,9 +266,8 @@ def find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
     """
     for unit in UNITS:
         times = to_times(column, unit).drop_null().to_numpy()
-        if len(times) < max(1, 0.5 * len(column)):
-            continue
-        if _LEAST.get(unit, _BULK_AFTER) <= np.median(times) <= now:
+        least = EARLIEST if unit == "iso8601" else _BULK_AFTER
+        if len(times) >= max(1, 0.5 * len(column)) and least <= np.median(times) <= now:
             is_recent = (times >= _LATER_THAN) & (times <= now)
             return unit, bool(is_recent.mean() >= _NEARLY_ALL)
     return None, True
@@ -271,70 +288,9 @@ def find_formats(texts: pa.Array) -> tuple[str, ...]:
         if sum(pattern.match(text) is not None for text in few) >= 0.5 * len(few)
     }
     best = max(shares.values(), default=0.0)
-    if best < _NEARLY_ALL:
-        return ()
-    return tuple(format_ for format_, share in shares.items() if share == best)
+    return tuple(f for f, share in shares.items() if share == best and best >= _NEARLY_ALL)
 
 
 @functools.cache
 def _patterns() -> dict[str, re.Pattern[str]]:
     return {format_: re.compile(time_pattern(format_)) for format_ in _FORMATS}
-
-
-# --- counts of distinct values
-
-_LEAST_LOOSE = 1 << 20
-
-
-class HashCount:
-    """Counts distinct hashes, exactly up to a limit, and by a sample of their last bits beyond.
-
-    Args:
-        most: Maximum number of hashes to keep; None: no limit.
-    """
-
-    def __init__(self, most: int | None = None) -> None:
-        self.n_added = 0
-        self._most, self._shift, self._n_loose = most, 0, 0
-        self._hashes, self._flags = [np.zeros(0, np.uint64)], [np.zeros(0, bool)]
-
-    def add(self, hashes: np.ndarray, flags: np.ndarray | None = None) -> None:
-        """Adds hashes `[n]` uint64 with flags `[n]` bool; the first flag of a hash counts."""
-        self.n_added += len(hashes)
-        self._n_loose += len(hashes)
-        self._hashes.append(hashes)
-        self._flags.append(np.zeros(len(hashes), bool) if flags is None else flags)
-        # So rarely that the total work is linear in the number of hashes.
-        if self._n_loose > max(_LEAST_LOOSE, len(self._hashes[0])):
-            self._join()
-
-    def add_texts(self, texts: pa.Array) -> None:
-        """Adds texts `[n]`, except nulls."""
-        self.add(fingerprints(pc.unique(texts).drop_null().cast(pa.large_string())))
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all hashes are kept."""
-        self._join()
-        return self._shift == 0
-
-    @property
-    def n_flagged(self) -> int:
-        """Number of distinct flagged hashes."""
-        self._join()
-        return int(self._flags[0].sum()) << self._shift
-
-    def __len__(self) -> int:
-        self._join()
-        return len(self._hashes[0]) << self._shift
-
-    def _join(self) -> None:
-        if len(self._hashes) == 1:
-            return
-        hashes, first = np.unique(np.concatenate(self._hashes), return_index=True)
-        flags = np.concatenate(self._flags)[first]
-        is_kept = hashes & np.uint64((1 << self._shift) - 1) == 0
-        while self._most is not None and is_kept.sum() > self._most:
-            self._shift += 1
-            is_kept = hashes & np.uint64((1 << self._shift) - 1) == 0
-        self._hashes, self._flags, self._n_loose = [hashes[is_kept]], [flags[is_kept]], 0

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from recsys.data.config import InteractionColumns, InteractionsConfig, Split, write_feature
+from recsys.data.config import (
+    RESERVED_FEATURE_NAMES,
+    InteractionColumns,
+    InteractionsConfig,
+    ListOfEvents,
+    Split,
+    read_event_feature,
+    write_event_feature,
+    write_feature,
+)
 from recsys.data.entities import LEAST_JOIN
-from recsys.data.hashes import fingerprints
+from recsys.data.event_features import EventFeature
+from recsys.data.inspect.features import event_feature_of
 from recsys.data.inspect.findings import (
     Advance,
     Findings,
@@ -23,26 +30,25 @@ from recsys.data.inspect.findings import (
     check_rows,
     remarks_on,
 )
+from recsys.data.inspect.labels import Labels, find_labels, plain_name
 from recsys.data.inspect.layout import Layout, find_layout
+from recsys.data.inspect.order import globs_of_spans, propose_split
 from recsys.data.inspect.profile import Profile, profile_column
 from recsys.data.inspect.roles import (
     NO_COLUMN,
+    POSITIVE,
     RULES,
+    SHOWN,
     TIME_FORMAT,
+    Mapped,
     Role,
     Roles,
-    find_events,
     find_roles,
-    is_nameless,
-    name_score,
     parse_map,
-    parts_of,
-    words_of,
 )
+from recsys.data.inspect.shapes import Lists, find_events, why_no_item, with_wide_rows
 from recsys.data.inspect.sides import ROLE, Overlap, Side, find_overlap, find_side
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.source_files import patterns as patterns_of
-from recsys.data.sources.source_files import span_pattern
 from recsys.data.sources.values import to_ids, written_times
 from recsys.data.split import DAY_S
 from recsys.errors import RecsysError, UsageError, shown
@@ -65,6 +71,8 @@ class Inspection:
         layout: Format and layout of the interactions.
         profiles: Profiles of their columns.
         roles: The column of each role.
+        labels: The labels of the interactions.
+        features: The features of the interactions.
         sides: The items and the users, if there are files of them.
         config: Config that reads the interactions; `None` if a role is undecided.
         findings: Predicted results of a run, by `interactions`, `items` and `users`; none if a
@@ -78,6 +86,8 @@ class Inspection:
     layout: Layout
     profiles: dict[str, Profile]
     roles: Roles
+    labels: Labels
+    features: tuple[EventFeature, ...]
     sides: dict[str, Side]
     config: InteractionsConfig | None = None
     findings: dict[str, Findings] = dataclasses.field(default_factory=dict)
@@ -116,7 +126,12 @@ class Inspection:
             "evidence": layout.evidence,
             "columns": [profile.to_json() for profile in self.profiles.values()],
             "roles": {role: vars(decided) for role, decided in self.roles.decided.items()},
-            "explode": explode and explode.model_dump(),
+            "labels": {
+                name: one.model_dump(mode="json") for name, one in self.labels.labels.items()
+            },
+            "positive": self.labels.positive,
+            "features": [write_event_feature(feature) for feature in self.features],
+            "explode": explode and _told(explode),
             "timestamp_unit": config and config.timestamp_unit,
             "timestamp_format": config and config.timestamp_format,
             "split": split,
@@ -127,6 +142,12 @@ class Inspection:
             "remarks": self.remarks,
             "undecided": self.undecided,
         }
+
+
+def _told(explode: ListOfEvents) -> dict[str, Any]:
+    """Returns `explode` for `to_json`, with its options that aren't defaults."""
+    told = {"column": explode.column, "separator": explode.separator}
+    return told | explode.model_dump(mode="json", exclude_defaults=True)
 
 
 def inspect_files(
@@ -158,17 +179,19 @@ def inspect_files(
         n_rows = sample if what == "interactions" else None
         looks[what] = layout, _profiles(layout, what, now, n_rows, advance)
     report = _judged(_decided(looks, maps, now, sample, advance), now, sample, advance)
-    undecided, options = report.roles.undecided, report.roles.options
-    if not undecided or undecided.keys() - options.keys():
+    options = report.roles.options
+    if report.labels.undecided:
+        options = {**options, POSITIVE: report.labels.options}
+    if not options or report.roles.undecided.keys() - options.keys():
         return report
     layout, profiles = looks["interactions"]
-    if len(layout.files) > _TRIED_FILES and not _globs_of_spans(layout):
+    if len(layout.files) > _TRIED_FILES and not globs_of_spans(layout):
         files = tuple(file.path for file in layout.files[:_TRIED_FILES])
         source = layout.source.model_copy(update={"files": files})
         looks["interactions"] = dataclasses.replace(layout, source=source), profiles
     n_rows = min(sample or _TRIED_ROWS, _TRIED_ROWS)
     for words in itertools.islice(itertools.product(*options.values()), _MOST_TRIES):
-        with contextlib.suppress(RecsysError):
+        with contextlib.suppress(RecsysError, UsageError):
             tried = _decided(looks, [*maps, *words], now, n_rows, lambda n_bytes: None)
             tried = _judged(tried, now, n_rows, lambda n_bytes: None)
             if tried.undecided:
@@ -214,14 +237,9 @@ def _profiles(
         parts = [batch.column(name) for batch in batches]
         if len({part.type for part in parts}) > 1:  # Of JSON, or of several files.
             parts = [to_ids(part) for part in parts]
-        profiles[name] = profile_column(
-            name,
-            pa.concat_arrays(parts or [pa.nulls(0, pa.string())]),
-            now,
-            layout.source.csv.decimal,
-            may_be_days=name_score(name, "timestamp") > 0,
-            is_folder=name in layout.folders,
-        )
+        column = pa.concat_arrays(parts or [pa.nulls(0, pa.string())])
+        decimal, is_folder = layout.source.csv.decimal, name in layout.folders
+        profiles[name] = profile_column(name, column, now, decimal, is_folder=is_folder)
     return profiles
 
 
@@ -231,87 +249,116 @@ def _decided(
     """Returns the roles of all columns, as far as names, values and `--map` say them."""
     layout, profiles = looks["interactions"]
     mapped = parse_map(maps, layout.columns)
-    events = layout.source.explode
-    if events is None and (found := find_events(profiles, mapped)):
-        events, why = found
-        source = layout.source.model_copy(update={"explode": events})
-        layout = dataclasses.replace(layout, source=source, evidence=[*layout.evidence, why])
+    doubts = [doubt for look in looks.values() for doubt in look[0].doubts]
+    hints: dict[str, tuple[Role, ...]] = {}
+    if layout.source.explode is not None:
+        hints["item"] = (Role(layout.source.explode.column, "its lists hold the events"),)
+    elif found := find_events(profiles, mapped):
+        hints, doubts = {**found.hints}, [*doubts, *found.doubts]
+        layout = _exploded(layout, found)
         profiles = _profiles(layout, "interactions", now, sample, advance)
+        if mapped.get("item") and mapped["item"][0] not in profiles:
+            del mapped["item"]  # It is the list, of which a field is the item.
     if TIME_FORMAT in mapped:
         profiles = _with_format(profiles, mapped)
-    if _globs_of_spans(layout):  # They are split by time.
-        mapped.setdefault("part", NO_COLUMN)
-    hints: dict[str, Role] = {}
-    # In lists of objects the item is a field.
-    is_object = events and any(name.startswith(f"{events.column}.") for name in profiles)
-    if events and events.column in profiles and not is_object:
-        hints["item"] = Role(events.column, "its lists hold the events")
+    if globs_of_spans(layout):  # They are split by time.
+        mapped.setdefault("part", (NO_COLUMN,))
     overlaps: dict[str, Overlap | None] = {}
-    taken = dict(mapped)
+    taken = {**mapped}
     for what, (_, columns) in looks.items():
         if what != "interactions" and (same := find_overlap(ROLE[what], profiles, columns, taken)):
-            overlaps[what], taken[ROLE[what]] = same, same.column
+            overlaps[what], taken[ROLE[what]] = same, (same.column,)
             why = f"{same.share:.0%} of its values are in the {what}' file"
-            hints[ROLE[what]] = Role(same.column, why)
-    roles = find_roles(profiles, mapped, hints, layout.repeated)
-    undecided = list(roles.undecided.values())
+            hints[ROLE[what]] = (Role(same.column, why),)
+    roles = find_roles(profiles, mapped, hints, layout.repeated, why_no_item(profiles))
+    roles = with_wide_rows(roles, profiles)
+    labels = find_labels(roles, profiles, mapped)
+    features = _event_features(roles, profiles, labels)
+    undecided = [*roles.undecided.values(), *[labels.undecided] * bool(labels.undecided)]
     sides: dict[str, Side] = {}
     for what, look in looks.items():
         if what == "interactions":
             continue
-        names = [feature.name for side in sides.values() for feature in side.features]
+        names = [feature.name for feature in features]
+        names += [feature.name for side in sides.values() for feature in side.features]
         theirs = roles.decided.get(ROLE[what])
         side = sides[what] = find_side(what, *look, theirs, overlaps.get(what), names)
         if side.id is None and theirs is not None:
             undecided.append(_no_id(ROLE[what], side, profiles[theirs.column]))
-    doubts = [doubt for look in looks.values() for doubt in look[0].doubts]
-    for role in ("user", "item"):
-        ids = profiles.get(roles.decided[role].column) if role in roles.decided else None
-        if ids and ids.had_point_zero:
-            id_ = ids.examples[0]
-            doubts.append(f"{shown(ids.name)}: ids are written as {id_}.0 and read as {id_}.")
-    return Inspection(layout, profiles, roles, sides, undecided=undecided, remarks=doubts)
+    return Inspection(
+        layout, profiles, roles, labels, features, sides, undecided=undecided, remarks=doubts
+    )
+
+
+def _exploded(layout: Layout, found: Lists) -> Layout:
+    """Returns the layout with a row for each event of a list."""
+    events = found.events
+    names = [] if events.fields is None else events.fields.names
+    fields = [f"{events.column}.{name}" for name in names]
+    columns = [name for name in layout.columns if not fields or name != events.column]
+    source = layout.source.model_copy(update={"explode": events})
+    evidence = [*layout.evidence, found.reason]
+    return dataclasses.replace(
+        layout, source=source, columns=[*columns, *fields], evidence=evidence
+    )
+
+
+def _event_features(
+    roles: Roles, profiles: Mapping[str, Profile], labels: Labels
+) -> tuple[EventFeature, ...]:
+    """Returns the features of events: context, and outcomes."""
+    columns = {
+        role.column: name == "outcome"
+        for name in ("context", "outcome")
+        for role in roles.several.get(name, ())
+    }
+    if labels.kinds:  # A kind is known after the event.
+        columns[roles.decided["event"].column] = True
+    features: list[EventFeature] = []
+    names = {*RESERVED_FEATURE_NAMES}
+    for column, is_outcome in columns.items():
+        options = event_feature_of(profiles[column])
+        if isinstance(options, str):
+            continue
+        name = plain_name(column, names)
+        names.add(name)
+        # What is known of an item isn't known of a query.
+        more = {"outcome": True} if is_outcome or options["kind"] == "price" else {}
+        features.append(read_event_feature({"name": name, "column": column, **options, **more}))
+    return tuple(features)
 
 
 def _judged(report: Inspection, now: int, sample: int | None, advance: Advance) -> Inspection:
     """Returns a report with the config and what a run would do with all rows, if it is decided."""
-    layout, profiles, roles, sides = report.layout, report.profiles, report.roles, report.sides
     if report.undecided:
         return report
-    columns = {role: decided.column for role, decided in roles.decided.items()}
-    keys = {
-        key: value
-        for role, column in columns.items()
-        for key, (value, _) in RULES[role].keys(profiles[column]).items()
-    }
-    source = layout.source.model_dump()
-    config = InteractionsConfig(**source, columns=InteractionColumns(**columns), **keys)
-    config, split, why = _split(config, profiles, layout)
+    layout, profiles, roles, sides = report.layout, report.profiles, report.roles, report.sides
+    config, split, why = propose_split(_config(report), profiles, layout)
     findings = {
         what: check_entities(what, side_config, sample)
         for what, side in sides.items()
         if (side_config := side.config(what))
     }
-    events_found = check_rows(config, now, sample, advance, findings)
-    findings = {"interactions": events_found, **findings}
-    first, last = events_found.first, events_found.last
-    if split == "time" and first is not None and first == last:
-        split, why = "random", "all times are one moment, so nothing comes before another"
-    elif split == "time" and first is not None and first // DAY_S == (last or 0) // DAY_S:
-        split, why = "last_out", "all times lie on one day, which no midnight splits"
+    events = check_rows(config, now, sample, advance, findings)
+    findings = {"interactions": events, **findings}
+    if split == "time" and events.first is not None and events.last is not None:
+        if events.first == events.last:
+            split, why = "random", "all times are one moment, so nothing comes before another"
+        elif events.first // DAY_S == events.last // DAY_S:
+            split, why = "last_out", "all times lie on one day, which no midnight splits"
     undecided: list[str] = []
-    if not events_found.n_good:
-        most = next(iter(events_found.rejected.most_common(1)), ("no row",))[0]
+    if not events.n_good:
+        most = next(iter(events.rejected.most_common(1)), ("no row",))[0]
         undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
-    elif not events_found.n_positive:
+    elif not events.n_positive:
         undecided = ["no row would be a positive; map other columns"]
     elif sample is None:
         undecided = [
             _unmatched(what, side, profiles[roles.decided[ROLE[what]].column], share)
             for what, side in sides.items()
-            if what in findings and (share := events_found.share_known(what)) < LEAST_JOIN
+            if what in findings and (share := events.share_known(what)) < LEAST_JOIN
         ]
-    if not undecided and split != "time" and (globs := _globs_of_spans(layout)):
+    if not undecided and split != "time" and (globs := globs_of_spans(layout)):
         undecided = [
             f"files with spans are split by time, and these can't be: {why}; name them by a glob:"
             f" {shown(globs[0], 100)}"
@@ -327,13 +374,28 @@ def _judged(report: Inspection, now: int, sample: int | None, advance: Advance) 
     )
 
 
-def _globs_of_spans(layout: Layout) -> list[str]:
-    """Returns the globs of patterns that have spans."""
-    spans = map(span_pattern, patterns_of(layout.source.files))
-    return [span.as_glob for span in spans if span is not None]
+def _config(report: Inspection) -> InteractionsConfig:
+    """Returns the config of the interactions, without what the split adds."""
+    labels = report.labels
+    columns = {role: decided.column for role, decided in report.roles.decided.items()}
+    keys = {
+        key: value
+        for role, column in columns.items()
+        for key, (value, _) in RULES[role].keys(report.profiles[column]).items()
+    }
+    columns = {r: c for r, c in columns.items() if labels.labels or r not in SHOWN}
+    return InteractionsConfig(
+        **report.layout.source.model_dump(),
+        columns=InteractionColumns(**columns),
+        labels=labels.labels,
+        positive=labels.positive,
+        history_events=labels.kinds,
+        features=report.features,
+        **keys,
+    )
 
 
-def _with_format(profiles: Mapping[str, Profile], mapped: dict[str, str]) -> dict[str, Profile]:
+def _with_format(profiles: Mapping[str, Profile], mapped: Mapped) -> dict[str, Profile]:
     """Returns the profiles with the format of times given by `--map`.
 
     If a single column has it, that becomes the timestamp.
@@ -341,9 +403,9 @@ def _with_format(profiles: Mapping[str, Profile], mapped: dict[str, str]) -> dic
     Raises:
         UsageError: The format fits no column.
     """
-    format_, column = mapped[TIME_FORMAT], mapped.get("timestamp")
-    fitting = [] if column is None or column not in profiles else [column]
-    for name, profile in profiles.items() if column is None else ():
+    format_ = mapped[TIME_FORMAT][0]
+    fitting = [name for name in mapped.get("timestamp", ()) if name in profiles]
+    for name, profile in profiles.items() if "timestamp" not in mapped else ():
         texts = pa.array(profile.sample, pa.string())
         if written_times(texts, format_).null_count < 0.1 * len(texts):
             fitting.append(name)
@@ -355,7 +417,7 @@ def _with_format(profiles: Mapping[str, Profile], mapped: dict[str, str]) -> dic
             format_,
         )
     if len(fitting) == 1:
-        mapped["timestamp"] = fitting[0]
+        mapped["timestamp"] = (fitting[0],)
     changes: dict[str, Any] = {"kind": "time", "time_formats": (format_,)}
     return {
         name: dataclasses.replace(profile, **changes) if name in fitting else profile
@@ -365,7 +427,7 @@ def _with_format(profiles: Mapping[str, Profile], mapped: dict[str, str]) -> dic
 
 def _no_id(role: str, side: Side, theirs: Profile) -> str:
     """Returns why a catalogue has no id, and advice."""
-    name = f"{role}_id" if is_nameless(theirs) else shown(theirs.name)
+    name = f"{role}_id" if theirs.is_nameless else shown(theirs.name)
     cure = f"rename it to {name}"
     if not side.layout.has_header:
         cure = f"give the file a first line with names, {role}_id for the id"
@@ -383,94 +445,3 @@ def _unmatched(what: str, side: Side, theirs: Profile, share: float) -> str:
         f" {', '.join(map(shown, ids))}, here {', '.join(map(shown, theirs.examples))}; map another"
         f" column with --map {ROLE[what]}=COLUMN, write ids alike, or leave --{what} out"
     )
-
-
-# --- the split
-
-_ROWS, _COLUMNS = 200_000, 50
-_MOST_NAMED_FILES = 100
-_LEAST_CHANGES, _MOST_REVERSALS = 0.05, 0.01
-"""Shares of a user's consecutive rows that differ, and that contradict the order of a column."""
-_LEAST_DESCENTS = 0.2
-"""Share of a user's consecutive rows with descending item ids, above which the rows are not sorted
-by item; in random order it is one half."""
-
-
-def _split(
-    config: InteractionsConfig, profiles: Mapping[str, Profile], layout: Layout
-) -> tuple[InteractionsConfig, Split, str]:
-    """Returns the config with the parts or the order of a split, the split, and the reason."""
-    files = {} if _globs_of_spans(layout) else _named_files(layout)
-    has_times = config.columns.timestamp is not None
-    if config.columns.part is not None or files:
-        reason = "names of files say which are held out" if files else "a column names the parts"
-        how = "eval_files, with all files in files" if files else "columns.part"
-        instead = f"; for one split in time instead: split: time, without {how}"
-        return config.model_copy(update=files), "given", reason + instead * has_times
-    if has_times:
-        return config, "time", "there are times"
-    stands_together, sorted_by = _order_of_rows(config, profiles)
-    if stands_together and sorted_by is not None:
-        reason = (
-            f"no times; rows of a user are sorted by {shown(sorted_by)}, which explains their"
-            " order; if it is that of time: last_out, with interactions.order file"
-        )
-        return config, "random", reason
-    if stands_together and config.columns.rating is None and config.columns.weight is None:
-        reason = (
-            "no times; rows of a user stand together and are not sorted by any column, so they"
-            " seem to stand in their order; if they don't: random, without order"
-        )
-        return config.model_copy(update={"order": "file"}), "last_out", reason
-    reason = (
-        "no times and no sign of an order; if rows stand in the order of time: last_out, with"
-        " interactions.order file"
-    )
-    return config, "random", reason
-
-
-def _named_files(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """Returns the files of each part if their names, or those of their folders, say it."""
-    listed = patterns_of(layout.source.files), [file.path for file in layout.files]
-    for files, at in itertools.product(listed, (-1, -2)):
-        parts = parts_of({file: words_of(PurePath("x", "x", file).parts[at]) for file in files})
-        is_clear = parts and not set(parts["eval"]) & set(parts["train"])
-        if is_clear and len(files) <= _MOST_NAMED_FILES:
-            valid = tuple(f for f in parts["valid"] if f not in parts["eval"] + parts["train"])
-            rest = tuple(file for file in files if file not in parts["eval"] + valid)
-            return {"files": rest, "eval_files": parts["eval"], "valid_files": valid}
-    return {}
-
-
-def _order_of_rows(
-    config: InteractionsConfig, profiles: Mapping[str, Profile]
-) -> tuple[bool, str | None]:
-    """Returns whether rows are grouped by user, and the column that they are sorted by."""
-    user, item = config.columns.user, config.columns.item
-    plain = [name for name, profile in profiles.items() if profile.kind not in ("empty", "list")]
-    texts = {name: profiles[name].texts.slice(0, _ROWS) for name in (user, item, *plain[:_COLUMNS])}
-    is_known = texts[user].is_valid()
-    users = fingerprints(texts.pop(user).filter(is_known))
-    is_same = users[1:] == users[:-1]
-    n_runs = 1 + int((~is_same).sum())
-    if n_runs > 1.01 * len(np.unique(users)) or not is_same.any():
-        return False, None
-    # Items may be sorted as text or, if all are numbers, as numbers.
-    falls = [rank[1:] < rank[:-1] for rank in _ranks(texts.pop(item).filter(is_known))]
-    if min(fall[is_same].mean() for fall in falls) < _LEAST_DESCENTS:
-        return True, item
-    for name, values in texts.items():
-        steps = np.diff(next(_ranks(values.filter(is_known))))
-        fewer, more = sorted([(steps[is_same] < 0).mean(), (steps[is_same] > 0).mean()])
-        is_row_number = (steps == 1).mean() >= 1 - _MOST_REVERSALS
-        if fewer <= _MOST_REVERSALS and more >= _LEAST_CHANGES and not is_row_number:
-            return True, name
-    return True, None
-
-
-def _ranks(values: pa.Array) -> Iterator[np.ndarray]:
-    """Yields values as numbers, if all are numbers, and their ranks as text `[n]`; NaN for null."""
-    with contextlib.suppress(pa.ArrowInvalid):
-        yield pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False)
-    is_null = values.is_null().to_numpy(zero_copy_only=False)
-    yield np.where(is_null, np.nan, pc.rank(values, tiebreaker="dense").to_numpy())

@@ -15,80 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from recsys.data.config import ListOfEvents
+from recsys.data.inspect.names import name_score
 from recsys.data.inspect.profile import Profile
 from recsys.data.time_format import time_pattern
 from recsys.errors import UsageError, shown
 
-# --- names
-
-_WORDS = {
-    "user": "session sessionid sid user users uid userid customer customers client visitor "
-    "account member reviewer buyer shopper subscriber viewer listener reader person "
-    "customerid visitorid clientid",
-    "item": "item items iid itemid aid product products movie movies film song track article asin "
-    "sku isbn book video listing content offer game app artist business recipe productid movieid "
-    "movieid articleid anime show post hotel restaurant place venue",
-    "timestamp": "timestamp time ts dt ds date datetime day created at when unixtime unix moment",
-    "rating": "rating ratings score stars star overall grade",
-    "label": "label labels target click clicked like liked purchase purchased bought "
-    "buy converted conversion favorite favorited favourite favourited positive relevance relevant",
-    "weight": "weight quantity qty plays playcount listens listencount count counts",
-    "duration": "hours minutes playtime playtimes playduration watchtime watchduration listentime "
-    "viewtime dwell dwelltime readtime timespent",
-    "event": "event action behavior behaviour type interaction",
-    "part": "part split set subset fold partition",
-    "id": "id key code no number",
-    "title": "title name label",
-}
-_KNOWN = {role: frozenset(words.split()) for role, words in _WORDS.items()}
-RECBOLE_TYPE = re.compile(r":(token|token_seq|float|float_seq)$")
-"""The suffixes of column names in RecBole's atomic files."""
-_SESSION = {"session", "sessionid", "sid"}
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
-
-
-def words_of(name: str) -> list[str]:
-    """Returns the words of a name: `event.userId` → event, user, id."""
-    return [word.lower() for word in _WORD.findall(RECBOLE_TYPE.sub("", name))]
-
-
-def name_score(name: str, role: str) -> int:
-    """Returns how strongly a name suggests a role, from 0 (not at all) to 4."""
-    words, known = words_of(name), _KNOWN[role]
-    if not words:
-        return 0
-    if role == "user" and _SESSION & {words[0], "".join(words)}:
-        return 3  # If there is also a user column, a session is not the user.
-    if "".join(words) in known or (
-        words[-1] in _KNOWN["id"] and words[-2:-1] and words[-2] in known
-    ):
-        return 4
-    if words[-1] in known:
-        return 3 if role not in ("user", "item") else 2
-    return 1 if known.intersection(words) else 0
-
-
-def is_name(text: str) -> bool:
-    """Returns whether a text is a column name, and not a value such as `user6`."""
-    return any(name_score(text, role) >= 2 for role in _WORDS)
-
-
-def is_nameless(profile: Profile) -> bool:
-    """Returns whether a column's name was generated because its file has no header."""
-    return profile.name[:1] == "c" and profile.name[1:].isdecimal()
-
-
 # --- values
 
-_MOST_GRADES, _MOST_KINDS = 21, 50
-_MANY_GRADES = 200
+_MOST_GRADES, _MOST_KINDS, _MANY_GRADES, _MOST_ALONE = 21, 50, 200, 12
 _NEARLY_ALL = 0.9
 _SMALL_COUNT, _HEAVY_TAIL = 20, 5.0
 _UPPER, _FEW = 0.7, 0.05
 """Quantile at which positives begin on a scale; and their share below which it is no scale."""
-_YES = {"true", "yes", "y", "t"}
-_NO = {"false", "no", "n", "f"}
+_YES, _NO = {"true", "yes", "y", "t"}, {"false", "no", "n", "f"}
+_ASIN = r"^(B0[0-9A-Z]{8}|[0-9]{9}[0-9X])$"
+"""Amazon's product ids, and ISBNs."""
 _PARTS = {
     "train": {"train", "training", "learn"},
     "valid": {"valid", "validation", "val", "dev"},
@@ -109,17 +50,11 @@ def has_few_numbers(profile: Profile) -> bool:
     return is_whole and profile.lowest != profile.highest and is_scale(profile, -1.0)
 
 
-def _yes_of(profile: Profile) -> str | None:
+def yes_of(profile: Profile) -> str | None:
     """Returns the value that means yes, such as `True` of `True` and `False`; else None."""
     values = {value.lower(): value for value in profile.values}
     is_both = len(values) == 2 and values.keys() & _YES and values.keys() & _NO
     return next(values[word] for word in values if word in _YES) if is_both else None
-
-
-def _is_label(profile: Profile) -> bool:
-    """Returns whether a column is named a label and has few small numbers, or yes and no."""
-    is_few = has_few_numbers(profile) or _yes_of(profile) is not None
-    return name_score(profile.name, "label") >= 2 and is_few
 
 
 def _is_heavy_tailed(profile: Profile) -> bool:
@@ -128,7 +63,7 @@ def _is_heavy_tailed(profile: Profile) -> bool:
     return len(profile.distinct) > _MOST_GRADES and bool(high > _HEAVY_TAIL * middle)
 
 
-def _threshold(rating: Profile) -> float | None:
+def threshold(rating: Profile) -> float | None:
     """Returns the lowest rating of a positive; `None` if all ratings are equal.
 
     It is the lowest rating in the upper third of a scale. For other numbers, whose range
@@ -164,9 +99,8 @@ def parts_of(words: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]
 
 # --- the table of roles
 
-NEEDED = ("user", "item", "timestamp")
-TIME_FORMAT = "timestamp_format"
-"""Name of the format of times in `--map`, if several fit."""
+TIME_FORMAT, POSITIVE = "timestamp_format", "positive"
+"""Words of `--map` that name no role: the format of times, and the label of positives."""
 NO_COLUMN = "none"
 """Column name in `--map` for a role without a column, for example if times are unusable."""
 _CHOSEN = 2
@@ -194,28 +128,37 @@ def _time_keys(profile: Profile) -> Keys:
 def _rating(profile: Profile) -> int | None:
     named = name_score(profile.name, "rating")
     if profile.is_number and named:
-        return named + 4  # Ranks above all labels.
-    if profile.is_number and _is_label(profile):
-        return name_score(profile.name, "label")
-    return 0 if is_nameless(profile) and is_scale(profile) else None
+        return named + 1
+    is_stars = profile.is_nameless and is_scale(profile) and len(profile.distinct) > 2
+    return 0 if is_stars else None
 
 
 def _rating_keys(profile: Profile) -> Keys:
-    least = _threshold(profile)
+    least = threshold(profile)
     if least is None:
         return {}
-    scale = f"Ratings go from {profile.lowest:g} to {profile.highest:g}"
     share = (profile.numbers >= least).mean()
-    why = f"{scale}, {share:.1%} are at least so high: say what likes are."
+    why = (
+        f"Ratings go from {profile.lowest:g} to {profile.highest:g}, {share:.1%} are at least so"
+        f" high: say what likes are. To keep the other rows too, write instead: labels: {{like:"
+        f" {{column: {shown(profile.name)}, at_least: {least:g}}}}}"
+    )
     return {"positive_at_least": (least, why)}
 
 
+def _label(profile: Profile) -> int | None:
+    is_first = profile.name == "c1" and profile.values.keys() == {"0", "1"}
+    if not (has_few_numbers(profile) or yes_of(profile) is not None):
+        return None
+    return max(name_score(profile.name, "label"), _CHOSEN * is_first)
+
+
 def _weight(profile: Profile) -> int | None:
-    if not profile.is_number or is_nameless(profile) or (profile.lowest or 0.0) < 0.0:
+    if not profile.is_number or profile.is_nameless or (profile.lowest or 0.0) < 0.0:
         return None
     named = name_score(profile.name, "weight")
-    if named < 2 and name_score(profile.name, "duration"):
-        return 2 * _is_heavy_tailed(profile)
+    if named < _CHOSEN and name_score(profile.name, "duration"):
+        return _CHOSEN * _is_heavy_tailed(profile)
     return named
 
 
@@ -228,31 +171,40 @@ def _weight_keys(profile: Profile) -> Keys:
 
 
 def _event(profile: Profile) -> int | None:
-    if profile.kind != "text" or is_nameless(profile) or len(profile.distinct) > _MOST_KINDS:
-        return None
-    return max(name_score(profile.name, "event"), 2 * _is_label(profile))
-
-
-def _event_keys(profile: Profile) -> Keys:
-    kinds = [f"{shown(kind)} ({n:,})" for kind, n in profile.values.items()]
-    why = f"Kinds: {', '.join(kinds[:20])}." if kinds else ""
-    yes = _yes_of(profile)
-    return {"positive_events": (() if yes is None else (yes,), why)}
+    is_kind = profile.kind == "text" and len(profile.distinct) <= _MOST_KINDS
+    return name_score(profile.name, "event") if is_kind and not profile.is_nameless else None
 
 
 def _id(role: str, profile: Profile) -> int | None:
     named = name_score(profile.name, role)
     is_called_time = name_score(profile.name, "timestamp") > 0
     is_time = profile.kind == "time" or (profile.unit is not None and is_called_time)
-    if profile.kind == "number" or is_time or (len(profile.distinct) < 2 and not named):
+    is_other = len(profile.distinct) < 2 or profile.separator != ""  # One value, or lists.
+    if profile.kind == "number" or is_time or (is_other and not named):
         return None
-    return 4 if role == "item" and is_nameless(profile) and profile.is_asin else named
+    is_asin = profile.is_nameless and role == "item" and profile.share_of(_ASIN) >= _NEARLY_ALL
+    return 4 if is_asin else named
 
 
 def _part_keys(profile: Profile) -> Keys:
     parts = parts_of({value: {value.lower()} for value in profile.values})
     is_all = sum(map(len, parts.values())) == len(profile.values)
     return {f"{part}_parts": (values, "") for part, values in parts.items() if values and is_all}
+
+
+def _named(role: str, profile: Profile) -> int | None:
+    return name_score(profile.name, role)
+
+
+def _position(profile: Profile) -> int | None:
+    is_small = profile.kind == "whole number" and profile.unit is None
+    is_place = is_small and (profile.lowest or 0) >= 0 and (profile.highest or 0) < 10_000
+    return name_score(profile.name, "position") if is_place else None
+
+
+def _feature(role: str, profile: Profile) -> int | None:
+    is_duration = role == "outcome" and profile.is_number and name_score(profile.name, "duration")
+    return max(name_score(profile.name, role), _CHOSEN * bool(is_duration))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,25 +216,37 @@ class Rule:
             that are empty or hold lists aren't asked.
         keys: Returns the keys that the values of the column call for.
         alone: Whether the only column that may have the role has it, whatever its score.
+        many: Whether all columns that suggest the role have it.
+        unless: Roles beside which the role isn't looked for.
     """
 
     score: Callable[[Profile], int | None]
     keys: Callable[[Profile], Keys] = lambda profile: {}
     alone: bool = False
+    many: bool = False
+    unless: tuple[str, ...] = ()
 
 
 RULES = {
     "part": Rule(lambda profile: 4 if _part_keys(profile) else None, _part_keys),
     "timestamp": Rule(_time, _time_keys, alone=True),
     "rating": Rule(_rating, _rating_keys, alone=True),
+    "label": Rule(_label, many=True, unless=("rating",)),
     "weight": Rule(_weight, _weight_keys),
-    "event": Rule(_event, _event_keys),
+    "event": Rule(_event),
     "item": Rule(functools.partial(_id, "item")),
     "user": Rule(functools.partial(_id, "user")),
+    "impression": Rule(functools.partial(_named, "impression")),
+    "position": Rule(_position),
+    "context": Rule(functools.partial(_feature, "context"), many=True),
+    "outcome": Rule(functools.partial(_feature, "outcome"), many=True),
 }
 """The roles, in the order in which they take their columns."""
+NEEDED = ("user", "item", "timestamp")
 _MAPPED = (*NEEDED, *(role for role in RULES if role not in NEEDED))
 """The roles as `--map` and messages list them."""
+SHOWN = ("impression", "position")
+"""Roles that only matter where all rows are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,22 +262,33 @@ class Role:
     reason: str
 
 
+Mapped = dict[str, tuple[str, ...]]
+"""Columns given by `--map`, by role."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Roles:
     """Decided and undecided roles.
 
     Attributes:
         decided: The column of each role.
+        several: The columns of the roles that several columns may have.
         undecided: A sentence for each required role without a column.
         options: `--map` options that may decide each of these roles, the likeliest first.
     """
 
     decided: dict[str, Role]
+    several: dict[str, tuple[Role, ...]]
     undecided: dict[str, str]
     options: dict[str, list[str]]
 
+    def reasons(self) -> dict[str, str]:
+        """Returns the role and its reason by column."""
+        pairs = [*self.decided.items(), *((n, r) for n, rs in self.several.items() for r in rs)]
+        return {role.column: f"{name}: {role.reason}" for name, role in pairs}
 
-def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+
+def parse_map(words: Sequence[str], columns: Sequence[str]) -> Mapped:
     """Returns the columns in `--map user=a,item=b` by role.
 
     Only a comma before `ROLE=` separates entries, since names of columns and formats may contain
@@ -322,77 +297,92 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: A word has another form, or names no role or no column.
     """
-    mapped: dict[str, str] = {}
+    mapped: Mapped = {}
     cure = f"Columns: {', '.join(shown(name) for name in columns[:30])}."
-    next_role = f",(?=(?:{'|'.join((*_MAPPED, TIME_FORMAT))})=)"
+    next_role = f",(?=(?:{'|'.join((*_MAPPED, TIME_FORMAT, POSITIVE))})=)"
     for word in [part for text in words for part in re.split(next_role, text)]:
         role, _, column = word.partition("=")
         if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
             column = columns[int(column) - 1]
         is_none = column == NO_COLUMN and role not in ("user", "item")
-        if role == TIME_FORMAT and "%" in column:
+        if role == TIME_FORMAT:
             try:
                 time_pattern(column)
             except ValueError as error:
                 directives = "Directives are those of Python's strptime: %d/%m/%Y %H:%M."
                 raise UsageError("R258", f"--map: {error}.", directives) from None
-        elif role not in RULES or not (is_none or column in columns):
+        is_column = column in columns or column.rpartition(".")[0] in columns
+        if role not in (TIME_FORMAT, POSITIVE) and (
+            role not in RULES or not (is_none or is_column)
+        ):
             rule = f"--map must read ROLE=COLUMN, with a role among {', '.join(_MAPPED)}."
             raise UsageError("R258", rule, cure, word)
-        mapped[role] = column
+        many = role in RULES and RULES[role].many
+        mapped[role] = (*mapped.get(role, ()), column) if many else (column,)
     if "user" in mapped and mapped["user"] == mapped.get("item"):
         rule = "--map must name two columns for user and item."
-        raise UsageError("R258", rule, cure, mapped["user"])
+        raise UsageError("R258", rule, cure, mapped["user"][0])
     return mapped
 
 
 def find_roles(
     profiles: Mapping[str, Profile],
-    mapped: Mapping[str, str],
-    hints: Mapping[str, Role],
+    mapped: Mapped,
+    hints: Mapping[str, tuple[Role, ...]],
     repeated: Sequence[str],
+    no_item: str | None,
 ) -> Roles:
     """Returns the columns of interactions by role.
 
     Args:
         profiles: Profiles of the columns.
         mapped: Columns given by `--map`, by role.
-        hints: Columns suggested by the ids of catalogues, by role.
+        hints: Columns suggested by lists of events and the ids of catalogues, by role.
         repeated: Names of several columns, which can't be used.
+        no_item: Why no column can be the item; None: one may be.
     """
-    decided = {
-        role: Role(column, "as said by --map")
-        for role, column in mapped.items()
-        if column in profiles
+    known = {
+        role: tuple(Role(name, "as said by --map") for name in names if name in profiles)
+        for role, names in mapped.items()
+        if role in RULES
     }
-    taken = {decided[role].column for role in NEEDED if role in decided}
-    decided |= {
-        role: hint
-        for role, hint in hints.items()
-        if role not in mapped and hint.column not in taken
-    }
-    undecided: dict[str, str] = {}
+    taken = {own[0].column for own in known.values() if own}
+    for role, hint in hints.items():
+        if role not in mapped and taken.isdisjoint(one.column for one in hint):
+            known[role] = hint
+    several = {role: own for role, own in known.items() if RULES[role].many}
+    decided = {role: own[0] for role, own in known.items() if own and role not in several}
+    undecided = {"item": no_item} if no_item and "item" not in decided else {}
     options: dict[str, list[str]] = {}
     candidates: dict[str, Sequence[Profile]] = {}
-    if "item" not in decided and (no_item := _no_item(profiles)):
-        undecided["item"] = no_item
     for role, rule in RULES.items():
-        if role in decided or role in mapped or role in undecided:
+        if role in known or role in decided or role in undecided:
             continue
-        named = [shown(name) for name in repeated if name_score(name, role) >= 2]
+        named = [shown(name) for name in repeated if name_score(name, role) >= _CHOSEN]
         if role in NEEDED and named:
             why = f"several columns are called {named[0]}: give each a name of its own"
             undecided[role] = f"{role}: {why}"
             continue
-        taken = {role.column for role in decided.values()}
+        taken = {role.column for role in (*decided.values(), *itertools.chain(*several.values()))}
         free = [profile for profile in profiles.values() if profile.name not in taken]
-        if "rating" in decided and role in ("weight", "event"):  # It determines the positives.
-            free = [profile for profile in free if name_score(profile.name, role)]
-        fitting = [p for p in free if p.kind not in ("empty", "list") and rule.score(p) is not None]
+        if role in ("weight", "event") and ("rating" in decided or several.get("label")):
+            free = [p for p in free if name_score(p.name, role)]  # These determine the positives.
+        fitting = [
+            p
+            for p in free
+            if p.kind not in ("empty", "list", "vector") and rule.score(p) is not None
+        ]
+        if rule.many:
+            is_asked = not any(other in decided for other in rule.unless)
+            chosen = [p for p in fitting if is_asked and (rule.score(p) or 0) >= _CHOSEN]
+            several[role] = tuple(Role(p.name, _reason(p.name, role)) for p in chosen)
+            continue
         # A time is more precise than the day in a folder's name.
         fitting = [profile for profile in fitting if not profile.is_folder] or fitting
-        best = _best(fitting, rule)
-        is_id = role in ("item", "user")
+        # In a wide file without header no column is one's only because no other may be.
+        is_wide = len(profiles) > _MOST_ALONE and bool(fitting) and fitting[0].is_nameless
+        best = _best(fitting, rule, alone=not is_wide)
+        is_id = role in ("item", "user") and not is_wide
         if is_id and not best and (user := _user_of_blocks(fitting)):
             decided["user"] = user
             rest = [profile for profile in fitting if profile.name != user.column]
@@ -406,20 +396,17 @@ def find_roles(
                 options[role] = [f"{TIME_FORMAT}={format_}" for format_ in formats]
         elif role == "timestamp" and not fitting and not _names_a_time(free):
             continue
-        elif len(best) > 1 and all(map(_is_label, best)):
-            names = " and ".join(shown(profile.name) for profile in best[:4])
-            undecided[role] = f"{role}: {names} are equally likely to say which rows are positives"
-            options[role] = [f"{role}={profile.name}" for profile in best]
         elif role in NEEDED and role not in decided:
             undecided[role] = _open(role, best, fitting)
             candidates[role] = best or fitting
     options |= _suggested(candidates, {role.column for role in decided.values()})
-    return Roles({role: decided[role] for role in _MAPPED if role in decided}, undecided, options)
+    ordered = {role: decided[role] for role in _MAPPED if role in decided}
+    return Roles(ordered, {r: own for r, own in several.items() if own}, undecided, options)
 
 
-def _best(fitting: Sequence[Profile], rule: Rule) -> Sequence[Profile]:
+def _best(fitting: Sequence[Profile], rule: Rule, *, alone: bool) -> Sequence[Profile]:
     """Returns the best columns for a role; a single one is the choice."""
-    if len(fitting) == 1 and (rule.alone or is_nameless(fitting[0])):
+    if alone and len(fitting) == 1 and (rule.alone or fitting[0].is_nameless):
         return fitting
     scores = [rule.score(profile) or 0 for profile in fitting]
     best = [p for p, score in zip(fitting, scores, strict=True) if score == max(scores)]
@@ -427,14 +414,14 @@ def _best(fitting: Sequence[Profile], rule: Rule) -> Sequence[Profile]:
 
 
 def _reason(name: str, role: str) -> str:
-    also = {"rating": "label", "event": "label", "weight": "duration"}
+    also = {"weight": "duration", "outcome": "duration"}
     words = [word for word in (role, also.get(role)) if word and name_score(name, word)]
     return f"its name says {words[0]}" if words else "its values fit"
 
 
 def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
     """Returns the user column of files without a header that are grouped by user."""
-    is_first = bool(fitting) and all(map(is_nameless, fitting))
+    is_first = bool(fitting) and all(profile.is_nameless for profile in fitting)
     if is_first and [profile for profile in fitting if profile.is_grouped] == [fitting[0]]:
         return Role(fitting[0].name, "the first column; its equal values stand together")
     return None
@@ -443,16 +430,15 @@ def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
 def _names_a_time(profiles: Sequence[Profile]) -> bool:
     """Returns whether a column's name suggests a time, whatever its values."""
     names = [p.name for p in profiles if p.kind != "empty" and not name_score(p.name, "duration")]
-    return any(name_score(name, "timestamp") >= 2 for name in names)
+    return any(name_score(name, "timestamp") >= _CHOSEN for name in names)
 
 
 def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str:
     """Returns why a role is undecided."""
+    names = ", ".join(shown(profile.name) for profile in (best or fitting)[:6])
     if len(best) > 1:
-        names = " and ".join(shown(profile.name) for profile in best[:4])
-        return f"{role}: {names} are equally likely"
+        return f"{role}: {names.replace(', ', ' and ')} are equally likely"
     if fitting:
-        names = ", ".join(shown(profile.name) for profile in fitting[:6])
         return f"{role}: no name tells; it may be {names}"
     if role != "timestamp":
         return f"{role}: there is no column"
@@ -480,75 +466,3 @@ def _suggested(
         if role in candidates:
             options[role] = [f"{role}={column}" for column in columns]
     return options
-
-
-# --- layouts of rows
-
-_MANY_COLUMNS = 20
-_IMPRESSION = re.compile(r"\S+-[01]")
-_SIGNS = ("|", ";", ",", " ")
-_ID = re.compile(r"\s*[\w.:-]{1,64}\s*")
-_MOSTLY = 0.5
-
-
-def _no_item(profiles: Mapping[str, Profile]) -> str | None:
-    """Returns why no column can be the item, if known."""
-    for profile in profiles.values():
-        lists = [value.split() for value in profile.sample]
-        is_list = profile.kind == "text" and 2 * sum(len(one) > 1 for one in lists) > len(lists)
-        if is_list and all(_IMPRESSION.fullmatch(part) for parts in lists for part in parts):
-            return (
-                f"item: {shown(profile.name)} holds impressions, ITEM-1 for a click and ITEM-0 for"
-                " none, which can't be read: write a row of user, item, time and label for each"
-            )
-    n_numbers = sum(profile.is_number for profile in profiles.values())
-    is_wide = n_numbers >= max(_MANY_COLUMNS, 0.8 * len(profiles))
-    if is_wide and not any(name_score(name, "item") >= 4 for name in profiles):
-        return (
-            f"item: {n_numbers} of {len(profiles)} columns are numbers, which looks like a"
-            " matrix with a column for each item: write a row of user, item and value for each of"
-            " its cells, as pandas.melt does"
-        )
-    return None
-
-
-def find_events(
-    profiles: Mapping[str, Profile], mapped: Mapping[str, str]
-) -> tuple[ListOfEvents, str] | None:
-    """Returns the column with the lists of events and the reason; `None` if a row is an event.
-
-    If another column is the item, lists (of images or genres, for example) are no events.
-
-    Args:
-        profiles: Profiles of the columns.
-        mapped: Columns given by `--map`, by role.
-    """
-    separators = {name: _separator(profile) for name, profile in profiles.items()}
-    lists = {name: separator for name, separator in separators.items() if separator != ""}
-    if "item" in mapped:
-        names = [name for name in lists if name == mapped["item"]]
-    elif (items := {name for name in profiles if name_score(name, "item") >= 2}) - lists.keys():
-        return None
-    else:
-        names = list(items or lists)
-    if len(names) != 1:
-        return None
-    whole = names[0].rpartition(".")[0]
-    fields = [p for p in profiles.values() if whole and p.name.startswith(f"{whole}.")]
-    is_object = bool(fields) and all(profile.kind == "list" for profile in fields)
-    column = whole if is_object else names[0]  # A list of objects, of which this is a field.
-    events = ListOfEvents(column=column, separator=lists[names[0]])
-    return events, f"lists of events in {shown(column)}: no other column is the item"
-
-
-def _separator(profile: Profile) -> str | None:
-    """Returns the separator of ids in most values of a text; None: lists; empty: single values."""
-    if profile.kind == "list":
-        return None
-    for sign in _SIGNS if profile.kind == "text" else ():
-        lists = [[part for part in value.split(sign) if part] for value in profile.sample]
-        parts = [part for parts in lists for part in parts]
-        are_ids = all(_ID.fullmatch(part) and any(map(str.isdigit, part)) for part in parts)
-        if are_ids and sum(len(parts) > 1 for parts in lists) >= _MOSTLY * len(lists):
-            return sign
-    return ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +17,18 @@ from recsys.data.config import (
     UsersConfig,
     read_feature,
 )
-from recsys.data.entities import EARLIEST_DATE, EntityConfig
+from recsys.data.entities import EntityConfig
 from recsys.data.features import Feature
+from recsys.data.inspect.features import feature_of, is_url
+from recsys.data.inspect.labels import plain_name
 from recsys.data.inspect.layout import Layout
+from recsys.data.inspect.names import name_score, words_of
 from recsys.data.inspect.profile import Profile
-from recsys.data.inspect.roles import RECBOLE_TYPE, Role, name_score, words_of
-from recsys.data.sources.values import is_nested
+from recsys.data.inspect.roles import Mapped, Role
 
 ROLE = {"items": "item", "users": "user"}
 """Role of each side's id in the interactions."""
-_NEARLY_ALL = 0.9
-_MOST_SCALE = 21
+_NEARLY_ALL, _MOST_SCALE = 0.9, 21
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def find_side(
         profiles: Profiles of the columns.
         theirs: The column of the ids in the interactions.
         overlap: The columns with the same ids, if certain.
-        taken: Names of features of the other side.
+        taken: Names of features of the other side, and of the events.
     """
     id_, title = None, None
     if overlap is not None and theirs is not None and overlap.column == theirs.column:
@@ -98,7 +98,7 @@ def find_side(
     elif layout.has_header:
         id_ = _named_id(ROLE[what], profiles, theirs)
     others = [p for p in profiles.values() if id_ is None or p.name != id_.column]
-    texts = [profile for profile in others if profile.kind == "text" and not profile.is_url]
+    texts = [profile for profile in others if profile.kind == "text" and not is_url(profile)]
     if what == "items":
         unique = [profile.name for profile in texts if _is_unique(profile)]
         named = [profile.name for profile in texts if name_score(profile.name, "title") >= 3]
@@ -110,14 +110,11 @@ def find_side(
     left_out: dict[str, str] = {}
     names = {*RESERVED_FEATURE_NAMES, *taken}
     for profile in others:
-        options = _feature(profile)
+        options = feature_of(profile)
         if isinstance(options, str):
             left_out[profile.name] = options
             continue
-        name = re.sub(r"[^a-z0-9_]+", "_", profile.name.lower()).strip("_")[:50]
-        name = name if re.match(r"[a-z]", name) else f"feature_{name}".rstrip("_")
-        numbered = (name, *(f"{name}_{number}" for number in range(2, len(names) + 3)))
-        name = next(name for name in numbered if name not in names)
+        name = plain_name(profile.name, names)
         names.add(name)
         features.append(read_feature({"name": name, "column": profile.name, **options}))
     return Side(layout, profiles, id_, title, tuple(features), left_out)
@@ -135,87 +132,6 @@ def _named_id(kind: str, profiles: Mapping[str, Profile], theirs: Role | None) -
     best = [name for name, score in scores.items() if score == max(scores.values())]
     is_clear = len(best) == 1 and scores[best[0]] >= 2
     return Role(best[0], f"its name says {kind}") if is_clear else None
-
-
-# --- features
-
-_MOST_CATEGORIES = 10_000
-_MOST_NUMBERS = 20
-
-
-def _feature(profile: Profile) -> dict[str, str] | str:
-    """Returns the options of the feature that a column provides, or why it provides none."""
-    n, n_distinct = profile.n_values, len(profile.distinct)
-    is_text, is_whole = profile.kind == "text", profile.kind == "whole number"
-    match = RECBOLE_TYPE.search(profile.name)
-    type_ = match[1] if match else ""
-    low, high = profile.lowest or 0, profile.highest or 0
-    is_year = is_whole and low >= 1000 and high <= 3000 and "year" in profile.name.lower()
-    is_epoch = is_whole and profile.unit == "seconds" and low >= EARLIEST_DATE
-    separator = " " if type_ == "token_seq" else find_separator(profile.sample) if is_text else ""
-    # Why it is none.
-    if profile.is_url:
-        return "web addresses"
-    if is_text and any(map(is_nested, profile.examples)):
-        return "objects as text: write their names as a list"
-    if type_ == "float_seq":
-        return "lists of numbers"
-    if len(profile.time_formats) > 1:
-        return "dates that may be " + " or ".join(profile.time_formats[:2])
-    if n_distinct < 2:
-        return "one value at most"
-    is_id = name_score(profile.name, "id") > 0 and n_distinct > n // 2
-    if profile.is_number and is_id and not is_year:
-        return "a number for each row"
-    # The kind of the feature.
-    if is_text and name_score(profile.name, "title") >= 3 and separator not in ("|", ";"):
-        return {"kind": "words"}
-    if profile.kind == "list" or separator:
-        return {"kind": "categories", "separator": separator or "|"}
-    if is_year or (type_ != "token" and (profile.kind == "time" or is_epoch)):
-        # Eight digits would be ambiguous as a number.
-        is_day = all(re.fullmatch(r"\d{8}", text) for text in profile.sample)
-        formats = [*profile.time_formats, *["%Y%m%d"] * is_day]
-        return {"kind": "date"} | ({"format": formats[0]} if formats else {})
-    if profile.is_number and type_ != "token":
-        return {"kind": "number" if n_distinct > _MOST_NUMBERS else "category"}
-    if profile.has_words and type_ != "token":
-        return {"kind": "words"}
-    is_many = n_distinct > max(20, n // 2) or n_distinct > _MOST_CATEGORIES
-    if is_many and not profile.is_number:
-        return "nearly as many values as rows"
-    return {"kind": "category"}
-
-
-_SIGNS = ("|", ";", ",", " ")
-_LEAST_VALUES = 5
-_MOST_PARTS = 30
-
-
-def find_separator(values: Sequence[str]) -> str:
-    """Returns the separator of lists; empty if values are no lists.
-
-    The parts of lists recur in other values and combinations: there are fewer distinct parts
-    than values, and each is short. This isn't true of the words of titles and sentences. The
-    blank is the last candidate, because parts may contain blanks.
-
-    Args:
-        values: A sample of distinct values.
-    """
-    for sign in _SIGNS if len(values) >= _LEAST_VALUES else ():
-        lists = [[part.strip() for part in value.split(sign)] for value in values]
-        parts = [part for elements in lists for part in elements if part]
-        n_several = sum(len(elements) > 1 for elements in lists)
-        n_different = len(set(parts))
-        do_recur = (
-            n_several >= 0.3 * len(values)
-            and max(map(len, lists)) <= _MOST_PARTS
-            and 1.5 * n_different <= len(values)
-            and len(parts) >= 4 * n_different
-        )
-        if do_recur or (sign in "|;" and n_several >= 0.1 * len(values)):
-            return sign
-    return ""
 
 
 # --- ids that interactions and catalogues have in common
@@ -239,10 +155,7 @@ class Overlap:
 
 
 def find_overlap(
-    role: str,
-    profiles: Mapping[str, Profile],
-    side: Mapping[str, Profile],
-    taken: Mapping[str, str],
+    role: str, profiles: Mapping[str, Profile], side: Mapping[str, Profile], taken: Mapped
 ) -> Overlap | None:
     """Returns the columns that hold the same ids; `None` if there are none, or it is ambiguous.
 
@@ -256,11 +169,9 @@ def find_overlap(
         side: Profiles of the catalogue's columns.
         taken: Columns that are already decided, by role.
     """
-    if role in taken:
-        columns = [profile for name, profile in profiles.items() if name == taken[role]]
-    else:
-        free = [profile for name, profile in profiles.items() if name not in taken.values()]
-        columns = [profile for profile in free if _may_be_id(profile)]
+    used = {column for columns in taken.values() for column in columns}
+    free = [p for name, p in profiles.items() if name not in used and _may_be_id(p)]
+    columns = [profiles[name] for name in taken[role]] if role in taken else free
     overlaps = []
     for profile in columns:
         values = pa.array(profile.sample, pa.string())
@@ -279,7 +190,7 @@ def find_overlap(
 
 
 def _is_key(profile: Profile) -> bool:
-    return profile.kind in ("whole number", "text") and not profile.is_url
+    return profile.kind in ("whole number", "text") and not is_url(profile)
 
 
 def _is_unique(profile: Profile) -> bool:

@@ -17,10 +17,10 @@ from reading import read_interactions
 
 from recsys.config import SourceConfig
 from recsys.config.load import load_config
+from recsys.data.hash_count import HashCount
 from recsys.data.ingest.spans import check_sources
 from recsys.data.inspect import proposal
 from recsys.data.inspect.layout import find_layout
-from recsys.data.inspect.profile import HashCount
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError

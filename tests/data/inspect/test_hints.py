@@ -51,23 +51,6 @@ def test_a_hint_keeps_what_map_said(capsys):
     assert found(capsys, *words[2:])["config"] == "out.yaml"
 
 
-def impressions(n=60):
-    for at in range(n):
-        shown = " ".join(f"N{at * 7 % 31 + k}-{int(k == 2)}" for k in range(5))
-        history = " ".join(f"N{(at + k) % 31}" for k in range(at % 4))
-        yield at, f"U{at % 13}", START + 9000 * at, history, shown
-
-
-def test_impressions_are_named_and_the_history_is_no_item(capsys):
-    Path("b.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in impressions()))
-    Path("news.tsv").write_text("".join(f"N{k}\tnews\ttitle {k}\n" for k in range(36)))
-    result = found(capsys, "b.tsv", "--items", "news.tsv")
-    (sentence,) = [one for one in result["undecided"] if one.startswith("item:")]
-    assert "c5 holds impressions" in sentence
-    assert result["try"] is None
-    assert not [one for one in result["undecided"] if "rename" in one]
-
-
 def cells(n_users, n_items, values):
     return [[f"{values[(7 * u + 3 * i) % len(values)]}" for i in range(n_items)]
             for u in range(n_users)]  # fmt: skip

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checking import columns, found, grouped
+from commands import run_main
 
 from recsys.config.load import load_config
 
@@ -38,29 +39,34 @@ def write_with(name, column, values):
 # --- labels
 
 
+def label(column, **rule):
+    return {"column": column, "at_least": None, "values": [], "given": None} | rule
+
+
 @pytest.mark.parametrize("name", ["label", "click", "is_click", "liked", "target", "isPurchased"])
 def test_a_column_of_zeros_and_ones_says_what_a_positive_is(capsys, name):
     write_with("f.csv", name, [int(n % 3 == 0) for n in range(600)])
     result = found(capsys, "f.csv")
-    assert columns(result)["rating"] == name
+    assert [*result["labels"].values()] == [label(name, at_least=1.0)]
     assert (result["good"], result["positives"]) == (600, 200)
-    assert written().interactions.positive_at_least == 1.0
+    assert written().interactions.positive_label == result["positive"]
 
 
 def test_labels_of_minus_one_and_few_grades_have_a_threshold(capsys):
     write_with("f.csv", "label", [(-1, 1)[n % 2] for n in range(600)])
     assert found(capsys, "f.csv")["positives"] == 300
     write_with("f.csv", "relevance", [n % 5 for n in range(600)])
-    assert found(capsys, "f.csv")["positives"] == 240
-    assert written().interactions.positive_at_least == 3.0
+    result = found(capsys, "f.csv")
+    assert result["positives"] == 240
+    assert result["labels"] == {"relevance": label("relevance", at_least=3.0)}
 
 
 @pytest.mark.parametrize(("yes", "no"), [("True", "False"), ("yes", "no"), ("Y", "N")])
-def test_labels_that_are_words_are_kinds_of_which_one_is_positive(capsys, yes, no):
+def test_labels_that_are_words_have_the_value_that_means_yes(capsys, yes, no):
     write_with("f.csv", "clicked", [(yes, no, no)[n % 3] for n in range(600)])
     result = found(capsys, "f.csv")
-    assert (columns(result)["event"], result["positives"]) == ("clicked", 200)
-    assert written().interactions.positive_events == (yes,)
+    assert result["labels"] == {"clicked": label("clicked", values=[yes])}
+    assert result["positives"] == 200
 
 
 def test_booleans_of_parquet_are_labels(here, capsys):
@@ -69,19 +75,43 @@ def test_booleans_of_parquet_are_labels(here, capsys):
     table = {"user": user, "item": item, "ts": time, "liked": is_liked}
     pq.write_table(pa.table(table), "f.parquet")
     result = found(capsys, "f.parquet")
-    assert (columns(result)["rating"], result["positives"]) == ("liked", 150)
+    assert (result["positive"], result["positives"]) == ("liked", 150)
 
 
-def test_of_two_labels_none_is_chosen_in_silence(capsys):
-    rows = [(*event, n % 2, n % 3 // 2) for n, event in enumerate(events())]
-    write("f.csv", "user_id,item_id,timestamp,click,purchase", rows)
+def test_of_two_labels_none_is_chosen_in_silence_and_one_is_given_another(capsys):
+    rows = [(*event, n % 2, n % 6 // 5, n % 40) for n, event in enumerate(events())]
+    write("f.csv", "user_id,item_id,timestamp,click,purchase,dwell_time", rows)
     result = found(capsys, "f.csv")
     assert result["config"] is None
     assert "click and purchase" in result["undecided"][0]
-    assert result["try"] == "recsys check f.csv --map rating=click"
-    assert found(capsys, "f.csv", "--map", "rating=purchase")["positives"] == 200
-    result = found(capsys, "f.csv", "--map", "rating=none")
-    assert (result["positives"], "rating" in result["roles"]) == (600, False)
+    assert result["try"] == "recsys check f.csv --map positive=click"
+    result = found(capsys, "f.csv", "--map", "positive=purchase")
+    assert result["positives"] == 100
+    assert result["labels"] == {
+        "click": label("click", at_least=1.0),
+        "purchase": label("purchase", at_least=1.0, given="click"),
+        "dwell_time": label("dwell_time"),
+    }
+    assert run_main("check", "f.csv", "--map", "positive=sale") == 2
+    result = found(capsys, "f.csv", "--map", "rating=purchase")
+    assert (result["labels"], result["positives"]) == ({}, 100)
+    result = found(capsys, "f.csv", "--map", "label=none")
+    assert (result["labels"], result["positives"]) == ({}, 600)
+
+
+def test_kinds_of_events_along_a_funnel_are_labels(capsys):
+    kinds = ["view"] * 4 + ["cart", "purchase"]
+    write_with("f.csv", "event_type", [kinds[n % 6] for n in range(600)])
+    result = found(capsys, "f.csv")
+    assert result["labels"] == {
+        "view": label("event_type", values=["view", "cart", "purchase"]),
+        "cart": label("event_type", values=["cart", "purchase"]),
+        "purchase": label("event_type", values=["purchase"]),
+    }
+    config = written().interactions
+    assert (config.positive, config.history_events) == ("view", ("view", "cart", "purchase"))
+    assert [(f.column, f.outcome) for f in config.features] == [("event_type", True)]
+    assert found(capsys, "f.csv", "--map", "positive=cart")["positives"] == 200
 
 
 def test_stars_win_over_labels_which_are_named(capsys):
@@ -92,6 +122,29 @@ def test_stars_win_over_labels_which_are_named(capsys):
     (sentence,) = [one for one in result["remarks"] if "no role" in one]
     assert "helpful (0, 1)" in sentence
     assert "gender (M, F)" in sentence
+
+
+# --- context and outcomes
+
+
+def test_context_and_outcomes_are_features(capsys):
+    rows = [
+        (*event, n % 5 + 1, "ab"[n % 2], n % 30, n * 7 % 90, f"u{n * 13 % 300}", n % 3)
+        for n, event in enumerate(events())
+    ]
+    header = "user_id,item_id,timestamp,rating,device,price,dwell_seconds,page,color"
+    write("f.csv", header, rows)
+    result = found(capsys, "f.csv")
+    assert "color (0, 1, 2)" in next(one for one in result["remarks"] if "no role" in one)
+    kinds = {f.column: (f.kind, f.outcome) for f in written().interactions.features}
+    assert kinds == {
+        "device": ("category", False), "page": ("category", False),
+        "price": ("price", True), "dwell_seconds": ("number", True),
+    }  # fmt: skip
+    result = found(capsys, "f.csv", "--map", "context=color,context=device,outcome=none")
+    assert not [one for one in result["remarks"] if "no role" in one]
+    features = written().interactions.features
+    assert [(f.column, f.outcome) for f in features] == [("color", False), ("device", False)]
 
 
 # --- weights
@@ -158,7 +211,7 @@ def test_positives_of_nearly_no_or_nearly_all_rows_are_said(capsys, n_ones, is_s
     assert bool(said) == is_said
     if is_said:
         assert f"{n_ones} of 600" in said[0]
-        assert "positive_at_least: 1.0" in said[0]
+        assert "label" in said[0]
 
 
 def test_positives_that_repeat_an_item_are_counted(capsys):
