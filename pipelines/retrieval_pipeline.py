@@ -52,6 +52,7 @@ from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.read_rows import is_local, with_local_runner
 from recsys.data.ingest.spans import has_spans, window_digest
 from recsys.data.ingest.transform import PREPROCESSING_FN
+from recsys.data.labels import time_columns
 from recsys.data.sources.source_files import files_digest, match_files
 from recsys.data.split import PLACE, TIME
 from recsys.errors import RecsysError
@@ -131,14 +132,15 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
         RecsysError: A raw file or a schema is missing.
     """
     gen = _interactions(config, platform)
-    ids, moving = ("user_id", "item_id"), (TIME.name, PLACE.name)
+    ids = ("user_id", "item_id")
+    times = (TIME.name, *time_columns(config.data.interactions))
     validation = validate(
         "interactions",
         gen.outputs["examples"],
         config,
         ids,
-        moving,
-        (TIME.name,),
+        (*times, PLACE.name),
+        times,
         platform=platform,
     )
     sources = {"interactions": RawSource(gen, validation)}

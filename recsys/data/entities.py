@@ -37,6 +37,7 @@ from recsys.data.interactions import (
 )
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import (
+    is_invalid,
     is_list,
     last_values,
     list_lengths,
@@ -157,13 +158,13 @@ def parse_entities(
         column = _of_one_value(column, raw, batch.file)
         typed = _typed(column, type_, detail, config.csv_format.decimal)
         columns.append(typed)
-        rules.append((pc.and_(_is_there(column), typed.is_null()), f"{raw} is no {type_}"))
+        rules.append((is_invalid(column, typed), f"{raw} is no {type_}"))
     schema = example_schema(config)
     if config.latest is not None:
         column = _of_one_value(batch.columns.column(config.latest), config.latest, batch.file)
         columns.append(to_ranks(column))
         reason = f"{config.latest} is neither a number nor a time"
-        rules.append((pc.and_(_is_there(column), columns[-1].is_null()), reason))
+        rules.append((is_invalid(column, columns[-1]), reason))
         schema = schema.append(LATEST)
     rows = pa.RecordBatch.from_arrays(
         [*columns, positions(file_index, batch.position)], schema=schema.append(POSITION)
@@ -303,15 +304,3 @@ def _dates_of_numbers(numbers: pa.Array) -> pa.Array:
     first_days = years.astype("datetime64[Y]").astype("datetime64[s]").astype(np.int64)
     seconds = np.where(is_year, first_days, values)
     return pa.array(seconds, mask=is_null | ~(is_year | is_time))
-
-
-def _is_there(column: pa.Array) -> pa.Array:
-    """Returns which rows `[n]` bool have a value; null, NaN and blank text are missing."""
-    is_there = pc.is_valid(column)
-    if pa.types.is_floating(column.type):
-        return pc.and_(is_there, pc.invert(pc.fill_null(pc.is_nan(column), True)))
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
-    elif not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
-        return is_there
-    return pc.and_(is_there, pc.fill_null(pc.greater(pc.binary_length(column), 0), False))

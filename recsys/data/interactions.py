@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, TimestampUnit
 from recsys.data.labels import (
-    FEATURE,
     IMPRESSION,
     RATE,
     SHOWN_AT,
@@ -21,7 +20,7 @@ from recsys.data.labels import (
     label_fields,
     merge_impressions,
     row_impressions,
-    type_feature,
+    type_features,
     type_labels,
     type_positions,
     type_rates,
@@ -146,18 +145,14 @@ def parse_interactions(
         )
         columns[PART.name] = pc.if_else(held, "eval", pc.if_else(tried, "valid", "train"))
         rules.append((pc.invert(pc.or_(pc.or_(trained, tried), held)), NO_PART))
-    labels, bad_labels = type_labels({n: raw(n) for n in batch.columns.schema.names}, config)
+    raw_columns = {name: raw(name) for name in batch.columns.schema.names}
+    labels, bad_labels = type_labels(raw_columns, config)
     positive = _positives(columns, labels, config, len(user))
-    columns |= label_columns(labels, positive, config)
     shown, bad_shown = _shown(batch, columns, config)
-    columns |= shown
-    for feature in config.features:
-        if feature.value == "time":
-            columns[FEATURE + feature.name] = raw_times(raw(feature.column), config)
-        elif feature.column is not None:
-            columns[FEATURE + feature.name] = type_feature(feature, raw(feature.column), decimal)
+    features, bad_features = type_features(raw_columns, config)
+    columns |= label_columns(labels, positive, config) | shown | features
     columns[POSITION.name] = positions(file_index, batch.position)
-    rules += [*bad_labels, *bad_shown]
+    rules += [*bad_labels, *bad_shown, *bad_features]
     schema = pa.schema([*interaction_schema(config), *working_fields(config), POSITION])
     typed = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
     return split_by_rules(batch, typed, rules)

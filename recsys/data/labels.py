@@ -10,24 +10,26 @@ the column `label:buy|click` holds `buy` until then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig
-from recsys.data.event_features import EventFeature
+from recsys.data.feature_options import VectorOptions
 from recsys.data.hashes import fingerprints, mix
 from recsys.data.label_config import LabelConfig, SampledConfig, dependencies_first
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import (
-    has_value,
+    is_invalid,
     is_list,
     list_lengths,
     lists_of,
     to_ids,
     to_lists,
     to_numbers,
+    to_times,
     to_words,
 )
 from recsys.data.split import PART, PLACE, TIME, codes_of
@@ -75,6 +77,11 @@ def label_fields(config: InteractionsConfig) -> list[pa.Field]:
     ]
 
 
+def time_columns(config: InteractionsConfig) -> list[str]:
+    """Returns the columns of features that are read from times."""
+    return [f"{FEATURE}{feature.name}" for feature in config.features if feature.value == "time"]
+
+
 def working_fields(config: InteractionsConfig) -> list[pa.Field]:
     """Returns the columns of labels before `given`, if rows may be merged."""
     if not config.has_impressions:
@@ -114,8 +121,7 @@ def type_labels(
             labels[name] = _is_among(column, label.values).cast(pa.int8())
             continue
         numbers = to_numbers(column, config.csv_format.decimal)
-        if numbers.null_count:
-            rules.append((_is_no_number(column, numbers), bad_label(name)))
+        rules.append((is_invalid(column, numbers), bad_label(name)))
         if label.at_least is not None:
             # In the same precision: float32(4.1) is greater than float64(4.1).
             threshold = pa.scalar(np.float32(label.at_least), pa.float32())
@@ -166,11 +172,6 @@ def _is_among(column: pa.Array, values: Sequence[str]) -> pa.Array:
     return pc.if_else(words.is_valid(), is_in, pa.scalar(None, pa.bool_()))
 
 
-def _is_no_number(column: pa.Array, numbers: pa.Array) -> pa.Array:
-    """Returns which raw values are neither empty nor numbers `[n]` bool."""
-    return pc.and_(numbers.is_null(), has_value(column))
-
-
 def type_rates(column: pa.Array, sampled: SampledConfig) -> pa.Array:
     """Returns the share of rows like each that the source kept `[n]` float32."""
     values = to_ids(pa.array(list(sampled.rates), pa.string()))
@@ -196,7 +197,7 @@ def type_positions(
         pc.equal(numbers, pc.trunc(numbers)),
         pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, _MOST_POSITION)),
     )
-    is_bad = pc.or_(pc.invert(pc.fill_null(is_whole, True)), _is_no_number(column, numbers))
+    is_bad = pc.or_(pc.invert(pc.fill_null(is_whole, True)), is_invalid(column, numbers))
     return pc.if_else(is_whole, numbers, None).cast(pa.int32()), [(is_bad, BAD_POSITION)]
 
 
@@ -226,21 +227,44 @@ def row_impressions(batch: RawBatch, user: pa.Array, item: pa.Array, time: pa.Ar
     return ids.take(pa.array(np.repeat(np.arange(len(starts)), lengths)))
 
 
-def type_feature(feature: EventFeature, column: pa.Array, decimal: str) -> pa.Array:
-    """Returns the values of a feature `[n]`; null if missing, or no value of its type.
+def type_features(
+    raw: Mapping[str, pa.Array], config: InteractionsConfig
+) -> tuple[dict[str, pa.Array], list[tuple[pa.Array, str]]]:
+    """Returns the columns of features `[n]`, null for missing values; and rules that rows break."""
+    columns, rules = {}, []
+    for feature in config.features:
+        if feature.column is None:
+            continue
+        column = raw[feature.column]
+        typed, kind = _values(feature, column, config)
+        columns[f"{FEATURE}{feature.name}"] = typed
+        if kind:
+            rules.append((is_invalid(column, typed), f"{feature.column} is no {kind}"))
+    return columns, rules
 
-    Args:
-        feature: A feature with a column, not of times.
-        column: The raw values.
-        decimal: Decimal separator of text.
-    """
+
+def _values(feature: Any, column: pa.Array, config: InteractionsConfig) -> tuple[pa.Array, str]:
+    """Returns the values of a feature `[n]`, and the name of their type; "" if all are valid."""
     if feature.value == "number":
-        return to_numbers(column, decimal)
-    if feature.value == "vector":
-        lists = column if is_list(column.type) else to_lists(column, " ")
-        mask = column.is_null() if column.null_count else None
-        return lists_of(to_numbers(lists.flatten(), decimal), list_lengths(lists), mask)
-    return to_words(column)
+        return to_numbers(column, config.csv_format.decimal), "number"
+    if feature.value == "time":
+        return to_times(column, config.timestamp_unit, config.timestamp_format), "time"
+    if isinstance(feature, VectorOptions):
+        vectors = _vectors(column, feature.length, config.csv_format.decimal)
+        return vectors, f"list of {feature.length} finite numbers"
+    return to_words(column), ""
+
+
+def _vectors(column: pa.Array, length: int, decimal: str) -> pa.Array:
+    """Returns lists of `length` numbers `[n]`; null for other lists."""
+    lists = column if is_list(column.type) else to_lists(column, " ")
+    numbers = to_numbers(lists.flatten(), decimal)
+    lengths = list_lengths(lists)
+    row = np.repeat(np.arange(len(lists)), lengths)
+    n_known = np.bincount(row[numbers.is_valid()], minlength=len(lists))
+    is_whole = (lengths == length) & (n_known == length)
+    known = numbers.filter(pa.array(np.repeat(is_whole, lengths)))
+    return lists_of(known, np.where(is_whole, length, 0), pa.array(~is_whole))
 
 
 # --- rows of one impression

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from recsys.config import (
     Config,
     EvaluateStage,
+    InteractionsConfig,
     ItemsConfig,
     TrainStage,
     canonical_json,
@@ -32,8 +33,11 @@ from recsys.config import (
     write_feature,
 )
 from recsys.data import entities, interactions
+from recsys.data.config import write_event_feature
 from recsys.data.features import DateFeature
+from recsys.data.labels import FEATURE, IMPRESSION, LABEL, RATE, SHOWN_AT
 from recsys.data.sources.pieces import read_all
+from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import count, duration, figure, is_number
@@ -123,9 +127,40 @@ def replay_config(config: Config, out: Path) -> dict[str, Any]:
         "weight_scale": "linear",
         "explode": None,
     }
+    data["interactions"] |= _typed_keys(source, names)
     for what, side in config.data.sides.items():
         data[what] |= plain | {"files": str(out / f"{what}.parquet")} | _columns(side)
     return data
+
+
+def _typed_keys(source: InteractionsConfig, names: dict[str, str]) -> dict[str, Any]:
+    """Returns the keys on labels, features and what was shown, for typed rows."""
+    more = {"impression": source.has_impressions, "position": source.has_positions}
+    typed = {"impression": IMPRESSION.name, "position": SHOWN_AT.name}
+    labels = {}
+    for name, label in source.labels.items():
+        values = {} if label.is_amount else {"at_least": 1.0}
+        labels[name] = {"column": f"{LABEL}{name}", "given": label.given, **values}
+    features = []
+    for feature in source.features:
+        column = None if feature.column is None else f"{FEATURE}{feature.name}"
+        if feature.column == source.columns.timestamp:
+            column = names["timestamp"]
+        features.append(write_event_feature(feature.model_copy(update={"column": column})))
+    sampled = None
+    if source.sampled is not None:
+        rates = pa.array(source.sampled.rates.values(), RATE.type)
+        texts = to_ids(rates).to_pylist()
+        sampled = {
+            "column": RATE.name,
+            "rates": dict(zip(texts, source.sampled.rates.values(), strict=True)),
+        }
+    return {
+        "columns": names | {key: typed[key] for key, is_there in more.items() if is_there},
+        "labels": labels,
+        "features": features,
+        "sampled": sampled,
+    }
 
 
 def _columns(side: entities.EntityConfig) -> dict[str, Any]:

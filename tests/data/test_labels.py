@@ -381,3 +381,30 @@ def test_logs_of_criteo_are_wide_rows_with_labels_and_features(tmp_path):
         "feature:cost": [0.5, None],
         "feature:hour": [TIME, TIME],
     }
+
+
+def test_a_feature_is_missing_if_its_value_is_empty_and_rejected_if_it_is_wrong(tmp_path):
+    rows = ["1.5,1 2,10", "?,1 2,10", ",1,10", ",,", "inf,1 2,10", ',"[3, 4]",soon', ",1 nan,"]
+    text = "u,i,t,n,v,w\n" + "".join(f"u,i{at},{TIME},{row}\n" for at, row in enumerate(rows))
+    (tmp_path / "f.csv").write_text(text)
+    features = [
+        {"name": "n", "column": "n", "kind": "number"},
+        {"name": "v", "column": "v", "kind": "vector", "width": 2},
+        {"name": "w", "column": "w", "kind": "hour"},
+    ]
+    found = read_interactions(config_of(files=tmp_path / "f.csv", features=features), NOW)
+    assert found.reasons() == [
+        (3, "n is no number"),
+        (4, "v is no list of 2 finite numbers"),
+        (6, "n is no number"),
+        (7, "w is no time"),
+        (8, "v is no list of 2 finite numbers"),
+    ]
+    good = [found.good[f"feature:{name}"].to_pylist() for name in "nvw"]
+    assert good == [[1.5, None], [[1.0, 2.0], None], [10, None]]
+    vectors = pa.array([[1, 2], [1], None, [None, 3], []], pa.list_(pa.float64()))
+    columns = {"u": ["u"] * 5, "i": [*"abcde"], "t": [TIME] * 5, "n": [1.0] * 5, "w": [0] * 5}
+    pq.write_table(pa.table({**columns, "v": vectors}), tmp_path / "f.parquet")
+    found = read_interactions(config_of(files=tmp_path / "f.parquet", features=features), NOW)
+    assert found.good["feature:v"].to_pylist() == [[1.0, 2.0], None, None]
+    assert len(found.letters) == 2

@@ -41,6 +41,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
             "what": {"id": f"i{rng.integers(30)}"},
             "at": dt.datetime.fromtimestamp(start + int(t), dt.UTC).isoformat(),
             "stars": float(rng.integers(1, 6)),
+            "page": str(rng.integers(9)),
+            "seconds": float(rng.integers(9)),
         }
         for t in np.sort(rng.integers(0, 366 * 86_400, 500))
     ]
@@ -54,6 +56,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
             "columns": {"user": "who", "item": "what.id", "timestamp": "at", "rating": "stars"},
             "timestamp_unit": "iso8601",
             "positive_at_least": 4.0,
+            "labels": {
+                "like": {"column": "stars", "at_least": 4},
+                "dwell": {"column": "seconds", "given": "like"},
+            },
+            "sampled": {"column": "stars", "rates": {"1": 0.1, "2": 0.3}},
+            "features": [
+                {"name": "page", "column": "page", "kind": "category"},
+                {"name": "hour", "column": "at", "kind": "hour"},
+                {"name": "gap", "kind": "gap"},
+            ],
         },
         "items": {
             "files": str(folder / "items.csv"),

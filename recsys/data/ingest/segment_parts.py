@@ -44,7 +44,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.example_files import write_examples
 from recsys.data.hashes import fingerprints
-from recsys.data.labels import FEATURE, LABEL
+from recsys.data.labels import FEATURE, IMPRESSION, LABEL
 from recsys.data.split import PART, TIME, count_positive_days, event_times
 from recsys.data.store import event_order
 from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
@@ -164,7 +164,7 @@ def _as_text(rows: pa.Table) -> pa.Table:
     fields = [
         pa.field(field.name, pa.string()) if pa.types.is_dictionary(field.type) else field
         for field in rows.schema
-        if field.name != PART.name
+        if field.name not in (PART.name, IMPRESSION.name)
     ]
     return rows.select([field.name for field in fields]).cast(pa.schema(fields))
 

@@ -58,11 +58,19 @@ def to_words(column: pa.Array) -> pa.Array:
     return _by_value(column, lambda values: _trimmed(_written(values)))
 
 
-def has_value(column: pa.Array) -> pa.Array:
-    """Returns which values `[n]` bool are neither null, nor NaN, nor an empty text."""
+def is_invalid(column: pa.Array, typed: pa.Array) -> pa.Array:
+    """Returns which values `[n]` bool became null, and are neither null, NaN, blank nor empty."""
+    if not typed.null_count:
+        return typed.is_null()
     if pa.types.is_floating(column.type):
-        return pc.fill_null(pc.invert(pc.is_nan(column)), False)
-    return to_words(column).is_valid()
+        is_there = pc.invert(pc.is_nan(column))
+    elif is_list(column.type):
+        is_there = pc.greater(pc.list_value_length(column), 0)
+    elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        is_there = pc.greater(pc.binary_length(column), 0)
+    else:
+        is_there = to_words(column).is_valid()
+    return pc.and_(typed.is_null(), pc.fill_null(is_there, False))
 
 
 def to_numbers(column: pa.Array, decimal: str = ".") -> pa.Array:
