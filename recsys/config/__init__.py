@@ -195,7 +195,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
         split, order = self.data.split, self.data.interactions.ordered_by
         is_unordered = split == "random" or (split == "given" and order == "none")
         sides = self.data.sides.values()
-        features = [feature.name for side in sides for feature in side.features]
+        features = [f.name for side in sides for f in side.features if not f.floats]
         unknown = [name for name in self.evaluate.slices if name not in features]
         if self.warm_start is not None and split != "time":
             raise ValueError(
@@ -211,7 +211,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
         self.model.check_order(order)
         if unknown:
             raise ValueError(
-                "evaluate.slices must be features of items or users"
+                "evaluate.slices must be features of items or users that have tokens"
                 f" ({', '.join(features) or 'there are none'}); received {unknown[:1]}"
             )
         return self

@@ -1,10 +1,10 @@
-"""Titles and features of items and users by row; features are padded bags.
+"""Titles and features of items and users by row; features are padded bags, or numbers.
 
 Layout of the folder of a catalogue, or of the users' features, which have no titles:
 
-    features.json       features: name, rows, width, in the order of the config
+    features.json       features: name, rows, width, and floats of numbers; as in the config
     titles.parquet      id and title of each item row from 1 on; an empty id is no item
-    <feature>.npy       token rows `[rows, width]` int32, 0 is padding
+    <feature>.npy       token rows `[rows, width]` int32, 0 is padding; or `[rows, floats]` float32
     <feature>.tokens.parquet    names of the token rows, see `FeatureBags.tokens`
 
 A bundle has `catalogue/items.parquet` instead: ids, titles and named features of the items.
@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -109,8 +109,9 @@ class FeatureBags:
 
     Attributes:
         name: Name of the feature.
-        rows: Rows of its table, row 0 (padding) included.
-        bags: Token rows of each item row or user row `[rows, width]` int32.
+        rows: Rows of its table, row 0 (padding) included; 0 for numbers.
+        bags: Token rows of each item row or user row `[rows, width]` int32, or its numbers
+            `[rows, floats]` float32.
         tokens: Name of each token row `[rows]`, empty for row 0; None if token rows have no
             names, such as hashed ones. A folder's names are read on first access.
     """
@@ -120,9 +121,19 @@ class FeatureBags:
     bags: np.ndarray
     tokens: Sequence[str] | None = None
 
+    @property
+    def floats(self) -> int:
+        """Number of float32 values; 0 for a feature of tokens."""
+        return int(self.bags.shape[1]) if self.bags.dtype.kind == "f" else 0
+
+    @property
+    def width(self) -> int:
+        """Maximum number of tokens; 1 for numbers."""
+        return 1 if self.floats else int(self.bags.shape[1])
+
 
 def bags_of(features: Iterable[FeatureBags], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the token rows `[b, width]` int32 of `rows` `[b]`, by feature."""
+    """Returns the token rows or numbers `[b, …]` of `rows` `[b]`, by feature."""
     return {feature.name: np.asarray(feature.bags[rows]) for feature in features}
 
 
@@ -134,7 +145,7 @@ def of_history(feature: str) -> str:
 def bags_of_histories(
     features: Iterable[FeatureBags], history: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns the token rows of histories' items `[…, width]`, by model input.
+    """Returns the token rows or numbers of histories' items `[…, width]`, by model input.
 
     Args:
         features: Features of the items.
@@ -221,9 +232,11 @@ def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     except (*DAMAGE, EOFError) as error:
         raise _damaged(folder, str(error)) from None
     for feature, entry in zip(features, described, strict=True):
-        if feature.bags.shape != (n_rows, entry["width"]):
+        n = entry.get("floats") or entry["width"]
+        if feature.bags.shape != (n_rows, n) or bool(feature.floats) != ("floats" in entry):
             received = f"{feature.name}: shape {feature.bags.shape} for {n_rows} rows"
-            raise _damaged(folder, f"{received} of {entry['width']} tokens")
+            what = "numbers" if "floats" in entry else "tokens"
+            raise _damaged(folder, f"{received} of {n} {what}")
     return features
 
 
@@ -237,7 +250,21 @@ def _damaged(folder: Path, received: str) -> RecsysError:
 
 
 TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
-"""Ids `[n]`, and the token rows `[n, width]` of each feature."""
+"""Ids `[n]`, and the token rows `[n, width]` or numbers `[n, floats]` of each feature."""
+
+
+class FeatureSize(NamedTuple):
+    """Size of a feature.
+
+    Attributes:
+        rows: Rows of its table; 0 for numbers.
+        width: Maximum number of tokens.
+        floats: Number of float32 values; 0 for tokens.
+    """
+
+    rows: int
+    width: int
+    floats: int = 0
 
 
 def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) -> None:
@@ -264,54 +291,61 @@ def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) ->
 def write_features(
     folder: Path,
     vocabulary: Vocabulary,
-    tables: Mapping[str, tuple[int, int]],
+    sizes: Mapping[str, FeatureSize],
     batches: Iterable[TokenRows],
     names: Mapping[str, Sequence[str] | None] | None = None,
 ) -> None:
-    """Writes the features of a vocabulary's rows; a row without tokens is padding.
+    """Writes the features of a vocabulary's rows; those of a row without values are 0.
 
     Only one batch is held in memory.
 
     Args:
         folder: Folder of the catalogue, or of the users' features; made if missing.
         vocabulary: Vocabulary of the ids in the batches.
-        tables: Rows and width of each feature.
-        batches: The token rows, each id at most once.
+        sizes: Size of each feature.
+        batches: The token rows and numbers, each id at most once.
         names: Names of each table's rows, by feature; None for rows without names.
 
     Raises:
-        RecsysError: A token row is outside its table, or the number of names differs from
-            the number of rows.
+        RecsysError: A token row is outside its table, a number isn't finite, or the number of
+            names differs from the number of rows.
         OSError: The disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in (names or {}).items():
         if texts is not None:
-            if len(texts) != tables[name][0]:
-                raise _misfit(name, f"{len(texts)} names of {tables[name][0]} rows")
+            if len(texts) != sizes[name].rows:
+                raise _misfit(name, f"{len(texts)} names of {sizes[name].rows} rows")
             table = pa.table({"token": pa.array(list(texts), pa.string())})
             pq.write_table(table, folder / f"{name}.tokens.parquet")
     bags = {
-        name: _new_column(folder / f"{name}.npy", (vocabulary.n_rows, width))
-        for name, (_, width) in tables.items()
+        name: _new_column(folder / f"{name}.npy", vocabulary.n_rows, size)
+        for name, size in sizes.items()
     }
     for ids, tokens in batches:
         rows = vocabulary.rows(ids)
         is_own = rows >= vocabulary.first_own_row
         for name, bag in bags.items():
-            used = tokens[name]
-            if used.size and not 0 <= used.min() <= used.max() < tables[name][0]:
-                raise _misfit(name, f"rows {used.min()} … {used.max()} of {tables[name][0]}")
+            used, size = tokens[name], sizes[name]
+            if size.floats and not np.isfinite(used).all():
+                raise _misfit(name, "numbers that aren't finite")
+            if not size.floats and used.size and not 0 <= used.min() <= used.max() < size.rows:
+                raise _misfit(name, f"rows {used.min()} … {used.max()} of {size.rows}")
             bag[rows[is_own]] = used[is_own]
     for bag in bags.values():
         bag.flush()
-    features = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
+    features: list[dict[str, Any]] = []
+    for name, size in sizes.items():
+        floats = {"floats": size.floats} if size.floats else {}
+        features.append({"name": name, "rows": size.rows, "width": size.width, **floats})
     (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
 
 
-def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
+def _new_column(path: Path, n_rows: int, size: FeatureSize) -> np.memmap:
     """Returns a new memory-mapped column of zeros, with its disk space allocated."""
-    column = np.lib.format.open_memmap(path, "w+", np.int32, shape)
+    dtype = np.float32 if size.floats else np.int32
+    shape = (n_rows, size.floats or size.width)
+    column = np.lib.format.open_memmap(path, "w+", dtype, shape)
     with path.open("r+b") as file:
         # A full disk is an error here; in a memory map it would kill the process.
         os.posix_fallocate(file.fileno(), 0, max(1, path.stat().st_size))
@@ -321,7 +355,8 @@ def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
 def _misfit(feature: str, received: str) -> RecsysError:
     return RecsysError(
         "R261",
-        f"The tokens of the feature {feature!r} must be rows of its table, with a name each.",
+        f"The tokens of the feature {feature!r} must be rows of its table, with a name each; or its"
+        " numbers finite.",
         "Transform's output is damaged or of another run: run again: recsys run.",
         received,
     )

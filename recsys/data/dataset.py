@@ -149,7 +149,7 @@ def feature_tables(
     """Returns the tables of the items' features, then of the users', then of the events'."""
     sides: dict[Literal["item", "user"], Iterable[FeatureBags]] = {"item": items, "user": users}
     of_entities = (
-        FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))
+        FeatureTable(feature.name, side, feature.rows, feature.width, feature.floats)
         for side, features in sides.items()
         for feature in features
     )
@@ -361,9 +361,7 @@ class Data:
             "items": f"{counts['items']:,} ({spec.item_rows:,} rows)",
             "events": f"{counts['train_events']:,} to train on, {counts['eval_events']:,} held out",
             "split": f"by {spec.split.split}{at}",
-            "features": ", ".join(
-                f"{f.name} ({f.side}, {counted(f.rows, 'row', 'rows')})" for f in spec.features
-            )
+            "features": ", ".join(f"{f.name} ({f.side}, {_size(f)})" for f in spec.features)
             or "none",
         }
         if "read" in counts:
@@ -400,3 +398,9 @@ def open_data(folder: str | Path, verify: bool = False) -> Data:
         RecsysError: The folder holds no data, or they are damaged.
     """
     return Data(folder, verify)
+
+
+def _size(feature: FeatureTable) -> str:
+    if feature.floats:
+        return counted(feature.floats, "number", "numbers")
+    return counted(feature.rows, "row", "rows")

@@ -7,6 +7,7 @@ the same raw column in the same way share it:
     categories        list<string>
     number            float32
     date              int64 [seconds since 1970, UTC]
+    vector            list<float32>
 
 A missing value is null, or an empty list.
 """
@@ -41,6 +42,7 @@ from recsys.data.sources.values import (
     is_list,
     last_values,
     list_lengths,
+    lists_of,
     to_ids,
     to_lists,
     to_numbers,
@@ -48,6 +50,7 @@ from recsys.data.sources.values import (
     to_text,
     to_times,
 )
+from recsys.data.sources.vectors import to_vectors
 from recsys.errors import RecsysError
 
 EntityConfig = ItemsConfig | UsersConfig
@@ -57,6 +60,7 @@ _ARROW: dict[Value, pa.DataType] = {
     "list": pa.list_(pa.string()),
     "number": pa.float32(),
     "date": pa.int64(),
+    "vector": pa.list_(pa.float32()),
 }
 _TITLE = "title"
 LATEST = pa.field("_latest", pa.float64())
@@ -72,7 +76,7 @@ LEAST_JOIN = 0.01
 """Lowest share of events whose item or user is in the files of items or users [0..1]."""
 
 _Key = tuple[str, Value, str]
-"""Raw column, type of the value, and separator of a list or format of a date."""
+"""Raw column, type of the value, and the feature's `detail`."""
 
 
 def id_column(config: EntityConfig) -> str:
@@ -82,20 +86,21 @@ def id_column(config: EntityConfig) -> str:
 
 def raw_columns(config: EntityConfig) -> list[str]:
     """Returns the columns that a run reads from the raw files."""
-    features = [feature.column for feature in config.features]
+    features = [feature.column for feature in config.features if feature.column is not None]
     title = [column for column in (_raw_title(config),) if column is not None]
     latest = [] if config.latest is None else [config.latest]
     return list(dict.fromkeys([_raw_id(config), *title, *features, *latest]))
 
 
 def example_columns(config: EntityConfig) -> dict[str, str]:
-    """Returns the column of the examples for each feature, by feature name.
+    """Returns the column of the examples for each feature that reads one, by feature name.
 
     It has the name of the raw column; if several columns are made from one raw column, the
     later ones have a suffix for the type.
     """
     names = _names(config)
-    return {feature.name: names[_key(feature)] for feature in config.features}
+    read = (feature for feature in config.features if feature.column is not None)
+    return {feature.name: names[_key(feature)] for feature in read}
 
 
 def date_columns(config: EntityConfig) -> tuple[str, ...]:
@@ -117,7 +122,7 @@ def feature_settings(config: EntityConfig) -> dict[str, Any]:
     columns = example_columns(config)
     parts = [
         {
-            "column": columns[feature.name],
+            "column": columns.get(feature.name),
             "feature": write_feature(feature),
             "modules": [type(feature).__module__],
         }
@@ -154,6 +159,11 @@ def parse_entities(
             lists = to_lists(column, detail)
             columns.append(lists)
             rules.append((lists.is_null(), f"{raw} is no list of plain values"))
+            continue
+        if type_ == "vector":
+            vectors, broken = to_vectors(column, raw, int(detail), config.csv_format.decimal)
+            columns.append(vectors)
+            rules += broken
             continue
         column = _of_one_value(column, raw, batch.file)
         typed = _typed(column, type_, detail, config.csv_format.decimal)
@@ -200,7 +210,9 @@ def row_hashes(rows: pa.RecordBatch) -> np.ndarray:
         if name in (LATEST.name, POSITION.name):
             continue
         if is_list(column.type):
-            column = pc.binary_join(column, "\x1f")
+            texts = column.flatten().cast(pa.string())
+            lists = lists_of(texts, list_lengths(column), column.is_null())
+            column = pc.binary_join(lists, "\x1f")
         if not pa.types.is_string(column.type):
             column = column.cast(pa.string())
         hashes = mix(hashes ^ fingerprints(column))
@@ -216,7 +228,7 @@ def _raw_title(config: EntityConfig) -> str | None:
 
 
 def _key(feature: Feature) -> _Key:
-    return feature.column, feature.value, feature.detail
+    return feature.column or "", feature.value, feature.detail
 
 
 def _names(config: EntityConfig) -> dict[_Key, str]:
@@ -225,7 +237,7 @@ def _names(config: EntityConfig) -> dict[_Key, str]:
     names: dict[_Key, str] = {} if title is None else {(title, "text", ""): _TITLE}
     for feature in config.features:
         key = _key(feature)
-        if key not in names:
+        if feature.column is not None and key not in names:
             taken = {*_TAKEN, _TITLE, *names.values()}
             names[key] = next(name for name in _proposals(*key[:2]) if name not in taken)
     return names

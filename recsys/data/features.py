@@ -1,4 +1,4 @@
-"""The types of features: how raw columns become token rows of embedding tables.
+"""The types of features: how raw columns become token rows of embedding tables, or numbers.
 
 A feature type is a registered class. `kind: name` in the config selects it, and its fields are
 its options:
@@ -21,6 +21,9 @@ full-pass analyzers of TensorFlow Transform. The pipeline's Transform and `recsy
 run the same graph, and the exported model contains it, so raw values are treated the same in
 training and in serving. The model gets a table with `table_rows` rows; an item or a user has at
 most `width` of them.
+
+A feature with `floats` has no table: `numbers` converts a value to that many numbers, which the
+model reads as they are.
 """
 
 from __future__ import annotations
@@ -28,36 +31,44 @@ from __future__ import annotations
 import abc
 import calendar
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from recsys import registry
+from recsys.data.feature_options import CrossOptions, NumberOptions, VectorOptions
 from recsys.strict import Name, Strict
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-Value = Literal["text", "list", "number", "date"]
-"""Type of a parsed value: text without surrounding whitespace, a list of texts, a finite float32,
-or a time int64 [seconds since 1970, UTC]."""
+Value = Literal["text", "list", "number", "date", "vector", "tokens"]
+"""Type of a parsed value: text without surrounding whitespace, a list of texts, a finite float32, a
+time int64 [seconds since 1970, UTC], a list of float32, or the tokens of other features."""
 
 WORD_SEPARATOR = r"(?:[a-z]+://|www\.)\S+|[^\pL\pM\pN_]+"
 """Pattern (RE2) of the text between two words in lower-case text; URLs are not words."""
 
 
-class Feature(Strict, abc.ABC):
-    """One feature of an item or a user: a bag of tokens that has its own embedding table."""
+class Feature(Strict):
+    """One feature of an item or a user: a bag of tokens with an embedding table, or numbers."""
 
     name: Name
     """Name of the feature and of its table."""
-    column: str
-    """Column of the raw file that the tokens come from."""
+    column: str | None = None
+    """Column of the raw file that the values come from; `null` for a kind that reads none."""
 
     value: ClassVar[Value] = "text"
     """Type that the ingest parses raw values as."""
+
+    @model_validator(mode="after")
+    def _has_its_column(self) -> Self:
+        needs_column = self.value != "tokens"
+        if needs_column != (self.column is not None):
+            raise ValueError(f"{self.name} {'needs' if needs_column else 'has no'} column")
+        return self
 
     @property
     def kind(self) -> str:
@@ -66,7 +77,7 @@ class Feature(Strict, abc.ABC):
 
     @property
     def detail(self) -> str:
-        """Option for parsing raw values: a list's separator or a date's format; empty: none."""
+        """Option for parsing: a list's separator, a date's format or a vector's length, or none."""
         return ""
 
     @property
@@ -79,15 +90,20 @@ class Feature(Strict, abc.ABC):
         """Maximum number of tokens per item or user."""
         return 1
 
-    @abc.abstractmethod
+    @property
+    def floats(self) -> int:
+        """Number of float32 values per item or user; 0: it has tokens."""
+        return 0
+
     def table_rows(self, n_known: int = 0) -> int:
-        """Returns the number of rows of the feature's table, row 0 (padding) included.
+        """Returns the number of rows of its table, row 0 (padding) included; 0 without tokens.
 
         Args:
             n_known: Number of tokens in the vocabulary, for a feature with `has_vocabulary`.
         """
+        del n_known
+        return 0
 
-    @abc.abstractmethod
     def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
         """Returns the token rows of values, from 1 on; called inside a TensorFlow graph.
 
@@ -98,6 +114,25 @@ class Feature(Strict, abc.ABC):
         Returns:
             Token rows `[batch, any]` int64; those beyond `width` are cut off.
         """
+        raise NotImplementedError
+
+    def numbers(self, values: tf.RaggedTensor) -> tf.Tensor:
+        """Returns numbers `[batch, floats]` float32, in place of `tokens` if there are `floats`.
+
+        Args:
+            values: See `tokens`. Numbers of a missing value should be 0.
+        """
+        raise NotImplementedError
+
+    def codes(self, values: tf.RaggedTensor, rows: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns a number from 1 on for each token `[batch, any]` int64, which crosses hash.
+
+        Args:
+            values: See `tokens`.
+            rows: The result of `tokens`.
+        """
+        del values
+        return rows
 
     def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
         """Returns the name of each token row `[rows]`, empty for row 0; None: they have no names.
@@ -118,7 +153,7 @@ class Feature(Strict, abc.ABC):
         return column.filter(pc.fill_null(pc.not_equal(column, ""), False))
 
 
-class TokenFeature(Feature):
+class TokenFeature(Feature, abc.ABC):
     """A feature with text tokens, which are looked up in a vocabulary or hashed."""
 
     min_count: PositiveInt = 1
@@ -147,6 +182,12 @@ class TokenFeature(Feature):
         if self.hash_buckets is not None:
             return feature_graph.hashed_rows(texts, self.hash_buckets)
         return feature_graph.vocabulary_rows(texts, self.name, self.min_count)
+
+    def codes(self, values: tf.RaggedTensor, rows: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns hashes of the texts: rows of a vocabulary differ from day to day."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.hashed_rows(self.texts(values), feature_graph.MOST_CODES)
 
     def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
         """Returns the tokens; None if they are hashed, since a row stands for many."""
@@ -234,10 +275,14 @@ class BucketFeature(Feature):
 
 
 @registry.register_feature("number")
-class NumberFeature(BucketFeature):
-    """The quantile bucket of a number."""
+class NumberFeature(NumberOptions, BucketFeature):
+    """A number: its quantile bucket, or as floats."""
 
     value: ClassVar[Value] = "number"
+
+    def table_rows(self, n_known: int = 0) -> int:
+        """Returns the number of rows: row 0 and the buckets; 0 without buckets."""
+        return 0 if self.floats else super().table_rows(n_known)
 
     def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
         """Returns the bucket of the first finite number of each row."""
@@ -246,6 +291,56 @@ class NumberFeature(BucketFeature):
         return feature_graph.bucket_rows(
             feature_graph.finite(values)[:, :1], self.buckets, self.name
         )
+
+    def numbers(self, values: tf.RaggedTensor) -> tf.Tensor:
+        """Returns the first finite number of each row, encoded, and whether it is known."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.numbers(feature_graph.finite(values)[:, :1], self)
+
+    def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
+        """Returns the names of the buckets; None without buckets."""
+        return None if self.floats else super().token_names(known)
+
+
+@registry.register_feature("vector")
+class VectorFeature(VectorOptions, Feature):
+    """A list of numbers."""
+
+    value: ClassVar[Value] = "vector"
+
+    @property
+    def detail(self) -> str:
+        """The number of numbers."""
+        return str(self.length)
+
+    def numbers(self, values: tf.RaggedTensor) -> tf.Tensor:
+        """Returns the numbers of each row, and whether they are known."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.vectors(values, self.length)
+
+
+@registry.register_feature("cross")
+class CrossFeature(CrossOptions, Feature):
+    """A pair of the tokens of other features, hashed to a row."""
+
+    value: ClassVar[Value] = "tokens"
+
+    def table_rows(self, n_known: int = 0) -> int:
+        """Returns the number of rows: row 0 and the buckets."""
+        del n_known
+        return 1 + self.hash_buckets
+
+    def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the row of each pair.
+
+        Args:
+            values: The `codes` of the features in `of`, one each, without missing ones.
+        """
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.crossed_rows(values, len(self.of), self.hash_buckets)
 
 
 @registry.register_feature("date")

@@ -128,15 +128,21 @@ def with_model(config: Config, rows: TableRows) -> Config:
     """Returns a config with the model that would be chosen for the data, if it names none."""
     order = "none" if config.data.split == "random" else config.data.interactions.ordered_by
     n_users, n_items = (rows.rows[name] for name in ("users", "items"))
-    shape = DataShape(rows.events, n_users, n_items, order, bool(rows.widths))
+    shape = DataShape(rows.events, n_users, n_items, order, bool(rows.widths or rows.floats))
     return side_of(config.model, "training").chosen(config, shape, None)
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
     """Returns the spec of a config's model for tables of `rows`."""
     features = [
-        FeatureTable(name, "user" if name in rows.of_users else "item", rows.rows[name], width)
-        for name, width in rows.widths.items()
+        FeatureTable(
+            name,
+            "user" if name in rows.of_users else "item",
+            rows.rows.get(name, 0),
+            rows.widths.get(name, 1),
+            rows.floats.get(name, 0),
+        )
+        for name in (*rows.widths, *rows.floats)
     ]
     return ModelSpec.of(config.model, rows.rows["users"], rows.rows["items"], features)
 

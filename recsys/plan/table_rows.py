@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.config import Config, DataConfig, InteractionsConfig
-from recsys.data.catalogue import SUMMARY
+from recsys.data.catalogue import SUMMARY, FeatureSize
 from recsys.data.entities import (
     EntityConfig,
     example_columns,
@@ -41,12 +41,13 @@ class TableRows:
 
     Attributes:
         rows: Rows of each table, including row 0: `users`, `items`, the features.
-        widths: Maximum number of tokens per item or user, by feature.
+        widths: Maximum number of tokens per item or user, by feature of tokens.
         source: Origin of the numbers, as text.
         of_users: Names of the users' features; the others are the items'.
         events: Approximate number of events; 0 if the rows were given.
         counts: Number of events of each row of `users` and `items` `[rows]`, if there is a data
             folder.
+        floats: Number of float32 values of each feature without a table.
     """
 
     rows: Mapping[str, int]
@@ -55,6 +56,7 @@ class TableRows:
     of_users: frozenset[str] = frozenset()
     events: int = 0
     counts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
+    floats: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def parse_rows(words: Iterable[str]) -> dict[str, int]:
@@ -96,7 +98,9 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
     """
     known = None if data is None else _of_data(data)
     features = {what: side.features for what, side in config.data.sides.items()}
-    widths = {feature.name: feature.width for part in features.values() for feature in part}
+    of_sides = [feature for part in features.values() for feature in part]
+    widths = {feature.name: feature.width for feature in of_sides if not feature.floats}
+    floats = {feature.name: feature.floats for feature in of_sides if feature.floats}
     of_users = frozenset(feature.name for feature in features.get("users", ()))
     names = ["users", "items", *(widths if known is None else known.widths)]
     unknown = [name for name in overrides if name not in names]
@@ -108,8 +112,13 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
             ", ".join(unknown),
         )
     if known is None and set(names) <= set(overrides):
-        return TableRows({name: overrides[name] for name in names}, widths, "as given", of_users)
-    known = known or _of_last_run(config, widths) or _of_raw_files(config, widths, of_users)
+        rows = {name: overrides[name] for name in names}
+        return TableRows(rows, widths, "as given", of_users, floats=floats)
+    if known is None:
+        known = _of_last_run(config, widths, floats)
+    if known is None:
+        known = _of_raw_files(config, widths, of_users)
+        known = dataclasses.replace(known, floats=floats)
     rows = {name: overrides.get(name, n) for name, n in known.rows.items()}
     counts = {name: n for name, n in known.counts.items() if name not in overrides}
     source = (
@@ -118,10 +127,11 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
     return dataclasses.replace(known, rows=rows, source=source, counts=counts)
 
 
-def _described(file: Path) -> dict[str, tuple[int, int]]:
-    """Returns rows and width of the features in a folder."""
-    summary = read_json(file)
-    return {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
+def _described(file: Path) -> dict[str, FeatureSize]:
+    """Returns the sizes of the features in a folder."""
+    names = FeatureSize._fields
+    features = read_json(file)["features"]
+    return {f["name"]: FeatureSize(**{n: int(f[n]) for n in names if n in f}) for f in features}
 
 
 def _of_data(folder: Path) -> TableRows:
@@ -144,17 +154,21 @@ def _of_data(folder: Path) -> TableRows:
         ) from None
     of_rows = {side: _filled(table["count"]) for side, table in counts.items()}
     rows = {side: len(of_side) for side, of_side in of_rows.items()}
-    rows |= {name: n for name, (n, _) in features.items()}
-    widths = {name: width for name, (_, width) in features.items()}
+    tokens = {name: size for name, size in features.items() if not size.floats}
+    rows |= {name: size.rows for name, size in tokens.items()}
+    widths = {name: size.width for name, size in tokens.items()}
+    floats = {name: size.floats for name, size in features.items() if size.floats}
     events = int(of_rows["users"].sum())
-    return TableRows(rows, widths, f"from {folder}", frozenset(of_users), events, of_rows)
+    return TableRows(rows, widths, f"from {folder}", frozenset(of_users), events, of_rows, floats)
 
 
 def _filled(counts: pa.ChunkedArray) -> np.ndarray:
     return cast(np.ndarray, pc.fill_null(counts, 0).to_numpy())
 
 
-def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
+def _of_last_run(
+    config: Config, widths: Mapping[str, int], floats: Mapping[str, int]
+) -> TableRows | None:
     """Returns the table rows of the newest data folder with the config's features."""
     folders = config.root_folder.glob("artifacts/InteractionEncoder/data/*")
     numbered = [folder for folder in folders if folder.name.isdecimal()]
@@ -163,7 +177,7 @@ def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
             table_rows = _of_data(folder)
         except RecsysError:  # From an interrupted run.
             continue
-        if dict(table_rows.widths) == dict(widths):
+        if (table_rows.widths, table_rows.floats) == (widths, floats):
             return dataclasses.replace(table_rows, source=f"from the last run, {folder}")
     return None
 
@@ -231,4 +245,5 @@ def _count_side(config: EntityConfig, what: str, ids: HashCount) -> dict[str, in
             for entry in pc.value_counts(tokens).to_pylist():
                 counts[feature.name][entry["values"]] += entry["counts"]
     n_tokens = {f.name: sum(n >= f.min_count for n in counts[f.name].values()) for f in known}
-    return {f.name: f.table_rows(n_tokens.get(f.name, 0)) - 1 for f in config.features}
+    tokens = [feature for feature in config.features if not feature.floats]
+    return {f.name: f.table_rows(n_tokens.get(f.name, 0)) - 1 for f in tokens}

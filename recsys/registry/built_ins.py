@@ -62,6 +62,8 @@ BUILT_INS = {
         "categories": "recsys.data.features:CategoriesFeature",
         "words": "recsys.data.features:WordsFeature",
         "number": "recsys.data.features:NumberFeature",
+        "vector": "recsys.data.features:VectorFeature",
+        "cross": "recsys.data.features:CrossFeature",
         "date": "recsys.data.features:DateFeature",
     },
     "event_feature": {

@@ -169,7 +169,7 @@ def _columns(side: entities.EntityConfig) -> dict[str, Any]:
         columns["title"] = "title"
     names, features = entities.example_columns(side), []
     for feature in side.features:
-        typed: dict[str, Any] = {"column": names[feature.name]}
+        typed: dict[str, Any] = {"column": names.get(feature.name)}
         if isinstance(feature, DateFeature):
             typed["format"] = None  # A date is no text there.
         features.append(write_feature(feature.model_copy(update=typed)))

@@ -290,12 +290,12 @@ def _days(year: tf.Tensor, month: tf.Tensor, day: tf.Tensor) -> tf.Tensor:
 
 
 class RawFeatures(tf.Module):
-    """Maps raw columns to token rows by the graph that made the stored token rows.
+    """Maps raw columns to token rows and numbers by the graph that made the stored ones.
 
     Args:
         folder: A TFT transform output; its `transform_fn/` is a SavedModel.
         id_column: `item_id` or `user_id`.
-        widths: Number of tokens that the model reads, by feature.
+        widths: Number of tokens or numbers that the model reads, by feature.
     """
 
     def __init__(self, folder: Path, id_column: str, widths: Mapping[str, int]) -> None:
@@ -324,12 +324,12 @@ class RawFeatures(tf.Module):
     def or_stored(
         self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor], stored: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Returns token rows `[b, width]` int32 by feature.
+        """Returns token rows `[b, width]` int32, or numbers float32, by feature.
 
         Args:
             ids: Ids `[b]`.
             raw: Raw columns `[b, any]` by name in `columns`.
-            stored: Token rows `[b, width]` for rows whose columns are all empty.
+            stored: Token rows or numbers `[b, width]` for rows whose columns are all empty.
         """
         is_given = [tf.reduce_any(column != "", axis=1) for column in raw.values()]
         one_is_given = tf.reduce_any(is_given, axis=0)
@@ -338,7 +338,7 @@ class RawFeatures(tf.Module):
         typed = {name: _as(name, columns[name], spec) for name, spec in self._specs.items()}
         outputs = self._function(typed)
         fresh = {
-            name: tf.ensure_shape(tf.cast(outputs[name], tf.int32), [None, width])
+            name: tf.ensure_shape(tf.cast(outputs[name], stored[name].dtype), [None, width])
             for name, width in self._widths.items()
         }
         return {

@@ -121,7 +121,12 @@ def _bools(mask: pa.Array) -> np.ndarray:
 
 
 def kind_of(feature: FeatureBags) -> str:
-    """Returns the kind of a feature's tokens: `hashed`, `known`, `buckets` or `buckets, months`."""
+    """Returns the kind of a feature.
+
+    It is `numbers`; or `hashed`, `known`, `buckets` or `buckets, months` for tokens.
+    """
+    if feature.floats:
+        return "numbers"
     if feature.tokens is None:
         return "hashed"
     second = feature.tokens[1] if feature.rows > 1 else ""
@@ -219,6 +224,7 @@ class NewRows:
     ) -> None:
         dim = int(vectors.shape[1])
         size = max(1, _CHUNK_NUMBERS // dim)
+        features = [feature for feature in features if not feature.floats]
         self._features = features
         used = [np.unique(_tokens(features, rows[part]).indices) for part in _parts(rows, size)]
         self._columns = np.unique(np.concatenate([np.zeros(0, np.int32), *used]))

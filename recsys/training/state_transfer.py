@@ -56,7 +56,7 @@ def transfer_state(
     }
     for side in _SIDES:
         then = {feature.name: feature for feature in before.features(side)}
-        for today in inputs.features(side):
+        for today in (feature for feature in inputs.features(side) if not feature.floats):
             own = sources_of_tokens(then[today.name], today, sources[side].source)
             sources[today.name] = own
     report: Report = {}

@@ -363,6 +363,7 @@ def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str
             yield f"tokens of {new.name}", kind_of(old), kind_of(new)
             if kind_of(old) == kind_of(new) == "hashed":
                 yield f"hash rows of {new.name}", old.rows - 1, new.rows - 1
+            yield f"numbers of {new.name}", old.floats, new.floats
 
 
 # --- how a warm start differs from a first training

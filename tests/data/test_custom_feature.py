@@ -11,11 +11,13 @@ from places import ROOT
 from recsys import registry
 from recsys.config import read_feature, write_feature
 
-KINDS = ("category", "categories", "words", "number", "date")
+KINDS = ("category", "categories", "words", "number", "date", "vector", "cross")
+NEEDED = {"vector": {"width": 3}, "cross": {"column": None, "of": ["a", "b"]}}
 
 
 def feature(kind, **options):
-    return read_feature({"name": "f", "column": "c", "kind": kind, **options})
+    needed = NEEDED.get(kind, {})
+    return read_feature({"name": "f", "column": "c", "kind": kind, **needed, **options})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,6 +44,7 @@ def test_an_option_of_another_kind_is_refused():
         ("words", {"hash_buckets": 50}, 8, 51),
         ("number", {"buckets": 4}, 1, 5),
         ("date", {"buckets": 4}, 2, 17),
+        ("cross", {"hash_buckets": 8}, 1, 9),
     ],
 )
 def test_a_feature_says_what_the_model_needs(kind, options, width, rows):
@@ -49,18 +52,39 @@ def test_a_feature_says_what_the_model_needs(kind, options, width, rows):
     assert (made.width, made.table_rows(7 if made.has_vocabulary else 0)) == (width, rows)
     names = made.token_names([f"t{n}" for n in range(7)])
     assert names is None if "hash_buckets" in options else len(names) == rows
+    assert made.floats == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "floats"),
+    [
+        ("number", {"as": "dense"}, 2),
+        ("number", {"as": "piecewise", "buckets": 4}, 5),
+        ("vector", {"width": 7}, 8),
+    ],
+)
+def test_a_feature_of_numbers_has_no_table(kind, options, floats):
+    made = feature(kind, **options)
+    assert (made.floats, made.table_rows(), made.token_names()) == (floats, 0, None)
+    assert read_feature(write_feature(made)) == made
 
 
 def test_the_page_lists_every_option_of_every_kind():
     page = (ROOT / "docs" / "features.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(.*?)` \|", page, flags=re.MULTILINE)
     options = [
-        (kind, name, {None: "null"}.get(field.default, str(field.default)).replace("|", r"\|"))
+        (kind, field.alias or name, shown(field).replace("|", r"\|"))
         for kind in KINDS
         for name, field in registry.config_type("feature", kind).model_fields.items()
         if name not in ("name", "column")
     ]
     assert sorted(rows) == sorted(options)
+
+
+def shown(field):
+    if field.is_required():
+        return "required"
+    return "null" if field.default is None else str(field.default)
 
 
 @pytest.mark.pipeline

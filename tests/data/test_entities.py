@@ -123,6 +123,32 @@ def test_a_single_value_may_be_a_list_of_one_or_from_a_dictionary(kind, values, 
     assert rows["user_id"].to_pylist() == ["a", "b", "c"]
 
 
+NAN = float("nan")
+WIDTH, FINITE = "c has {} numbers, not 2", "c holds a value that is no finite number"
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([[0.5, 1], [], None, [1, 2, 3], [NAN, 1], [1], [1, None]], pa.list_(pa.float64())),
+        ([[0.5, 1], [], None, [1, 2, 3], [NAN, 1], [1], [1, None]], pa.large_list(pa.float32())),
+        (["[0.5, 1]", "", None, "[1 2 3]", "nan,1", "(1)", "1;a"], pa.string()),
+        ([" 0.5 1 ", "[]", None, "1|2|3", "[inf, 1]", "1", "1 x"], pa.string()),
+        ([["0.5", "1"], [], None, ["1", "2", "3"], ["a", "1"], ["1"], ["", "1"]], None),
+    ],
+    ids=["lists", "large", "text", "plain", "texts"],
+)
+def test_a_vector_of_another_width_or_without_a_number_is_rejected(values, type_):
+    config = users_config(feature("f", "c", "vector", width=2))
+    batch = batch_of({"uid": list("abcdefg"), "c": values}, {"c": type_})
+    rows, letters = parse_entities(batch, config)
+    assert rows["c"].to_pylist() == [[0.5, 1.0], None, None]
+    assert rows.schema.field("c").type == pa.list_(pa.float32())
+    assert letters["reason"].to_pylist() == [WIDTH.format(3), FINITE, WIDTH.format(1), FINITE]
+    fixed = batch_of({"uid": ["a", "b"], "c": [[1, 2], None]}, {"c": pa.list_(pa.float32(), 2)})
+    assert parse_entities(fixed, config)[0]["c"].to_pylist() == [[1.0, 2.0], None]
+
+
 def test_text_that_is_not_utf8_is_rejected():
     config = users_config(feature("f", "c", "category"))
     batch = batch_of({"uid": ["a", "b"], "c": [b"\xff", b"ok"]})

@@ -8,6 +8,7 @@ import pytest
 from recsys.config import read_feature
 from recsys.data.catalogue import (
     Catalogue,
+    FeatureSize,
     Texts,
     open_user_features,
     write_features,
@@ -48,7 +49,7 @@ def test_the_rows_of_a_date_are_buckets_and_then_months():
 def folder(tmp_path):
     items = Vocabulary(pa.array(["a", "b"]), np.array([2, 1]))
     write_titles(tmp_path / "catalogue", items, ())
-    tables = {"genres": (4, 2), "hashed": (3, 1)}
+    tables = {"genres": FeatureSize(4, 2), "hashed": FeatureSize(3, 1)}
     bags = {"genres": np.array([[3, 1], [2, 0]]), "hashed": np.array([[1], [2]])}
     batches = [(pa.array(["b", "a"]), bags)]
     write_features(tmp_path / "catalogue", items, tables, batches, {"genres": _GENRES})
@@ -84,4 +85,4 @@ def test_names_of_another_table_are_refused(tmp_path):
 def test_a_table_needs_a_name_for_each_row(tmp_path):
     items = Vocabulary(pa.array(["a"]), np.array([2]))
     with pytest.raises(RecsysError, match=r"R261.*'genres'.*3 names of 4"):
-        write_features(tmp_path, items, {"genres": (4, 2)}, (), {"genres": _GENRES[:3]})
+        write_features(tmp_path, items, {"genres": FeatureSize(4, 2)}, (), {"genres": _GENRES[:3]})

@@ -5,9 +5,13 @@ import json
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 from on_tensorflow import run_on_tensorflow
 from places import SUPPORT
+
+from recsys.data.config import read_feature
+from recsys.data.encodings import encode_number, learn_number
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
@@ -24,6 +28,18 @@ _FEATURES = [
     {"name": "joined", "column": "joined", "kind": "date", "buckets": 3},
     {"name": "nothing", "column": "nothing", "kind": "category"},
     {"name": "no_number", "column": "no_number", "kind": "number"},
+    {"name": "face", "column": "face", "kind": "vector", "width": 3},
+    {"name": "plan_age", "kind": "cross", "of": ["plan", "age"], "hash_buckets": 40},
+    *(
+        {"name": f"{column}_{name}", "column": column, "kind": "number", **options}
+        for name, options in {
+            "dense": {"as": "dense"},
+            "log": {"as": "dense", "scale": "log"},
+            "normal": {"as": "dense", "scale": "normal"},
+            "piecewise": {"as": "piecewise", "buckets": 5},
+        }.items()
+        for column in ("age", "no_number")
+    ),
 ]
 _COLUMNS = {
     "user_id": "text",
@@ -36,6 +52,7 @@ _COLUMNS = {
     "joined": "int",
     "nothing": "text",
     "no_number": "float",
+    "face": "float",
 }
 
 # As a committed schema may have it.
@@ -58,6 +75,7 @@ def make_row(n):
         "joined": [seconds(1955 + n, 1 + n % 12, 1 + n % 28, n % 24)] if n % 7 else [],
         "nothing": [],
         "no_number": [],
+        "face": [n / 7, -n, 0.25] if n % 8 else [],
     }
 
 
@@ -179,12 +197,16 @@ def test_a_date_is_the_bucket_of_its_day_and_its_month(made):
     assert set(days) == {1, 2, 3}
 
 
+def of_tokens(made):
+    return {name: rows for name, rows in made["rows"].items() if rows}
+
+
 def test_the_tables_have_a_row_for_every_token(made):
     expected = {"plan": 3, "tags_hashed": 8, "age": 5, "score": 3, "joined": 16, "no_number": 11}
     assert {name: made["rows"][name] for name in expected} == expected
     for name, words in made["vocabularies"].items():
         assert made["rows"][name] == 1 + len(words)
-    for name, rows in made["rows"].items():
+    for name, rows in of_tokens(made).items():
         assert max(max(bags[name]) for bags in made["of"]) < rows
 
 
@@ -205,7 +227,9 @@ def test_every_token_row_has_the_name_of_its_token(made):
     assert made["names"]["score"] == ["", "bucket 1 of 2", "bucket 2 of 2"]
     assert "tags_hashed" not in made["names"]
     assert {name: len(names) for name, names in made["names"].items()} == {
-        name: rows for name, rows in made["rows"].items() if name != "tags_hashed"
+        name: rows
+        for name, rows in of_tokens(made).items()
+        if name not in ("tags_hashed", "plan_age")
     }
 
 
@@ -224,3 +248,37 @@ def test_the_saved_graph_leaves_out_what_is_new_or_missing(made):
     assert [bag[0] for bag in new["age"]] == [4, 0, 1]
     assert new["score"][1] == [0]
     assert new["joined"][1] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["dense", "log", "normal", "piecewise"])
+def test_numbers_are_encoded_as_those_of_events_are(made, kind):
+    options = next(f for f in _FEATURES if f["name"] == f"age_{kind}")
+    feature = read_feature(options)
+    values = np.array([row["age"][0] for row in _ROWS if row["age"]], np.float32)
+    learned = learn_number(feature, *np.unique(values, return_counts=True))
+    x = np.array([row["age"][0] if row["age"] else np.nan for row in _ROWS], np.float32)
+    found = np.array([bags[f"age_{kind}"] for bags in made["of"]])
+    np.testing.assert_allclose(found, encode_number(feature, x, learned), rtol=1e-5, atol=1e-5)
+    new = np.array([1e9, np.nan, -5], np.float32)
+    expected = encode_number(feature, new, learned)
+    np.testing.assert_allclose(made["new"][f"age_{kind}"], expected, rtol=1e-5, atol=1e-5)
+    assert {sum(bags[f"no_number_{kind}"]) for bags in made["of"]} == {0}
+    assert made["rows"][f"age_{kind}"] == 0
+
+
+def test_a_vector_is_its_numbers_and_whether_it_is_there(made):
+    for row, bags in zip(_ROWS, made["of"], strict=True):
+        expected = [*row["face"], 1] if row["face"] else [0] * 4
+        np.testing.assert_allclose(bags["face"], expected, rtol=1e-6)
+
+
+def test_a_cross_has_a_row_for_each_pair_of_tokens(made):
+    pairs = {}
+    for row, bags in zip(_ROWS, made["of"], strict=True):
+        pair = (*[value.strip() for value in row["plan"]], bags["age"][0])
+        has_both = bags["plan"][0] > 0 and bags["age"][0] > 0
+        assert (bags["plan_age"][0] > 0) == has_both
+        if has_both:
+            assert pairs.setdefault(pair, bags["plan_age"]) == bags["plan_age"]
+    assert len(pairs) == 8
+    assert len({tuple(bag) for bag in pairs.values()}) > 5

@@ -32,7 +32,7 @@ def main(folder):
         for name, type_ in world["columns"].items()
     }
     metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
-    parts = [{"column": f["column"], "feature": f} for f in world["features"]]
+    parts = [{"column": f.get("column"), "feature": f} for f in world["features"]]
     custom = {"id": "user_id", "features": parts}
     features = [read_feature(one) for one in world["features"]]
     out = folder / "tokens"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import pyarrow as pa
 
-from recsys.data.catalogue import write_features, write_titles
+from recsys.data.catalogue import FeatureSize, write_features, write_titles
 from recsys.data.config import ItemsConfig, UsersConfig
 from recsys.data.dead_letters import Tally, refuse_empty, write_summary
 from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities, raw_columns
@@ -172,7 +172,10 @@ def _write_features(
     from recsys.data.ingest.transform import read_token_rows, read_vocabularies
 
     known = read_vocabularies(tokens.graph, source.features)
-    sizes = {f.name: (f.table_rows(len(known[f.name])), f.width) for f in source.features}
+    sizes = {
+        f.name: FeatureSize(f.table_rows(len(known[f.name])), f.width, f.floats)
+        for f in source.features
+    }
     names = {f.name: f.token_names(known[f.name]) for f in source.features}
     folder_of_tokens = tokens.examples / f"Split-{SPLIT}"
     batches = read_token_rows(folder_of_tokens, id_column(source), source.features)

@@ -1,13 +1,21 @@
-"""TensorFlow operations with which feature classes turn raw values into token rows.
+"""TensorFlow operations with which feature classes turn raw values into token rows or numbers.
 
 The classes in `recsys.data.features` define the tokens of a feature; these functions map them to
 rows. A token row is at least 1; 0 is padding. Missing and unknown values have no token.
 """
 
+from __future__ import annotations
+
 import tensorflow as tf
 import tensorflow_transform as tft
 
+from recsys.data import encoding_graphs
+from recsys.data.encodings import NORMAL_BUCKETS
+from recsys.data.feature_options import NumberOptions
 from recsys.data.split import DAY_S
+
+MOST_CODES = 1 << 62
+"""Number of hashes of texts that crosses hash again."""
 
 # --- values
 
@@ -75,6 +83,12 @@ def bucket_rows(values: tf.RaggedTensor, n_buckets: int, name: str) -> tf.Ragged
     return values.with_flat_values(1 + bucket.values)
 
 
+def crossed_rows(codes: tf.RaggedTensor, n_parts: int, n_buckets: int) -> tf.RaggedTensor:
+    """Returns the hash row of each pair; none if one of the `n_parts` codes is missing."""
+    rows = encoding_graphs.crossed(codes.to_tensor(0, shape=[None, n_parts]), n_buckets)[:, None]
+    return tf.RaggedTensor.from_tensor(rows, padding=0)
+
+
 def months(values: tf.RaggedTensor) -> tf.RaggedTensor:
     """Returns the months [1..12] of days since 1970-01-01, in the Gregorian calendar.
 
@@ -95,3 +109,49 @@ def _month(days: tf.Tensor) -> tf.Tensor:
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
     from_march = (5 * day_of_year + 2) // 153
     return tf.where(from_march < 10, from_march + 3, from_march - 9)
+
+
+# --- numbers
+
+
+def numbers(values: tf.RaggedTensor, options: NumberOptions) -> tf.Tensor:
+    """Returns numbers `[batch, options.floats]` float32.
+
+    Args:
+        values: At most one number in each row.
+        options: The encoding.
+    """
+    x = values.to_tensor(float("nan"), shape=[None, 1])[:, 0]
+    learned = _learned(values.flat_values, options)
+    encoded = encoding_graphs.encode_number(options, x, learned)
+    return tf.ensure_shape(encoded, [None, options.floats])
+
+
+def _learned(x: tf.Tensor, options: NumberOptions) -> dict[str, tf.Tensor]:
+    """Returns what `encoding_graphs.encode_number` needs of all numbers."""
+    if options.as_ == "piecewise":
+        lowest, highest = tft.min(x), tft.max(x)
+        inner = _quantiles(x, options.buckets)
+        return {"edge": tf.concat([[lowest], inner, [highest]], axis=0)}
+    if options.scale == "normal":
+        return {"bound": _quantiles(x, NORMAL_BUCKETS)}
+    scaled = encoding_graphs.scaled(x, options)
+    return {"mean": tft.mean(scaled), "deviation": tf.sqrt(tft.var(scaled))}
+
+
+def _quantiles(x: tf.Tensor, n: int) -> tf.Tensor:
+    """Returns the lower bound of each quantile bucket but the first `[n - 1]` float32."""
+    bounds = tft.quantiles(x, n, epsilon=min(0.1 / n, 0.01))
+    return tf.ensure_shape(tf.reshape(bounds, [-1]), [n - 1])
+
+
+def vectors(values: tf.RaggedTensor, length: int) -> tf.Tensor:
+    """Returns vectors `[batch, length]` with a last number of 1; zeros for an empty row.
+
+    Another number of numbers is an error.
+    """
+    fits = tf.reduce_all(values.row_lengths() <= length)
+    rule = f"A vector must have {length} numbers."
+    with tf.control_dependencies([tf.debugging.Assert(fits, [rule])]):
+        padded = values.to_tensor(float("nan"), shape=[None, length])
+    return encoding_graphs.encode_vectors(padded, length)

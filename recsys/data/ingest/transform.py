@@ -26,7 +26,7 @@ from recsys import registry
 from recsys.data.config import read_feature
 from recsys.data.entities import EntityConfig, feature_settings
 from recsys.data.example_files import example_files
-from recsys.data.features import Feature
+from recsys.data.features import CrossFeature, Feature
 
 PREPROCESSING_FN = "recsys.data.ingest.transform.preprocessing_fn"
 
@@ -36,7 +36,7 @@ _BATCH_ROWS = 1 << 16
 def preprocessing_fn(
     inputs: Mapping[str, Any], custom_config: Mapping[str, Any]
 ) -> dict[str, tf.Tensor]:
-    """Returns the id and, for each feature, its token rows `[batch, width]` int64.
+    """Returns the id and, for each feature, its token rows `[batch, width]` int64 or numbers.
 
     Args:
         inputs: Raw columns: text, float32 for numbers, int64 for dates [seconds since
@@ -46,12 +46,27 @@ def preprocessing_fn(
     """
     name = custom_config["id"]
     outputs = {name: _ragged(inputs[name])[:, :1].to_tensor("", shape=[None, 1])[:, 0]}
+    features = list[tuple[Feature, str | None]]()
     for part in custom_config["features"]:
         registry.load_plugins(part.get("modules", ()))
-        feature: Feature = read_feature(part["feature"])
-        bags = feature.tokens(_ragged(inputs[part["column"]]))
-        bags = tf.cast(bags, tf.int64)
+        features.append((read_feature(part["feature"]), part["column"]))
+    crosses = [feature for feature, _ in features if isinstance(feature, CrossFeature)]
+    crossed = {name for cross in crosses for name in cross.of}
+    codes: dict[str, tf.RaggedTensor] = {}
+    for feature, column in features:
+        if column is None:
+            continue
+        values = _ragged(inputs[column])
+        if feature.floats:
+            outputs[feature.name] = feature.numbers(values)
+            continue
+        bags = tf.cast(feature.tokens(values), tf.int64)
         outputs[feature.name] = bags.to_tensor(0, shape=[None, feature.width])
+        if feature.name in crossed:
+            codes[feature.name] = feature.codes(values, bags)
+    for cross in crosses:
+        pairs = cross.tokens(tf.concat([codes[name][:, :1] for name in cross.of], axis=1))
+        outputs[cross.name] = pairs.to_tensor(0, shape=[None, 1])
     return outputs
 
 
@@ -85,7 +100,8 @@ def transform(
     settings = feature_settings(config)
     files = example_files(examples)
     schema = pq.read_schema(files[0])
-    names = [settings["id"], *dict.fromkeys(part["column"] for part in settings["features"])]
+    columns = dict.fromkeys(part["column"] for part in settings["features"])
+    names = [settings["id"], *(name for name in columns if name is not None)]
     spec = {name: tf.io.VarLenFeature(_type(schema.field(name).type)) for name in names}
     representations = tensor_representation_util.InferTensorRepresentationsFromSchema(
         schema_utils.schema_from_feature_spec(spec)
@@ -128,7 +144,7 @@ def _write(made: tuple[pa.RecordBatch, Any], folder: Path) -> str:
 def read_token_rows(
     folder: Path, id_column: str, features: Sequence[Feature]
 ) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
-    """Yields ids `[n]` and the token rows `[n, width]` int64 of each feature.
+    """Yields ids `[n]`, and token rows `[n, width]` int64 or numbers of each feature.
 
     Args:
         folder: A split of Transform's examples, or the tokens that `transform` wrote.

@@ -54,7 +54,7 @@ class Side:
     def notes(self) -> dict[str, str]:
         """Returns a description of each column."""
         notes = {column: f"left out: {why}" for column, why in self.left_out.items()}
-        notes |= {feature.column: f"feature: {feature.kind}" for feature in self.features}
+        notes |= {f.column: f"feature: {f.kind}" for f in self.features if f.column is not None}
         for name, role in (("title", self.title), ("id", self.id)):
             if role is not None:
                 also = f"; {notes[role.column]}" if role.column in notes else ""

@@ -424,7 +424,7 @@ class RowEmbedder:
         }
         # An untrained user reads row 0; one without its own row reads a lower, shared row.
         has_row = (rows["user_row"] >= self._first_own_row) & self.config.user_id
-        tokens = [tf.reduce_any(bags[name] > 0, axis=1) for name in self._user_features]
+        tokens = [tf.reduce_any(bags[name] != 0, axis=1) for name in self._user_features]
         of_items = self.item_bags(rows["history"]) if self.config.history_features else {}
         of_items = {of_history(name): tokens for name, tokens in of_items.items()}
         return Query(
@@ -465,7 +465,8 @@ def _or_0(is_trained: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _variables(features: Iterable[FeatureBags]) -> dict[str, tf.Variable]:
-    return {feature.name: constant(feature.bags, tf.int32) for feature in features}
+    dtypes = {False: tf.int32, True: tf.float32}
+    return {f.name: constant(f.bags, dtypes[f.floats > 0]) for f in features}
 
 
 def _source(has_row: tf.Tensor, has_history: tf.Tensor, has_features: tf.Tensor) -> tf.Tensor:

@@ -151,7 +151,7 @@ def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> 
     own = trained_rows(user_row, saved.users) >= saved.users.first_own_row
     names = {feature.name for feature in spec.of_side("user")}
     bags = [bag.bags[user_row] for bag in saved.inputs.user_features if bag.name in names]
-    has_features = [(bag > 0).any(axis=1) for bag in bags]
+    has_features = [(bag != 0).any(axis=1) for bag in bags]
     has = [
         own & spec.config.user_id,
         (trained_rows(history, saved.items) > 0).any(axis=1) & spec.config.reads_history,
@@ -172,7 +172,7 @@ def _raw_features(
         side: Side of the columns.
         saved: The model.
     """
-    widths = {feature.name: feature.width for feature in saved.model.spec.of_side(side)}
+    widths = {f.name: f.floats or f.width for f in saved.model.spec.of_side(side)}
     if folder is None and widths:
         folder = data / GRAPHS / f"{side}s"
         if not folder.is_dir():
