@@ -106,8 +106,8 @@ def ours(file: str, out: str, beam: list[str]) -> dict[str, Any]:
     from benchmarks.peers.ingest_digest import digest
     from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
     from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-    from recsys.data.ingest.read_rows import with_local_runner
     from recsys.data.ingest.store_writer import build_store, make_vocabularies
+    from recsys.data.ingest.tasks import with_local_runner
     from recsys.data.store import InteractionStore
 
     columns = InteractionColumns(user="user", item="item", timestamp="timestamp")

@@ -32,7 +32,8 @@ from recsys.data import event_features
 from recsys.data.dataset import seal_inputs
 from recsys.data.ingest.entity_rows import SPLIT, Transformed, ingest_entities, write_entities
 from recsys.data.ingest.event_values import learn_event_features
-from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
+from recsys.data.ingest.examples import SPLITS
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import BY_TIME, SplitRule
 

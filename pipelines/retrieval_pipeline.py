@@ -49,8 +49,8 @@ from recsys.data.forgotten import digest_of
 from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
 from recsys.data.ingest.ingestion import InteractionSource
-from recsys.data.ingest.read_rows import is_local, with_local_runner
 from recsys.data.ingest.spans import has_spans, window_digest
+from recsys.data.ingest.tasks import is_local, with_local_runner
 from recsys.data.ingest.transform import PREPROCESSING_FN
 from recsys.data.labels import time_columns
 from recsys.data.sources.source_files import files_digest, match_files

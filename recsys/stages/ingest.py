@@ -10,13 +10,11 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recsys.config import Config, DataConfig
@@ -28,17 +26,22 @@ from recsys.data.entities import EntityConfig
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
-    ingest_entities,
+    plan_entities,
+    summarize_entities,
     write_entities,
 )
 from recsys.data.ingest.event_values import learn_event_features
-from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.read_rows import with_local_runner
+from recsys.data.ingest.ingestion import Ingestion, InteractionSource
+from recsys.data.ingest.read_rows import read_sources
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
+from recsys.data.ingest.tasks import with_local_runner
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
 from recsys.system.installation import install_extra
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 
 def ingest(
@@ -61,8 +64,8 @@ def ingest(
         previous: Earlier data, whose users and items keep their rows.
         cache: Folder of a content cache, so that unchanged files are not read again; None: no
             cache.
-        beam_args: Options of the Beam pipeline, such as `--runner=…`; None: the config's, or one
-            process.
+        beam_args: Options of the Beam pipeline, such as `--runner=…`; None: the config's. Without
+            any, threads of this process do the work.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -89,8 +92,7 @@ def ingest(
     temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
     replaced = temporary.with_name(f"{temporary.name}-replaced")
     previous = previous.folder if isinstance(previous, Data) else previous
-    options = PipelineOptions(with_local_runner(beam_args))
-    ingestion = _FolderIngestion(data, temporary, options)
+    ingestion = _FolderIngestion(data, temporary, beam_args)
     try:
         with _shown(progress):
             ingestion.run(*(None if path is None else Path(path) for path in (previous, cache)))
@@ -111,11 +113,11 @@ class _FolderIngestion:
     Args:
         data: Config of the data.
         folder: Folder to write.
-        options: Options of the Beam pipelines.
+        beam_args: Options of the Beam pipelines; none: threads of this process do the work.
     """
 
-    def __init__(self, data: DataConfig, folder: Path, options: PipelineOptions) -> None:
-        self._data, self._folder, self._options = data, folder, options
+    def __init__(self, data: DataConfig, folder: Path, beam_args: Sequence[str]) -> None:
+        self._data, self._folder, self._args = data, folder, beam_args
         self._work = folder / "work"
         self._facts: dict[str, Any] = {}
 
@@ -125,12 +127,11 @@ class _FolderIngestion:
             verify_inputs(previous)
         self._work.mkdir(parents=True)
         source, interactions = InteractionSource.of(self._data), self._work / "interactions"
-        self._interactions(source, interactions, cache)
-        sides = self._data.sides
-        entities = {what: self._entities(what, config) for what, config in sides.items()}
+        entities = {what: self._work / what for what in self._data.sides}
+        self._read(source, interactions, entities, cache)
         tokens = {
             what: self._features(what, config, entities[what])
-            for what, config in sides.items()
+            for what, config in self._data.sides.items()
             if config.features
         }
         vocabularies = self._folder / "vocabulary"
@@ -163,21 +164,36 @@ class _FolderIngestion:
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
         shutil.rmtree(self._work)
 
-    def _interactions(self, source: InteractionSource, out: Path, cache: Path | None) -> None:
-        letters = self._letters("interactions")
-        fingerprint = "" if cache is None else code_fingerprint(self._data)
-        pipeline = beam.Pipeline(options=self._options)
-        counts = ingest_interactions(
-            source, out, letters, pipeline, cache, fingerprint, with_examples=False
-        )
-        self._check("interactions", letters, counts)
+    def _read(
+        self,
+        source: InteractionSource,
+        out: Path,
+        entities: Mapping[str, Path],
+        cache: Path | None,
+    ) -> None:
+        """Reads interactions, items and users in one job."""
+        like, code = self._pipeline(), "" if cache is None else code_fingerprint(self._data)
+        letters = {what: self._letters(what) for what in ("interactions", *entities)}
+        sides, forget = self._data.sides, self._data.forget
+        with Ingestion(source, out, letters["interactions"], like, cache, code, False) as run:
+            plans = [
+                plan_entities(what, sides[what], folder, letters[what], forget)
+                for what, folder in entities.items()
+            ]
+            read = read_sources(like, [*plans, *run.plans], run.work)
+            self._check("interactions", letters, run.finish(read[len(plans) :]))
+        for (what, config), facts in zip(sides.items(), read, strict=False):
+            counts = summarize_entities(what, config, letters[what], facts)
+            self._check(what, letters, counts)
 
-    def _entities(self, what: str, config: EntityConfig) -> Path:
-        letters, examples = self._letters(what), self._work / what
-        pipeline = beam.Pipeline(options=self._options)
-        counts = ingest_entities(what, config, examples, letters, pipeline, self._data.forget)
-        self._check(what, letters, counts)
-        return examples
+    def _pipeline(self) -> beam.Pipeline | None:
+        """Returns a pipeline with the options of the config, if there are any."""
+        if not self._args:
+            return None
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        return beam.Pipeline(options=PipelineOptions(with_local_runner(self._args)))
 
     def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
         # TensorFlow's messages about GPUs are irrelevant here.
@@ -194,7 +210,7 @@ class _FolderIngestion:
         made = Transformed(self._work / f"{what}-tokens", self._folder / GRAPHS / what)
         with _step(f"{what.capitalize()}: features", "tokens are made"):
             split = examples / f"Split-{SPLIT}"
-            transform(config, split, made.examples, made.graph, self._options)
+            transform(config, split, made.examples, made.graph, with_local_runner(self._args))
         return made
 
     def _letters(self, what: str) -> Path:
@@ -202,10 +218,11 @@ class _FolderIngestion:
         folder.mkdir(parents=True)
         return folder
 
-    def _check(self, what: str, letters: Path, counts: Tally) -> None:
+    def _check(self, what: str, letters: Mapping[str, Path], counts: Tally) -> None:
         """Stores the counts; raises an error if too many rows were rejected."""
         self._facts[what] = counts
-        for remark in check_rejected(what, letters, self._data.gate.max_rejected_share):
+        limit = self._data.gate.max_rejected_share
+        for remark in check_rejected(what, letters[what], limit):
             emit("note", step=what.capitalize(), text=remark)
 
 

@@ -25,7 +25,7 @@ from recsys.data.entities import (
 )
 from recsys.data.example_files import write_examples
 from recsys.data.ingest.entity_rows import Transformed, write_entities
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
+from recsys.data.ingest.tasks import LOCAL_RUNNER
 from recsys.data.ingest.transform import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, serving_histories

@@ -8,8 +8,8 @@ import numpy as np
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
 from recsys.data.ingest.entity_rows import write_entities
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
+from recsys.data.ingest.tasks import LOCAL_RUNNER
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 

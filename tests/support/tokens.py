@@ -11,7 +11,7 @@ import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
+from recsys.data.ingest.tasks import LOCAL_RUNNER
 from recsys.data.ingest.transform import (
     preprocessing_fn,
     read_token_rows,

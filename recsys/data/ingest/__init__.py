@@ -1,9 +1,12 @@
-"""From raw files to the data folder with Apache Beam; the only Beam code of `recsys`.
+"""From raw files to the data folder, in threads or with Beam; the only Beam code of `recsys`.
 
-ingestion.py      interactions: reading, deduplication, split
-read_rows.py      files or a query → rows in buckets with Beam; the local runner
-spans.py          a rolling window, whose new spans are read
-segments.py       → events of each user, by day
+tasks.py          tasks in threads, or on a runner of Beam
+read_rows.py      raw files → rows in buckets, shuffled by spills.py
+ingestion.py      interactions: what is read, the cut, counts, dead letters
+spans.py          the files of a rolling window; window.py: which are read, and their report
+segments.py       rows → events of each user, by day
+examples.py       the examples for TFX's statistics
+bigquery.py       a query → files
 entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store
 """

@@ -12,9 +12,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import apache_beam as beam
 import pyarrow as pa
 
 from recsys.data.catalogue import FeatureSize, write_features, write_titles
@@ -23,13 +22,16 @@ from recsys.data.dead_letters import Tally, refuse_empty, write_summary
 from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities, raw_columns
 from recsys.data.example_files import read_split, write_examples
 from recsys.data.forgotten import Forgotten
-from recsys.data.ingest.read_rows import ReadPlan, read_sources
-from recsys.data.sources.pieces import plan_pieces, remark_on_skipped
+from recsys.data.ingest.read_rows import ReadPlan, count_buckets, cut_files, read_sources
+from recsys.data.sources.pieces import remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.system.events import emit
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}
@@ -41,7 +43,7 @@ def ingest_entities(
     config: EntityConfig,
     examples: str | Path,
     letters: str | Path,
-    beam_pipeline: beam.Pipeline,
+    beam_pipeline: beam.Pipeline | None = None,
     forget: str | None = None,
 ) -> Tally:
     """Writes the examples and the dead letters of items or users.
@@ -51,7 +53,7 @@ def ingest_entities(
         config: Files and columns to read.
         examples: Folder of the examples.
         letters: Folder of the dead letters.
-        beam_pipeline: Runs the work, with its runner and options.
+        beam_pipeline: Runs the work, with its runner and options; None: threads do.
         forget: File of the users to leave out, see `recsys.data.forgotten`; None: no file.
 
     Returns:
@@ -60,36 +62,64 @@ def ingest_entities(
     Raises:
         RecsysError: A file can't be read, no row is good, or a column doesn't fit its feature.
     """
-    letters, config_columns = Path(letters), raw_columns(config)
-    folder = Path(examples) / f"Split-{SPLIT}"
-    folder.mkdir(parents=True, exist_ok=True)
+    examples, letters = Path(examples), Path(letters)
     work = letters / "work"
     work.mkdir(parents=True, exist_ok=True)
-    plan = ReadPlan(folder, letters / "dead_letters", plan_pieces(config, what, config_columns))
-    parse = functools.partial(_parse, config)
-    write = functools.partial(_write_bucket, id_column(config), plan.n_buckets)
+    try:
+        plan = plan_entities(what, config, examples, letters, forget)
+        (read,) = read_sources(beam_pipeline, [plan], work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return summarize_entities(what, config, letters, read)
+
+
+def plan_entities(
+    what: str, config: EntityConfig, examples: Path, letters: Path, forget: str | None
+) -> ReadPlan:
+    """Returns the plan for reading items or users; see `ingest_entities`."""
+    folder = examples / f"Split-{SPLIT}"
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = cut_files(config, what, raw_columns(config))
     leave_out = None
     if forget is not None and isinstance(config, UsersConfig):
         leave_out = functools.partial(Forgotten.load(forget).leave_out, config.columns.user)
-    try:
-        (facts,) = read_sources(
-            beam_pipeline, [plan], parse, id_column(config), write, work, STEPS[what], leave_out
-        )
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    if "failure" in facts:
-        raise RecsysError.from_json(facts["failure"]["error"])
+    return ReadPlan(
+        step=STEPS[what],
+        folder=folder,
+        letters=letters / "dead_letters",
+        pieces=pieces,
+        n_buckets=count_buckets(pieces),
+        parse=functools.partial(_parse, config),
+        key=id_column(config),
+        write=functools.partial(_write_bucket, id_column(config)),
+        leave_out=leave_out,
+    )
+
+
+def summarize_entities(
+    what: str, config: EntityConfig, letters: Path, read: Mapping[str, Any]
+) -> Tally:
+    """Writes the summary of the dead letters of items or users, and returns it.
+
+    Args:
+        what: `items` or `users`.
+        config: Files and columns that were read.
+        letters: Folder of the dead letters.
+        read: The result of `read_sources`.
+
+    Raises:
+        RecsysError: A file couldn't be read, or no row is good.
+    """
+    if "failure" in read:
+        raise RecsysError.from_json(read["failure"]["error"])
     files = [file.path for file in match_files(config, what)]
-    n_conflicts = sum(bucket.get("conflicts", 0) for bucket in facts["buckets"])
-    remarks = [
-        remark
-        for remark in (remark_on_skipped(config), _remark_on_conflicts(what, config, n_conflicts))
-        if remark
-    ]
+    n_conflicts = sum(bucket.get("conflicts", 0) for bucket in read["buckets"])
+    found = (remark_on_skipped(config), _remark_on_conflicts(what, config, n_conflicts))
+    remarks = [remark for remark in found if remark]
     for remark in remarks:
         emit("note", step=STEPS[what], text=remark)
     remarked = {"remarks": remarks} if remarks else {}
-    summary = write_summary([facts["tally"], *facts["buckets"], remarked], letters, files)
+    summary = write_summary([read["tally"], *read["buckets"], remarked], letters, files)
     refuse_empty(summary, what)
     return summary
 
@@ -109,13 +139,11 @@ def _parse(
     return *parse_entities(batch, config, file_index), None
 
 
-def _write_bucket(
-    key: str, n_buckets: int, folder: Path, bucket: int, rows: pa.Table
-) -> dict[str, Any]:
+def _write_bucket(key: str, folder: Path, bucket: int, rows: pa.Table) -> dict[str, Any]:
     """Writes the rows of a bucket as an example file with one row per id."""
     kept, n_dropped, n_conflicts = keep_latest(rows, key)
-    file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
-    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
+    file = folder / f"data-{bucket:05d}.parquet"
+    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")  # Beam may run a task twice.
     with temporary.open("wb") as sink:
         write_examples(kept, sink)
     temporary.replace(file)

@@ -1,11 +1,13 @@
 """Segments: events of some days by bucket, sorted by user, with ids numbered within the bucket.
 
-Duplicate rows have the same time, so they are on the same UTC day, and the cut is a midnight:
-days can be read, deduplicated and written independently. The rows of a span are divided into
-blocks of days, of one day each if it has few days. Blocks of different spans that share a day
-form one segment. So if another span holds a few late rows of a day, that day is made again, but
-its neighbours aren't. Files without spans are one segment, and so is a window whose rows have
-ids of impressions: rows of one event may have different days. `segment_parts` writes their files.
+Files without spans are one segment, written as they are read. In a window, the rows of a span are
+kept, each bucket in a file sorted by time, in which days are slices; segments are made of them.
+Duplicate rows have the same time, so they are on the same UTC day: days can be deduplicated and
+written independently. The rows of a span are divided into blocks of days, of one day each if it
+has few days. Blocks of different spans that share a day form one segment. So if another span holds
+a few late rows of a day, that day is made again, but its neighbours aren't. A window whose rows
+have ids of impressions is one segment: rows of one event may have different days. `segment_parts`
+writes the files of a segment.
 """
 
 from __future__ import annotations
@@ -14,26 +16,110 @@ import dataclasses
 import functools
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 
+from recsys.data.hashes import hash_buckets
 from recsys.data.ingest.cache import key_of
-from recsys.data.ingest.read_rows import StepProgress, run_tasks
 from recsys.data.ingest.segment_parts import write_part
-from recsys.data.ingest.spans import SpanPart, SpanRows, join_parts
-from recsys.data.split import DAY_S
+from recsys.data.ingest.spans import Span
+from recsys.data.ingest.tasks import StepProgress, run_tasks
+from recsys.data.interactions import POSITION, POSITION_FILE_BITS, drop_duplicates
+from recsys.data.labels import without_working
+from recsys.data.split import DAY_S, TIME
+
+if TYPE_CHECKING:
+    import apache_beam as beam
 
 SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
 """Splits rows of whole users into `train` and `eval`."""
+Days = list[list[int]]
+"""`[day, rows, positives]` of each UTC day [days since 1970], ascending."""
 
 _SPAN_BLOCKS = 32
+_BATCH_ROWS = 1 << 20
+_SPAN = "recsys:span"  # No column of interactions has this name.
 
 
-# --- the plan
+# --- buckets of the rows of one source, as they are read
+
+
+def write_segment_bucket(
+    split: SplitRows | None, with_examples: bool, folder: Path, bucket: int, rows: pa.Table
+) -> dict[str, Any]:
+    """Writes the events of one bucket of files without spans.
+
+    Args:
+        split: Splits the rows; None: they are split in time, when they are read.
+        with_examples: Whether to write the examples, which TFX's statistics need.
+        folder: Folder of the segment.
+        bucket: Index of the bucket, by the hash of the user.
+        rows: Interactions with a column `position`; all rows of their users.
+
+    Returns:
+        `rows` and `duplicates`: numbers of rows kept and dropped; `parts`: facts of the parts.
+    """
+    kept, n_dropped = _without_duplicates(rows)
+    kept = without_working(kept.drop_columns([POSITION.name]))
+    tables = [(None, kept)] if split is None else split(kept).items()
+    parts = [_write(folder, bucket, table, name, with_examples) for name, table in tables]
+    return {"rows": kept.num_rows, "duplicates": n_dropped, "parts": parts}
+
+
+def write_span_bucket(folder: Path, bucket: int, rows: pa.Table) -> dict[str, Any]:
+    """Writes the rows of one bucket of a span, sorted by time; see `write_segment_bucket`.
+
+    Returns:
+        `rows` and `duplicates`: numbers of rows kept and dropped; `days`.
+    """
+    kept, n_dropped = _without_duplicates(rows)
+    kept = kept.take(pa.array(np.argsort(kept[TIME.name].to_numpy(), kind="stable")))
+    with (
+        pa.OSFile(str(folder / _bucket_file(bucket)), "wb") as sink,
+        pa.ipc.new_file(sink, kept.schema) as writer,
+    ):
+        writer.write_table(kept, _BATCH_ROWS)
+    return {"rows": kept.num_rows, "duplicates": n_dropped, "days": count_days(kept)}
+
+
+def _without_duplicates(rows: pa.Table) -> tuple[pa.Table, int]:
+    """Drops duplicates; the ids of users and items become dictionaries of one chunk each."""
+    for name in ("user_id", "item_id"):
+        at, ids = rows.column_names.index(name), rows[name].combine_chunks()
+        rows = rows.set_column(at, name, ids.dictionary_encode())
+    return drop_duplicates(rows)
+
+
+def count_days(rows: pa.Table) -> Days:
+    """Returns the days of rows; empty without times."""
+    if TIME.name not in rows.column_names or not rows.num_rows:
+        return []
+    day = rows[TIME.name].to_numpy() // DAY_S
+    first = int(day.min())
+    n_rows = np.bincount(day - first)
+    positives = np.bincount(day - first, rows["label"].to_numpy() == 1).astype(np.int64)
+    used = np.flatnonzero(n_rows)
+    return np.stack([first + used, n_rows[used], positives[used]], axis=1).tolist()
+
+
+def _write(
+    folder: Path, bucket: int, rows: pa.Table, split: str | None, with_examples: bool
+) -> dict[str, Any]:
+    name = f"{bucket:05d}" if split is None else f"{split}-{bucket:05d}"
+    facts = write_part(folder, name, rows, with_examples)
+    n_positives = int(np.count_nonzero(rows["label"].to_numpy() == 1))
+    return {**facts, "split": split, "positives": n_positives, "days": count_days(rows)}
+
+
+def _bucket_file(bucket: int) -> str:
+    return f"rows-{bucket:05d}.arrow"
+
+
+# --- the segments of a window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +130,6 @@ class Segment:
         first: First UTC day [days since 1970].
         last: Last UTC day [days since 1970].
         spans: Indices of the spans that have rows of these days, ascending.
-        parts: The rows of each of these spans.
         n_buckets: Number of buckets, a power of two.
         key: Key of its rows; equal for equal rows.
     """
@@ -52,16 +137,11 @@ class Segment:
     first: int
     last: int
     spans: tuple[int, ...]
-    parts: tuple[SpanPart, ...]
     n_buckets: int
     key: str
 
-    def is_cut_by(self, cut: int) -> bool:
-        """Returns whether the midnight `cut` [seconds since 1970, UTC] divides the segment."""
-        return self.first < cut // DAY_S <= self.last
 
-
-def plan_segments(spans: Sequence[SpanRows], has_impressions: bool = False) -> list[Segment]:
+def plan_segments(spans: Sequence[Span], has_impressions: bool = False) -> list[Segment]:
     """Returns the segments of a window, the oldest first; no two share a day.
 
     Args:
@@ -69,124 +149,143 @@ def plan_segments(spans: Sequence[SpanRows], has_impressions: bool = False) -> l
         has_impressions: Whether rows of different days may be one event: then the window is one
             segment.
     """
+    days = [sorted({day[0] for b in span.buckets for day in b.get("days", [])}) for span in spans]
     if has_impressions:
-        days = sorted({day for span in spans for day in span.days()})
-        return [_segment(spans, days[0], days[-1])]
+        every = [day for some in days for day in some]
+        return [_segment(spans, days, min(every), max(every))]
     joined: list[list[int]] = []
-    for first, last in sorted(block for span in spans for block in _blocks(span.days())):
+    for first, last in sorted(block for some in days for block in _blocks(some)):
         if joined and first <= joined[-1][1]:
             joined[-1][1] = max(joined[-1][1], last)
         else:
             joined.append([first, last])
-    return [_segment(spans, first, last) for first, last in joined]
+    return [_segment(spans, days, first, last) for first, last in joined]
 
 
-def whole_segment(span: SpanRows) -> Segment:
-    """Returns the single segment of files without spans, with all their days."""
-    days = list(span.days()) or [0]
-    slices = tuple((0, bucket.get("rows", 0)) for bucket in span.buckets)
-    part = SpanPart(span.folder, span.file_indices, slices)
-    return Segment(days[0], days[-1], (0,), (part,), len(slices), span.key)
-
-
-def _blocks(days: Iterable[int]) -> list[tuple[int, int]]:
+def _blocks(days: Sequence[int]) -> list[tuple[int, int]]:
     """Returns the first and last day of each block of a span."""
-    ordered = sorted(days)
     width = 1
-    while len({day // width for day in ordered}) > _SPAN_BLOCKS:
+    while len({day // width for day in days}) > _SPAN_BLOCKS:
         width *= 2
-    groups = itertools.groupby(ordered, key=lambda day: day // width)
-    blocks = [list(group) for _, group in groups]
+    blocks = [list(group) for _, group in itertools.groupby(days, key=lambda day: day // width)]
     return [(block[0], block[-1]) for block in blocks]
 
 
-def _segment(spans: Sequence[SpanRows], first: int, last: int) -> Segment:
-    inside = [
-        at for at, span in enumerate(spans) if any(first <= day <= last for day in span.days())
-    ]
+def _segment(
+    spans: Sequence[Span], days: Sequence[Sequence[int]], first: int, last: int
+) -> Segment:
+    inside = [at for at, some in enumerate(days) if any(first <= day <= last for day in some)]
     # Ranks decide which of two equal rows comes first, since indices change as the window moves.
-    rank = {
-        place: n
-        for n, place in enumerate(sorted(p for at in inside for p in spans[at].file_indices))
-    }
+    places = sorted(place for at in inside for place in spans[at].file_indices)
+    rank = {place: n for n, place in enumerate(places)}
     made_of = [[spans[at].key, [rank[place] for place in spans[at].file_indices]] for at in inside]
-    return Segment(
-        first=first,
-        last=last,
-        spans=tuple(inside),
-        parts=tuple(spans[at].part(first, last) for at in inside),
-        n_buckets=max(len(spans[at].buckets) for at in inside),
-        key=key_of("segment", first, last, made_of),
-    )
-
-
-# --- their files
-
-
-@dataclasses.dataclass(frozen=True)
-class SegmentPlan:
-    """The output of a segment.
-
-    Attributes:
-        folder: Folder to write.
-        segment: The segment.
-        split: Splits the rows of each bucket; None: all of it will be in one split, which is
-            decided later.
-    """
-
-    folder: Path
-    segment: Segment
-    split: SplitRows | None
+    n_buckets = max(len(spans[at].buckets) for at in inside)
+    return Segment(first, last, tuple(inside), n_buckets, key_of("segment", first, last, made_of))
 
 
 def make_segments(
-    like: beam.Pipeline,
-    plans: Sequence[SegmentPlan],
+    like: beam.Pipeline | None,
+    spans: Sequence[Span],
+    plans: Sequence[tuple[Path, Segment]],
     work: Path,
     step: str,
-    with_examples: bool = True,
+    with_examples: bool,
 ) -> list[dict[str, Any]]:
-    """Writes segments into their folders with Beam.
+    """Writes segments.
 
     Args:
-        like: A pipeline whose runner and options are used.
-        plans: The segments.
+        like: A pipeline whose runner and options are used; None: threads of this process.
+        spans: The spans of the window.
+        plans: The segments, each with the folder to write.
         work: Folder for temporary files.
         step: Name of the step, for its progress.
         with_examples: Whether to write the examples, which TFX's statistics need.
 
     Returns:
-        For each segment `parts`: `name`, `split`, `rows`, `events` and `days` (pairs of day and
-        number of positives) of each bucket and split; and `dropped`: for each of its spans, the
-        number of rows that equal rows of earlier spans.
+        For each segment `parts`: the facts of each bucket; and `dropped`: for each of its
+        spans, the number of rows that equal rows of earlier spans.
     """
-    tasks = [(at, b) for at, plan in enumerate(plans) for b in range(plan.segment.n_buckets)]
+    tasks = [(at, b) for at, (_, segment) in enumerate(plans) for b in range(segment.n_buckets)]
     progress = StepProgress(work / f"made-{uuid.uuid4().hex}", step, len(tasks))
-    each = functools.partial(_make_bucket, plans, with_examples, progress)
-    made = sorted(run_tasks(like, tasks, each, work), key=lambda result: result[:2])
-    return [
-        {
-            "parts": [part for at, _, parts, _ in made if at == number for part in parts],
-            "dropped": [
-                sum(dropped)
-                for dropped in zip(*(d for at, _, _, d in made if at == number), strict=True)
-            ],
-        }
-        for number in range(len(plans))
+    rows = [
+        _SpanRows(Path() if span.rows is None else span.rows.path, span.file_indices, span.buckets)
+        for span in spans
     ]
+    each = functools.partial(_make_bucket, rows, plans, with_examples, progress)
+    facts: list[dict[str, Any]] = [
+        {"parts": [], "dropped": [0] * len(segment.spans)} for _, segment in plans
+    ]
+    for at, part, dropped in sorted(run_tasks(like, tasks, each, work), key=lambda made: made[0]):
+        facts[at]["parts"].append(part)
+        facts[at]["dropped"] = np.add(facts[at]["dropped"], dropped).tolist()
+    return facts
+
+
+@dataclasses.dataclass(frozen=True)
+class _SpanRows:
+    """The rows of a span.
+
+    Attributes:
+        folder: Their folder.
+        file_indices: Index of each of its files among all files of the window.
+        buckets: Facts of its buckets.
+    """
+
+    folder: Path
+    file_indices: tuple[int, ...]
+    buckets: Sequence[dict[str, Any]]
+
+    def read(self, segment: Segment, bucket: int) -> pa.Table | None:
+        """Returns the rows of a bucket of a segment, if there are any.
+
+        Their positions are relative to all files of the window.
+        """
+        own = bucket % len(self.buckets)
+        if not self.buckets[own].get("rows"):
+            return None
+        with pa.memory_map(str(self.folder / _bucket_file(own))) as file:
+            rows = pa.ipc.open_file(file).read_all()
+        midnights = [segment.first * DAY_S, (segment.last + 1) * DAY_S]
+        start, end = np.searchsorted(rows[TIME.name].to_numpy(), midnights)
+        rows = rows.slice(start, end - start)
+        if segment.n_buckets > len(self.buckets):
+            buckets = hash_buckets(rows["user_id"].combine_chunks(), segment.n_buckets)
+            rows = rows.filter(pa.array(buckets == bucket))
+        position = rows[POSITION.name].to_numpy()
+        file_index = position >> POSITION_FILE_BITS
+        place = np.array(self.file_indices, np.int64)[file_index]
+        moved = position + ((place - file_index) << POSITION_FILE_BITS)
+        at = rows.column_names.index(POSITION.name)
+        return rows.set_column(at, POSITION, pa.array(moved, POSITION.type))
 
 
 def _make_bucket(
-    plans: Sequence[SegmentPlan], with_examples: bool, progress: StepProgress, task: tuple[int, int]
-) -> Iterator[tuple[int, int, list[dict[str, Any]], list[int]]]:
-    """Writes a bucket of a segment; yields the facts of its parts."""
+    spans: Sequence[_SpanRows],
+    plans: Sequence[tuple[Path, Segment]],
+    with_examples: bool,
+    progress: StepProgress,
+    task: tuple[int, int],
+) -> Iterator[tuple[int, dict[str, Any], list[int]]]:
+    """Writes a bucket of a segment; of duplicate rows, the one in the first file is kept.
+
+    Yields:
+        The index of the segment, the facts of the bucket, and the number of duplicates in each
+        of its spans, if it has rows.
+    """
     at, bucket = task
-    plan = plans[at]
-    rows, dropped = join_parts(plan.segment.parts, bucket, plan.segment.n_buckets)
-    facts = []
-    if rows is not None:
-        for split, part in (plan.split(rows) if plan.split else {None: rows}).items():
-            name = f"{bucket:05d}" if split is None else f"{split}-{bucket:05d}"
-            facts.append({"split": split, **write_part(plan.folder, name, part, with_examples)})
-    yield at, bucket, facts, dropped
-    progress.advance(f"{at}-{bucket}", "events sorted by user")
+    folder, segment = plans[at]
+    read = [spans[n].read(segment, bucket) for n in segment.spans]
+    tables = [
+        rows.append_column(_SPAN, pa.array(np.full(rows.num_rows, number, np.int32)))
+        for number, rows in enumerate(read)
+        if rows is not None
+    ]
+    if tables:
+        # There are no duplicates within a span.
+        rows = tables[0] if len(tables) == 1 else drop_duplicates(pa.concat_tables(tables))[0]
+        before = [0 if table is None else table.num_rows for table in read]
+        left = np.bincount(rows[_SPAN].to_numpy(), minlength=len(read))
+        rows = without_working(rows.drop_columns([_SPAN, POSITION.name]))
+        part = _write(folder, bucket, rows, None, with_examples)
+        yield at, part, (np.array(before) - left).tolist()
+    progress.advance("events sorted by user")

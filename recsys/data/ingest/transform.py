@@ -85,7 +85,7 @@ def _ragged(column: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.RaggedT
 
 
 def transform(
-    config: EntityConfig, examples: Path, tokens: Path, graph: Path, options: PipelineOptions
+    config: EntityConfig, examples: Path, tokens: Path, graph: Path, beam_args: Sequence[str]
 ) -> None:
     """Writes the token rows of items or users, and the graph that makes them.
 
@@ -95,7 +95,7 @@ def transform(
         tokens: Folder to write, with a folder of the split: Parquet with the id and the
             token rows of each feature.
         graph: Folder to write the graph to, for `tft.TFTransformOutput`.
-        options: Options of the Beam pipeline.
+        beam_args: Options of the Beam pipeline.
     """
     settings = feature_settings(config)
     files = example_files(examples)
@@ -113,7 +113,7 @@ def transform(
     out.mkdir(parents=True)
     with (
         tempfile.TemporaryDirectory(prefix="recsys-transform-") as scratch,
-        beam.Pipeline(options=options) as pipeline,
+        beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline,
         tft_beam.Context(temp_dir=scratch),
     ):
         rows = pipeline | beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_batches, names)

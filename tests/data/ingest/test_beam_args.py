@@ -23,7 +23,7 @@ from recsys.config import (
     ItemsConfig,
 )
 from recsys.data.features import CategoriesFeature
-from recsys.data.ingest.read_rows import LOCAL_RUNNER, with_local_runner
+from recsys.data.ingest.tasks import LOCAL_RUNNER, with_local_runner
 
 pytestmark = pytest.mark.pipeline
 

@@ -15,8 +15,9 @@ pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from recsys.data.ingest import read_rows
-from recsys.data.ingest.read_rows import stage_query, stage_rows, to_record_batch, with_local_runner
+from recsys.data.ingest import bigquery
+from recsys.data.ingest.bigquery import stage_query, stage_rows, to_record_batch
+from recsys.data.ingest.tasks import with_local_runner
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline
@@ -61,8 +62,8 @@ def test_a_column_of_several_types_is_text_and_loses_nothing():
 
 
 def test_all_rows_are_in_the_files_that_are_returned(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_rows, "_BATCH_ROWS", 100)
-    monkeypatch.setattr(read_rows, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(bigquery, "_BATCH_ROWS", 100)
+    monkeypatch.setattr(bigquery, "_LEAST_ROWS", 1)
     rows = [{"user": f"u{i % 7}", "item": i, "time": 10**9 + i} for i in range(1_000)]
     files = stage_rows(beam.Create(rows), tmp_path / "staged", OPTIONS)
     assert len(files) > 1
@@ -86,7 +87,7 @@ def test_no_row_is_an_error(tmp_path):
 def test_without_credentials_one_sentence_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(RecsysError) as caught:
-        stage_query("SELECT 1", tmp_path, OPTIONS)
+        stage_query("SELECT 1", tmp_path, None)
     assert caught.value.code == "R248"
     assert "gcloud auth application-default login" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -95,7 +96,7 @@ def test_without_credentials_one_sentence_says_so(tmp_path, monkeypatch):
 def test_without_the_clients_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud.bigquery_storage", None)
     with pytest.raises(RecsysError) as caught:
-        stage_query("SELECT 1", tmp_path, OPTIONS)
+        stage_query("SELECT 1", tmp_path, None)
     assert caught.value.code == "R248"
     assert "apache-beam[gcp]" in str(caught.value)
 
@@ -105,8 +106,8 @@ def test_what_bigquery_says_of_a_query_is_shown(tmp_path, monkeypatch):
         raise ValueError("Syntax error: Unexpected keyword FORM at [1:10]\nJob ID 7")
 
     reader = beam.Create([1]) | beam.Map(refuse)
-    monkeypatch.setattr(read_rows, "_reader", lambda query: reader)
+    monkeypatch.setattr(bigquery, "_reader", lambda query: reader)
     with pytest.raises(RecsysError) as caught:
-        stage_query("SELECT * FORM t", tmp_path, OPTIONS)
+        stage_query("SELECT * FORM t", tmp_path, None)
     assert caught.value.code == "R249"
     assert "Unexpected keyword FORM" in str(caught.value)

@@ -10,7 +10,7 @@ from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, Lis
 from recsys.data.dead_letters import check_rejected
 from recsys.data.example_files import read_split
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
+from recsys.data.ingest.tasks import LOCAL_RUNNER
 from recsys.errors import RecsysError
 from recsys.system.events import shown_events
 

@@ -3,16 +3,11 @@
 import datetime as dt
 import json
 
-import apache_beam as beam
 import numpy as np
-import pytest
-from plain_beam import run_plainly
 
 from recsys.config import InteractionsConfig
 from recsys.data.example_files import read_split
-from recsys.data.ingest import read_rows, segments
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
 
 DAY = 86_400
 START = 19_783 * DAY  # 2024-03-01
@@ -44,8 +39,8 @@ def ingest(folder, files, cache=None):
         strict=False,
     )
     source = InteractionSource(interactions=config, eval_share=0.3)
-    out, pipeline = folder / "examples", beam.Pipeline(LOCAL_RUNNER)
-    summary = ingest_interactions(source, out, folder / "letters", pipeline, cache)
+    out = folder / "examples"
+    summary = ingest_interactions(source, out, folder / "letters", None, cache)
     names = ["user_id", "item_id", "timestamp", "label", "label:click", "label:buy"]
     splits = {
         split: sorted(
@@ -56,12 +51,6 @@ def ingest(folder, files, cache=None):
         for split in ("train", "eval")
     }
     return summary, splits
-
-
-@pytest.fixture(autouse=True)
-def plainly(monkeypatch):
-    for module in (read_rows, segments):
-        monkeypatch.setattr(module, "run_tasks", run_plainly)
 
 
 def test_an_impression_over_midnight_is_one_event_in_any_files(tmp_path):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 pytest.importorskip("apache_beam")
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
 
-from recsys.data.ingest import read_rows
-from recsys.data.ingest.read_rows import SpillWriter, read_spills, with_local_runner
+from recsys.data.ingest import spills
+from recsys.data.ingest.spills import SpillWriter, read_spills
+from recsys.data.ingest.tasks import LOCAL_RUNNER, run_tasks
 
 pytestmark = pytest.mark.pipeline
 
@@ -24,16 +24,19 @@ def spilled(folder, batches):
     """Returns the rows of each bucket, by the spills that a writer gave."""
     writer = SpillWriter(folder, 70_001)
     given_back = [pair for buckets, rows in batches for pair in writer.add(buckets, rows)]
-    given_back += writer.close()
+    given_back += writer.flush()
     by_bucket = {}
     for bucket, spill in given_back:
         by_bucket.setdefault(bucket, []).append(spill)
-    return {bucket: read_spills(spills) for bucket, spills in by_bucket.items()}
+    return {bucket: read_spills(some) for bucket, some in by_bucket.items()}
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(0, 70_000), st.text(max_size=3)), max_size=20)))
-def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, batches):
-    folder = tmp_path_factory.mktemp("spills")
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 70_000), st.text(max_size=3)), max_size=20)),
+    st.booleans(),
+)
+def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, batches, in_files):
+    folder = tmp_path_factory.mktemp("spills") if in_files else None
     given_rows = [
         (np.array([bucket for bucket, _ in rows], np.int64), batch([text for _, text in rows]))
         for rows in batches
@@ -46,7 +49,7 @@ def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, b
 
 
 def test_a_writer_that_is_full_goes_on_in_the_same_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_rows, "_MOST_BUFFER", 100)
+    monkeypatch.setattr(spills, "_MOST_BUFFER", 100)
     rows = [(np.array([i % 2]), batch([str(i)])) for i in range(100)]
     found = spilled(tmp_path, rows)
     assert found[0]["text"].to_pylist() == [str(i) for i in range(0, 100, 2)]
@@ -70,10 +73,9 @@ def wait_for_another(task):
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="needs two cores")
-def test_the_local_runner_uses_several_threads_by_default(tmp_path):
-    like = beam.Pipeline(options=PipelineOptions(with_local_runner([])))
-    done = read_rows.run_tasks(like, range(2), wait_for_another, tmp_path)
-    assert sorted(done) == [0, 1]
+@pytest.mark.parametrize("like", [None, beam.Pipeline(LOCAL_RUNNER)], ids=["none", "local"])
+def test_tasks_run_at_once_without_another_runner(tmp_path, like):
+    assert sorted(run_tasks(like, range(2), wait_for_another, tmp_path)) == [0, 1]
 
 
 def batch(texts):

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from hypothesis import HealthCheck, given, settings
 from places import ROOT
-from plain_beam import run_plainly
 
 from benchmarks.stores import write_store as write_plain_store
 from recsys.config import (
@@ -27,12 +27,12 @@ from recsys.config import (
     VocabularyConfig,
 )
 from recsys.data.example_files import read_split
-from recsys.data.ingest import ingestion, read_rows, segment_parts, segments
+from recsys.data.ingest import ingestion, segment_parts
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.segment_parts import counts_of, segments_in_use
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
+from recsys.data.ingest.tasks import LOCAL_RUNNER
 from recsys.data.split import choose_cut, event_times
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import grow
@@ -40,6 +40,7 @@ from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline
 
+PROCESSES = ["--direct_num_workers=2"]  # Beam's local runner, not our threads.
 DAY = 86_400
 FIRST = dt.date(2024, 3, 1)
 START = (FIRST - dt.date(1970, 1, 1)).days * DAY
@@ -52,7 +53,7 @@ class World:
     def __init__(self, folder, **more):
         self.raw, self.root = folder / "raw", folder / "root"
         self.raw.mkdir()
-        self.n_nights = 0
+        self.n_nights, self.beam = 0, None
         pattern = str(self.raw / "{YYYY}-{MM}-{DD}" / "v{VERSION}" / "*.csv")
         self.config = InteractionsConfig(
             files=pattern, columns=COLUMNS, positive_at_least=2.0, **more
@@ -80,7 +81,7 @@ class World:
             source,
             str(out / "examples"),
             str(out / "letters"),
-            beam.Pipeline(LOCAL_RUNNER),
+            self.beam,
             self.root / "segments",
             code,
         )
@@ -100,8 +101,6 @@ def rows_of(day, n, seed=0, spill=0):
 
 @pytest.fixture
 def plainly(monkeypatch):
-    for module in (read_rows, segments):
-        monkeypatch.setattr(module, "run_tasks", run_plainly)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -567,6 +566,7 @@ def test_a_full_disk_leaves_nothing_half(world, monkeypatch):
 
 def test_a_night_by_beam_is_one_by_the_code_that_knows_no_spans(tmp_path):
     world = World(tmp_path, spans=4)
+    world.beam = beam.Pipeline(LOCAL_RUNNER, PipelineOptions(PROCESSES))
     for day in range(4):
         world.write(day, [*rows_of(day, 60, spill=4), "u1,i1,never,3"])
     world.night()
@@ -578,7 +578,7 @@ def test_a_night_by_beam_is_one_by_the_code_that_knows_no_spans(tmp_path):
         interactions=world.config.model_copy(update=given_files), eval_share=0.25
     )
     wanted = ingest_interactions(
-        source, str(plain / "examples"), str(plain / "letters"), beam.Pipeline(LOCAL_RUNNER)
+        source, str(plain / "examples"), str(plain / "letters"), world.beam
     )
     # All that an ingestion without spans counts, to the row.
     assert {name: summary[name] for name in wanted} == wanted
@@ -606,8 +606,6 @@ def test_a_night_by_beam_is_one_by_the_code_that_knows_no_spans(tmp_path):
 _NIGHT = """
 import os, sys
 from pathlib import Path
-import apache_beam as beam
-from recsys.data.ingest.read_rows import LOCAL_RUNNER
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 config, out, root, call = sys.argv[1:]
 calls, sync = [0], os.fsync
@@ -619,7 +617,7 @@ def killed(descriptor):
 os.fsync = killed
 source = InteractionSource.model_validate_json(config)
 ingest_interactions(
-    source, out + "/examples", out + "/letters", beam.Pipeline(LOCAL_RUNNER), Path(root), "code"
+    source, out + "/examples", out + "/letters", None, Path(root), "code"
 )
 print(calls[0])
 """

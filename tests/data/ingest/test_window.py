@@ -10,23 +10,24 @@ import pytest
 from hypothesis import given
 
 from recsys.config import InteractionColumns, InteractionsConfig
-from recsys.data.ingest.cache import ContentCache, link, sweep
+from recsys.data.ingest.cache import CachedFolder, ContentCache, link, sweep
 from recsys.data.ingest.segments import plan_segments
 from recsys.data.ingest.spans import (
-    Digests,
-    SpanRows,
+    Span,
     check_sources,
+    digest_spans,
     read_window,
     window_digest,
-    with_missing,
 )
+from recsys.data.ingest.window import Seen, missing_days, report_window
 from recsys.errors import RecsysError
 
 DAY = 86_400
 
 
 def span(name, place, days):
-    return SpanRows(Path(name), name, (place,), [{"days": [[day, 5, 5] for day in sorted(days)]}])
+    facts = {"buckets": [{"days": [[day, 5, 5] for day in sorted(days)]}]}
+    return Span(place, name, 0, (name,), (place,), name, CachedFolder(Path(name), facts))
 
 
 def spans_of(*days):
@@ -76,12 +77,6 @@ def test_the_order_of_files_is_part_of_the_key_where_it_decides():
     assert key(0, 1) == key(7, 9)
 
 
-def test_a_segment_is_cut_at_midnights_within_alone():
-    segment = plan_segments(spans_of(set(range(64))))[3]
-    assert (segment.first, segment.last) == (6, 7)
-    assert [segment.is_cut_by(day * DAY) for day in (6, 7, 8)] == [False, True, False]
-
-
 # --- the window
 
 
@@ -114,7 +109,7 @@ def test_digests_are_remembered_while_files_are_untouched(tmp_path, monkeypatch)
     file.write_text("u,i,t\na,c,2\n")
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # The same size and time.
     assert window_digest(window(raw), root) != first
-    assert Digests(tmp_path).of_span(spans[0]) == Digests(root).of_span(spans[0])
+    assert digest_spans(spans, tmp_path) == digest_spans(spans, root)
 
 
 def test_a_file_that_cannot_be_read_has_a_place_in_the_digest(tmp_path):
@@ -139,19 +134,20 @@ def test_a_source_is_checked_span_by_span(tmp_path):
     check_sources(DataConfig(interactions=window(tmp_path, bad_spans="set_aside")))
 
 
-def told_of(*spans):
-    return [{"span": span, "name": str(span), "state": "read"} for span in spans]
-
-
 def test_days_without_a_file_are_missing_where_spans_are_days():
-    found = with_missing(told_of(19_783, 19_784, 19_787), are_days=True)
-    assert [(one["name"], one["state"]) for one in found[2:4]] == [
-        ("2024-03-03", "missing"),
-        ("2024-03-04", "missing"),
-    ]
-    assert len(with_missing(told_of(1, 2, 5), are_days=False)) == 3
-    # A file a week.
-    assert len(with_missing(told_of(7, 14, 21), are_days=True)) == 3
+    assert missing_days([19_783, 19_784, 19_787]) == [19_785, 19_786]
+    assert missing_days([7, 14, 21]) == []  # A file a week.
+
+
+def test_spans_whose_files_are_gone_are_reported_within_the_window(tmp_path):
+    names = "{SPAN}.csv"
+    Seen(tmp_path, "earlier").remember([1, 2, 3, 4])
+    spans = [Span(number, str(number), 0, (), ()) for number in (2, 5)]
+    for newest, gone in ((None, [1, 3, 4]), (3, [3, 4]), (1, [])):
+        config = window(tmp_path, names, spans=newest)
+        told = report_window(spans, Seen(tmp_path, "now"), [0, 0], config)
+        assert [one["span"] for one in told if one["state"] == "missing"] == gone
+        assert all("are gone" in one["reason"] for one in told if one["span"] in gone)
 
 
 def test_without_links_a_file_is_copied(tmp_path, monkeypatch):

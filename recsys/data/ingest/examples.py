@@ -1,0 +1,81 @@
+"""The examples of segments, in the place that TFX expects: `Split-train/data-….parquet`.
+
+Only TFX's statistics read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recsys.data.ingest.cache import link
+from recsys.data.ingest.tasks import run_tasks
+from recsys.data.split import TIME
+
+if TYPE_CHECKING:
+    import apache_beam as beam
+
+SPLITS = ("train", "eval")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleFile:
+    """The examples of a bucket of a segment.
+
+    Attributes:
+        file: Its file.
+        name: Its name among all of the segments.
+        split: Its split; None: it is split at the cut.
+    """
+
+    file: Path
+    name: str
+    split: str | None
+
+
+def link_examples(
+    like: beam.Pipeline | None,
+    files: Sequence[ExampleFile],
+    folder: Path,
+    cut: int,
+    work: Path,
+) -> None:
+    """Links examples into the folders of their splits, or splits them.
+
+    Args:
+        like: A pipeline whose runner and options are used; None: threads of this process.
+        files: The examples.
+        folder: Folder of the splits.
+        cut: End of the training data [seconds since 1970, UTC].
+        work: Folder for temporary files.
+    """
+    for file in files:
+        if file.split is not None:
+            link(file.file, _target(folder, file.split, file.name))
+    unsplit = [file for file in files if file.split is None]
+    if unsplit:
+        run_tasks(like, unsplit, functools.partial(_split, folder, cut), work)
+
+
+def _split(folder: Path, cut: int, file: ExampleFile) -> Iterator[str]:
+    """Writes the rows before the cut, and the others."""
+    parquet = pq.ParquetFile(file.file)
+    for split in SPLITS:
+        target = _target(folder, split, file.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(target, parquet.schema_arrow) as writer:
+            for group in range(parquet.num_row_groups):
+                rows = parquet.read_row_group(group)
+                is_train = rows[TIME.name].combine_chunks().flatten().to_numpy() < cut
+                writer.write_table(rows.filter(pa.array(is_train == (split == "train"))))
+    yield file.name
+
+
+def _target(folder: Path, split: str, name: str) -> Path:
+    return folder / f"Split-{split}" / f"data-{name}.parquet"
