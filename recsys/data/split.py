@@ -214,7 +214,9 @@ def split_at(table: pa.Table, cut: int) -> dict[str, pa.Table]:
 def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa.Table]:
     """Returns rows as `train` and `eval`, for all splits except by time.
 
-    Rows that aren't positives are in `train`, except with `given`.
+    Rows that aren't positives are in `train`, except with `given`, or if there are labels: then
+    `last_out` holds out those that aren't before the held-out positive of their user, and `random`
+    draws them like positives.
 
     Args:
         table: Interactions in the order of the files; all rows of their users.
@@ -237,6 +239,13 @@ def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa
     chosen = table.take(positives)
     is_last = split == "last_out"
     is_held[positives] = _last_of_users(chosen) if is_last else _any(chosen, eval_share)
+    if any(name.startswith("label:") for name in table.column_names):
+        others = np.flatnonzero(table["label"].to_numpy() != 1)
+        is_held[others] = (
+            _not_before(table, np.flatnonzero(is_held))[others]
+            if is_last
+            else _draws(table.take(others)) < np.uint64(eval_share * 2.0**64)
+        )
     return {"train": table.filter(~is_held), "eval": table.filter(is_held)}
 
 
@@ -249,10 +258,23 @@ def _last_of_users(positives: pa.Table) -> np.ndarray:
 
 def _any(positives: pa.Table, share: float) -> np.ndarray:
     """Returns which positives `[n]` bool are chosen by hash; each user keeps at least one."""
-    hashes = pair_hashes(positives["user_id"], positives["item_id"], salt=2)
-    is_held = hashes < np.uint64(share * 2.0**64)
+    hashes = _draws(positives)
     user = codes_of(positives["user_id"])
-    return is_held & ~_is_last(user, np.lexsort((hashes, user)))
+    is_last = _is_last(user, np.lexsort((hashes, user)))
+    return (hashes < np.uint64(share * 2.0**64)) & ~is_last
+
+
+def _draws(rows: pa.Table) -> np.ndarray:
+    return pair_hashes(rows["user_id"], rows["item_id"], salt=2)
+
+
+def _not_before(rows: pa.Table, held: np.ndarray) -> np.ndarray:
+    """Returns which rows `[n]` bool are not before a row of their user at one of indices `held`."""
+    user, time = codes_of(rows["user_id"]), event_times(rows).to_numpy()
+    border = np.full(len(user), np.iinfo(np.int64).max)
+    border[user[held]] = time[held]
+    is_late: np.ndarray = time >= border[user]
+    return is_late
 
 
 def _is_last(user: np.ndarray, order: np.ndarray) -> np.ndarray:

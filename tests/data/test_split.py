@@ -1,6 +1,7 @@
 """Splits by time, the last event, at random and as given, from files to the store."""
 
 import json
+import random
 
 import hypothesis.strategies as st
 import numpy as np
@@ -16,6 +17,7 @@ from recsys.data.split import (
     count_positive_days,
     file_positions,
     split_at,
+    split_rows,
 )
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -212,3 +214,36 @@ def test_a_split_with_nothing_on_one_side_is_refused(tmp_path, parts):
     with pytest.raises(RecsysError) as caught:
         make(source(files, "given", columns={"part": "part"}, **parts), tmp_path)
     assert caught.value.code == "R265"
+
+
+@pytest.mark.parametrize("split", ["last_out", "random"])
+def test_rows_with_labels_are_held_out_like_the_positives(split):
+    n, chance = 400, random.Random(3)
+    rows = pa.table(
+        {
+            "user_id": [f"u{chance.randrange(20)}" for _ in range(n)],
+            "item_id": [f"i{chance.randrange(40)}" for _ in range(n)],
+            "timestamp": [chance.randrange(1000) for _ in range(n)],
+            "label": [chance.randrange(2) for _ in range(n)],
+        }
+    )
+    labelled = rows.append_column("label:like", rows["label"].cast(pa.int8()))
+    plain, parts = (split_rows(table, split, 0.3) for table in (rows, labelled))
+    both = {name: part.to_pylist() for name, part in parts.items()}
+    positives = [{k: r[k] for k in rows.column_names} for r in both["eval"] if r["label"]]
+    assert positives == plain["eval"].to_pylist()
+    others = [r for r in both["eval"] if not r["label"]]
+    assert sum(map(len, both.values())) == n
+    if split == "random":
+        assert (
+            0.2
+            < len(others) / sum(not row["label"] for part in both.values() for row in part)
+            < 0.4
+        )
+        return
+    held = {r["user_id"]: r["timestamp"] for r in positives}
+    for name, part in both.items():
+        for row in part:
+            if not row["label"]:
+                is_late = row["timestamp"] >= held.get(row["user_id"], 1000)
+                assert is_late == (name == "eval")
