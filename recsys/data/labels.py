@@ -23,15 +23,12 @@ from recsys.data.label_config import LabelConfig, SampledConfig, dependencies_fi
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import (
     is_invalid,
-    is_list,
-    list_lengths,
-    lists_of,
     to_ids,
-    to_lists,
     to_numbers,
     to_times,
     to_words,
 )
+from recsys.data.sources.vectors import Rules, to_vectors
 from recsys.data.split import PART, PLACE, TIME, codes_of
 
 LABEL, FEATURE = "label:", "feature:"
@@ -229,42 +226,30 @@ def row_impressions(batch: RawBatch, user: pa.Array, item: pa.Array, time: pa.Ar
 
 def type_features(
     raw: Mapping[str, pa.Array], config: InteractionsConfig
-) -> tuple[dict[str, pa.Array], list[tuple[pa.Array, str]]]:
+) -> tuple[dict[str, pa.Array], Rules]:
     """Returns the columns of features `[n]`, null for missing values; and rules that rows break."""
-    columns, rules = {}, []
+    columns: dict[str, pa.Array] = {}
+    rules: Rules = []
     for feature in config.features:
-        if feature.column is None:
-            continue
-        column = raw[feature.column]
-        typed, kind = _values(feature, column, config)
-        columns[f"{FEATURE}{feature.name}"] = typed
-        if kind:
-            rules.append((is_invalid(column, typed), f"{feature.column} is no {kind}"))
+        if feature.column is not None:
+            typed, broken = _values(feature, raw[feature.column], config)
+            columns[f"{FEATURE}{feature.name}"] = typed
+            rules += broken
     return columns, rules
 
 
-def _values(feature: Any, column: pa.Array, config: InteractionsConfig) -> tuple[pa.Array, str]:
-    """Returns the values of a feature `[n]`, and the name of their type; "" if all are valid."""
-    if feature.value == "number":
-        return to_numbers(column, config.csv_format.decimal), "number"
-    if feature.value == "time":
-        return to_times(column, config.timestamp_unit, config.timestamp_format), "time"
+def _values(feature: Any, column: pa.Array, config: InteractionsConfig) -> tuple[pa.Array, Rules]:
+    """Returns the values of a feature `[n]`, null for missing ones, and the rules for the rest."""
+    name, decimal = feature.column, config.csv_format.decimal
     if isinstance(feature, VectorOptions):
-        vectors = _vectors(column, feature.length, config.csv_format.decimal)
-        return vectors, f"list of {feature.length} finite numbers"
-    return to_words(column), ""
-
-
-def _vectors(column: pa.Array, length: int, decimal: str) -> pa.Array:
-    """Returns lists of `length` numbers `[n]`; null for other lists."""
-    lists = column if is_list(column.type) else to_lists(column, " ")
-    numbers = to_numbers(lists.flatten(), decimal)
-    lengths = list_lengths(lists)
-    row = np.repeat(np.arange(len(lists)), lengths)
-    n_known = np.bincount(row[numbers.is_valid()], minlength=len(lists))
-    is_whole = (lengths == length) & (n_known == length)
-    known = numbers.filter(pa.array(np.repeat(is_whole, lengths)))
-    return lists_of(known, np.where(is_whole, length, 0), pa.array(~is_whole))
+        return to_vectors(column, name, feature.length, decimal)
+    if feature.value == "number":
+        numbers = to_numbers(column, decimal)
+        return numbers, [(is_invalid(column, numbers), f"{name} is no number")]
+    if feature.value == "time":
+        times = to_times(column, config.timestamp_unit, config.timestamp_format)
+        return times, [(is_invalid(column, times), f"{name} is no time")]
+    return to_words(column), []
 
 
 # --- rows of one impression

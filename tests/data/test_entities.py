@@ -124,7 +124,7 @@ def test_a_single_value_may_be_a_list_of_one_or_from_a_dictionary(kind, values, 
 
 
 NAN = float("nan")
-WIDTH, FINITE = "c has {} numbers, not 2", "c holds a value that is no finite number"
+WIDTH, FINITE = "c has {}, not 2", "c holds a value that is no finite number"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,12 @@ def test_a_vector_of_another_width_or_without_a_number_is_rejected(values, type_
     rows, letters = parse_entities(batch, config)
     assert rows["c"].to_pylist() == [[0.5, 1.0], None, None]
     assert rows.schema.field("c").type == pa.list_(pa.float32())
-    assert letters["reason"].to_pylist() == [WIDTH.format(3), FINITE, WIDTH.format(1), FINITE]
+    assert letters["reason"].to_pylist() == [
+        WIDTH.format("3 numbers"),
+        FINITE,
+        WIDTH.format("1 number"),
+        FINITE,
+    ]
     fixed = batch_of({"uid": ["a", "b"], "c": [[1, 2], None]}, {"c": pa.list_(pa.float32(), 2)})
     assert parse_entities(fixed, config)[0]["c"].to_pylist() == [[1.0, 2.0], None]
 

@@ -395,10 +395,10 @@ def test_a_feature_is_missing_if_its_value_is_empty_and_rejected_if_it_is_wrong(
     found = read_interactions(config_of(files=tmp_path / "f.csv", features=features), NOW)
     assert found.reasons() == [
         (3, "n is no number"),
-        (4, "v is no list of 2 finite numbers"),
+        (4, "v has 1 number, not 2"),
         (6, "n is no number"),
         (7, "w is no time"),
-        (8, "v is no list of 2 finite numbers"),
+        (8, "v holds a value that is no finite number"),
     ]
     good = [found.good[f"feature:{name}"].to_pylist() for name in "nvw"]
     assert good == [[1.5, None], [[1.0, 2.0], None], [10, None]]

@@ -9,7 +9,6 @@ from recsys.data.entities import EARLIEST_DATE
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score
 from recsys.data.inspect.profile import Profile
 from recsys.data.sources.values import is_nested
-from recsys.registry import names
 
 _MOST_CATEGORIES, _MOST_NUMBERS = 10_000, 20
 _URL = r"^\s*(https?://|www\.)\S+$"
@@ -20,7 +19,7 @@ def is_url(profile: Profile) -> bool:
     return profile.kind in ("text", "list") and profile.share_of(_URL) > 0.5
 
 
-def feature_of(profile: Profile) -> dict[str, str] | str:
+def feature_of(profile: Profile) -> dict[str, str | int] | str:
     """Returns the options of an item's or a user's feature, or why the column provides none."""
     n_distinct = len(profile.distinct)
     is_text, is_whole = profile.kind == "text", profile.kind == "whole number"
@@ -31,7 +30,7 @@ def feature_of(profile: Profile) -> dict[str, str] | str:
     is_epoch = is_whole and profile.unit == "seconds" and low >= EARLIEST_DATE
     separator = " " if type_ == "token_seq" else find_separator(profile.sample) if is_text else ""
     if profile.kind == "vector":
-        return {"kind": "vector"} if "vector" in names("feature") else "vectors"
+        return {"kind": "vector", "width": profile.width}
     if why := _no_feature(profile, type_, is_year=is_year):
         return why
     if is_text and name_score(profile.name, "title") >= 3 and separator not in ("|", ";"):
@@ -42,7 +41,7 @@ def feature_of(profile: Profile) -> dict[str, str] | str:
         # Eight digits would be ambiguous as a number.
         is_day = all(re.fullmatch(r"\d{8}", text) for text in profile.sample)
         formats = [*profile.time_formats, *["%Y%m%d"] * is_day]
-        return {"kind": "date"} | ({"format": formats[0]} if formats else {})
+        return {"kind": "date", **({"format": formats[0]} if formats else {})}
     if profile.is_number and type_ != "token":
         return {"kind": "number" if n_distinct > _MOST_NUMBERS else "category"}
     if profile.has_words and type_ != "token":
@@ -56,7 +55,7 @@ def feature_of(profile: Profile) -> dict[str, str] | str:
 def event_feature_of(profile: Profile) -> dict[str, str | int] | str:
     """Returns the options of a feature of events, or why the column provides none."""
     if profile.kind == "vector":
-        return {"kind": "vector"}
+        return {"kind": "vector", "width": profile.width}
     if why := _no_feature(profile, "", is_year=False):
         return why
     if profile.kind in ("list", "time") or profile.has_words:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.sources.values import is_list, list_lengths, lists_of, to_numbers, to_text
+from recsys.formats import counted
 
 Rules = list[tuple[pa.Array, str]]
 """Masks of rows `[n]`, and the reasons why those are rejected."""
@@ -32,7 +33,12 @@ def to_vectors(
     is_bad[np.repeat(np.arange(len(lists)), lengths)[numbers.is_null().to_numpy(False)]] = True
     rules = [(pa.array(is_bad), f"{name} holds a value that is no finite number")]
     for found in np.setdiff1d(lengths, [0, length]).tolist():
-        rules.append((pa.array(lengths == found), f"{name} has {found} numbers, not {length}"))
+        rules.append(
+            (
+                pa.array(lengths == found),
+                f"{name} has {counted(found, 'number', 'numbers')}, not {length}",
+            )
+        )
     return lists_of(numbers, lengths, pa.array(lengths == 0)), rules
 
 

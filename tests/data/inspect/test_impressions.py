@@ -12,7 +12,6 @@ from reading import read_interactions
 
 from recsys.config.load import load_config
 from recsys.data.interactions import drop_duplicates
-from recsys.registry import names
 
 NOW = 1_790_000_000
 START = 1_600_000_000
@@ -87,7 +86,6 @@ def test_rows_shown_keep_their_impression_and_position(capsys):
     assert written().interactions.columns.impression is None
 
 
-@pytest.mark.skipif("vector" not in names("feature"), reason="to come")
 def test_lists_of_as_many_numbers_are_vectors(capsys):
     vectors = np.random.default_rng(0).normal(size=(30, 8)).astype(np.float32)
     items = {"item_id": [f"i{k}" for k in range(30)], "embedding": [*vectors.tolist()]}
