@@ -41,6 +41,7 @@ Days = list[list[int]]
 """`[day, rows, positives]` of each UTC day [days since 1970], ascending."""
 
 _SPAN_BLOCKS = 32
+_BUCKET_ROWS = 1 << 21
 _BATCH_ROWS = 1 << 20
 _SPAN = "recsys:span"  # No column of interactions has this name.
 
@@ -152,7 +153,10 @@ def plan_segments(spans: Sequence[Span], has_impressions: bool = False) -> list[
     days = [sorted({day[0] for b in span.buckets for day in b.get("days", [])}) for span in spans]
     if has_impressions:
         every = [day for some in days for day in some]
-        return [_segment(spans, days, min(every), max(every))]
+        whole = _segment(spans, days, min(every), max(every))
+        n_rows = sum(bucket.get("rows", 0) for span in spans for bucket in span.buckets)
+        n_buckets = 1 << (n_rows // _BUCKET_ROWS).bit_length()
+        return [dataclasses.replace(whole, n_buckets=max(whole.n_buckets, n_buckets))]
     joined: list[list[int]] = []
     for first, last in sorted(block for some in days for block in _blocks(some)):
         if joined and first <= joined[-1][1]:

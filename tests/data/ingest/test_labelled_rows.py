@@ -4,9 +4,11 @@ import datetime as dt
 import json
 
 import numpy as np
+import pytest
 
 from recsys.config import InteractionsConfig
 from recsys.data.example_files import read_split
+from recsys.data.ingest import segments
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 
 DAY = 86_400
@@ -53,7 +55,9 @@ def ingest(folder, files, cache=None):
     return summary, splits
 
 
-def test_an_impression_over_midnight_is_one_event_in_any_files(tmp_path):
+@pytest.mark.parametrize("bucket_rows", [1 << 21, 100])
+def test_an_impression_over_midnight_is_one_event_in_any_files(tmp_path, monkeypatch, bucket_rows):
+    monkeypatch.setattr(segments, "_BUCKET_ROWS", bucket_rows)
     rows = list(rows_of(300))
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for _, row in rows))
     (tmp_path / "days").mkdir()
