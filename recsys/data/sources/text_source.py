@@ -47,7 +47,6 @@ BLOCK_BYTES = 4 << 20
 """Size of the blocks of text that are parsed at a time [bytes]."""
 _ROW_LIMIT_LINES = 1000
 """Maximum number of lines that a row can span."""
-_NO_ROW = 1 << 40  # More fields than any row.
 _REACHES = (1 << 16, 1 << 19, 1 << 23)
 """Sizes of the text to read on each side of a cut, until it is certain where rows start [bytes]."""
 _LINES = CsvFormat(quote=None)
@@ -213,8 +212,8 @@ class TextSource(Source):
         """
         if offset in (0, piece.size):
             return offset
-        width, dialect = self.layout(piece)
-        for reach in _REACHES if dialect.quote else ():
+        layout = self.layout(piece)
+        for reach in _REACHES if layout[1].quote else ():
             low, high = max(piece.body, offset - reach), min(piece.size, offset + reach)
             raw, is_last = open_bytes(piece.file, low, high).read(), high == piece.size
             begin = raw.find(b"\n") + 1 if low > piece.body else 0
@@ -222,7 +221,7 @@ class TextSource(Source):
             starts = low + begin + np.append(0, _line_places(raw)[1] + 1)
             at, text = int(np.searchsorted(starts, offset)), to_utf8(raw, self.encoding)
             n_unsure = _ROW_LIMIT_LINES if low > piece.body else 0
-            found = _row_line(text, n_unsure, at, width, dialect, is_last)
+            found = _row_line(text, n_unsure, at, layout, is_last)
             if found is not None:
                 return min(int(starts[found]), piece.size)
         rest = open_bytes(piece.file, offset - 1, piece.size).readline(LINE_LIMIT_BYTES + 1)
@@ -382,15 +381,14 @@ class Rows:
     @functools.cached_property
     def places(self) -> Places:
         """Where the rows are."""
-        text, (width, dialect) = self.text, self._layout
+        text = self.text
         starts, ends = _line_places(text)
-        is_odd, n_lines = _are_odd(text, starts, dialect), len(ends)
-        first, spans = np.arange(n_lines), list[tuple[int, int]]()
+        is_odd, n_lines = _are_odd(text, starts, self._layout[1]), len(ends)
+        first = np.arange(n_lines)
         if is_odd.any():
-            spans = _possible_rows(text, starts, ends, is_odd, width, dialect, self._is_last)
-        if spans:
+            spans = _rows_of_several_lines(text, starts, ends, is_odd, self._layout, self._is_last)
             is_inner = np.zeros(n_lines, bool)
-            for opening, closing in spans:
+            for opening, closing in spans.items():
                 if is_inner[opening]:
                     continue
                 if closing == len(ends):
@@ -447,61 +445,45 @@ def _are_odd(text: Text, starts: np.ndarray, dialect: CsvFormat) -> np.ndarray:
     return np.bitwise_xor.reduceat(np.frombuffer(text, np.uint8) == ord(dialect.quote), starts)
 
 
-def _possible_rows(
+def _rows_of_several_lines(
     text: Text,
     starts: np.ndarray,
     ends: np.ndarray,
     is_odd: np.ndarray,
-    width: int,
-    dialect: CsvFormat,
+    layout: tuple[int, CsvFormat],
     is_last: bool,
-) -> list[tuple[int, int]]:
-    """Returns the first and the last line of each row of several lines that may be in a text.
+) -> dict[int, int]:
+    """Returns the last line of each row of several lines that may be in a text, by its first line.
 
-    A line that opens a quote makes one row with the lines up to the one that closes it, if this
-    row has the right width; otherwise it is a row of its own, and is rejected later. A line may be
-    part of several possible rows: the first one counts. Each line is parsed once on its own, and
-    once after an open quote.
+    A line that opens a quote makes one row with the lines up to the next one with an odd number of
+    quotes, if this row has the right width and no quote is left open; otherwise it is a row of its
+    own, and is rejected later. A line may be part of several possible rows: the first one counts.
 
     Returns:
-        Pairs with rising first lines. The last line is the number of lines if the text is too
-        short to decide.
+        The lines in order. The last line is the number of lines if the text is too short to decide.
     """
-    quote, n_lines, found = dialect.quote or "", len(starts), list[tuple[int, int]]()
-    n_fields = np.zeros(n_lines + 1, np.int64)  # If begun after an open quote, up to each line.
-    seen, closing = 0, -1
-
-    def line(at: int) -> str:
-        return text[starts[at] : ends[at]].decode("utf-8", "replace").removesuffix("\r")
-
-    for at in np.flatnonzero(is_odd).tolist():
-        fields, is_open = split_fields(line(at), dialect)
-        if not is_open:
+    (width, dialect), n_lines, found = layout, len(starts), dict[int, int]()
+    odd = np.flatnonzero(is_odd).tolist()
+    for opening, closing in itertools.pairwise([*odd, n_lines]):
+        is_short = closing - opening < _ROW_LIMIT_LINES
+        n_bytes = (ends[closing] if closing < n_lines else len(text)) - starts[opening]
+        if not is_short or n_bytes > LINE_LIMIT_BYTES:
             continue
-        most, seen = min(n_lines, at + _ROW_LIMIT_LINES), max(seen, at + 1)
-        while closing <= at and seen < most:
-            rest, is_open = [""], True
-            if quote in line(seen):
-                rest, is_open = split_fields(quote + line(seen), dialect)
-            n_fields[seen + 1] = n_fields[seen] + (len(rest) - 1 if rest else _NO_ROW)
-            closing = closing if is_open else seen
-            seen += 1
-        if closing > at:
-            n_more = n_fields[closing + 1] - n_fields[at + 1]
-            is_short = ends[closing] - starts[at] <= LINE_LIMIT_BYTES
-            if is_odd[closing] and is_short and len(fields) + n_more == width:
-                found.append((at, closing))
-        elif (
-            not is_last
-            and n_lines - at < _ROW_LIMIT_LINES
-            and len(text) - starts[at] < LINE_LIMIT_BYTES
-        ):
-            found.append((at, n_lines))
+        line = text[starts[opening] : ends[opening]].decode("utf-8", "replace")
+        if not split_fields(line, dialect)[1]:
+            continue
+        if closing == n_lines:
+            found |= {} if is_last else {opening: n_lines}
+            continue
+        row = text[starts[opening] : ends[closing]].decode("utf-8", "replace")
+        fields, is_open = split_fields(row.removesuffix("\r"), dialect)
+        if len(fields) == width and not is_open:
+            found[opening] = closing
     return found
 
 
 def _row_line(
-    text: bytes, n_unsure: int, at: int, width: int, dialect: CsvFormat, is_last: bool
+    text: bytes, n_unsure: int, at: int, layout: tuple[int, CsvFormat], is_last: bool
 ) -> int | None:
     """Returns the index of the first line from `at` on that starts a row; `None`: unknown.
 
@@ -509,13 +491,12 @@ def _row_line(
         text: Lines around `at`.
         n_unsure: Number of lines at the start of the text that an earlier row may reach into.
         at: Index of a line.
-        width: Number of columns.
-        dialect: Dialect of the rows.
+        layout: Number of columns, and dialect.
         is_last: Whether no text follows.
     """
     starts, ends = _line_places(text)
-    is_odd = _are_odd(text, starts, dialect)
-    spans = dict(_possible_rows(text, starts, ends, is_odd, width, dialect, is_last))
+    is_odd = _are_odd(text, starts, layout[1])
+    spans = _rows_of_several_lines(text, starts, ends, is_odd, layout, is_last)
     is_start = np.ones(len(ends) + 1, bool)
     for opening, closing in spans.items():
         is_start[opening + 1 : closing + 1] = False
