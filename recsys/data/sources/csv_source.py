@@ -35,7 +35,6 @@ from recsys.registry import register_source
 
 WRONG_WIDTH = "wrong number of fields"
 OPEN_QUOTE = "a quote is never closed"
-_FAULTS = (NOT_TEXT, WRONG_WIDTH, OPEN_QUOTE)
 
 _OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
 # Control characters that may replace a delimiter of several bytes.
@@ -127,24 +126,26 @@ class CsvSource(CsvFormat, TextSource):
         If Arrow finds as many rows in the text as there are lines, and no quote is open at its
         end, each line is a row. Otherwise Arrow parses the rows that have no unusual quotes.
         """
-        text, is_text = rows.text, b"\0" not in rows.text and is_valid_utf8(rows.text)
-        columns = None
-        if is_text and not self._has_rest(piece) and not _has_lone_cr(text):
+        text, is_text, columns = rows.text, np.ones(1, bool), None
+        if b"\0" in text or not is_valid_utf8(text):
+            is_text = np.array([b"\0" not in row and is_valid_utf8(row) for row in rows.raw()])
+        elif not self._has_rest(piece) and not _has_lone_cr(text):
             columns, is_good = self._read_by_arrow(piece, text, rows.n_lines)
-        if columns is not None and is_good.all():
-            rows.mark_as_lines()
-            return sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), _FAULTS)
-        faults = np.zeros(len(rows), np.int8)
-        if not is_text:
-            faults[:] = [b"\0" in row or not is_valid_utf8(row) for row in rows.raw()]
-        texts = rows.take(faults == 0)
+            if columns is not None and is_good.all():
+                rows.mark_as_lines()
+                return sort_out(piece.file, rows, columns)
+        texts = rows if is_text.all() else rows.take(is_text)
         if columns is None or len(is_good) != len(rows):
             columns, is_good = self._columns(piece, texts)
         _, dialect = self.layout(piece)
-        bad = np.flatnonzero(~is_good)
-        is_open = [split_fields(row.decode(), dialect)[1] for row in texts.raw(bad)]
-        faults[np.flatnonzero(faults == 0)[bad]] = 2 + np.array(is_open, np.int8)
-        return sort_out(piece.file, rows, columns, faults, _FAULTS)
+        bad = texts.raw(np.flatnonzero(~is_good))
+        is_open = [split_fields(row.decode(), dialect)[1] for row in bad]
+        reasons = np.full(len(texts), None, object)
+        reasons[~is_good] = [OPEN_QUOTE if quote else WRONG_WIDTH for quote in is_open]
+        if len(texts) < len(rows):
+            reasons, good = np.full(len(rows), NOT_TEXT, object), reasons
+            reasons[is_text] = good
+        return sort_out(piece.file, rows, columns, reasons)
 
     def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:
         """Returns the columns of the rows that fit, and which rows fit `[n]` bool.

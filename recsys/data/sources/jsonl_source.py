@@ -47,7 +47,6 @@ _EXACT, _INT64 = 2.0**53, 2.0**63
 MOST_DEEP = 64
 TOO_DEEP = f"nested more than {MOST_DEEP} deep"
 DUPLICATE_FIELD = "a field is given twice"
-_FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON, DUPLICATE_FIELD)
 
 # Also matches a string without an end, so that each byte is searched only once.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -120,16 +119,22 @@ class JsonLinesSource(TextSource):
             if columns is None:
                 yield self.parse(piece, rows)
             else:
-                yield sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), ())
+                yield sort_out(piece.file, rows, columns)
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, parsed line by line."""
-        lines = [_object(line, piece.columns) for line in rows.raw()]
-        faults = np.array([0 if isinstance(line, dict) else line for line in lines], np.int8)
-        objects = [line for line in lines if isinstance(line, dict)]
-        columns = [_column([_value(row, name) for row in objects]) for name in piece.columns]
+        good: list[list[Any]] = []
+        reasons: list[str | None] = []
+        for line in rows.raw():
+            row = _object(line)
+            if isinstance(row, dict):
+                values = [_value(row, name) for name in piece.columns]
+                row = DUPLICATE_FIELD if any(map(_is_twice, values)) else values
+            reasons.append(row if isinstance(row, str) else None)
+            good += [] if isinstance(row, str) else [row]
+        columns = [_column([row[at] for row in good]) for at in range(len(piece.columns))]
         batch = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
-        return sort_out(piece.file, rows, batch, faults, _FAULTS)
+        return sort_out(piece.file, rows, batch, reasons)
 
 
 def _is_array(start: bytes) -> bool:
@@ -310,57 +315,31 @@ def _may_differ(column: pa.Array) -> bool:
 # --- line by line
 
 
-class _Repeating(dict[str, Any]):
-    """An object with repeated names; Python keeps the last value."""
-
-    repeated: frozenset[str] = frozenset()
-
-
-def _paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        row = _Repeating(row)
-        row.repeated = frozenset(name for name, count in counts.items() if count > 1)
-    return row
-
-
-def _has_duplicate(value: Any, columns: Sequence[str]) -> bool:
-    """Returns whether an object has one of its columns (`a.b` for nested ones) twice."""
-    if isinstance(value, list):
-        return any(_has_duplicate(part, columns) for part in value)
-    if not isinstance(value, dict) or not columns:
-        return False
-    tops = {column.partition(".")[0] for column in columns} | set(columns)
-    if isinstance(value, _Repeating) and value.repeated & tops:
-        return True
-    return any(
-        _has_duplicate(
-            part, [c.removeprefix(f"{name}.") for c in columns if c.startswith(f"{name}.")]
-        )
-        for name, part in value.items()
-        if name in tops and isinstance(part, dict | list)
-    )
-
-
-def _object(line: bytes, columns: Sequence[str] = ()) -> dict[str, Any] | int:
-    """Returns the object in a line, or the index of its fault for `sort_out`.
-
-    Args:
-        line: The line.
-        columns: Columns that it must not have twice.
-    """
+def _object(line: bytes) -> dict[str, Any] | str:
+    """Returns the object in a line, or the reason why it has none; empty for a blank line."""
     if b"\0" in line or not is_valid_utf8(line):
-        return 1 + _FAULTS.index(NOT_TEXT)
+        return NOT_TEXT
     if is_deep(line):
-        return 1 + _FAULTS.index(TOO_DEEP)
+        return TOO_DEEP
     try:
         value = json.loads(line, object_pairs_hook=_paired)
     except ValueError:
         value = None
-    if isinstance(value, dict):
-        return 1 + _FAULTS.index(DUPLICATE_FIELD) if _has_duplicate(value, columns) else value
-    return 1 + _FAULTS.index(NOT_JSON) if line.strip() else -1
+    return value if isinstance(value, dict) else NOT_JSON if line.strip() else ""
+
+
+def _paired(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns an object; a field that is given twice has the value `DUPLICATE_FIELD`."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        row |= {name: DUPLICATE_FIELD for name, count in counts.items() if count > 1}
+    return row
+
+
+def _is_twice(value: Any) -> bool:
+    """Returns whether a value, or an element of a list, is that of a field given twice."""
+    return value is DUPLICATE_FIELD or (isinstance(value, list) and any(map(_is_twice, value)))
 
 
 def _value(row: dict[str, Any], name: str) -> Any:
@@ -368,29 +347,24 @@ def _value(row: dict[str, Any], name: str) -> Any:
         return row[name]
     value: Any = row
     for part in name.split("."):
-        if isinstance(value, list):
-            value = [_part(element, part) for element in value]
-        else:
-            value = _part(value, part)
+        is_several = isinstance(value, list)
+        value = [_part(element, part) for element in value] if is_several else _part(value, part)
     return value
 
 
 def _part(value: Any, name: str) -> Any:
+    if value is DUPLICATE_FIELD:
+        return value
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _column(values: list[Any]) -> pa.Array:
+def _column(values: Sequence[Any]) -> pa.Array:
     """Returns values of mixed kinds as text, or as lists of text if any is a list."""
-    if any(isinstance(value, list) for value in values):
-        lists = [_listed(value) for value in values]
-        return pa.array(lists, pa.list_(pa.string()))
-    return pa.array([_written(value) for value in values], pa.string())
-
-
-def _listed(value: Any) -> list[str | None] | None:
-    if value is None:
-        return None
-    return [_written(part) for part in value] if isinstance(value, list) else [_written(value)]
+    if not any(isinstance(value, list) for value in values):
+        return pa.array(map(_written, values), pa.string())
+    lists = [value if value is None or isinstance(value, list) else [value] for value in values]
+    texts = [None if value is None else list(map(_written, value)) for value in lists]
+    return pa.array(texts, pa.list_(pa.string()))
 
 
 def _written(value: Any) -> str | None:

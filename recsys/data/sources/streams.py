@@ -9,6 +9,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -43,12 +44,13 @@ COMPRESSED_NAMES: dict[str, Compression] = {
 """File extensions of compressions."""
 _KINDS = {
     b"PAR1": "a Parquet file",
-    b"\x1f\x8b": "a gzip file",
+    **{
+        magic: f"{'an' if name == 'xz' else 'a'} {name} file"
+        for magic, name in _COMPRESSIONS.items()
+    },
     b"PK\x03\x04": "a zip file",
     b"\xd0\xcf\x11\xe0": "an Excel file",
     b"7z\xbc\xaf": "a 7z file",
-    b"\x28\xb5\x2f\xfd": "a zstd file",
-    b"\xfd7zXZ": "an xz file",
     b"ARROW1": "an Arrow file",
     b"FEA1": "an Arrow file",
     b"%PDF": "a PDF file",
@@ -57,12 +59,13 @@ _KINDS = {
     b"ORC": "an ORC file",
     b"\x89HDF": "an HDF5 file",
     b"\x93NUMPY": "a NumPy file",
-    b"\xff\xfe\0\0": "UTF-32 text",
-    b"\0\0\xfe\xff": "UTF-32 text",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
 }
-_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
+_WIDE_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _DAMAGED = "recsys.damaged"
 _BUFFER_BYTES = 1 << 18
 # Not encodings of files: for domain names, the one that always fails, and Python source code.
@@ -125,32 +128,25 @@ def compression_of(path: str, start: bytes) -> Compression | None:
 
 def holds_nothing(start: bytes) -> bool:
     """Returns whether a file's first bytes are only blanks, after an optional byte order mark."""
-    mark = next((mark for mark in _MARKS if start.startswith(mark)), b"")
-    is_wide = len(mark) in (2, 4)
-    return not start.removeprefix(mark).strip(b" \t\r\n\v\f" + (b"\0" if is_wide else b""))
+    mark = next(filter(start.startswith, (codecs.BOM_UTF8, *_WIDE_MARKS)), b"")
+    blanks = b" \t\r\n\v\f" + (b"\0" if mark in _WIDE_MARKS else b"")
+    return not start.removeprefix(mark).strip(blanks)
 
 
 def wide_encoding(start: bytes) -> str | None:
     """Returns the encoding of UTF-16 or UTF-32 text, by its byte order mark or its NUL bytes."""
-    if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        return "utf-32"
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    n_nul = [start[at::4].count(0) for at in range(4)]
-    if sum(n_nul) * 16 <= len(start):
+    mark = next(filter(start.startswith, _WIDE_MARKS), None)
+    if mark is not None:
+        return _WIDE_MARKS[mark]
+    if start.count(b"\0") * 16 <= len(start):
         return None
-    # Nearly all characters have two NUL bytes in UTF-32; Latin ones have one in UTF-16.
-    if min(n_nul[2:]) * 4 >= 0.95 * len(start) - 4:
-        name = "utf-32-le"
-    elif min(n_nul[:2]) * 4 >= 0.95 * len(start):
-        name = "utf-32-be"
-    else:
-        name = "utf-16-le" if n_nul[1] + n_nul[3] > n_nul[0] + n_nul[2] else "utf-16-be"
-    try:
-        text = codecs.getincrementaldecoder(name)().decode(start)
-    except UnicodeDecodeError:
-        return None
-    return None if 16 * text.count("\0") > len(text) else name
+    n_ascii: dict[str, int] = {}
+    for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
+        with suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(name)().decode(start)
+            if 16 * text.count("\0") <= len(text):
+                n_ascii[name] = len(text.encode("ascii", "ignore"))
+    return max(n_ascii, key=n_ascii.__getitem__, default=None)
 
 
 def kind_of_bytes(start: bytes) -> str | None:
@@ -160,11 +156,12 @@ def kind_of_bytes(start: bytes) -> str | None:
         return "an Excel file"
     if kind is None and start[257:262] == b"ustar":
         return "a tar file"
+    wide = wide_encoding(start)
+    if kind is None and wide:
+        return f"{wide[:6].upper()} text"
     # A few NUL bytes are damage; many mean that it is no text.
-    if kind is None and start.count(b"\0") * 16 > len(start):
-        wide = wide_encoding(start)
-        return f"{wide[:6].upper()} text" if wide else "binary data (NUL bytes)"
-    return kind
+    is_binary = kind is None and start.count(b"\0") * 16 > len(start)
+    return "binary data (NUL bytes)" if is_binary else kind
 
 
 def has_lone_cr(start: bytes) -> bool:
@@ -212,12 +209,11 @@ def open_bytes(
     """
 
     def open_raw() -> io.BufferedReader:
-        section: Any = Section(path, start, stop)
-        return io.BufferedReader(section, _BUFFER_BYTES)
+        return io.BufferedReader(cast(Any, Section(path, start, stop)), _BUFFER_BYTES)
 
     if compression is None:
         return open_raw()
-    return io.BufferedReader(_Decompressed(path, open_raw, compression, stop), _BUFFER_BYTES)
+    return _stream(_unpacked(path, open_raw, compression, stop))
 
 
 def open_text(
@@ -239,7 +235,7 @@ def open_text(
     """
     stream = open_bytes(path, start, stop, compression)
     if not is_utf8(encoding):
-        stream = io.BufferedReader(_Transcoded(stream, encoding), _BUFFER_BYTES)
+        stream = _stream(_transcoded(stream, encoding))
     if start == 0:
         skip_mark(stream)
     return stream
@@ -257,21 +253,33 @@ def skip_mark(stream: io.BufferedReader) -> int:
     return len(stream.read(3)) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0
 
 
-class _Transcoded(io.RawIOBase):
-    """Converts a stream to UTF-8."""
+def _stream(parts: Iterator[bytes]) -> io.BufferedReader:
+    return io.BufferedReader(_Parts(parts), _BUFFER_BYTES)
 
-    def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
+
+class _Parts(io.RawIOBase):
+    """The bytes of parts that are made while they are read."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
         super().__init__()
-        self._text = io.TextIOWrapper(stream, encoding, _DAMAGED, newline="\n")
+        self._parts, self._rest = parts, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        text = self._text.read(max(1, len(buffer) // 4))  # At most four bytes per character.
-        data = text.encode("utf-8", _DAMAGED)
-        buffer[: len(data)] = data
-        return len(data)
+        while not self._rest and (part := next(self._parts, None)) is not None:
+            self._rest = memoryview(part)
+        n_bytes = min(len(buffer), len(self._rest))
+        buffer[:n_bytes], self._rest = self._rest[:n_bytes], self._rest[n_bytes:]
+        return n_bytes
+
+
+def _transcoded(stream: io.BufferedReader, encoding: str) -> Iterator[bytes]:
+    """Yields the text of a stream as UTF-8."""
+    reader = io.TextIOWrapper(stream, encoding, _DAMAGED, newline="\n")
+    while text := reader.read(_BUFFER_BYTES):
+        yield text.encode("utf-8", _DAMAGED)
 
 
 def _mark_damage(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -316,42 +324,28 @@ def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -
         )
 
 
-class _Decompressed(io.RawIOBase):
-    """The decompressed bytes of a file.
+def _unpacked(
+    path: str, open_raw: Callable[[], BinaryIO], compression: Compression, size: int
+) -> Iterator[bytes]:
+    """Yields the decompressed bytes of a file.
 
     Raises:
-        RecsysError: While reading: the file is damaged or truncated, or unpacks to too much.
+        RecsysError: The file is damaged or truncated, or unpacks to too much.
     """
-
-    def __init__(
-        self, path: str, open_raw: Callable[[], BinaryIO], compression: Compression, size: int
-    ) -> None:
-        super().__init__()
-        self._path, self._compression, self._size = path, compression, size
-        is_zstd = compression == "zstd"
-        self._parts = _unpack_zstd(open_raw) if is_zstd else _unpack(open_raw(), compression)
-        self._rest, self._n_read = memoryview(b""), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        try:
-            while not self._rest and (part := next(self._parts, None)) is not None:
-                self._rest = memoryview(part)
-        except _ERRORS as error:
-            raise RecsysError(
-                "R253",
-                f"{self._path!r} must be a whole {self._compression} file.",
-                f"It is good up to byte {self._n_read:,} of what it holds. Write it again, "
-                "or unpack what can be saved.",
-                str(error),
-            ) from None
-        n_bytes = min(len(buffer), len(self._rest))
-        buffer[:n_bytes], self._rest = self._rest[:n_bytes], self._rest[n_bytes:]
-        self._n_read += n_bytes
-        check_growth(self._path, self._size, self._n_read)
-        return n_bytes
+    is_zstd, n_read = compression == "zstd", 0
+    try:
+        for part in _unpack_zstd(open_raw) if is_zstd else _unpack(open_raw(), compression):
+            n_read += len(part)
+            check_growth(path, size, n_read)
+            yield part
+    except _ERRORS as error:
+        raise RecsysError(
+            "R253",
+            f"{path!r} must be a whole {compression} file.",
+            f"It is good up to byte {n_read:,} of what it holds. Write it again, "
+            "or unpack what can be saved.",
+            str(error),
+        ) from None
 
 
 def _unpack_zstd(open_raw: Callable[[], BinaryIO]) -> Iterator[bytes]:

@@ -132,7 +132,7 @@ class TextSource(Source):
         for rows in unfinished:
             empty = pa.array([], pa.string())
             columns = pa.RecordBatch.from_pydict(dict.fromkeys(piece.columns, empty))
-            yield sort_out(piece.file, rows, columns, np.ones(1, np.int8), [UNFINISHED])
+            yield sort_out(piece.file, rows, columns, [UNFINISHED])
 
     def first_rows(self, file: Piece) -> Rows | None:
         """Returns some of the first rows of a file; `None` if it has none."""
@@ -231,22 +231,23 @@ class TextSource(Source):
 
 
 def sort_out(
-    file: str, rows: Rows, columns: pa.RecordBatch, faults: np.ndarray, reasons: Sequence[str]
+    file: str, rows: Rows, columns: pa.RecordBatch, reasons: Sequence[str | None] | np.ndarray = ()
 ) -> RawBatch:
-    """Returns the batch of rows, some of which have a fault.
+    """Returns the batch of rows, some of which may be rejected.
 
     Args:
         file: File of the rows.
         rows: The rows `[n]`.
-        columns: The columns of the rows without a fault.
-        faults: Fault of each row `[n]`: 0 none, `i` the reason `reasons[i - 1]`, -1 blank.
-        reasons: Reasons of dead letters.
+        columns: The columns of the good rows.
+        reasons: Reason why each row is rejected `[n]`; None: it is good; empty: it is blank. No
+            reasons: all rows are good.
     """
     good, letters = rows, dead_letters([], file, [], [])
-    if faults.any():
-        good, bad = rows.take(faults == 0), rows.take(faults > 0)
-        why = [reasons[fault - 1] for fault in faults[faults > 0].tolist()]
-        letters = dead_letters(why, file, bad.line if why else [], bad.raw())
+    if any(reason is not None for reason in reasons):
+        good = rows.take(np.array([reason is None for reason in reasons]))
+        bad = rows.take(np.array([bool(reason) for reason in reasons]))
+        lines = bad.line if len(bad) else []
+        letters = dead_letters([reason for reason in reasons if reason], file, lines, bad.raw())
     return RawBatch(file, columns, good.position, letters, good.raw, lines=lambda at: good.line[at])
 
 
