@@ -12,6 +12,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -426,29 +427,19 @@ def written_times(text: pa.Array, format_: str) -> pa.Array:
     matches = pc.extract_regex(text, _re2(format_))
     parts = {field.name: matches.field(field.name) for field in matches.type}
 
-    def number(name: str) -> np.ndarray:
+    def part(name: str, convert: Callable[[str], int] = lambda digits: int(digits or 0)) -> Any:
         if name not in parts:
             return np.zeros(len(text), np.int64)
-        part = pc.if_else(pc.equal(pc.binary_length(parts[name]), 0), None, parts[name])
-        return _numpy(pc.fill_null(part.cast(pa.int64()), 0))
+        return _numpy(_of_unique(pc.fill_null(parts[name], ""), convert))
 
-    def looked_up(name: str, convert: Callable[[str], int | None]) -> np.ndarray:
-        if name not in parts:
-            return np.zeros(len(text), np.int64)
-        return _numpy(_of_unique(pc.fill_null(pc.utf8_lower(parts[name]), ""), convert))
-
-    short = number("short_year")
-    year = number("year") if "year" in parts else short + np.where(short >= 69, 1900, 2000)
-    month = number("month")
-    if "month_name" in parts:
-        month = looked_up("month_name", lambda name: _MONTHS.get(name, 0))
-    day, hour = number("day"), number("hour")
-    minute, second = number("minute"), number("second")
+    short = part("short_year")
+    year = part("year") if "year" in parts else short + np.where(short >= 69, 1900, 2000)
+    month = part("month") + part("month_name", lambda name: _MONTHS.get(name.lower(), 0))
+    day, hour, minute, second = map(part, ("day", "hour", "minute", "second"))
     if "hour_of_12" in parts:
-        hour = number("hour_of_12")
-        is_later = looked_up("half", lambda half: int(half == "p"))
+        hour, is_later = part("hour_of_12"), part("half", lambda half: int(half in "Pp"))
         hour = np.where((hour >= 1) & (hour <= 12), hour % 12 + 12 * is_later, -1)
-    ahead = looked_up("offset", _offset) + 60 * looked_up("zone", lambda n: ZONES.get(n, _NO_ZONE))
+    ahead = part("offset", _offset) + 60 * part("zone", _zone)
     first = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
     days = first.astype("datetime64[D]").astype(np.int64)
     n_days = (first + 1).astype("datetime64[D]").astype(np.int64) - days
@@ -462,6 +453,11 @@ def written_times(text: pa.Array, format_: str) -> pa.Array:
 def _re2(format_: str) -> str:
     # Unlike Python's re, RE2 doesn't accept an unused group or an escaped blank.
     return re.sub(r"\\([^\w.+*?()\[\]{}|^$\\])", r"\1", time_pattern(format_))
+
+
+def _zone(name: str) -> int:
+    """Returns the offset of a zone from UTC [minutes]."""
+    return ZONES.get(name.lower(), _NO_ZONE)
 
 
 def _offset(text: str) -> int:
@@ -481,18 +477,12 @@ def _any(flags: pa.Array) -> bool:
 
 # --- lists as text, as written by Python, JSON, NumPy, Java and PostgreSQL: `['a', "b"]`, `{a,b}`
 
-# Possessive quantifiers, for a single pass over the text.
-_QUOTED = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
+_QUOTED = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\")"""
 _NUMBER = r"[+-]?\.?\d[\w.+-]*+"
 _WORDS = r"""[^\s"'()\[\]{},:](?:[^"()\[\]{},]*+)"""
-_ELEMENTS = {
-    "[": re.compile(rf"{_QUOTED}|{_WORDS}", re.DOTALL),
-    "{": re.compile(rf"{_QUOTED}|{_WORDS}", re.DOTALL),
-    # Text in parentheses is a list only with quotes or a second element.
-    "(": re.compile(rf"{_QUOTED}|{_NUMBER}", re.DOTALL),
-}
+# Text in parentheses is a list only with quotes or a second element.
+_ELEMENTS = {"[": _WORDS, "{": _WORDS, "(": _NUMBER}
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
-_BETWEEN = re.compile(r"\s*+,?\s*+")
 _MAY_BE_LIST = r"^\s*[\[({]"
 _NESTED = re.compile(r"""\s*[\[({]\s*(?:[\[({]|(?:"[^"]*"|'[^']*')\s*:)""")
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|.)", re.DOTALL)
@@ -548,30 +538,31 @@ def read_list(text: str) -> list[str] | None:
     text = text.strip()
     if len(text) < 2 or _CLOSING.get(text[0]) != text[-1]:
         return None
-    element, at, end = _ELEMENTS[text[0]], 1, len(text) - 1
-    found: list[str] = []
-    n_quoted = 0
-    while at < end and len(found) <= MOST_ELEMENTS:
-        between = _BETWEEN.match(text, at, end)
-        at = between.end() if between else at
-        if at == end:
-            break
-        match = element.match(text, at, end)
-        if match is None:
-            return None
-        at, value = match.end(), match[0]
-        is_quoted = value[0] in "'\""
-        n_quoted += is_quoted
-        if is_quoted:
-            found.append(_unescaped(value[1:-1]))
-        elif value.strip() not in _MISSING:
-            found.append(value.strip())
+    elements, element = _list_patterns(_ELEMENTS[text[0]])
+    if not elements.fullmatch(text, 1, len(text) - 1):
+        return None
+    words = [word.strip() for word in element.findall(text, 1, len(text) - 1)]
+    n_quoted = sum(word[0] in "'\"" for word in words)
+    found = [
+        _unescaped(word[1:-1]) if word[0] in "'\"" else word
+        for word in words
+        if word not in _MISSING
+    ]
     if len(found) == 1 and not n_quoted:  # NumPy separates numbers by blanks.
         words = found[0].split()
         found = words if all(re.fullmatch(_NUMBER, word) for word in words) else found
     if text[0] == "(" and found and not n_quoted and "," not in text:
         return None
     return found
+
+
+@functools.cache
+def _list_patterns(plain: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Returns the patterns of all elements of a list, and of one, quoted or plain."""
+    element = rf"{_QUOTED}|{plain}"
+    # Possessive quantifiers, for a single pass over the text.
+    elements = rf"(?:\s*+,?\s*+(?:{element}))*+\s*+,?\s*+"
+    return re.compile(elements, re.DOTALL), re.compile(element, re.DOTALL)
 
 
 def _unescaped(text: str) -> str:
