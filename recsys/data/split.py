@@ -31,7 +31,7 @@ COLUMN: dict[Order, pa.Field | None] = {"time": TIME, "file": PLACE, "none": Non
 
 _FILE_BITS, _EVENT_BITS = 46, 20
 """Bits for the index of a file, and for the index of an event in its row's list."""
-_MOST_FILES = 1 << (63 - _FILE_BITS)
+_MOST_FILES, _MOST_LISTS = 1 << (63 - _FILE_BITS), 1 << (_FILE_BITS - _EVENT_BITS)
 _SHORT = np.uint64(33)
 """Leaves 31 bits, so that user and time are sorted as one number."""
 
@@ -47,8 +47,15 @@ def file_positions(
         element: Index of each event in its row's list `[n]`; `None`: a row is an event.
 
     Raises:
-        RecsysError: There are too many files for distinct positions.
+        RecsysError: There are too many files, or too many rows with lists, for distinct positions.
     """
+    if element is not None and line.max(initial=0) >= _MOST_LISTS:
+        raise RecsysError(
+            "R266",
+            f"The events in lists can be ordered if a file has at most {_MOST_LISTS:,} rows.",
+            "Split the file into files that are read in their order.",
+            f"row {line.max():,}",
+        )
     if file_index >= _MOST_FILES:
         raise RecsysError(
             "R266",

@@ -73,11 +73,14 @@ def test_the_second_of_the_cut_is_held_out():
     assert count_positive_days(table) == {0: 1, 1: 1}
 
 
-def test_more_files_than_positions_can_distinguish_are_refused():
-    line = np.array([1])
-    assert file_positions(2**17 - 1, line)[0].as_py() > file_positions(2**17 - 2, line)[0].as_py()
+def test_more_files_or_lists_than_positions_can_distinguish_are_refused():
+    line, element = np.array([1, 2**26 - 1]), np.array([2**20 - 1] * 2)
+    last = file_positions(2**17 - 2, line, element)
+    assert file_positions(2**17 - 1, line)[0].as_py() > last[1].as_py() > last[0].as_py()
     with pytest.raises(RecsysError, match="R266"):
         file_positions(2**17, line)
+    with pytest.raises(RecsysError, match=r"R266.*67,108,864 rows.*row 67,108,864"):
+        file_positions(0, line + 1, element)
 
 
 pytestmark = pytest.mark.pipeline

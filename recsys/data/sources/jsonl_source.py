@@ -127,11 +127,13 @@ class JsonLinesSource(TextSource):
         reasons: list[str | None] = []
         for line in rows.raw():
             row = _object(line)
-            if isinstance(row, dict):
-                values = [_value(row, name) for name in piece.columns]
-                row = DUPLICATE_FIELD if any(map(_is_twice, values)) else values
-            reasons.append(row if isinstance(row, str) else None)
-            good += [] if isinstance(row, str) else [row]
+            if isinstance(row, str):
+                reasons.append(row)
+                continue
+            values = [_value(row, name) for name in piece.columns]
+            is_twice = any(map(_is_twice, values))
+            reasons.append(DUPLICATE_FIELD if is_twice else None)
+            good += [] if is_twice else [values]
         columns = [_column([row[at] for row in good]) for at in range(len(piece.columns))]
         batch = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
         return sort_out(piece.file, rows, batch, reasons)

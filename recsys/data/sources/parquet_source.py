@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.sources.nested import Path, element_type, find_path, leaf_names, pick, pick_type
-from recsys.data.sources.source import Piece, RawBatch, Source, missing_column
+from recsys.data.sources.source import Piece, RawBatch, Source, missing_column, moved
 from recsys.data.sources.source_files import file_size, open_file
 from recsys.data.sources.streams import check_growth
 from recsys.errors import RecsysError
@@ -104,6 +104,10 @@ class ParquetSource(Source):
             leaves = _leaves_to_read(parquet, piece)
             group = parquet.metadata.row_group(groups[0])
             repeated = [name for at, name in leaves.items() if _repeats(name, group.column(at))]
+            before = [parquet.metadata.row_group(at) for at in range(piece.start)]
+            # There is a value for each event, and for each row without one.
+            n_values = (max(group.column(leaf).num_values for leaf in leaves) for group in before)
+            shift = sum(n_values) - piece.first
         names = list(leaves.values())
         with _opened(piece.file, piece.size, names) as parquet:
             widest = max(_widest(parquet, group, list(leaves)) for group in groups)
@@ -117,7 +121,8 @@ class ParquetSource(Source):
             for batch in batches:
                 n_bytes += sum(map(_decoded_bytes, batch.columns))
                 check_growth(piece.file, piece.size, n_bytes)
-                yield RawBatch.of(piece, [pick(batch, path) for path in paths], position)
+                rows = RawBatch.of(piece, [pick(batch, path) for path in paths], position)
+                yield rows if piece.explode is None else moved(rows, shift)
                 position += batch.num_rows
 
 

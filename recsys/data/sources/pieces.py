@@ -124,16 +124,15 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
     batches = piece.source.read(piece)
     if piece.folder:
         batches = (add_folder_columns(batch, piece) for batch in batches)
-    n_events = 0
+    place = None
     for batch in batches:
-        if piece.explode is None:
-            yield batch
-            continue
-        for events in explode(batch, piece.explode):
-            if batch.lines is not None:  # An event of a text takes at least one byte.
-                place = piece.start + n_events + np.arange(len(events.position))
-                events = dataclasses.replace(events, position=place, shares_position=False)
-                n_events += len(place)
+        for events in [batch] if piece.explode is None else explode(batch, piece.explode):
+            if events.shares_position and batch.lines is not None:
+                # Each event gets a position: those of the rows leave room for them.
+                place = int(batch.position[0]) if place is None else place
+                numbers = place + np.arange(len(events.position))
+                events = dataclasses.replace(events, position=numbers, shares_position=False)
+                place += len(numbers)
             yield events
     if piece.ends and ends_digest(piece.file, piece.size) != piece.ends:
         raise replaced(piece.file)

@@ -251,6 +251,17 @@ class RawBatch:
         return [as_json(row) for row in rows]
 
 
+def moved(batch: RawBatch, shift: int) -> RawBatch:
+    """Returns a batch whose positions leave room for the events in lists of earlier rows.
+
+    Args:
+        batch: Rows, whose positions are their lines or numbers.
+        shift: What is added to the positions.
+    """
+    numbers = batch.position
+    return dataclasses.replace(batch, position=numbers + shift, lines=lambda at: numbers[at])
+
+
 def as_json(row: object) -> bytes:
     """Returns a row as JSON; values without a JSON type are written as text."""
     return json.dumps(row, ensure_ascii=False, default=_as_text).encode("utf-8", "replace")

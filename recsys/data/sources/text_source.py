@@ -246,8 +246,8 @@ def sort_out(
     if any(reason is not None for reason in reasons):
         good = rows.take(np.array([reason is None for reason in reasons]))
         bad = rows.take(np.array([bool(reason) for reason in reasons]))
-        lines = bad.line if len(bad) else []
-        letters = dead_letters([reason for reason in reasons if reason], file, lines, bad.raw())
+        why = [reason for reason in reasons if reason]
+        letters = dead_letters(why, file, bad.line if why else [], bad.raw())
     return RawBatch(file, columns, good.position, letters, good.raw, lines=lambda at: good.line[at])
 
 

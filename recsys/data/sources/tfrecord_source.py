@@ -1,6 +1,8 @@
 """TFRecord files of tf.Examples as Arrow batches; a damaged record becomes a dead letter.
 
-A record has a frame: its length, the checksum of the length, its bytes, and their checksum.
+A record has a frame: its length, the checksum of the length, its bytes, and their checksum. Nothing
+marks where a frame begins, and the bytes of a record may hold frames. So a file is read from its
+start, as one piece.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.dead_letters import dead_letters
-from recsys.data.sources.source import Piece, RawBatch, Source, join_batches, missing_column
+from recsys.data.sources.source import (
+    Piece,
+    RawBatch,
+    Source,
+    join_batches,
+    missing_column,
+    moved,
+)
 from recsys.data.sources.streams import LINE_LIMIT_BYTES, open_bytes
 from recsys.data.sources.values import last_values, list_lengths, lists_of, to_text
 from recsys.errors import RecsysError
@@ -210,7 +219,8 @@ def _batch(piece: Piece, records: Sequence[_Record], decoder: Any) -> RawBatch:
     decoded = [part for _, part in parts if part is not None]
     columns = [_column(decoded, name) for name in piece.columns]
     rows = RawBatch.at(piece, columns, np.array([whole[at][0] for at in places], np.int64))
-    return dataclasses.replace(rows, rejected=join_batches([*letters, rows.rejected]))
+    rows = dataclasses.replace(rows, rejected=join_batches([*letters, rows.rejected]))
+    return moved(rows, 0)  # The file is one piece.
 
 
 def _letters(file: str, records: Sequence[_Record], reason: str) -> pa.RecordBatch:

@@ -15,8 +15,8 @@ from recsys.config import (
     ItemsConfig,
     SourceConfig,
 )
-from recsys.data.sources import source_files
-from recsys.data.sources.csv_source import OPEN_QUOTE
+from recsys.data.sources import source_files, text_source
+from recsys.data.sources.csv_source import OPEN_QUOTE, WRONG_WIDTH
 from recsys.data.sources.pieces import plan_pieces, read_all, read_piece
 from recsys.data.sources.source_files import (
     SourceFile,
@@ -293,14 +293,16 @@ def test_without_beam_the_error_for_a_url_names_the_extra(monkeypatch):
 
 def test_a_remote_parquet_file_is_read_and_a_remote_text_in_pieces(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": ["x", "y"], "b": [1, 2]}), tmp_path / "f.parquet")
-    (tmp_path / "f.csv").write_bytes(b"a,b\n" + b"1,2\n" * 100)
+    (tmp_path / "f.csv").write_bytes(b"a,b\n" + b"1,2\n" * 99 + b"1\n1,2\n")
     monkeypatch.setattr(source_files, "_filesystems", lambda: _LocalAs(str(tmp_path)))
     parquet = SourceConfig(files="mem://bucket/f.parquet")
     assert rows_of(plan_pieces(parquet, "items", ["a", "b"]))[0] == [("x", 1), ("y", 2)]
     text = SourceConfig(files="mem://bucket/f.csv")
     pieces = plan_pieces(text, "items", ["a", "b"], 100)
-    assert len(pieces) == 4
-    assert rows_of(pieces)[0] == [("1", "2")] * 100
+    assert len(pieces) == 5
+    assert rows_of(pieces) == ([("1", "2")] * 100, [(101, WRONG_WIDTH, "1")])
+    text_source._known_lines.cache_clear()  # As in another worker.
+    assert rows_of(pieces[-1:])[1] == [(101, WRONG_WIDTH, "1")]
 
 
 def test_columns_in_names_of_folders_are_in_the_digest_and_other_folders_are_not(tmp_path):
