@@ -59,7 +59,7 @@ def event_feature_of(profile: Profile) -> dict[str, str | int] | str:
     if why := _no_feature(profile, "", is_year=False):
         return why
     if profile.kind in ("list", "time") or profile.has_words:
-        return "lists, times and sentences are no features of events"
+        return "no value of one kind"
     if profile.is_number and len(profile.distinct) > _MOST_NUMBERS:
         is_price = name_score(profile.name, "amount") > 0 and (profile.lowest or 0) >= 0
         return {"kind": "price" if is_price else "number"}

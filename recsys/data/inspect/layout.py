@@ -83,39 +83,37 @@ def find_layout(patterns: Sequence[str], what: str) -> Layout:
     compression = compression_of(path, open_bytes(path, 0, size).read(START_BYTES))
     start = open_bytes(path, 0, size, compression).read(_SAMPLE_BYTES)
     encoding, why, doubts = _encoding(start, what)
-    csv = CsvFormat(encoding=encoding)
+    csv, events, evidence = CsvFormat(encoding=encoding), None, [why]
     file = open_source(files[0], source.model_copy(update={"csv": csv}))
-    events, evidence = None, [why]
+    format_ = registry.name_of("source", file.source)
     if isinstance(file.source, CsvSource):
         text = file.source.open(file).read(_SAMPLE_BYTES)
-        csv, names, events, seen = _table(path, text, encoding, is_side=what != "interactions")
-        counts, evidence = Counter(names), [*seen, why]
-    elif isinstance(file.source, JsonLinesSource):
-        counts, doubts = file.source.count_names(file), []
-        csv = csv if wide_encoding(start[:START_BYTES]) else CsvFormat()
+        csv, named, events, seen = _table(path, text, encoding, is_side=what != "interactions")
+        counts, evidence = Counter(named), [*seen, why]
     else:
-        counts, evidence, doubts = Counter(file.source.column_names(file)), [], []
-        csv = CsvFormat()
-    is_text = isinstance(file.source, CsvSource)
-    repeated = tuple(n for n, count in counts.items() if n.strip() and count > 1 and is_text)
+        is_json = isinstance(file.source, JsonLinesSource)
+        counts = (
+            file.source.count_names(file) if is_json else Counter(file.source.column_names(file))
+        )
+        csv = csv if is_json and wide_encoding(start[:START_BYTES]) else CsvFormat()
+        evidence, doubts = evidence if csv != CsvFormat() else [], []
+    repeated = tuple(n for n, k in counts.items() if n.strip() and k > 1 and format_ == "csv")
     if repeated:
-        named = ", ".join(map(shown, repeated[:5]))
         doubts.append(
-            f"Several columns of {shown(path, 100)} are called {named}: they are left out. Give"
-            " each a name of its own."
+            f"Several columns of {shown(path, 100)} are called"
+            f" {', '.join(map(shown, repeated[:5]))}: they are left out. Give each a name of its"
+            " own."
         )
     folders = tuple(name for name in folder_columns(path) if name not in counts)
     columns = [*(n for n in counts if n.strip() and n not in repeated), *folders]
-    if len(columns) > _MOST_COLUMNS:
+    if len(columns) > _MOST_COLUMNS:  # Keep those with the most values and most telling names.
         evidence.append(f"left out: {len(columns) - _MOST_COLUMNS:,} of {len(columns):,} columns")
-        # Keep the columns with the most values and the most telling names.
         likely = sorted(columns, key=lambda name: (-counts.get(name, 1), not is_name(name)))
         columns = [name for name in columns if name in set(likely[:_MOST_COLUMNS])]
     if folders:
         evidence.append(f"columns in the names of folders: {', '.join(map(shown, folders))}")
     if skipped := skipped_files(source.files):
         evidence.append(f"skipped, by their names: {shown(skipped[0], 100)}; {len(skipped)} in all")
-    format_ = registry.name_of("source", file.source)
     stated = "auto" if format_of_name(path) else format_
     source = source.model_copy(update={"csv": csv, "explode": events, "format": stated})
     return Layout(
@@ -223,17 +221,11 @@ def _table(path: str, text: bytes, encoding: str, *, is_side: bool) -> _Table:
     lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
     numbered = [(at, line) for at, line in enumerate(lines) if line][:_LINES]
     filled = [line for _, line in numbered]
-    ragged = None if is_side else _ragged(filled, encoding)
-    if ragged is not None:
+    if not is_side and (ragged := _ragged(filled, encoding)):
         return ragged
     share, width, dialect = _best_dialect(filled)
     if width < 2 or share < 0.5:
-        raise RecsysError(
-            "R208",
-            f"{path!r} must be a table: most of its lines must have as many fields.",
-            "Convert it to CSV, or write its config by hand: docs/data.md.",
-            shown(filled[0]),
-        )
+        raise _no_table(path, filled, "be a table: most of its lines must have as many fields")
     n_above = _rows_above(filled, width, dialect)
     rows = _rows(filled[n_above:], dialect)
     fitting = [row for row in rows if len(row) == width]
@@ -243,26 +235,31 @@ def _table(path: str, text: bytes, encoding: str, *, is_side: bool) -> _Table:
     is_short_header = above and not has_header and any(map(is_name, above[-1]))
     skip_rows = numbered[n_above][0] if n_above else 0
     if skip_rows > MOST_SKIPPED or not is_whole or is_short_header:
-        raise RecsysError(
-            "R208",
-            f"{path!r} must begin with its header or a row: {width} fields, as most have.",
-            "Delete the lines above the table, or correct its first line.",
-            shown(filled[0]),
-        )
+        raise _no_table(path, filled, f"begin with its header or a row: {width} fields, as most")
     names = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
     decimal = _decimal(fitting[has_header:], dialect)
     stated = () if has_header else tuple(names)
     update = {"names": stated, "encoding": encoding, "decimal": decimal, "skip_rows": skip_rows}
-    evidence = [
-        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have {width}"
-    ]
-    if any('"' in line for line in filled):
-        evidence.append("quotes around fields" if dialect.quote else "quotes are text")
-    if skip_rows:
-        evidence.append(f"{skip_rows} line(s) above the table are left out")
-    if decimal == ",":
-        evidence.append("numbers have a comma before their decimals")
-    return dialect.model_copy(update=update), names, None, [*evidence, why]
+    has_quotes = any('"' in line for line in filled)
+    seen = {
+        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have"
+        f" {width}": True,
+        "quotes around fields" if dialect.quote else "quotes are text": has_quotes,
+        f"{skip_rows} line(s) above the table are left out": skip_rows > 0,
+        "numbers have a comma before their decimals": decimal == ",",
+        why: True,
+    }
+    evidence = [sentence for sentence, is_so in seen.items() if is_so]
+    return dialect.model_copy(update=update), names, None, evidence
+
+
+def _no_table(path: str, lines: Sequence[str], must: str) -> RecsysError:
+    return RecsysError(
+        "R208",
+        f"{path!r} must {must}.",
+        "Convert it to CSV with a header, or write its config by hand: docs/data.md.",
+        shown(lines[0]),
+    )
 
 
 def _ragged(lines: Sequence[str], encoding: str) -> _Table | None:

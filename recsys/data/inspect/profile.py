@@ -51,7 +51,6 @@ class Profile:
         time_formats: Formats in which the text values are times; several if ambiguous.
         is_recent: Whether nearly all times are between 1995 and now.
         is_folder: Whether the column comes from the names of folders.
-        width: Number of elements, if all lists have as many; else 0.
         lengths: Number of elements of each row's list `[n_rows]`; None: no lists.
     """
 
@@ -65,7 +64,6 @@ class Profile:
     time_formats: tuple[str, ...] = ()
     is_recent: bool = True
     is_folder: bool = False
-    width: int = 0
     lengths: np.ndarray | None = None
 
     @functools.cached_property
@@ -216,7 +214,7 @@ def _profile_lists(profile: Profile) -> Profile:
     if len(texts) == texts.null_count:
         profile.kind = "empty"
     elif len(widths) == 1 and widths[0] >= _LEAST_WIDTH and are_numbers and has_fractions:
-        profile.kind, profile.width = "vector", int(widths[0])
+        profile.kind = "vector"
     return profile
 
 

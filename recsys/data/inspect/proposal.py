@@ -118,6 +118,7 @@ class Inspection:
             }
             for what, side in self.sides.items()
         }
+        labels = {name: one.model_dump(mode="json") for name, one in self.labels.labels.items()}
         return {
             "files": [file.path for file in layout.files],
             "format": layout.format,
@@ -126,9 +127,7 @@ class Inspection:
             "evidence": layout.evidence,
             "columns": [profile.to_json() for profile in self.profiles.values()],
             "roles": {role: vars(decided) for role, decided in self.roles.decided.items()},
-            "labels": {
-                name: one.model_dump(mode="json") for name, one in self.labels.labels.items()
-            },
+            "labels": labels,
             "positive": self.labels.positive,
             "features": [write_event_feature(feature) for feature in self.features],
             "explode": explode and _told(explode),
@@ -404,11 +403,12 @@ def _with_format(profiles: Mapping[str, Profile], mapped: Mapped) -> dict[str, P
         UsageError: The format fits no column.
     """
     format_ = mapped[TIME_FORMAT][0]
-    fitting = [name for name in mapped.get("timestamp", ()) if name in profiles]
-    for name, profile in profiles.items() if "timestamp" not in mapped else ():
-        texts = pa.array(profile.sample, pa.string())
-        if written_times(texts, format_).null_count < 0.1 * len(texts):
-            fitting.append(name)
+    fits = {
+        name: written_times(pa.array(p.sample, pa.string()), format_).null_count
+        < 0.1 * len(p.sample)
+        for name, p in profiles.items()
+    }
+    fitting = [name for name in mapped.get("timestamp", filter(fits.get, fits)) if name in fits]
     if not fitting:
         raise UsageError(
             "R258",
@@ -419,10 +419,8 @@ def _with_format(profiles: Mapping[str, Profile], mapped: Mapped) -> dict[str, P
     if len(fitting) == 1:
         mapped["timestamp"] = (fitting[0],)
     changes: dict[str, Any] = {"kind": "time", "time_formats": (format_,)}
-    return {
-        name: dataclasses.replace(profile, **changes) if name in fitting else profile
-        for name, profile in profiles.items()
-    }
+    changed = {name: dataclasses.replace(profiles[name], **changes) for name in fitting}
+    return {**profiles, **changed}
 
 
 def _no_id(role: str, side: Side, theirs: Profile) -> str:

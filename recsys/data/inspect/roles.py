@@ -24,7 +24,7 @@ from recsys.errors import UsageError, shown
 
 _MOST_GRADES, _MOST_KINDS, _MANY_GRADES, _MOST_ALONE = 21, 50, 200, 12
 _NEARLY_ALL = 0.9
-_SMALL_COUNT, _HEAVY_TAIL = 20, 5.0
+_SMALL_COUNT, _HEAVY_TAIL, _MOST_PLACES = 20, 5.0, 10_000
 _UPPER, _FEW = 0.7, 0.05
 """Quantile at which positives begin on a scale; and their share below which it is no scale."""
 _YES, _NO = {"true", "yes", "y", "t"}, {"false", "no", "n", "f"}
@@ -170,9 +170,8 @@ def _weight_keys(profile: Profile) -> Keys:
     return {"weight_scale": ("log", "A few are so large that they would drown the others.")}
 
 
-def _event(profile: Profile) -> int | None:
-    is_kind = profile.kind == "text" and len(profile.distinct) <= _MOST_KINDS
-    return name_score(profile.name, "event") if is_kind and not profile.is_nameless else None
+def _is_kind(profile: Profile) -> bool:
+    return profile.kind == "text" and len(profile.distinct) <= _MOST_KINDS
 
 
 def _id(role: str, profile: Profile) -> int | None:
@@ -192,19 +191,21 @@ def _part_keys(profile: Profile) -> Keys:
     return {f"{part}_parts": (values, "") for part, values in parts.items() if values and is_all}
 
 
-def _named(role: str, profile: Profile) -> int | None:
-    return name_score(profile.name, role)
-
-
-def _position(profile: Profile) -> int | None:
+def _is_place(profile: Profile) -> bool:
     is_small = profile.kind == "whole number" and profile.unit is None
-    is_place = is_small and (profile.lowest or 0) >= 0 and (profile.highest or 0) < 10_000
-    return name_score(profile.name, "position") if is_place else None
+    return is_small and (profile.lowest or 0) >= 0 and (profile.highest or 0) < _MOST_PLACES
 
 
-def _feature(role: str, profile: Profile) -> int | None:
-    is_duration = role == "outcome" and profile.is_number and name_score(profile.name, "duration")
-    return max(name_score(profile.name, role), _CHOSEN * bool(is_duration))
+def _by_name(
+    role: str, fits: Callable[[Profile], bool] = lambda profile: True
+) -> Callable[[Profile], int | None]:
+    """Returns the score of a role that only a name suggests, of columns that fit."""
+    return lambda profile: name_score(profile.name, role) if fits(profile) else None
+
+
+def _outcome(profile: Profile) -> int | None:
+    is_duration = profile.is_number and name_score(profile.name, "duration") > 0
+    return max(name_score(profile.name, "outcome"), _CHOSEN * is_duration)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,13 +234,13 @@ RULES = {
     "rating": Rule(_rating, _rating_keys, alone=True),
     "label": Rule(_label, many=True, unless=("rating",)),
     "weight": Rule(_weight, _weight_keys),
-    "event": Rule(_event),
+    "event": Rule(_by_name("event", _is_kind)),
     "item": Rule(functools.partial(_id, "item")),
     "user": Rule(functools.partial(_id, "user")),
-    "impression": Rule(functools.partial(_named, "impression")),
-    "position": Rule(_position),
-    "context": Rule(functools.partial(_feature, "context"), many=True),
-    "outcome": Rule(functools.partial(_feature, "outcome"), many=True),
+    "impression": Rule(_by_name("impression")),
+    "position": Rule(_by_name("position", _is_place)),
+    "context": Rule(_by_name("context"), many=True),
+    "outcome": Rule(_outcome, many=True),
 }
 """The roles, in the order in which they take their columns."""
 NEEDED = ("user", "item", "timestamp")

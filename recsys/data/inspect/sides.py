@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -98,14 +99,13 @@ def find_side(
     elif layout.has_header:
         id_ = _named_id(ROLE[what], profiles, theirs)
     others = [p for p in profiles.values() if id_ is None or p.name != id_.column]
-    texts = [profile for profile in others if profile.kind == "text" and not is_url(profile)]
-    if what == "items":
-        unique = [profile.name for profile in texts if _is_unique(profile)]
-        named = [profile.name for profile in texts if name_score(profile.name, "title") >= 3]
-        if named:
-            title = Role(named[0], "its name says title")
-        elif len(unique) == 1:
-            title = Role(unique[0], "a text of its own in each row")
+    texts = [p for p in others if p.kind == "text" and not is_url(p) and what == "items"]
+    unique = [profile.name for profile in texts if _is_unique(profile)]
+    named = [profile.name for profile in texts if name_score(profile.name, "title") >= 3]
+    if named:
+        title = Role(named[0], "its name says title")
+    elif len(unique) == 1:
+        title = Role(unique[0], "a text of its own in each row")
     features: list[Feature] = []
     left_out: dict[str, str] = {}
     names = {*RESERVED_FEATURE_NAMES, *taken}
@@ -137,16 +137,8 @@ def _named_id(kind: str, profiles: Mapping[str, Profile], theirs: Role | None) -
 # --- ids that interactions and catalogues have in common
 
 
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """A column of the interactions whose values are ids of a catalogue.
-
-    Attributes:
-        column: The column of the interactions.
-        id: The column of the catalogue.
-        share: Share of the column's values that the catalogue has [0..1].
-        coverage: Share of the catalogue's ids that the column may have [0..1].
-    """
+class Overlap(NamedTuple):
+    """A column of the interactions whose values are ids of a catalogue."""
 
     column: str
     id: str
@@ -171,22 +163,18 @@ def find_overlap(
     """
     used = {column for columns in taken.values() for column in columns}
     free = [p for name, p in profiles.items() if name not in used and _may_be_id(p)]
-    columns = [profiles[name] for name in taken[role]] if role in taken else free
-    overlaps = []
-    for profile in columns:
+    found = []
+    for profile in [profiles[name] for name in taken[role]] if role in taken else free:
         values = pa.array(profile.sample, pa.string())
-        for ids in filter(_is_unique, side.values()):
-            share = float(np.mean(pc.is_in(values, value_set=ids.distinct))) if len(values) else 0.0
-            coverage = min(1.0, share * len(profile.distinct) / max(1, len(ids.distinct)))
-            if share >= _NEARLY_ALL:
-                overlaps.append(Overlap(profile.name, ids.name, share, coverage))
-    most = max((overlap.share for overlap in overlaps), default=0.0)
-    best = [overlap for overlap in overlaps if overlap.share >= most - 0.01]
-    named = [overlap for overlap in best if name_score(overlap.column, role) >= 2]
-    best = sorted(named or best, key=lambda overlap: -overlap.coverage)
-    if len(best) > 1 and best[0].coverage < 1.5 * best[1].coverage:
-        return None
-    return best[0] if best else None
+        for ids in filter(_is_unique, side.values() if len(values) else ()):
+            share = float(np.mean(pc.is_in(values, value_set=ids.distinct)))
+            coverage = min(1.0, share * len(profile.distinct) / len(ids.distinct))
+            found += [Overlap(profile.name, ids.name, share, coverage)] * (share >= _NEARLY_ALL)
+    best = [one for one in found if one.share >= max(one.share for one in found) - 0.01]
+    best = [one for one in best if name_score(one.column, role) >= 2] or best
+    best.sort(key=lambda one: -one.coverage)
+    is_clear = len(best) == 1 or (best and best[0].coverage >= 1.5 * best[1].coverage)
+    return best[0] if is_clear else None
 
 
 def _is_key(profile: Profile) -> bool:
