@@ -50,9 +50,10 @@ def check(
         items: File of the items.
         users: File of the users.
         out: Config to write. Default: ./NAME.yaml.
-        sample: Number of rows to sample.
+        sample: Number of rows to read of each source. Default: 1,048,576.
     """
     from recsys.data.inspect.config_text import config_text
+    from recsys.data.inspect.profile import MOST_ROWS
     from recsys.data.inspect.proposal import inspect_files
 
     name = _name(files[0])
@@ -65,9 +66,9 @@ def check(
         )
     sides = {what: file for what, file in (("items", items), ("users", users)) if file}
     with progress_bar(Console(stderr=True), DownloadColumn()) as progress:
-        task = progress.add_task("read", total=None, text="")
+        advance = partial(progress.advance, progress.add_task("read", total=None, text=""))
         report = inspect_files(
-            files, sides, maps or [], int(time.time()), sample, partial(progress.advance, task)
+            files, sides, maps or [], int(time.time()), sample or MOST_ROWS, advance
         )
     written = None
     if not report.undecided:

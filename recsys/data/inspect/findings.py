@@ -1,193 +1,133 @@
-"""Reads all rows as a run would: what it rejects, duplicates, and other remarkable facts."""
+"""What a run would do with the sampled rows: what it rejects, duplicates, and other facts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import GateConfig, InteractionsConfig
 from recsys.data.dead_letters import letters_tally
-from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns, row_hashes
-from recsys.data.hash_count import HashCount
-from recsys.data.hashes import fingerprints, mix
-from recsys.data.inspect.profile import Profile
+from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities
+from recsys.data.inspect.profile import Profile, Sample
 from recsys.data.inspect.roles import has_few_numbers
 from recsys.data.inspect.sides import Side
-from recsys.data.interactions import (
-    duplicate_keys,
-    interaction_columns,
-    parse_interactions,
-    remark_on_positives,
-)
-from recsys.data.labels import IMPRESSION
-from recsys.data.sources.pieces import read_all
+from recsys.data.interactions import drop_duplicates, parse_interactions, remark_on_positives
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
 from recsys.errors import shown
 from recsys.formats import counted
 
-Advance = Callable[[int], None]
-"""Called with the number of bytes of each batch."""
-_MOST_KEYS = 1 << 25
-
 
 @dataclasses.dataclass
 class Findings:
-    """Counts of good, rejected and duplicate rows; estimates if there are very many.
+    """What a run would do with the rows of a sample.
 
     Attributes:
+        rows: The rows that a run keeps, typed.
         n_read: Number of rows; of events if a row holds a list of them.
         n_empty: Number of rows with an empty list of events, which aren't counted as read.
         rejected: Number of rows that break each rule.
         examples: File, line and text of the first row that breaks each rule.
-        times: Valid times [seconds since 1970, UTC]: the earliest and the latest of each batch.
-        n_known: Number of accepted rows whose item or user is in the catalogue, by the name of
-            the catalogue.
-        distinct: Distinct hashes: `keys` of the accepted rows, of which duplicates have equal
-            ones, flagged if they are positives; of positives the user and item as `pairs`, and
-            their `users` and `items`; for items and users also all `values` of a row.
-        ids: Hashes of the ids of each batch, for items and users.
+        n_duplicates: Number of rows that repeat another one.
+        n_conflicts: Number of rows of items or users that differ from all earlier ones of their id.
+        n_known: Number of kept rows whose item or user is in the catalogue, by its name.
     """
 
+    rows: pa.Table = dataclasses.field(default_factory=lambda: pa.table({}))
     n_read: int = 0
     n_empty: int = 0
     rejected: Counter[str] = dataclasses.field(default_factory=Counter)
     examples: dict[str, tuple[str, int, str]] = dataclasses.field(default_factory=dict)
-    times: list[int] = dataclasses.field(default_factory=list)
-    n_known: Counter[str] = dataclasses.field(default_factory=Counter)
-    distinct: dict[str, HashCount] = dataclasses.field(
-        default_factory=lambda: defaultdict(lambda: HashCount(_MOST_KEYS))
-    )
-    ids: list[np.ndarray] = dataclasses.field(default_factory=list)
+    n_duplicates: int = 0
+    n_conflicts: int = 0
+    n_known: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def positives(self) -> pa.Table:
+        """The positives among the rows of interactions."""
+        return self.rows.filter(pc.equal(self.rows["label"], 1))
 
     @property
-    def n_conflicts(self) -> int:
-        """Number of rows of items or users that differ from all earlier rows of their id."""
-        return max(0, len(self.distinct["values"]) - self.n_good)
-
-    @property
-    def n_rejected(self) -> int:
-        """Number of rows that break a rule."""
-        return self.rejected.total()
-
-    @property
-    def n_good(self) -> int:
-        """Number of rows that a run keeps, without duplicates."""
-        return len(self.distinct["keys"])
-
-    @property
-    def n_positive(self) -> int:
-        """Number of positives among the good rows."""
-        return self.distinct["keys"].n_flagged
-
-    @property
-    def first(self) -> int | None:
-        """Earliest valid time [seconds since 1970, UTC]."""
-        return min(self.times, default=None)
-
-    @property
-    def last(self) -> int | None:
-        """Latest valid time [seconds since 1970, UTC]."""
-        return max(self.times, default=None)
+    def times(self) -> tuple[int | None, int | None]:
+        """The earliest and the latest time [seconds since 1970, UTC]."""
+        if "timestamp" not in self.rows.column_names:
+            return None, None
+        ends = pc.min_max(self.rows["timestamp"]).as_py()
+        return ends["min"], ends["max"]
 
     def share_known(self, what: str) -> float:
-        """Returns the share of accepted rows whose item or user is in the catalogue [0..1]."""
-        return self.n_known[what] / max(1, self.distinct["keys"].n_added)
+        """Returns the share of rows whose item or user is in the catalogue [0..1]."""
+        return self.n_known[what] / max(1, self.rows.num_rows)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the counts, as `recsys check --json` prints them."""
-        keys = self.distinct["keys"]
-        n_duplicates = keys.n_added - len(keys)
+        n_good, (first, last) = self.rows.num_rows, self.times
+        are_events = "label" in self.rows.column_names
         return {
             "rows": self.n_read,
-            "good": self.n_good,
-            "positives": self.n_positive if "pairs" in self.distinct else None,
+            "good": n_good,
+            "positives": self.positives.num_rows if are_events else None,
             "rejected": self.rejected,
             "rejected_examples": self.examples,
-            "duplicates": n_duplicates,
-            "duplicates_are_exact": keys.is_exact,
-            "duplicate_share": n_duplicates / max(1, keys.n_added),
+            "duplicates": self.n_duplicates,
+            "duplicate_share": self.n_duplicates / max(1, n_good + self.n_duplicates),
             "empty_lists": self.n_empty,
-            "first": self.first,
-            "last": self.last,
+            "first": first,
+            "last": last,
         }
 
-    def add(self, batch: RawBatch, letters: pa.RecordBatch) -> None:
-        """Counts the rows of a batch; `letters` are the dead letters."""
+    def _add(
+        self, batch: RawBatch, rows: pa.RecordBatch, letters: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        """Counts the rows and the dead letters of a batch; returns the rows."""
         self.n_read += batch.n_read
         self.n_empty += batch.n_empty
         tally = letters_tally(letters)
         self.rejected.update(tally["by_reason"])
         for reason, (letter, *_) in tally["examples"].items():
             self.examples.setdefault(reason, (letter["file"], letter["line"], letter["row"]))
+        return rows
 
+    @classmethod
+    def of_events(
+        cls, config: InteractionsConfig, sample: Sample, now: int, sides: Mapping[str, Findings]
+    ) -> Findings:
+        """Returns the findings in interactions.
 
-def check_rows(
-    config: InteractionsConfig,
-    now: int,
-    sample: int | None,
-    advance: Advance,
-    sides: Mapping[str, Findings],
-) -> Findings:
-    """Reads interactions as a run would.
+        Args:
+            config: Files and columns.
+            sample: The rows.
+            now: The current time [seconds since 1970, UTC].
+            sides: Findings in the catalogues, by `items` and `users`.
+        """
+        found, parts = cls(), parts_of_files(config, "interactions")
+        batches = [
+            found._add(batch, *parse_interactions(batch, config, now, at, parts))
+            for at, batch in sample.batches
+        ]
+        found.rows, found.n_duplicates = drop_duplicates(pa.Table.from_batches(batches))
+        for what, side in sides.items():
+            key = f"{what[:-1]}_id"
+            is_known = pc.is_in(found.rows[key], value_set=side.rows[key].combine_chunks())
+            found.n_known[what] = pc.sum(is_known).as_py() or 0
+        return found
 
-    Args:
-        config: Files and columns.
-        now: The current time [seconds since 1970, UTC].
-        sample: Number of rows to read; `None`: all.
-        advance: Called with the progress.
-        sides: Findings in the catalogues, by `items` and `users`.
-    """
-    found, columns = Findings(), interaction_columns(config)
-    parts = parts_of_files(config, "interactions")
-    known = {what: np.unique(np.concatenate(side.ids)) for what, side in sides.items()}
-    for file_index, batch in read_all(config, "interactions", columns, sample, advance):
-        rows, letters = parse_interactions(batch, config, now, file_index, parts)
-        found.add(batch, letters)
-        is_positive = rows.column("label").to_numpy() == 1
-        ids = {f"{name}s": fingerprints(rows.column(f"{name}_id")) for name in ("user", "item")}
-        pairs = mix(mix(ids["users"]) ^ ids["items"])
-        found.distinct["keys"].add(_keys(rows, pairs), is_positive)
-        for name, numbers in {"pairs": pairs, **ids}.items():
-            found.distinct[name].add(numbers[is_positive])
-        for what, theirs in known.items():
-            found.n_known[what] += int(np.isin(ids[what], theirs).sum())
-        if rows.num_rows and "timestamp" in rows.schema.names:
-            found.times += pc.min_max(rows.column("timestamp")).as_py().values()
-    return found
-
-
-def _keys(rows: pa.RecordBatch, pairs: np.ndarray) -> np.ndarray:
-    """Returns a hash of each event `[n]`, equal for duplicates and for rows of one impression."""
-    keys = pairs
-    for name in duplicate_keys(rows.schema.names)[2:]:
-        column = rows.column(name)
-        is_text = pa.types.is_string(column.type)
-        codes = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
-        keys = mix(keys ^ codes)
-    if IMPRESSION.name not in rows.schema.names:
-        return keys
-    shown_in = rows.column(IMPRESSION.name)
-    is_there = shown_in.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(is_there, mix(pairs ^ fingerprints(shown_in)), keys)
-
-
-def check_entities(what: str, config: EntityConfig, sample: int | None) -> Findings:
-    """Reads `sample` rows (`None`: all) of `what`, the items or the users, as a run would."""
-    found = Findings(ids=[np.zeros(0, np.uint64)])
-    for file_index, batch in read_all(config, what, raw_columns(config), sample):
-        rows, letters = parse_entities(batch, config, file_index)
-        found.add(batch, letters)
-        found.ids.append(fingerprints(rows.column(id_column(config))))
-        found.distinct["keys"].add(found.ids[-1])
-        found.distinct["values"].add(row_hashes(rows))
-    return found
+    @classmethod
+    def of_entities(cls, config: EntityConfig, sample: Sample) -> Findings:
+        """Returns the findings in items or users."""
+        found = cls()
+        batches = [
+            found._add(batch, *parse_entities(batch, config, at)) for at, batch in sample.batches
+        ]
+        kept = keep_latest(pa.Table.from_batches(batches), id_column(config))
+        found.rows, found.n_duplicates, found.n_conflicts = kept
+        return found
 
 
 # --- remarks
@@ -215,9 +155,9 @@ def remarks_on(
     """
     events = findings["interactions"]
     for what, found in findings.items():
-        if found.n_rejected > GateConfig().max_rejected_share * found.n_read:
+        if found.rejected.total() > GateConfig().max_rejected_share * found.n_read:
             yield (
-                f"{found.n_rejected:,} of {found.n_read:,} rows of {what} are rejected, which"
+                f"{found.rejected.total():,} of {found.n_read:,} rows of {what} are rejected, which"
                 " exceeds data.gate.max_rejected_share: a run would stop. Repair the data, or"
                 " raise the threshold."
             )
@@ -233,7 +173,8 @@ def remarks_on(
                 f" their id, of which the first is used. Set data.{what}.latest to the column"
                 f" that says which is newest{such}."
             )
-    ids = {name: len(events.distinct[f"{name}s"]) for name in ("user", "item")}
+    positives = events.positives
+    ids = {name: pc.count_distinct(positives[f"{name}_id"]).as_py() for name in ("user", "item")}
     few = " and ".join(counted(n, name, f"{name}s") for name, n in ids.items() if n < _ENOUGH_IDS)
     if min(ids.values()) < _FEWEST:
         yield (
@@ -245,15 +186,16 @@ def remarks_on(
             f"All positives are of {few}: a run would train, but may stop in the evaluation"
             " (R408), which needs items that a user has not had, and ten users for a verdict."
         )
-    yield from filter(None, [remark_on_positives(config, events.n_positive, events.n_good)])
-    n_left_out = events.n_good - events.n_positive
+    yield from filter(None, [remark_on_positives(config, positives.num_rows, events.rows.num_rows)])
+    n_left_out = events.rows.num_rows - positives.num_rows
     if n_left_out and not config.labels:
         yield (
             f"{n_left_out:,} good rows are no positives. They also vanish from histories: of what"
             " a user did, a model reads only the positives. With labels, all rows are kept."
         )
-    n_repeats = events.n_positive - len(events.distinct["pairs"])
-    if events.first is not None and n_repeats > _MANY_REPEATS * events.n_positive:
+    pairs = positives.group_by(["user_id", "item_id"]).aggregate([])
+    n_repeats = positives.num_rows - pairs.num_rows
+    if config.columns.timestamp is not None and n_repeats > _MANY_REPEATS * positives.num_rows:
         yield (
             f"{n_repeats:,} positives are of an item that the user had before. Lists leave such"
             " items out, unless the config has repeats: include (docs/evaluation.md, Repeats)."

@@ -90,13 +90,12 @@ def find_layout(patterns: Sequence[str], what: str) -> Layout:
         text = file.source.open(file).read(_SAMPLE_BYTES)
         csv, named, events, seen = _table(path, text, encoding, is_side=what != "interactions")
         counts, evidence = Counter(named), [*seen, why]
+    elif isinstance(file.source, JsonLinesSource):
+        counts, doubts = file.source.count_names(file), []
+        csv = csv if wide_encoding(start[:START_BYTES]) else CsvFormat()
     else:
-        is_json = isinstance(file.source, JsonLinesSource)
-        counts = (
-            file.source.count_names(file) if is_json else Counter(file.source.column_names(file))
-        )
-        csv = csv if is_json and wide_encoding(start[:START_BYTES]) else CsvFormat()
-        evidence, doubts = evidence if csv != CsvFormat() else [], []
+        counts, doubts, csv = Counter(file.source.column_names(file)), [], CsvFormat()
+    evidence = [] if csv == CsvFormat() and format_ != "csv" else evidence
     repeated = tuple(n for n, k in counts.items() if n.strip() and k > 1 and format_ == "csv")
     if repeated:
         doubts.append(

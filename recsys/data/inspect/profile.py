@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import TimestampUnit
+from recsys.data.inspect.layout import Layout
 from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import (
     is_list,
     list_lengths,
@@ -23,17 +27,23 @@ from recsys.data.sources.values import (
     to_ids,
     to_numbers,
     to_times,
-    without_point_zero,
     written_times,
 )
 from recsys.data.time_format import time_pattern
 
+MOST_ROWS, _MOST_BYTES = 1 << 20, 256 << 20
+"""Size of a sample [rows], [bytes]."""
+_PIECE_BYTES, _WHOLE_FILES, _MOST_PIECES = 64 << 20, 1 << 62, 256
 _MOST_VALUES, _SAMPLE, _HEAD = 200, 2000, 20_000
 _NEARLY_ALL = 0.9
 _SIGNS = ("|", ";", ",", " ")
 _ID = re.compile(r"\s*[\w.:-]{1,64}\s*")
 _LEAST_WIDTH = 4
 """Width from which lists of as many numbers are vectors."""
+
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes of each batch."""
 
 
 @dataclasses.dataclass
@@ -156,6 +166,56 @@ class Profile:
         return {**told, "distinct": len(self.distinct), **ends}
 
 
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Rows of the files of a source: the first ones of many pieces, since files may be sorted.
+
+    Attributes:
+        batches: Index of the file, and rows.
+        n_wanted: Number of rows that were asked for.
+        is_whole: Whether these are all rows.
+    """
+
+    batches: list[tuple[int, RawBatch]]
+    n_wanted: int
+    is_whole: bool
+
+    @classmethod
+    def of(cls, layout: Layout, what: str, n_rows: int, advance: Advance) -> Sample:
+        """Reads about `n_rows` rows of the files of `what`."""
+        # To cut a file into pieces may take reading it.
+        size = _PIECE_BYTES if n_rows >= MOST_ROWS else _WHOLE_FILES
+        pieces = plan_pieces(layout.source, what, layout.columns, size, ids=layout.columns)
+        step = -(-len(pieces) // _MOST_PIECES)
+        batches: list[tuple[int, RawBatch]] = []
+        is_whole = step == 1
+        for piece in pieces[::step]:
+            rows_left = -(-n_rows * step // len(pieces))
+            bytes_left = _MOST_BYTES * step // len(pieces)
+            for batch in read_piece(piece):
+                advance(batch.columns.nbytes)
+                is_kept = np.arange(batch.columns.num_rows) < rows_left
+                batches.append((piece.file_index, batch if is_kept.all() else batch.take(is_kept)))
+                rows_left -= batch.columns.num_rows
+                bytes_left -= batch.columns.nbytes
+                if rows_left <= 0 or bytes_left <= 0:
+                    is_whole = False
+                    break
+        return cls(batches, n_rows, is_whole)
+
+    def profiles(self, layout: Layout, now: int) -> dict[str, Profile]:
+        """Returns the profiles of the columns, by name."""
+        profiles = {}
+        for name in layout.columns:
+            parts = [batch.columns.column(name) for _, batch in self.batches]
+            if len({part.type for part in parts}) > 1:  # Of JSON, or of several files.
+                parts = [to_ids(part) for part in parts]
+            column = pa.concat_arrays(parts or [pa.nulls(0, pa.string())])
+            decimal, is_folder = layout.source.csv.decimal, name in layout.folders
+            profiles[name] = profile_column(name, column, now, decimal, is_folder=is_folder)
+        return profiles
+
+
 def profile_column(
     name: str, column: pa.Array, now: int, decimal: str, *, is_folder: bool
 ) -> Profile:
@@ -191,8 +251,6 @@ def profile_column(
     if profile.kind == "text" or may_be_days:
         profile.time_formats = find_formats(pc.unique(to_ids(head)))
         profile.kind = "time" if profile.time_formats else profile.kind
-    if profile.kind == "whole number":  # A run removes the `.0` of an id, too.
-        profile.texts = without_point_zero(texts)
     if profile.unit is not None or len(profile.time_formats) == 1:
         times = to_times(column, profile.unit or "seconds", next(iter(profile.time_formats), None))
         profile.numbers = times.drop_null().to_numpy()

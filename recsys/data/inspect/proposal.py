@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,17 +23,11 @@ from recsys.data.config import (
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.event_features import EventFeature
 from recsys.data.inspect.features import event_feature_of
-from recsys.data.inspect.findings import (
-    Advance,
-    Findings,
-    check_entities,
-    check_rows,
-    remarks_on,
-)
+from recsys.data.inspect.findings import Findings, remarks_on
 from recsys.data.inspect.labels import Labels, find_labels, plain_name
 from recsys.data.inspect.layout import Layout, find_layout
 from recsys.data.inspect.order import globs_of_spans, propose_split
-from recsys.data.inspect.profile import Profile, profile_column
+from recsys.data.inspect.profile import MOST_ROWS, Advance, Profile, Sample
 from recsys.data.inspect.roles import (
     NO_COLUMN,
     POSITIVE,
@@ -48,17 +42,12 @@ from recsys.data.inspect.roles import (
 )
 from recsys.data.inspect.shapes import Lists, find_events, why_no_item, with_wide_rows
 from recsys.data.inspect.sides import ROLE, Overlap, Side, find_overlap, find_side
-from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.values import to_ids, written_times
+from recsys.data.sources.values import written_times
 from recsys.data.split import DAY_S
 from recsys.errors import RecsysError, UsageError, shown
 
-_MOST_ROWS, _MOST_BYTES = 1 << 20, 256 << 20
-"""Size of the sample that profiles are made from; findings are of all rows."""
-_PIECE_BYTES, _WHOLE_FILES, _MOST_PIECES = 64 << 20, 1 << 62, 256
-_SAMPLED = "columns are described by a sample of the rows"
-_TRIED_ROWS, _TRIED_FILES, _MOST_TRIES = 20_000, 8, 6
-_MOST_REJECTED, _LEAST_KNOWN = 0.1, 0.5
+_SAMPLED = "all of this describes a sample of the rows"
+_MOST_TRIES, _MOST_REJECTED, _LEAST_KNOWN = 6, 0.1, 0.5
 """A hint works if at most this share of rows is rejected, and at least this share of their ids is
 in a catalogue."""
 
@@ -74,6 +63,7 @@ class Inspection:
         labels: The labels of the interactions.
         features: The features of the interactions.
         sides: The items and the users, if there are files of them.
+        samples: The rows that were read, by `interactions`, `items` and `users`.
         config: Config that reads the interactions; `None` if a role is undecided.
         findings: Predicted results of a run, by `interactions`, `items` and `users`; none if a
             role is undecided.
@@ -89,6 +79,7 @@ class Inspection:
     labels: Labels
     features: tuple[EventFeature, ...]
     sides: dict[str, Side]
+    samples: dict[str, Sample]
     config: InteractionsConfig | None = None
     findings: dict[str, Findings] = dataclasses.field(default_factory=dict)
     split: tuple[Split, str] | None = None
@@ -149,12 +140,20 @@ def _told(explode: ListOfEvents) -> dict[str, Any]:
     return told | explode.model_dump(mode="json", exclude_defaults=True)
 
 
+class Look(NamedTuple):
+    """What is seen in the files of a source."""
+
+    layout: Layout
+    sample: Sample
+    profiles: dict[str, Profile]
+
+
 def inspect_files(
     patterns: Sequence[str],
     side_patterns: Mapping[str, str],
     maps: Sequence[str],
     now: int,
-    sample: int | None,
+    n_rows: int,
     advance: Advance,
 ) -> Inspection:
     """Inspects raw files.
@@ -164,7 +163,7 @@ def inspect_files(
         side_patterns: Paths or globs of `items` and `users`, if there are files of them.
         maps: `ROLE=COLUMN` options.
         now: The current time [seconds since 1970, UTC].
-        sample: Number of rows to read of each source; `None`: all.
+        n_rows: Number of rows to read of each source.
         advance: Called with the number of bytes read.
 
     Raises:
@@ -175,87 +174,44 @@ def inspect_files(
     for what, names in {"interactions": patterns, **side_patterns}.items():
         layout = find_layout([names] if isinstance(names, str) else names, what)
         # The overlap of ids can't be estimated from a small sample of the items.
-        n_rows = sample if what == "interactions" else None
-        looks[what] = layout, _profiles(layout, what, now, n_rows, advance)
-    report = _judged(_decided(looks, maps, now, sample, advance), now, sample, advance)
+        most = n_rows if what == "interactions" else MOST_ROWS
+        rows = Sample.of(layout, what, most, advance)
+        if not rows.is_whole:
+            layout.evidence.append(_SAMPLED)
+        looks[what] = Look(layout, rows, rows.profiles(layout, now))
+    report = _judged(_decided(looks, maps, now, advance), now)
     options = report.roles.options
     if report.labels.undecided:
         options = {**options, POSITIVE: report.labels.options}
     if not options or report.roles.undecided.keys() - options.keys():
         return report
-    layout, profiles = looks["interactions"]
-    if len(layout.files) > _TRIED_FILES and not globs_of_spans(layout):
-        files = tuple(file.path for file in layout.files[:_TRIED_FILES])
-        source = layout.source.model_copy(update={"files": files})
-        looks["interactions"] = dataclasses.replace(layout, source=source), profiles
-    n_rows = min(sample or _TRIED_ROWS, _TRIED_ROWS)
     for words in itertools.islice(itertools.product(*options.values()), _MOST_TRIES):
         with contextlib.suppress(RecsysError, UsageError):
-            tried = _decided(looks, [*maps, *words], now, n_rows, lambda n_bytes: None)
-            tried = _judged(tried, now, n_rows, lambda n_bytes: None)
+            tried = _judged(_decided(looks, [*maps, *words], now, lambda n_bytes: None), now)
             if tried.undecided:
                 continue
             found = tried.findings["interactions"]
             is_known = all(found.share_known(what) >= _LEAST_KNOWN for what in found.n_known)
-            if is_known and found.n_rejected <= _MOST_REJECTED * found.n_read:
+            if is_known and found.rejected.total() <= _MOST_REJECTED * found.n_read:
                 return dataclasses.replace(report, options=list(words))
     return report
 
 
-_Look = tuple[Layout, dict[str, Profile]]
-"""What is seen in the files of a source."""
-
-
-def _profiles(
-    layout: Layout, what: str, now: int, sample: int | None, advance: Advance
-) -> dict[str, Profile]:
-    """Returns the profiles of a source's columns in a sample of its rows, by name.
-
-    The sample has the first rows of many pieces, since labels or kinds of events may be sorted.
-    """
-    # To cut a file into pieces may take reading it.
-    size = _PIECE_BYTES if sample is None else _WHOLE_FILES
-    pieces = plan_pieces(layout.source, what, layout.columns, size)
-    is_sampled = len(pieces) > _MOST_PIECES
-    pieces = pieces[:: -(-len(pieces) // _MOST_PIECES)]
-    batches: list[pa.RecordBatch] = []
-    for piece in pieces:
-        n_rows = -(-min(sample or _MOST_ROWS, _MOST_ROWS) // len(pieces))
-        n_bytes = _MOST_BYTES // len(pieces)
-        for batch in read_piece(piece):
-            batches.append(batch.columns.slice(0, n_rows))
-            n_rows, n_bytes = n_rows - batch.columns.num_rows, n_bytes - batch.columns.nbytes
-            advance(batch.columns.nbytes)
-            if n_rows <= 0 or n_bytes <= 0:
-                is_sampled = True
-                break
-    if is_sampled and _SAMPLED not in layout.evidence:
-        layout.evidence.append(_SAMPLED)
-    profiles = {}
-    for name in layout.columns:
-        parts = [batch.column(name) for batch in batches]
-        if len({part.type for part in parts}) > 1:  # Of JSON, or of several files.
-            parts = [to_ids(part) for part in parts]
-        column = pa.concat_arrays(parts or [pa.nulls(0, pa.string())])
-        decimal, is_folder = layout.source.csv.decimal, name in layout.folders
-        profiles[name] = profile_column(name, column, now, decimal, is_folder=is_folder)
-    return profiles
-
-
 def _decided(
-    looks: Mapping[str, _Look], maps: Sequence[str], now: int, sample: int | None, advance: Advance
+    looks: Mapping[str, Look], maps: Sequence[str], now: int, advance: Advance
 ) -> Inspection:
     """Returns the roles of all columns, as far as names, values and `--map` say them."""
-    layout, profiles = looks["interactions"]
+    layout, sample, profiles = looks["interactions"]
     mapped = parse_map(maps, layout.columns)
-    doubts = [doubt for look in looks.values() for doubt in look[0].doubts]
+    doubts = [doubt for look in looks.values() for doubt in look.layout.doubts]
     hints: dict[str, tuple[Role, ...]] = {}
     if layout.source.explode is not None:
         hints["item"] = (Role(layout.source.explode.column, "its lists hold the events"),)
     elif found := find_events(profiles, mapped):
         hints, doubts = {**found.hints}, [*doubts, *found.doubts]
         layout = _exploded(layout, found)
-        profiles = _profiles(layout, "interactions", now, sample, advance)
+        sample = Sample.of(layout, "interactions", sample.n_wanted, advance)
+        profiles = sample.profiles(layout, now)
         if mapped.get("item") and mapped["item"][0] not in profiles:
             del mapped["item"]  # It is the list, of which a field is the item.
     if TIME_FORMAT in mapped:
@@ -264,8 +220,10 @@ def _decided(
         mapped.setdefault("part", (NO_COLUMN,))
     overlaps: dict[str, Overlap | None] = {}
     taken = {**mapped}
-    for what, (_, columns) in looks.items():
-        if what != "interactions" and (same := find_overlap(ROLE[what], profiles, columns, taken)):
+    for what, look in looks.items():
+        if what != "interactions" and (
+            same := find_overlap(ROLE[what], profiles, look.profiles, taken)
+        ):
             overlaps[what], taken[ROLE[what]] = same, (same.column,)
             why = f"{same.share:.0%} of its values are in the {what}' file"
             hints[ROLE[what]] = (Role(same.column, why),)
@@ -281,11 +239,22 @@ def _decided(
         names = [feature.name for feature in features]
         names += [feature.name for side in sides.values() for feature in side.features]
         theirs = roles.decided.get(ROLE[what])
-        side = sides[what] = find_side(what, *look, theirs, overlaps.get(what), names)
+        side = sides[what] = find_side(
+            what, look.layout, look.profiles, theirs, overlaps.get(what), names
+        )
         if side.id is None and theirs is not None:
             undecided.append(_no_id(ROLE[what], side, profiles[theirs.column]))
+    samples = {**{what: look.sample for what, look in looks.items()}, "interactions": sample}
     return Inspection(
-        layout, profiles, roles, labels, features, sides, undecided=undecided, remarks=doubts
+        layout,
+        profiles,
+        roles,
+        labels,
+        features,
+        sides,
+        samples,
+        undecided=undecided,
+        remarks=doubts,
     )
 
 
@@ -327,35 +296,38 @@ def _event_features(
     return tuple(features)
 
 
-def _judged(report: Inspection, now: int, sample: int | None, advance: Advance) -> Inspection:
-    """Returns a report with the config and what a run would do with all rows, if it is decided."""
+def _judged(report: Inspection, now: int) -> Inspection:
+    """Returns a report with the config and what a run would do, if it is decided."""
     if report.undecided:
         return report
     layout, profiles, roles, sides = report.layout, report.profiles, report.roles, report.sides
     config, split, why = propose_split(_config(report), profiles, layout)
     findings = {
-        what: check_entities(what, side_config, sample)
+        what: Findings.of_entities(side_config, report.samples[what])
         for what, side in sides.items()
         if (side_config := side.config(what))
     }
-    events = check_rows(config, now, sample, advance, findings)
+    events = Findings.of_events(config, report.samples["interactions"], now, findings)
     findings = {"interactions": events, **findings}
-    if split == "time" and events.first is not None and events.last is not None:
-        if events.first == events.last:
+    first, last = events.times
+    if split == "time" and first is not None and last is not None:
+        if first == last:
             split, why = "random", "all times are one moment, so nothing comes before another"
-        elif events.first // DAY_S == events.last // DAY_S:
+        elif first // DAY_S == last // DAY_S:
             split, why = "last_out", "all times lie on one day, which no midnight splits"
     undecided: list[str] = []
-    if not events.n_good:
+    if not events.rows.num_rows:
         most = next(iter(events.rejected.most_common(1)), ("no row",))[0]
         undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
-    elif not events.n_positive:
+    elif not events.positives.num_rows:
         undecided = ["no row would be a positive; map other columns"]
-    elif sample is None:
+    else:
         undecided = [
             _unmatched(what, side, profiles[roles.decided[ROLE[what]].column], share)
             for what, side in sides.items()
-            if what in findings and (share := events.share_known(what)) < LEAST_JOIN
+            if what in findings
+            and report.samples[what].is_whole
+            and (share := events.share_known(what)) < LEAST_JOIN
         ]
     if not undecided and split != "time" and (globs := globs_of_spans(layout)):
         undecided = [

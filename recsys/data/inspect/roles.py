@@ -390,7 +390,8 @@ def find_roles(
             best = rest if role == "item" and len(rest) == 1 else []
         if len(best) == 1:
             decided[role] = Role(best[0].name, _reason(best[0].name, role))
-            formats = best[0].time_formats
+            # Times with AM and PM are mostly American, the month first.
+            formats = sorted(best[0].time_formats, key=lambda f: "%p" in f and f[:2] != "%m")
             if role == "timestamp" and len(formats) > 1:
                 may_be = f"{shown(best[0].name)} may be {' or '.join(formats)}"
                 undecided[role] = f"timestamp: {may_be}: no value tells which"
