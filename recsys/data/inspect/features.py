@@ -58,8 +58,9 @@ def event_feature_of(profile: Profile) -> dict[str, str | int] | str:
         return {"kind": "vector", "width": profile.width}
     if why := _no_feature(profile, "", is_year=False):
         return why
-    if profile.kind in ("list", "time") or profile.has_words:
-        return "no value of one kind"
+    is_mixed = profile.is_number and len(profile.numbers) < profile.n_values
+    if profile.kind in ("list", "time") or profile.has_words or is_mixed:
+        return "no values of one type"
     if profile.is_number and len(profile.distinct) > _MOST_NUMBERS:
         is_price = name_score(profile.name, "amount") > 0 and (profile.lowest or 0) >= 0
         return {"kind": "price" if is_price else "number"}

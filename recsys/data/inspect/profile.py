@@ -109,6 +109,11 @@ class Profile:
         return self.n_rows - self.n_null
 
     @property
+    def width(self) -> int:
+        """Number of elements of the longest list."""
+        return 0 if self.lengths is None else int(self.lengths.max())
+
+    @property
     def lowest(self) -> float | None:
         """Lowest number or time."""
         return self.numbers.min().item() if len(self.numbers) else None

@@ -203,6 +203,10 @@ def _by_name(
     return lambda profile: name_score(profile.name, role) if fits(profile) else None
 
 
+def _context(profile: Profile) -> int | None:
+    return _CHOSEN if profile.kind == "vector" else name_score(profile.name, "context")
+
+
 def _outcome(profile: Profile) -> int | None:
     is_duration = profile.is_number and name_score(profile.name, "duration") > 0
     return max(name_score(profile.name, "outcome"), _CHOSEN * is_duration)
@@ -239,7 +243,7 @@ RULES = {
     "user": Rule(functools.partial(_id, "user")),
     "impression": Rule(_by_name("impression")),
     "position": Rule(_by_name("position", _is_place)),
-    "context": Rule(_by_name("context"), many=True),
+    "context": Rule(_context, many=True),
     "outcome": Rule(_outcome, many=True),
 }
 """The roles, in the order in which they take their columns."""
@@ -368,11 +372,8 @@ def find_roles(
         free = [profile for profile in profiles.values() if profile.name not in taken]
         if role in ("weight", "event") and ("rating" in decided or several.get("label")):
             free = [p for p in free if name_score(p.name, role)]  # These determine the positives.
-        fitting = [
-            p
-            for p in free
-            if p.kind not in ("empty", "list", "vector") and rule.score(p) is not None
-        ]
+        odd = ("empty", "list", *["vector"] * (not rule.many))
+        fitting = [p for p in free if p.kind not in odd and rule.score(p) is not None]
         if rule.many:
             is_asked = not any(other in decided for other in rule.unless)
             chosen = [p for p in fitting if is_asked and (rule.score(p) or 0) >= _CHOSEN]

@@ -93,9 +93,9 @@ def test_lists_of_as_many_numbers_are_vectors(capsys):
     rows = [f"u{n % 20},i{n % 30},{START + 9000 * n}" for n in range(300)]
     Path("f.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
     result = found(capsys, "f.csv", "--items", "items.parquet")
-    assert [(one["column"], one["kind"]) for one in result["items"]["features"]] == [
-        ("embedding", "vector")
-    ]
+    (feature,) = result["items"]["features"]
+    assert (feature["column"], feature["kind"], feature["width"]) == ("embedding", "vector", 8)
+    assert written().items.features[0].length == 8
 
 
 def test_wide_rows_of_criteo_lack_user_and_item(capsys):
