@@ -12,6 +12,7 @@ from reading import read_interactions
 
 from recsys.config.load import load_config
 from recsys.data.interactions import drop_duplicates
+from recsys.stages.ingest import ingest
 
 NOW = 1_790_000_000
 START = 1_600_000_000
@@ -68,13 +69,14 @@ def test_a_list_of_items_beside_a_list_of_labels_is_read(capsys):
     assert (result["positives"], kept()["label"].to_numpy().sum()) == (144, 144)
 
 
-def test_rows_shown_keep_their_impression_and_position(capsys):
+@pytest.mark.pipeline
+def test_rows_shown_keep_their_impression_and_position(here, capsys):
     rows = [
-        f"{at},{user},{time},{item},{k},{click}"
+        f"{at},{user},{time},{item},{k},{click},{'web' if k < 3 else 'app'}"
         for at, user, time, items, clicks in shown()
         for k, (item, click) in enumerate(zip(items, clicks, strict=True))
     ]
-    header = "request_id,user_id,timestamp,item_id,position,click"
+    header = "request_id,user_id,timestamp,item_id,position,click,device"
     Path("f.csv").write_text("\n".join([header, *rows]) + "\n")
     result = found(capsys, "f.csv")
     assert columns(result) == {
@@ -82,6 +84,14 @@ def test_rows_shown_keep_their_impression_and_position(capsys):
         "impression": "request_id", "position": "position",
     }  # fmt: skip
     assert kept()["shown_at"].to_pylist()[:5] == [0, 1, 2, 3, 4]
+    ingest(written(), here / "data", progress=False)
+    stored = {
+        name: np.concatenate([np.load(path) for path in here.rglob(f"rows/{name}.npy")])
+        for name in ("label.click", "position", "feature.device")
+    }
+    assert (stored["label.click"] == 1).sum() == 144
+    assert np.bincount(stored["position"]).tolist() == [200] * 5
+    assert np.bincount(stored["feature.device"][:, 0]).tolist() == [0, 600, 400]
     found(capsys, "f.csv", "--map", "label=none")
     assert written().interactions.columns.impression is None
 
