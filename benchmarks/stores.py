@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +63,7 @@ def sorted_shard(
     item_row: np.ndarray,
     timestamp: np.ndarray,
     n_users: int,
+    features: Mapping[str, np.ndarray] | None = None,
     **optional: np.ndarray,
 ) -> EventShard:
     """Returns a shard of events, sorted.
@@ -73,6 +74,7 @@ def sorted_shard(
         item_row: Row of the item of each event `[n]`.
         timestamp: Time of each event `[n]` [seconds since 1970, UTC].
         n_users: Users of the shard.
+        features: Features of each event by name, `[n, width]`; None: there are none.
         **optional: `weight`, `valid` and `kind` (its row) of each event `[n]`, if the data have
             them.
     """
@@ -81,7 +83,8 @@ def sorted_shard(
     ordered = {name: x[order].astype(COLUMNS[name], copy=False) for name, x in columns.items()}
     tied = store.count_tied(user[order], ordered["timestamp"])
     offsets = np.append(0, np.cumsum(np.bincount(user, minlength=n_users)))
-    return EventShard(tied=tied, offsets=offsets, **ordered)
+    of_events = {name: x[order] for name, x in (features or {}).items()}
+    return EventShard(tied=tied, offsets=offsets, features=of_events, **ordered)
 
 
 def save_catalogue(catalogue: Catalogue, folder: Path) -> None:

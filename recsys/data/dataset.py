@@ -140,6 +140,11 @@ class FeatureTable:
     is_context: bool = False
     is_attribute: bool = False
 
+    @property
+    def entry(self) -> tuple[tuple[int], str]:
+        """Shape and dtype of the feature of one item, user or event."""
+        return ((self.floats,), "float32") if self.floats else ((self.width,), "int32")
+
 
 def feature_tables(
     items: Iterable[FeatureBags],

@@ -229,10 +229,15 @@ class EventShard:
     def __len__(self) -> int:
         return len(self.item_row)
 
-    def histories(self, events: np.ndarray, length: int) -> np.ndarray:
+    def column(self, feature: str | None = None) -> np.ndarray:
+        """Returns a feature of each event `[n, …]`; None: its item row `[n]`."""
+        return self.item_row if feature is None else self.features[feature]
+
+    def histories(self, events: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
         """Returns the items of each event's user before it; see `EventLog.histories`."""
         user = np.searchsorted(self.offsets, events, side="right") - 1
-        return newest_first(self.item_row, self.offsets[user], events - self.tied[events], length)
+        end = events - self.tied[events]
+        return newest_first(self.column(feature), self.offsets[user], end, length)
 
 
 class EventLog:
@@ -277,23 +282,37 @@ class EventLog:
         """Returns the index in the log of each event's user `[b]` int64."""
         return np.searchsorted(self.offsets, events, side="right") - 1
 
-    def histories(self, events: np.ndarray, length: int) -> np.ndarray:
-        """Returns the items of each event's user before it.
+    def histories(self, events: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
+        """Returns the items of each event's user before it, or a feature of these events.
 
         Args:
             events: Indices of events `[b]` int64.
             length: Maximum length of a history.
+            feature: Name of the feature; None: the items.
 
         Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0.
-            Events of the same second are left out.
+            Item rows `[b, length]` int32, or the feature `[b, length, …]` int32 or float32; the
+            newest first, padded with 0. Events of the same second are left out.
         """
         order, starts = np.argsort(events), self.item_row.starts
-        out = np.empty((len(events), length), np.int32)
+        column = self.item_row if feature is None else self.features[feature]
+        out = np.empty((len(events), length, *column.shape[1:]), input_dtype(column.dtype))
         for number, part in split_sorted(events[order], starts):
             to = order[part]
-            out[to] = self.shards[number].histories(events[to] - starts[number], length)
+            out[to] = self.shards[number].histories(events[to] - starts[number], length, feature)
         return out
+
+    def history_ages(self, events: np.ndarray, length: int) -> np.ndarray:
+        """Returns the ages of the events that `histories` returns `[b, length]` int32 [s].
+
+        Args:
+            events: Indices of events `[b]` int64; ages are relative to the time of each.
+            length: Maximum length of a history; padded with `UNKNOWN`.
+        """
+        first = self.offsets[self.user_index(events)]
+        places = (events - self.tied[events])[:, None] - 1 - np.arange(length)
+        age = ages(self.timestamp[events][:, None], self.timestamp[np.maximum(places, 0)])
+        return np.where(places >= first[:, None], age, np.int32(UNKNOWN))
 
     def facts(self, names: Iterable[str], key: Any, now: Any) -> dict[str, np.ndarray]:
         """Returns facts of events by name, int32, in the shape of the events.
@@ -340,29 +359,34 @@ class EventLog:
         return ShardedColumn([getattr(shard, name) for shard in self.shards], COLUMNS[name])
 
 
-def newest_first(
-    item_row: np.ndarray, start: np.ndarray, end: np.ndarray, length: int
-) -> np.ndarray:
-    """Returns the last items of slices of a column, the newest first.
+def input_dtype(dtype: Any) -> np.dtype:
+    """Returns the dtype in which a model reads a column: float32 of numbers, int32 of rows."""
+    return np.dtype(np.float32 if np.dtype(dtype).kind == "f" else np.int32)
+
+
+def newest_first(column: np.ndarray, start: np.ndarray, end: np.ndarray, length: int) -> np.ndarray:
+    """Returns the last entries of slices of a column, the newest first.
 
     Args:
-        item_row: A column of item rows `[n]`.
+        column: Item rows `[n]`, or a feature `[n, …]`.
         start: Start of each slice `[b]`.
         end: End of each slice `[b]`, exclusive.
-        length: Maximum number of items per slice.
+        length: Maximum number of entries per slice.
 
     Returns:
-        Item rows `[b, length]` int32, padded with 0.
+        Entries `[b, length, …]` int32, of numbers float32, padded with 0.
     """
-    if length == 0 or len(item_row) == 0:
-        return np.zeros((len(end), length), np.int32)
-    if len(item_row) < length:
-        item_row = np.concatenate([item_row, np.zeros(length, np.int32)])
+    dtype, entry = input_dtype(column.dtype), column.shape[1:]
+    if length == 0 or len(column) == 0:
+        return np.zeros((len(end), length, *entry), dtype)
+    if len(column) < length:
+        column = np.concatenate([column, np.zeros((length, *entry), column.dtype)])
     # Views every window of the column, without a copy, so a row is read in one go.
-    windows = np.lib.stride_tricks.sliding_window_view(item_row, length)
+    windows = np.lib.stride_tricks.sliding_window_view(column, length, axis=0)
     first = end - length
-    rows = windows[np.maximum(first, 0)][:, ::-1].astype(np.int32, order="C")
+    rows = np.moveaxis(windows[np.maximum(first, 0)], -1, 1)[:, ::-1].astype(dtype, order="C")
     for early in np.flatnonzero(first < 0):
-        rows[early, : end[early]] = item_row[: end[early]][::-1]
-    rows *= np.arange(length) < (end - start)[:, None]
+        rows[early, : end[early]] = column[: end[early]][::-1]
+    is_there = np.arange(length) < (end - start)[:, None]
+    rows *= is_there.reshape(*is_there.shape, *[1] * len(entry))
     return rows

@@ -341,44 +341,44 @@ class KeptShard(_Kept):
     def __len__(self) -> int:
         return len(self.shard) - len(self.held)
 
-    def newest(self, numbers: np.ndarray, length: int) -> np.ndarray:
+    def newest(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
         """Returns the newest kept items of the events' users, before or after the events.
 
         Args:
             numbers: Kept events of the shard `[b]`.
             length: Maximum number of items per user.
+            feature: Name of a feature of these events to return instead of their items.
 
         Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0; they include the
-            event's own item.
+            Item rows `[b, length]` int32, or the feature `[b, length, …]` int32 or float32; the
+            newest first, padded with 0. They include the event itself.
         """
         user = self._user(numbers)
-        return newest_first(self.item_row, self.offsets[user], self.offsets[user + 1], length)
+        ends = self.offsets[user + 1]
+        return newest_first(self._column(feature), self.offsets[user], ends, length)
 
-    def past(self, numbers: np.ndarray, length: int) -> np.ndarray:
+    def past(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
         """Returns the newest kept items before events; events of the same second are left out.
 
-        Args:
-            numbers: Kept events of the shard `[b]`.
-            length: Maximum number of items per user.
-
-        Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0.
+        Args and results are those of `newest`, without the event itself.
         """
         indices = self.log_indices(numbers)
         if self._is_past_whole:
-            return self.shard.histories(indices, length)
+            return self.shard.histories(indices, length, feature)
         ends = indices - self.shard.tied[indices]
         ends = ends - np.searchsorted(self.held, ends)
-        return newest_first(self.item_row, self.offsets[self._user(numbers)], ends, length)
+        return newest_first(self._column(feature), self.offsets[self._user(numbers)], ends, length)
 
-    def others(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns the items of `newest` without the events' own (leave one out)."""
+    def others(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
+        """Returns the items of `newest` without the events' own (leave one out), or a feature."""
         end = self.offsets[self._user(numbers) + 1]
-        rows = self.newest(numbers, length + 1)
+        rows = self.newest(numbers, length + 1, feature)
         # Columns count back from the user's last event.
         is_before = np.arange(length) < (end - 1 - numbers)[:, None]
+        is_before = is_before.reshape(*is_before.shape, *[1] * (rows.ndim - 2))
         others = np.where(is_before, rows[:, :-1], rows[:, 1:])
+        if feature is not None:
+            return others
         # If the user has several events with the item, its other occurrences are masked, too.
         own = self.item_row[numbers]
         return np.where(others == own[:, None], 0, others)
@@ -388,10 +388,22 @@ class KeptShard(_Kept):
         user = self._user(numbers)
         return self.offsets[user + 1] - self.offsets[user]
 
-    @functools.cached_property
+    @property
     def item_row(self) -> np.ndarray:
         """Items of the kept events `[kept]` int32."""
-        return np.delete(self.shard.item_row, self.held) if len(self.held) else self.shard.item_row
+        return self._column(None)
+
+    def _column(self, feature: str | None) -> np.ndarray:
+        """Returns a feature of the kept events `[kept, …]`; None: their items."""
+        if feature not in self._columns:
+            column = self.shard.column(feature)
+            column = np.delete(column, self.held, axis=0) if len(self.held) else column
+            self._columns[feature] = column
+        return self._columns[feature]
+
+    @functools.cached_property
+    def _columns(self) -> dict[str | None, np.ndarray]:
+        return {}
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:

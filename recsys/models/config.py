@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from recsys.data.config import AGES, ASKED_AT, KINDS, WEIGHTS, Order
+from recsys.data.config import AGES, ASKED_AT, Order
 from recsys.losses.squares import LeastSquares
 from recsys.registry import Choice, name_of
 from recsys.registry.file_option import BY_CONTENT
@@ -22,10 +22,10 @@ class TermConfig(Strict):
     """Options of a term of the score. A term's own config is a subclass.
 
     Attributes:
-        query_facts: Inputs of a query that the term reads, such as `asked_at`.
+        reads_query_time: Whether the term reads the time of a query, the input `asked_at`.
     """
 
-    query_facts: ClassVar[tuple[str, ...]] = ()
+    reads_query_time: ClassVar[bool] = False
 
     @property
     def columns(self) -> int:
@@ -56,7 +56,7 @@ class BagWeightsConfig(TermConfig):
 class ItemAgeConfig(TermConfig):
     """The contribution of an item's age to its score."""
 
-    query_facts: ClassVar[tuple[str, ...]] = (ASKED_AT,)
+    reads_query_time: ClassVar[bool] = True
 
     bins: Annotated[int, Field(ge=2, le=1024)] = 32
     """Number of reference times at which ages are computed, with equally many training events
@@ -95,7 +95,7 @@ class ModelConfig(Strict):
     """Width of the id tables; of a retrieval model also of the compared vectors, without bias and
     ages [floats]."""
     feature_dim: PositiveInt = 32
-    """Width of the feature tables of items and users [floats]."""
+    """Width of the feature tables of items, users and events [floats]."""
     bag_weights: Literal["even", "idf"] = "even"
     """Weights of a feature's tokens in the mean of their embeddings: `even`, or `idf`, the inverse
     document frequency among the items or users of the data, so that rare tokens count more."""
@@ -167,6 +167,7 @@ class RetrievalConfig(ModelConfig):
         "id_dropout",
         "item_id_dropout",
         "history_dropout",
+        "attribute_dropout",
         "new_user_share",
     }
 
@@ -205,6 +206,10 @@ class RetrievalConfig(ModelConfig):
     without events; `null`: same as `id_dropout` [0..1)."""
     history_dropout: Dropout = 0.0
     """Share of history items that training drops [0..1)."""
+    attribute_dropout: Dropout = 0.1
+    """Share of training histories whose attributes and times are hidden, and of training examples
+    whose context is hidden, so that the model also handles queries without them [0..1). Has no
+    effect if events have no features and the model reads no times."""
     new_user_share: Dropout = 0.1
     """Share of training examples that are trained as new users, without id and history, so that
     the model learns what to recommend to new users [0..1)."""
@@ -264,23 +269,29 @@ class RetrievalConfig(ModelConfig):
         return False
 
     @property
-    def history_facts(self) -> tuple[str, ...]:
-        """Names of the inputs that hold properties of history events besides their items.
-
-        A subset of `recsys.data.event_log`; empty unless `over_positions`.
-        """
-        return ()
-
-    @property
-    def query_facts(self) -> tuple[str, ...]:
-        """Names of the inputs of a query besides rows and features, including the query time."""
-        of_terms = [fact for term in self.score_terms for fact in term.query_facts]
-        return tuple(dict.fromkeys((*self.history_facts, *of_terms)))
+    def reads_attributes(self) -> bool:
+        """Whether a query depends on the attributes of its history events."""
+        return self.reads_history and self.trains_on_history
 
     @property
     def reads_times(self) -> bool:
         """Whether a query depends on the times of its history events."""
-        return AGES in self.history_facts
+        return False
+
+    @property
+    def reads_query_time(self) -> bool:
+        """Whether a term of the score reads the time of the query."""
+        return any(term.reads_query_time for term in self.score_terms)
+
+    @property
+    def history_facts(self) -> tuple[str, ...]:
+        """Names of the inputs that hold times of history events."""
+        return (AGES,) if self.reads_times else ()
+
+    @property
+    def query_facts(self) -> tuple[str, ...]:
+        """Names of the inputs that hold times of history events or of the query."""
+        return (*self.history_facts, *((ASKED_AT,) if self.reads_query_time else ()))
 
     @property
     def history_features(self) -> bool:
@@ -352,22 +363,11 @@ class PositionConfig(SelfAttentionConfig):
     add_mean: bool = True
     """Whether to add the mean of the items so far, weighted by learned weights of their distance,
     to the output of self-attention. Training then starts close to `mean`."""
-    event_weight: bool = False
-    """Whether self-attention reads the weight of each history event: adds a learned embedding of
-    its bucket to the item's. Requires `data.interactions.columns.weight`."""
-    event_kind: bool = False
-    """Whether self-attention reads the kind of each history event, such as `click` or `purchase`,
-    as a learned embedding that is added to the item's; requires
-    `data.interactions.columns.event`."""
-    fact_dropout: Dropout = 0.1
-    """Share of training rows whose times, weights and kinds are hidden, so that the model also
-    handles histories without them [0..1). Has an effect only if one of them is read."""
 
     @property
-    def facts(self) -> tuple[str, ...]:
-        """Names of the inputs that hold properties of history events besides their items."""
-        reads = {WEIGHTS: self.event_weight, KINDS: self.event_kind}
-        return tuple(name for name, is_read in reads.items() if is_read)
+    def reads_times(self) -> bool:
+        """Whether self-attention depends on the times of the history's events."""
+        return False
 
 
 class HstuConfig(PositionConfig):
@@ -378,9 +378,9 @@ class HstuConfig(PositionConfig):
     besides their distance in positions; requires events with times."""
 
     @property
-    def facts(self) -> tuple[str, ...]:
-        """Names of the inputs that hold properties of history events besides their items."""
-        return (*((AGES,) if self.relative_time else ()), *super().facts)
+    def reads_times(self) -> bool:
+        """Whether self-attention depends on the times of the history's events."""
+        return self.relative_time
 
 
 class SasRecConfig(PositionConfig):
@@ -524,9 +524,9 @@ class TwoTowerConfig(RetrievalConfig):
         return isinstance(self.encoder, PositionConfig)
 
     @property
-    def history_facts(self) -> tuple[str, ...]:
-        """Names of the inputs that hold properties of history events besides their items."""
-        return self.encoder.facts if isinstance(self.encoder, PositionConfig) else ()
+    def reads_times(self) -> bool:
+        """Whether a query depends on the times of its history events."""
+        return isinstance(self.encoder, PositionConfig) and self.encoder.reads_times
 
     @property
     def history_features(self) -> bool:
@@ -544,8 +544,6 @@ class TwoTowerConfig(RetrievalConfig):
         options = {**super().architecture(), "pooling": pooling}
         if isinstance(self.encoder, SelfAttentionConfig):
             del options["pooling"]["dropout"]
-        if isinstance(self.encoder, PositionConfig):
-            del options["pooling"]["fact_dropout"]
         if isinstance(self.encoder, SequenceConfig):
             options["pooling"]["width"] = self.encoder.width or self.dim
         return options

@@ -10,10 +10,9 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.data.event_log import Facts
 from recsys.data.shuffle import held_part
 from recsys.distributed.coordination import ending_after
-from recsys.models.inputs import ModelInputs
+from recsys.models.inputs import Given, ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 
 _BLOCK, _UNIT = 1024, 128
@@ -41,7 +40,7 @@ class Inference:
         user_row: np.ndarray,
         history: np.ndarray,
         inputs: ModelInputs,
-        facts: Facts | None = None,
+        given: Given | None = None,
     ) -> np.ndarray:
         """Returns query embeddings `[n, dim]` float32.
 
@@ -49,11 +48,11 @@ class Inference:
             user_row: User rows `[n]` int32.
             history: Item rows `[n, history]` int32, the newest first, padded with 0.
             inputs: Vocabularies and features of users and items.
-            facts: Facts of the histories, each `[n, history]`; see `ModelInputs.query`.
+            given: Context, attributes and times `[n, …]` by input; see `ModelInputs.query`.
         """
 
         def of_rows(rows: np.ndarray) -> dict[str, Any]:
-            own = {name: fact[rows] for name, fact in (facts or {}).items()}
+            own = {name: x[rows] for name, x in (given or {}).items()}
             return inputs.query(user_row[rows], history[rows], self.model.spec.config, own)
 
         return self._whole(self._blocks(self._query, of_rows, len(user_row)), len(user_row))
@@ -123,10 +122,10 @@ def embed_queries(
     user_row: np.ndarray,
     history: np.ndarray,
     inputs: ModelInputs,
-    facts: Facts | None = None,
+    given: Given | None = None,
 ) -> np.ndarray:
     """Returns query embeddings `[n, dim]` float32; see `Inference.queries`."""
-    return Inference(model).queries(user_row, history, inputs, facts)
+    return Inference(model).queries(user_row, history, inputs, given)
 
 
 def embed_catalogue(model: RetrievalModel, inputs: ModelInputs) -> np.ndarray:

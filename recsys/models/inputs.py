@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
+from recsys.data import event_features
 from recsys.data.catalogue import (
     Catalogue,
     FeatureBags,
     bags_of,
     bags_of_histories,
+    of_history,
     open_user_features,
 )
-from recsys.data.dataset import FeatureTable, feature_tables, verify_inputs
-from recsys.data.event_log import Facts, facts_or_unknown
+from recsys.data.dataset import Data, FeatureTable, feature_tables, verify_inputs
+from recsys.data.event_features import LearnedFeature, load_event_features
+from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN, EventLog, minutes
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
 from recsys.errors import UsageError
 from recsys.models.config import ModelConfig, RetrievalConfig
@@ -26,6 +29,8 @@ from recsys.registry import Choice
 from recsys.strict import Strict
 
 Side = Literal["user", "item", "event"]
+Given = Mapping[str, np.ndarray]
+"""Inputs of queries that come from events, by name: context, attributes and times."""
 
 
 class FeatureSpec(Strict):
@@ -48,6 +53,56 @@ class FeatureSpec(Strict):
     is_attribute: bool = False
     """Whether the events of a history have the feature of an event."""
 
+    @property
+    def entry(self) -> tuple[tuple[int], str]:
+        """Shape and dtype of the feature of one item, user or event."""
+        return ((self.floats,), "float32") if self.floats else ((self.width,), "int32")
+
+
+class EventInput(NamedTuple):
+    """An input of queries that comes from events.
+
+    Attributes:
+        name: Name of the input.
+        feature: The feature of events; None: a time.
+        of_history: Whether each event of a history has it; else the query.
+        shape: Shape of one event's or query's entry.
+        dtype: Dtype.
+        missing: Value where it is unknown.
+    """
+
+    name: str
+    feature: str | None
+    of_history: bool
+    shape: tuple[int, ...] = ()
+    dtype: str = "int32"
+    missing: int = UNKNOWN
+
+    def missing_for(self, history: np.ndarray) -> np.ndarray:
+        """Returns the input of queries that have none, for histories `[b, history]`."""
+        of_queries = history.shape if self.of_history else history.shape[:1]
+        return np.full((*of_queries, *self.shape), self.missing, self.dtype)
+
+
+def event_inputs(
+    config: RetrievalConfig, features: Iterable[FeatureTable | FeatureSpec]
+) -> tuple[EventInput, ...]:
+    """Returns the inputs of a model's queries that come from events: times, then features.
+
+    Args:
+        config: Config of the model.
+        features: The features; only those of events are used.
+    """
+    inputs = [EventInput(AGES, None, True)] if config.reads_times else []
+    inputs += [EventInput(ASKED_AT, None, False)] if config.reads_query_time else []
+    for feature in features:
+        entry = (*feature.entry, 0)
+        if feature.is_context:
+            inputs.append(EventInput(feature.name, feature.name, False, *entry))
+        if feature.is_attribute and config.reads_attributes:
+            inputs.append(EventInput(of_history(feature.name), feature.name, True, *entry))
+    return tuple(inputs)
+
 
 class ModelSpec(Strict):
     """Everything needed to build a model for given data."""
@@ -59,7 +114,7 @@ class ModelSpec(Strict):
     item_rows: PositiveInt
     """Rows of the item table."""
     features: tuple[FeatureSpec, ...]
-    """Features of the items, then of the users."""
+    """Features of the items, then of the users, then of the events."""
 
     @classmethod
     def of(
@@ -89,13 +144,14 @@ class ModelSpec(Strict):
         user_rows: int,
         catalogue: Catalogue,
         user_features: Iterable[FeatureBags] = (),
+        event_features: Iterable[LearnedFeature] = (),
     ) -> Self:
-        """Returns the spec of a model for a catalogue and the features of users.
+        """Returns the spec of a model for a catalogue and the features of users and events.
 
         Raises:
             UsageError: There is no such model.
         """
-        features = feature_tables(catalogue.features, user_features)
+        features = feature_tables(catalogue.features, user_features, event_features)
         return cls.of(config, user_rows, catalogue.n_rows, features)
 
     def check(self) -> None:
@@ -104,24 +160,37 @@ class ModelSpec(Strict):
         Raises:
             UsageError: The data has features, but the model has no layer that reads them.
         """
-        if self.features and not self.config.reads_features:
+        read = [f.name for f in self.features if f.side != "event" or f.is_context]
+        if read and not self.config.reads_features:
             raise UsageError(
                 "R345",
                 "A model without layers (model.widths: null) must have no features: nothing"
                 " would read them.",
                 "Set model.widths to [] for a linear layer, or take the features out of the"
                 " config's data.",
-                [feature.name for feature in self.features],
+                read,
             )
 
     def of_side(self, side: Side) -> tuple[FeatureSpec, ...]:
-        """Returns the features of the users, or of the items."""
+        """Returns the features of the users, of the items, or of the events."""
         return tuple(feature for feature in self.features if feature.side == side)
+
+    @property
+    def context(self) -> tuple[FeatureSpec, ...]:
+        """The features of events that a query of a retrieval model has."""
+        return tuple(feature for feature in self.of_side("event") if feature.is_context)
+
+    @property
+    def attributes(self) -> tuple[FeatureSpec, ...]:
+        """The features of events that a history of a retrieval model has."""
+        if not self.config.reads_attributes:
+            return ()
+        return tuple(feature for feature in self.of_side("event") if feature.is_attribute)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelInputs:
-    """Vocabularies and features of users and items, by row.
+    """Vocabularies and features of users and items, by row, and the features of events.
 
     Attributes:
         users: Vocabulary of the users.
@@ -129,6 +198,7 @@ class ModelInputs:
         catalogue: Features of the items, and which rows are items.
         user_features: Features of the users.
         kinds: Names of the kinds of events, by number.
+        event_features: Features of the events.
     """
 
     users: Vocabulary
@@ -136,6 +206,7 @@ class ModelInputs:
     catalogue: Catalogue
     user_features: tuple[FeatureBags, ...] = ()
     kinds: tuple[str, ...] = ()
+    event_features: tuple[LearnedFeature, ...] = ()
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -151,7 +222,29 @@ class ModelInputs:
         )
         features = open_user_features(folder / "user_features", users.n_rows)
         catalogue, kinds = Catalogue.open(folder / "catalogue"), load_kinds(folder / "vocabulary")
-        return cls(users, items, catalogue, features, kinds)
+        of_events = load_event_features(folder / event_features.FOLDER)
+        return cls(users, items, catalogue, features, kinds, of_events)
+
+    @classmethod
+    def of_data(cls, data: Data) -> Self:
+        """Returns the inputs of open data."""
+        return cls(
+            data.users,
+            data.items,
+            data.catalogue,
+            data.user_features,
+            data.kinds,
+            data.event_features,
+        )
+
+    def spec(self, config: ModelConfig) -> ModelSpec:
+        """Returns the spec of a model for these inputs.
+
+        Raises:
+            UsageError: There is no such model.
+        """
+        features = feature_tables(self.catalogue.features, self.user_features, self.event_features)
+        return ModelSpec.of(config, self.users.n_rows, self.catalogue.n_rows, features)
 
     def features(self, side: str) -> tuple[FeatureBags, ...]:
         """Returns the features of `users`, or of `items`."""
@@ -162,26 +255,53 @@ class ModelInputs:
         user_row: np.ndarray,
         history: np.ndarray,
         model: RetrievalConfig,
-        facts: Facts | None = None,
+        given: Given | None = None,
     ) -> dict[str, Any]:
-        """Returns the inputs of queries by name, int32.
+        """Returns the inputs of queries by name.
 
         Args:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`, the newest first, padded with 0.
             model: Config of the model, which determines the inputs.
-            facts: Properties of the events of the histories `[b, history]` int32, and of the
-                queries `[b]`, by name. Missing properties that the model reads are unknown. See
-                `recsys.data.event_log`.
+            given: Inputs of `event_inputs` by name; those that aren't given are missing.
         """
-        of_history = self.catalogue.features if model.history_features else ()
+        given = given or {}
+        of_items = self.catalogue.features if model.history_features else ()
         return {
             "user_row": trained_rows(user_row, self.users),
             "history": trained_rows(history, self.items),
-            **facts_or_unknown(model.query_facts, facts, history),
+            **{
+                x.name: given[x.name] if x.name in given else x.missing_for(history)
+                for x in self.event_inputs(model)
+            },
             **bags_of(self.user_features, user_row),
-            **bags_of_histories(of_history, history),
+            **bags_of_histories(of_items, history),
         }
+
+    def event_inputs(self, model: RetrievalConfig) -> tuple[EventInput, ...]:
+        """Returns the inputs of a model's queries that come from events."""
+        return event_inputs(model, feature_tables((), (), self.event_features))
+
+    def at_events(self, log: EventLog, events: np.ndarray, model: RetrievalConfig) -> Given:
+        """Returns the inputs of `event_inputs` for queries like events of a log.
+
+        Args:
+            log: The log.
+            events: Indices of events `[b]` int64.
+            model: Config of the model.
+        """
+
+        def values(x: EventInput) -> np.ndarray:
+            if x.name == AGES:
+                return log.history_ages(events, model.history)
+            if x.feature is None:
+                return minutes(log.timestamp[events])
+            if x.of_history:
+                return log.histories(events, model.history, x.feature)
+            context: np.ndarray = log.features[x.feature][events].astype(x.dtype)
+            return context
+
+        return {x.name: values(x) for x in self.event_inputs(model)}
 
     def candidate(self, item_row: np.ndarray) -> dict[str, Any]:
         """Returns the inputs of candidates by name, for item rows `[b]`."""

@@ -29,18 +29,29 @@ class Linear(keras.layers.Layer):
         units: Width of the output [floats].
         use_bias: Whether to add a bias vector.
         seed: Seed of the initial weights (Glorot uniform).
+        starts_at_zero: Whether all weights are initially 0.
     """
 
-    def __init__(self, units: int, use_bias: bool = True, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        units: int,
+        use_bias: bool = True,
+        seed: int = 0,
+        starts_at_zero: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs, autocast=False)
         self._convert_input_args = False
         self.units, self.use_bias, self.seed = units, use_bias, seed
+        self.starts_at_zero = starts_at_zero
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights for inputs `[..., in]`."""
         glorot = keras.initializers.GlorotUniform(seed=self.seed)
         self.kernel = self.add_weight(
-            name="kernel", shape=(input_shape[-1], self.units), initializer=glorot
+            name="kernel",
+            shape=(input_shape[-1], self.units),
+            initializer="zeros" if self.starts_at_zero else glorot,
         )
         self.bias: Any = None
         if self.use_bias:

@@ -4,13 +4,17 @@ Inputs are rows of tables, never ids; `LookupModel.inputs_of_sides` lists them:
 
     user_row   [batch]         row of the user table; 0 for a user without one
     id_row     [batch]         row of the item table; 0 for an item without one
-    <feature>  [batch, width]  token rows of the user or the item; 0 is padding
+    <feature>  [batch, width]  token rows of the user or the item; 0 is padding; a feature of
+                               numbers is [batch, floats] float32, and has no table
 
 In addition a retrieval model (`RetrievalLookups`) has
 
     history    [batch, history]   rows of the item table, the newest first; 0 is padding
-    <fact>     [batch, history]   property of the events of histories, -1: unknown; of models
-                                  whose config has `history_facts`
+    <feature>  [batch, width]     context of the query: token rows, or numbers, of a feature of
+                                  events; 0 is missing
+    history.<feature>  [batch, history, width]  attributes of the history's events, likewise
+    history_age  [batch, history] ages of the history's events [s], -1: unknown; of models that
+                                  read times
     asked_at   [batch]            time of the query [min], -1: after all training events;
                                   of models with a term that reads it
 
@@ -32,14 +36,14 @@ from keras import ops
 from recsys import registry
 from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
-from recsys.data.event_log import ASKED, ASKED_AT, EVENT_FACTS, ITEM, PLACE
+from recsys.data.event_log import AGES, ASKED, ASKED_AT, ITEM, PLACE
 from recsys.data.hold_out import KeptEvents
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
 from recsys.losses.loss import TrainOptions
 from recsys.models.config import AutoConfig, ModelConfig
-from recsys.models.inputs import ModelInputs, ModelSpec, Side
+from recsys.models.inputs import FeatureSpec, ModelInputs, ModelSpec, Side, event_inputs
 from recsys.models.layers import keras_seeds, name_attributes
 from recsys.models.terms import Lookup, Tensors, Term, TermTable, terms_of
 
@@ -48,7 +52,7 @@ SMALL = 0.05
 """Entries of the features that a model is built with; zero vectors would have no direction."""
 
 
-_PASSED = ("segment", "at", ASKED, *EVENT_FACTS, PLACE)
+_PASSED = ("segment", "at", ASKED, AGES, PLACE)
 """Inputs that `query` gets without a lookup. `asked_at` has no lookup either, and `query` doesn't
 get it."""
 
@@ -59,12 +63,14 @@ class InputSpec(NamedTuple):
     Attributes:
         name: Name of the input.
         side: Side of the input, user or item.
-        shape: Shape without the batch axis; the dtype is int32.
+        shape: Shape without the batch axis.
+        dtype: Dtype: int32, or float32 for numbers, which are not looked up.
     """
 
     name: str
     side: Side
     shape: tuple[int, ...]
+    dtype: str = "int32"
 
 
 class LookupModel(SparseModel):
@@ -204,7 +210,7 @@ class LookupModel(SparseModel):
         """Returns rows and width of each table: `users`, `items`, terms' tables and features."""
         dim, rows = spec.config.dim, {"users": spec.user_rows, "items": spec.item_rows}
         of_terms = {name: (rows[t.rows_of], t.dim) for name, t in tables_of_terms(spec).items()}
-        features = {f.name: (f.rows, f.dim) for f in spec.features}
+        features = {f.name: (f.rows, f.dim) for f in spec.features if not f.floats}
         return {**{name: (n, dim) for name, n in rows.items()}, **of_terms, **features}
 
     @classmethod
@@ -258,9 +264,9 @@ class LookupModel(SparseModel):
     @property
     def inputs_of_sides(self) -> tuple[InputSpec, ...]:
         """The inputs of the user, then of the item."""
+        sides: tuple[Side, Side] = ("user", "item")
         users, items = (
-            [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
-            for side in ("user", "item")
+            [InputSpec(f.name, side, *f.entry) for f in self.spec.of_side(side)] for side in sides
         )
         user_row, id_row = InputSpec("user_row", "user", ()), InputSpec("id_row", "item", ())
         return (user_row, *users, id_row, *items)
@@ -273,7 +279,9 @@ class LookupModel(SparseModel):
     def lookups(self) -> dict[str, Lookup]:
         """Table and shape of each input that reads a table."""
         features: dict[str, Lookup] = {
-            f.name: (f.name, (None, f.width)) for f in self.spec.features
+            f.name: (f.name, (None, f.width))
+            for f in self.spec.features
+            if f.side != "event" and not f.floats
         }
         of_terms = {
             name: lookup
@@ -296,18 +304,25 @@ class LookupModel(SparseModel):
         return self._embedding
 
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the embeddings `[batch, dim]` float32 of inputs, by name.
+        """Returns the embeddings `[batch, dim]` float32 of inputs, by name; numbers unchanged.
 
         Args:
             inputs: Inputs by name.
             names: Names of the inputs to look up.
         """
+        rows, numbers = self._rows_and_numbers(inputs, names)
         if not self._reads_tables:
             lookups, tables = self.lookups, self.table_configs
-            widths = {name: tables[lookups[name][0]].embedding_dim for name in names}
-            return {name: ops.full((1, width), SMALL) for name, width in widths.items()}
-        ids, weights = self._ids_and_weights({name: inputs[name] for name in names})
-        return self.embedding(ids, weights=weights)
+            widths = {name: tables[lookups[name][0]].embedding_dim for name in rows}
+            return {n: ops.full((1, width), SMALL) for n, width in widths.items()} | numbers
+        ids, weights = self._ids_and_weights(rows)
+        return {**self.embedding(ids, weights=weights), **numbers}
+
+    def _rows_and_numbers(self, inputs: Tensors, names: Iterable[str]) -> tuple[Tensors, Tensors]:
+        """Returns the named inputs, those that are rows of tables and those that are numbers."""
+        of_numbers = {x.name for x in self.inputs_of_sides if x.dtype == "float32"}
+        rows = {name: inputs[name] for name in names}
+        return rows, {name: rows.pop(name) for name in [*rows] if name in of_numbers}
 
     def _ids_and_weights(self, inputs: Tensors) -> tuple[Tensors, dict[str, Any]]:
         """Returns the rows that inputs and terms look up, and their weights or None."""
@@ -350,7 +365,7 @@ class LookupModel(SparseModel):
         """
         self._reads_tables = False
         try:
-            self.call({x.name: ops.zeros((1, *x.shape), "int32") for x in self.inputs_of_sides})
+            self.call({x.name: ops.zeros((1, *x.shape), x.dtype) for x in self.inputs_of_sides})
         finally:
             self._reads_tables = True
 
@@ -414,17 +429,19 @@ class RetrievalLookups(LookupModel):
         """The inputs of the query, then of the candidate."""
         config = self.spec.config
         own = super().inputs_of_sides
-        history = [InputSpec("history", "user", (config.history,))]
-        history += [InputSpec(name, "user", (config.history,)) for name in config.history_facts]
-        asked = [InputSpec(ASKED_AT, "user", ())] if ASKED_AT in config.query_facts else []
+        history = InputSpec("history", "user", (config.history,))
+        events = [
+            InputSpec(
+                x.name, "user", (config.history, *x.shape) if x.of_history else x.shape, x.dtype
+            )
+            for x in event_inputs(config, self.spec.features)
+        ]
         user = [x for x in own if x.side == "user" and (config.user_id or x.name != "user_row")]
-        query = [*history, *asked, *user]
-        if config.history_features:
-            query += [
-                InputSpec(of_history(f.name), "user", (config.history, f.width))
-                for f in self.spec.of_side("item")
-            ]
-        return (*query, *(x for x in own if x.side == "item"))
+        of_items = [
+            InputSpec(of_history(f.name), "user", (config.history, *f.entry[0]), f.entry[1])
+            for f in (self.spec.of_side("item") if config.history_features else ())
+        ]
+        return (history, *events, *user, *of_items, *(x for x in own if x.side == "item"))
 
     @property
     def lookups(self) -> dict[str, Lookup]:
@@ -434,11 +451,23 @@ class RetrievalLookups(LookupModel):
         users = {"user_row": user_row} if config.user_id else {}
         # The items of a history that is not averaged are single ids `[batch * history]`.
         history = (None, config.history) if self.averages_history else (None,)
-        read: dict[str, Lookup] = {**users, "history": ("items", history), **own}
-        if config.history_features:
-            of_items = self.spec.of_side("item")
-            read |= {of_history(f.name): (f.name, (None, f.width)) for f in of_items}
-        return read
+        context = {f.name: f for f in self.spec.context if not f.floats}
+        attributes = {of_history(f.name): f for f in self.spec.attributes if not f.floats}
+        length = config.history if self.averages_history else 1
+        return {
+            **users,
+            "history": ("items", history),
+            **own,
+            **{name: (f.name, (None, f.width)) for name, f in context.items()},
+            **{name: (f.name, (None, f.width)) for name, f in self._item_bags.items()},
+            **{name: (f.name, (None, length * f.width)) for name, f in attributes.items()},
+        }
+
+    @property
+    def _item_bags(self) -> dict[str, FeatureSpec]:
+        """The tokens of the items of histories that the query reads, by input."""
+        read = self.spec.of_side("item") if self.spec.config.history_features else ()
+        return {of_history(f.name): f for f in read if not f.floats}
 
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
         """Returns the features float32 of inputs, as `query` and `candidate` get them.
@@ -446,28 +475,70 @@ class RetrievalLookups(LookupModel):
         The result also has the lookups of terms, such as `item_bias` `[candidates, 1]`, which
         `query` and `candidate` don't get.
         """
-        read = [name for name in names if name not in (*_PASSED, ASKED_AT)]
-        ids, weights = self._ids_and_weights({name: inputs[name] for name in read})
+        names = [name for name in names if name not in (*_PASSED, ASKED_AT)]
+        read, numbers = self._rows_and_numbers(inputs, names)
+        ids, weights = self._ids_and_weights(read)
         if "history" not in ids:
-            return self.embedding(ids, weights=weights)
+            return {**self.embedding(ids, weights=weights), **numbers}
         rows = inputs["history"]
+        attributes = {of_history(f.name): f for f in self.spec.attributes}
         if self.averages_history:
-            weights["history"] = self.history_weights(rows)
-            return {**self.embedding(ids, weights=weights), "history_rows": rows}
+            of_items = self.history_weights(rows)
+            weights["history"] = of_items
+            shares = {}
+            for name in attributes:
+                if name in numbers:
+                    numbers[name] = _mean_of_events(numbers[name], of_items)
+                elif name in ids:
+                    ids[name], weights[name] = _token_weights(ids[name], of_items)
+                    shares[name] = _share(weights[name], of_items)
+            features = self.embedding(ids, weights=weights)
+            features |= {name: features[name] * share for name, share in shares.items()}
+            return {**features, **numbers, "history_rows": rows}
         # Single ids are sent only to the device that has their rows.
         ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
-        of_items = {of_history(f.name): f.name for f in self.spec.of_side("item")}
-        of_items = {name: of_item for name, of_item in of_items.items() if name in ids}
-        for name, of_item in of_items.items():
-            ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
-            weights[name] = self.weights_of_tokens(of_item, ids[name])
+        bags = {n: f for n, f in {**self._item_bags, **attributes}.items() if n in ids}
+        for name, feature in bags.items():
+            ids[name] = ops.reshape(ids[name], (-1, feature.width))
+            weights[name] = self.weights_of_tokens(feature.name, ids[name])
         features = self.embedding(ids, weights=weights)
-        if PLACE not in inputs:
-            for name in ("history", *of_items):
-                shape = (-1, self.spec.config.history, features[name].shape[-1])
-                features[name] = ops.reshape(features[name], shape)
+        by_item = ("history", *self._item_bags) if PLACE in inputs else ()
+        for name in (name for name in ("history", *bags) if name not in by_item):
+            shape = (-1, self.spec.config.history, features[name].shape[-1])
+            features[name] = ops.reshape(features[name], shape)
         passed = {name: inputs[name] for name in _PASSED if name in inputs}
-        return {**features, "history_rows": rows, **passed}
+        return {**features, **numbers, "history_rows": rows, **passed}
+
+
+def _mean_of_events(numbers: keras.KerasTensor, weights: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the weighted means `[batch, floats]` of histories `[batch, history, floats]`."""
+    total = ops.sum(weights, axis=1, keepdims=True)
+    return ops.sum(weights[..., None] * numbers, axis=1) / ops.where(total > 0, total, 1.0)
+
+
+def _token_weights(
+    tokens: keras.KerasTensor, weights: keras.KerasTensor
+) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """Returns the tokens of histories and their weights, both `[batch, history * width]`.
+
+    Args:
+        tokens: Token rows `[batch, history, width]`; 0 is missing.
+        weights: Weights of the events `[batch, history]`; an event's tokens have equal shares.
+    """
+    is_there = ops.cast(tokens > 0, "float32")
+    n = ops.maximum(ops.sum(is_there, axis=-1, keepdims=True), 1.0)
+    of_tokens = weights[..., None] * is_there / n
+    shape = (-1, tokens.shape[1] * tokens.shape[2])
+    return ops.reshape(tokens, shape), ops.reshape(of_tokens, shape)
+
+
+def _share(of_tokens: keras.KerasTensor, weights: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the weight of the events that have tokens relative to that of all `[batch, 1]`.
+
+    The lookup divides by the first; the mean over all events, missing ones as 0, by the second.
+    """
+    total = ops.sum(weights, axis=1, keepdims=True)
+    return ops.sum(of_tokens, axis=1, keepdims=True) / ops.where(total > 0, total, 1.0)
 
 
 def tables_of_terms(spec: ModelSpec) -> dict[str, TermTable]:

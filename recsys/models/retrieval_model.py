@@ -14,7 +14,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.catalogue import of_history
-from recsys.data.event_log import ASKED_AT, UNKNOWN
+from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN
 from recsys.errors import RecsysError, UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
@@ -126,14 +126,17 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
         Args:
             features: Embeddings float32 and int32 inputs by name. `user_row` `[batch, dim]` (if
-                `config.user_id`), `history` `[batch, history, dim]`, the newest item first, and the
-                features of users `[batch, feature_dim]`. `history_rows` `[batch, history]` int32 is
-                0 at padding. With `config.history_features` also `history.<feature>` `[batch,
-                history, feature_dim]` of each item feature, and the inputs of
-                `config.history_facts` `[batch, history]` int32. In training, if
-                `config.over_positions`, histories are packed `[rows, history, …]`; `segment`
-                `[rows, history]`, `at` `[rows, batch / rows]` and, with ages, `asked_age` `[rows,
-                batch / rows]` select what an example reads, see
+                `config.user_id`), `history` `[batch, history, dim]`, the newest item first, the
+                features of users and the context of the query `[batch, feature_dim]`, by the names
+                of features. `history_rows` `[batch, history]` int32 is 0 at padding. With
+                `config.reads_attributes` also `history.<feature>` `[batch, history, feature_dim]`
+                of each attribute of events, with `config.history_features` of each item feature,
+                and with `config.reads_times` `history_age` `[batch, history]` int32 [s]. Features
+                of numbers have their numbers instead of `feature_dim` floats; zeros are missing. If
+                the lookup averages histories, it also averages the attributes `[batch, …]`. In
+                training, if `config.over_positions`, histories are packed `[rows, history, …]`;
+                `segment` `[rows, history]`, `at` `[rows, batch / rows]` and, with times,
+                `asked_age` `[rows, batch / rows]` select what an example reads, see
                 `recsys.tasks.retrieval.training.sequences.SequenceSource`. In training, if
                 `config.distinct_history`, there may be `history_place` `[batch, history]`, the
                 index of each history entry in `history` `[n, dim]` and `history.<feature>` `[n,
@@ -424,22 +427,22 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
 
     def _examples(self, side: Side) -> Tensors:
         """Returns small numbers as features of one query without history, or of one candidate."""
-        config, features = self.spec.config, {}
-        widths = {f.name: f.dim for f in self.spec.features}
+        config, spec, features = self.spec.config, self.spec, {}
+        widths = {f.name: f.dim for f in spec.features}
+        of_entry = {
+            "history": config.dim,
+            **{of_history(f.name): f.dim for f in (*spec.of_side("item"), *spec.attributes)},
+        }
+        per_event = () if self.averages_history else (config.history,)
         for name in self.names_of_side(side):
-            if name == ASKED_AT:
-                continue
-            features[name] = ops.full((1, widths.get(name, config.dim)), SMALL)
-        if side == "user" and config.history_features:
-            for feature in self.spec.of_side("item"):
-                shape = (1, config.history, feature.dim)
-                features[of_history(feature.name)] = ops.full(shape, SMALL)
-        if side == "user":
-            if not self.averages_history:
-                features["history"] = ops.full((1, config.history, config.dim), SMALL)
-            features["history_rows"] = ops.zeros((1, config.history), "int32")
-            for name in config.history_facts:
+            if name in of_entry:
+                features[name] = ops.full((1, *per_event, of_entry[name]), SMALL)
+            elif name == AGES:
                 features[name] = ops.full((1, config.history), UNKNOWN, "int32")
+            elif name != ASKED_AT:
+                features[name] = ops.full((1, widths.get(name, config.dim)), SMALL)
+        if side == "user":
+            features["history_rows"] = ops.zeros((1, config.history), "int32")
         return features
 
 

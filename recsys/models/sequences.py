@@ -19,16 +19,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.data.event_log import (
-    AGES,
-    ASKED,
-    KINDS,
-    MOST_KINDS,
-    N_WEIGHTS,
-    OLDEST,
-    UNKNOWN,
-    WEIGHTS,
-)
+from recsys.data.event_log import AGES, ASKED, OLDEST
 from recsys.models.encoders import HistoryEncoder, masked_softmax
 from recsys.models.layers import Dropout, Linear, Norm
 from recsys.registry import register_encoder
@@ -48,17 +39,9 @@ class PositionEncoder(HistoryEncoder):
         dropout: Dropout rate of the activations [0..1).
         add_mean: Whether to add the mean of the items so far, weighted by distance, to a state.
             Training then starts close to the encoder `mean`.
-        event_weight: Whether to add a learned vector of the bucket of an event's weight to its
-            item.
-        event_kind: Whether to add a learned vector of its kind, as in MBHT (Yang et al.,
-            "Multi-Behavior Hypergraph-Enhanced Transformer for Sequential Recommendation", KDD
-            2022).
-        fact_dropout: Share of training rows whose times, weights and kinds are masked [0..1).
         seed: Seed of the initial weights and of the dropout.
         training_dtype: Dtype in which training computes; inference computes in float32.
     """
-
-    _reads_times = False
 
     def __init__(
         self,
@@ -68,16 +51,12 @@ class PositionEncoder(HistoryEncoder):
         heads: int = 2,
         dropout: float = 0.0,
         add_mean: bool = True,
-        event_weight: bool = False,
-        event_kind: bool = False,
-        fact_dropout: float = 0.0,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(length, dim, seed, **kwargs)
         self.n_layers, self.heads, self.dropout = layers, heads, dropout
-        self.add_mean, self.event_weight, self.event_kind = add_mean, event_weight, event_kind
-        self.fact_dropout = fact_dropout
+        self.add_mean = add_mean
         self.blocks = [self.make_block(seed + 10 * i, f"block_{i}") for i in range(layers)]
         self.norm = Norm(scale=_BESIDE_MEAN if add_mean else 1.0, name="norm")
 
@@ -92,7 +71,7 @@ class PositionEncoder(HistoryEncoder):
 
         Args:
             **given: `chosen` `[rows, n, length]`, 1 at the columns that the last block computes,
-                else 0; and the facts that `call` got.
+                else 0; and the times that `call` got.
         """
         return {}, {}
 
@@ -108,22 +87,9 @@ class PositionEncoder(HistoryEncoder):
             self.recency = self.add_weight(
                 name="recency", shape=(self.length,), initializer="zeros"
             )
-        if self.event_weight or self.event_kind or self._reads_times:
-            self._hide = Dropout(self.fact_dropout, self.seed - 2, "fact_dropout")
-            self._random_facts = self._hide.generator  # Keras tracks attributes.
-        self.fact_vectors = {}
-        if self.event_weight:
-            self.fact_vectors[WEIGHTS] = self._vectors("event_weight", N_WEIGHTS)
-        if self.event_kind:
-            # The same number for every data set, so that a new kind doesn't change a shape.
-            self.fact_vectors[KINDS] = self._vectors("event_kind", MOST_KINDS)
         for block in self.blocks:
             block.build()
         self.norm.build((None, self.dim))
-
-    def _vectors(self, name: str, n: int) -> Any:
-        """Creates learned vectors `[1 + n, dim]` of the values `UNKNOWN`, 0 … `n` - 1 of a fact."""
-        return self.add_weight(name=name, shape=(1 + n, self.dim), initializer="zeros")
 
     def call(
         self,
@@ -132,7 +98,7 @@ class PositionEncoder(HistoryEncoder):
         training: bool = False,
         segment: keras.KerasTensor | None = None,
         at: keras.KerasTensor | None = None,
-        **facts: keras.KerasTensor,
+        **times: keras.KerasTensor,
     ) -> keras.KerasTensor:
         """Returns states `[rows * n, dim]` float32; zeros at padding.
 
@@ -145,11 +111,10 @@ class PositionEncoder(HistoryEncoder):
             at: Columns whose states are returned `[rows, n]` int32, -1 for none; None: the column
                 of the newest item, `n` = 1. Requires `at[r, k] >= k`: if `n` is `length`, entry `k`
                 is not compared with newer columns.
-            **facts: The facts that the encoder reads: `history_age`, `history_weight` and
-                `history_kind` `[rows, length]` int32, and with `at` also `asked_age` `[rows, n]`.
-                See `recsys.data.event_log`.
+            **times: If the encoder reads times, `history_age` `[rows, length]` int32 [s], and with
+                `at` also `asked_age` `[rows, n]`. See `recsys.data.event_log`.
         """
-        is_item, facts = rows > 0, self._hidden(facts, training)
+        is_item = rows > 0
         column = ops.arange(self.length, dtype="int32")
         # The newest comes first: an item attends to itself and to the older items after it.
         mask = ops.logical_and(is_item[:, None, :], column[:, None] <= column[None, :])
@@ -157,8 +122,6 @@ class PositionEncoder(HistoryEncoder):
             mask = ops.logical_and(mask, ops.equal(segment[:, :, None], segment[:, None, :]))
         dtype = self.training_dtype if training else "float32"
         x = items * self.dim**0.5 + self.position_vectors(mask)
-        for name, vectors in self.fact_vectors.items():
-            x = x + ops.take(vectors, facts[name] - UNKNOWN, axis=0)
         x = self._drop(ops.cast(x, dtype), training) * ops.cast(is_item, dtype)[..., None]
         # The last block computes only the states that are read. A product with the one-hot
         # encoding `[rows, n, length]` of their columns selects entries exactly, and keeps the
@@ -168,7 +131,7 @@ class PositionEncoder(HistoryEncoder):
             chosen = ops.cast(ops.logical_and(is_item, count == 1), dtype)[:, None]
         else:
             chosen = ops.cast(ops.equal(at[..., None], column), dtype)
-        options, options_of_last = self.options_of_blocks(chosen=chosen, **facts)
+        options, options_of_last = self.options_of_blocks(chosen=chosen, **times)
         for block in self.blocks[:-1]:
             x = block(x, x, mask, training=training, **options)
         own, seen = ops.matmul(chosen, x), ops.matmul(chosen, ops.cast(mask, dtype)) > 0
@@ -188,16 +151,6 @@ class PositionEncoder(HistoryEncoder):
         place = ops.sum(ops.cast(mask, "int32"), axis=-1) - 1
         return ops.take(self.place, ops.maximum(place, 0), axis=0)
 
-    def _hidden(
-        self, facts: dict[str, keras.KerasTensor], training: bool
-    ) -> dict[str, keras.KerasTensor]:
-        """Returns facts; if `training`, the facts of some rows are replaced by `UNKNOWN`."""
-        if not facts:
-            return facts
-        rows = ops.ones_like(next(iter(facts.values()))[:, :1], dtype="float32")
-        is_told = self._hide(rows, training) > 0
-        return {name: ops.where(is_told, fact, UNKNOWN) for name, fact in facts.items()}
-
     def _mean(
         self, items: keras.KerasTensor, mask: keras.KerasTensor, chosen: keras.KerasTensor
     ) -> keras.KerasTensor:
@@ -210,8 +163,7 @@ class PositionEncoder(HistoryEncoder):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        names = ("heads", "dropout", "add_mean", "event_weight", "event_kind", "fact_dropout")
-        own = {name: getattr(self, name) for name in names}
+        own = {name: getattr(self, name) for name in ("heads", "dropout", "add_mean")}
         return {**super().get_config(), "layers": self.n_layers, **own}
 
 

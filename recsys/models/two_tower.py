@@ -15,10 +15,10 @@ from keras import ops
 
 from recsys import registry
 from recsys.data.catalogue import of_history
-from recsys.data.event_log import ASKED, PLACE
+from recsys.data.event_log import AGES, ASKED, PLACE
 from recsys.errors import UsageError
 from recsys.models.config import RetrievalConfig, TwoTowerConfig
-from recsys.models.layers import Tower, UserGate
+from recsys.models.layers import Linear, Tower, UserGate
 from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.terms import Tensors
 
@@ -68,13 +68,24 @@ class TwoTower(RetrievalModel):
             gate = config.user_gate
             self.gate = UserGate(gate.share, gate.learned, name="gate")
             self.gate.build((None, config.dim))
-        of_user, of_item = (sum(f.dim for f in spec.of_side(side)) for side in ("user", "item"))
-        self.query_tower.build((None, (1 + config.user_id) * config.dim + of_user))
+        of_user, of_item, of_context, of_event = (
+            sum(feature.dim for feature in features)
+            for features in (
+                spec.of_side("user"),
+                spec.of_side("item"),
+                spec.context,
+                spec.attributes,
+            )
+        )
+        self.query_tower.build((None, (1 + config.user_id) * config.dim + of_user + of_context))
         self.candidate_tower.build((None, config.dim + of_item))
-
-    @property
-    def _user_features(self) -> list[str]:
-        return [feature.name for feature in self.spec.of_side("user")]
+        self.attribute_map: Linear | None = None
+        if of_event:
+            # From 0 on, so that training starts from the items alone.
+            self.attribute_map = Linear(
+                config.dim, use_bias=False, starts_at_zero=True, name="attributes"
+            )
+            self.attribute_map.build((None, of_event))
 
     @property
     def _encoder_type(self) -> Any:
@@ -94,7 +105,8 @@ class TwoTower(RetrievalModel):
 
     def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
         """Returns query vectors `[batch, dim]` float32; see `RetrievalModel.query`."""
-        rest = [features[name] for name in ("user_row", *self._user_features) if name in features]
+        own = [feature.name for feature in (*self.spec.of_side("user"), *self.spec.context)]
+        rest = [features[name] for name in ("user_row", *own) if name in features]
         if not self.config.trains_on_history:
             return self._solved(features, rest, training)
         pooled = self._pooled(features, training)
@@ -113,18 +125,25 @@ class TwoTower(RetrievalModel):
     def _pooled(self, features: Tensors, training: bool) -> keras.KerasTensor:
         """Returns the encoded histories `[batch, dim]` float32."""
         rows, items = features["history_rows"], features["history"]
-        if self.averages_history:
-            return items
+        if self.averages_history:  # The map of the mean is the mean of the mapped attributes.
+            return self._with_attributes(items, features)
         if self.config.history_features:
             items = self._items(items, features, training)
-        passed = ("segment", "at", ASKED, *self.config.history_facts)
-        more: Tensors = {name: features[name] for name in passed if name in features}
+        more: Tensors = {x: features[x] for x in ("segment", "at", ASKED, AGES) if x in features}
         if PLACE in features:  # The items are unique.
-            if self._encoder_type.uses_positions:
+            if self._encoder_type.uses_positions and self.attribute_map is None:
                 more["place"] = features[PLACE]
             else:
                 items = ops.take(items, features[PLACE], axis=0)
+        items = self._with_attributes(items, features)
         return self.encoder(items, rows, training=training, **more)
+
+    def _with_attributes(self, items: keras.KerasTensor, features: Tensors) -> keras.KerasTensor:
+        """Returns the history's items `[…, dim]` plus the mapped attributes of their events."""
+        if self.attribute_map is None:
+            return items
+        own = [features[of_history(feature.name)] for feature in self.spec.attributes]
+        return items + self.attribute_map(ops.concatenate(own, axis=-1))
 
     def _solved(
         self, features: Tensors, rest: list[keras.KerasTensor], training: bool

@@ -6,6 +6,7 @@ weights/N.npy     one file per variable; tables in the order of their rows, larg
 vocabulary/       users.parquet, items.parquet; kinds.parquet if events have kinds
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
+event_features/   what the features of events learned, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as computed in training
 probe.npz         queries and their embeddings, which an export must reproduce
 files/            files that its plugins read, see `recsys.registry.file_option`
@@ -165,10 +166,7 @@ def load_model(
         inputs = ModelInputs.open(folder)
     except DAMAGE as error:
         raise damaged(folder, f"{type(error).__name__}: {error}") from None
-    if (
-        ModelSpec.for_data(spec.config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
-        != spec
-    ):
+    if inputs.spec(spec.config) != spec:
         raise damaged(folder, "a model of other users, items or features than its folder has")
     model = model_class(spec.config)(spec)
     numbers = {entry["path"]: number for number, entry in enumerate(summary["variables"])}

@@ -19,7 +19,7 @@ from recsys.embedding import TablePlacement, activate, device_mesh, table_layout
 from recsys.embedding.layout import place_variables, tables_of
 from recsys.errors import UsageError
 from recsys.fingerprint import classes_without_source
-from recsys.models import LookupModel, ModelSpec
+from recsys.models import LookupModel
 from recsys.models.inputs import ModelInputs
 from recsys.models.lookups import model_class
 from recsys.strict import Repeats
@@ -151,9 +151,7 @@ class Trainer:
         side = side_of(model.spec.config, "training")
         config = side.resolved(model.spec.config, self.stage.train, data)
         spec = model.spec.model_copy(update={"config": config})
-        if spec != ModelSpec.for_data(
-            config, data.users.n_rows, data.catalogue, data.user_features
-        ):
+        if spec != ModelInputs.of_data(data).spec(config):
             raise _unsuitable(
                 "be made for the data that it trains on",
                 "Make it by from_config(config, data.spec).",
@@ -172,7 +170,7 @@ class _Fit:
     def __init__(self, trainer: Trainer, model: LookupModel, data: Data) -> None:
         in_shares(data.verify)
         stage = trainer._stage(model, data)
-        inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
+        inputs = ModelInputs.of_data(data)
         side = side_of(stage.model, "training")(stage, data.store, inputs)
         base, self._cold = choose(trainer.base, stage, data.store, side)
         self._trainer, self._model, self._base, self._own_stage = trainer, model, base, stage

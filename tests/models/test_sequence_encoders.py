@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recsys.data.event_log import MOST_KINDS, N_WEIGHTS, weight_buckets
 from recsys.models import sequences
 from recsys.models.sequences import N_BUCKETS, Hstu, Ligr, SasRec, time_buckets
-from recsys.savedmodel.signatures import fact_texts
 
 DIM, HEADS, LENGTH = 8, 2, 7
 KINDS = {"sasrec": SasRec, "ligr": Ligr, "hstu": Hstu}
@@ -270,26 +268,6 @@ def test_only_differences_of_ages_count_and_a_row_of_its_own_is_asked_at_age_0()
     np.testing.assert_allclose(alone[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_hidden_times_are_unknown_ones_and_hidden_in_training_alone():
-    layer = build("hstu", relative_time=True, fact_dropout=0.5)
-    items, rows, given = timed(6)
-    unknown = np.full_like(given["history_age"], -1)
-    known = states(layer, items, rows, **given)
-    hidden = states(layer, items, rows, **{**given, "history_age": unknown})
-    rows_of = (len(rows), LENGTH * DIM)
-    found = set()
-    for _ in range(8):
-        trained = np.asarray(layer(items, rows, training=True, **given)).reshape(rows_of)
-        for r in range(len(rows)):
-            is_known, is_hidden = (
-                np.allclose(trained[r], states.reshape(rows_of)[r], atol=1e-5)
-                for states in (known, hidden)
-            )
-            assert is_known or is_hidden
-            found.add(bool(is_hidden))
-    assert found == {True, False}
-
-
 def test_buckets_are_those_of_whole_numbers_everywhere():
     first = np.ceil(np.exp(0.301 * np.arange(1, 70))).astype(np.int64)
     edges = np.concatenate([[0, 1, 2, 2**30], first - 1, first, first + 1])
@@ -301,71 +279,3 @@ def test_buckets_are_those_of_whole_numbers_everywhere():
     shifted = time_buckets(edges.astype(np.int32), np.full(1, 2**30, np.int32))
     assert set(np.asarray(shifted).tolist()) == {1}
     assert time_buckets(np.int32([-1, 5]), np.int32([0, -1])).tolist() == [0, 0]
-
-
-# --- weights and kinds of events
-
-FACTS = {"history_weight": ("event_weight", N_WEIGHTS), "history_kind": ("event_kind", MOST_KINDS)}
-
-
-def numbers(fact, seed=8, n=4):
-    """Numbers of a fact of packed rows, some of them unknown."""
-    return np.random.default_rng(seed).integers(-1, FACTS[fact][1], (n, LENGTH)).astype(np.int32)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fact"),
-    [("sasrec", "history_weight"), ("ligr", "history_kind"), ("hstu", "history_weight")],
-)
-def test_a_weight_or_a_kind_moves_its_item_by_its_vector(kind, fact):
-    option = FACTS[fact][0]
-    layer = build(kind, add_mean=False, **{option: True})
-    items, rows, segment, at = packed(seed=7)
-    number = numbers(fact)
-    found = states(layer, items, rows, segment=segment, at=at, **{fact: number})
-    vectors = w(layer, option)
-    moved = items + (vectors[number + 1] - vectors[0]).astype(np.float32) / np.sqrt(DIM)
-    unknown = np.full_like(number, -1)
-    expected = states(layer, moved, rows, segment=segment, at=at, **{fact: unknown})
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    plain = states(layer, items, rows, segment=segment, at=at, **{fact: unknown})
-    assert np.abs(found - plain).max() > 0.1
-
-
-@pytest.mark.parametrize("kind", ["ligr", "hstu"])
-def test_a_history_with_facts_has_the_same_state_alone_as_packed(kind):
-    layer = build(kind, event_weight=True, event_kind=True)
-    items, rows, segment, at = packed(seed=10)
-    facts = {fact: numbers(fact) for fact in FACTS}
-    together = states(layer, items, rows, segment=segment, at=at, **facts)
-    together = together.reshape(len(rows), LENGTH, DIM)
-    # Each known item's history in a row of its own.
-    asked = np.argwhere(rows > 0)
-    own_items = np.zeros((len(asked), LENGTH, DIM), np.float32)
-    own_rows = np.zeros((len(asked), LENGTH), np.int32)
-    own_facts = {fact: np.full_like(own_rows, -1) for fact in FACTS}
-    for n, (r, column) in enumerate(asked):
-        mine = np.flatnonzero((segment[r] == segment[r, column]) & (np.arange(LENGTH) >= column))
-        own_items[n, : len(mine)], own_rows[n, : len(mine)] = items[r, mine], rows[r, mine]
-        for fact, number in facts.items():
-            own_facts[fact][n, : len(mine)] = number[r, mine]
-    alone = states(layer, own_items, own_rows, **own_facts)
-    assert len(alone) > 15
-    np.testing.assert_allclose(alone, together[rows > 0], rtol=1e-4, atol=1e-4)
-
-
-def test_buckets_of_weights_are_four_to_a_doubling():
-    weights = np.float32([0, 2**-8, 0.99, 1, 1.18, 1.19, 2, 3, 4, 5, 255, 256, 1e9])
-    exact = np.floor(4 * np.log2(np.maximum(weights.astype(np.float64), 2.0**-9))) + 33
-    assert weight_buckets(weights).tolist() == exact.clip(0, 65).astype(int).tolist()
-    assert N_WEIGHTS == 66
-    # The text for a bucket in a request is parsed as the bucket.
-    texts = fact_texts({"history_weight": np.arange(-1, N_WEIGHTS)})["history_weight"]
-    assert texts[0] == ""
-    assert weight_buckets(texts[1:].astype(np.float32)).tolist() == list(range(N_WEIGHTS))
-
-
-def test_a_kind_is_sent_by_its_name():
-    numbers = np.int32([[1, -1, 0], [0, 0, 2]])
-    texts = fact_texts({"history_kind": numbers}, ("view", "buy", "é"))["history_kind"]
-    assert texts.tolist() == [["buy", "", "view"], ["view", "view", "é"]]

@@ -14,7 +14,6 @@ from recsys.bundles.export import Sources, export
 from recsys.cli.serving import _recommend_file as recommend_to_file
 from recsys.cli.serving import _recommend_user as recommend_to_user
 from recsys.config import ExportConfig, ExportStage
-from recsys.data.event_log import weight_buckets
 from recsys.data.vocabulary import Vocabulary, load_kinds
 from recsys.errors import UsageError
 from recsys.savedmodel.signatures import SavedModelGraph
@@ -53,8 +52,6 @@ def export_and_ask(folder, model, saved):
     knows_ages = saved.model.spec.config.item_age is not None
     times = {
         "history_age": tf.constant([["30", "90000"], ["", ""]]),
-        "history_weight": tf.constant([[""], [""]]),
-        "history_kind": tf.constant([[""], [""]]),
         "query_time": tf.constant([[""], [""]]),
     }
     answer = signatures["recommend"](
@@ -103,17 +100,15 @@ def asked_with_times(folder, bundle, signatures):
     nothing = [[""]] * 5
     users = ["u3", "u5", "u3", "u5", "nobody"]
     moments = [["500"], [""], [""], ["1970-01-01T01:00:00"], ["7"]]
-    stored = embedding(signatures, users, nothing, nothing, nothing, nothing, moments)
+    stored = embedding(signatures, users, nothing, nothing, moments)
     history = [["i4", "i5", "i6"]] * 3
     ages = [["60", "", "-3"], ["59.9", "+1", ""], ["1e300", "7", " 8 "]]
-    weights = [["4.5", "0.1"], ["", ""], ["", ""]]
-    kinds = [["buy", "never seen", " view "], ["", "", ""], ["", "é", "é"]]
-    given = embedding(signatures, ["u3"] * 3, history, ages, weights, kinds, nothing[:3])
+    given = embedding(signatures, ["u3"] * 3, history, ages, nothing[:3])
     n_refused = 0
-    for told in (("soon", "", ""), ("5", "", "soon"), ("5", "much", "")):
+    for told in (("soon", ""), ("5", "soon")):
         try:
-            age, weight, moment = ([[text]] for text in told)
-            embedding(signatures, ["u3"], [["i4"]], age, weight, [[""]], moment)
+            age, moment = ([[text]] for text in told)
+            embedding(signatures, ["u3"], [["i4"]], age, moment)
         except tf.errors.InvalidArgumentError:
             n_refused += 1
     # As an evaluation asks.
@@ -123,18 +118,13 @@ def asked_with_times(folder, bundle, signatures):
     pq.write_table(pa.table({"user_id": ["u3"] * 3}), files / "users.parquet")
     np.save(files / "histories.npy", np.tile(items.rows(["i4", "i5", "i6"]), (3, 1)))
     whole = np.int32([[60, -1, 0], [59, 1, -1], [2**30, 7, 8]])
-    buckets = np.full((3, 3), -1)
-    buckets[0, :2] = weight_buckets(np.float32([4.5, 0.1]))
-    numbers = np.int32([[1, -1, 0], [-1, -1, -1], [-1, 2, 2]])
-    facts = {"history_age": whole, "history_weight": buckets, "history_kind": numbers}
-    np.savez(files / "facts.npz", **facts)
+    np.savez(files / "facts.npz", history_age=whole)
     embed(SavedModelGraph(bundle), items, files, load_kinds(bundle / "vocabulary"))
     loaded = load_bundle(bundle)
     by_python = [
         loaded.recommend("u3", k=15, query_time=5000, exclude_seen=False),
         loaded.recommend("u3", k=15, query_time="", exclude_seen=False),
         loaded.recommend("u3", k=15, history=["i4", "i5"], history_age=[30, 9e4],
-                         history_weight=[2], history_kind=["", "e\N{COMBINING ACUTE ACCENT}"],
                          exclude_seen=False),
     ]  # fmt: skip
     of_file = batch_answer(loaded.retriever, pa.array(["u3"]), 15, query_time="5000")
@@ -150,8 +140,6 @@ def asked_with_times(folder, bundle, signatures):
         history=tf.constant([["", ""], ["", ""], ["i4", "i5"]]),
         exclude_seen=tf.constant([False] * 3),
         history_age=tf.constant([["", ""], ["", ""], ["30", "90000"]]),
-        history_weight=tf.constant([[""], [""], ["2"]]),
-        history_kind=tf.constant([["", ""], ["", ""], ["", "é"]]),
         query_time=tf.constant([["5000"], [""], [""]]),
     )
     return {
@@ -196,13 +184,11 @@ def asked_at(folder, bundle, signatures):
     }
 
 
-def embedding(signatures, users, history, ages, weights, kinds, moments):
+def embedding(signatures, users, history, ages, moments):
     answer = signatures["embed_query"](
         user_id=tf.constant(users),
         history=tf.constant(history),
         history_age=tf.constant(ages),
-        history_weight=tf.constant(weights),
-        history_kind=tf.constant(kinds),
         query_time=tf.constant(moments),
     )
     return answer["embedding"].numpy()

@@ -127,78 +127,13 @@ def test_the_probe_holds_the_times_that_its_queries_were_asked_with(timed):
     assert abs(embed_queries(*asked) - probe["query"]).max() > 0.1
 
 
-VIEW, BUY = "view", "buy"
-
-
-def after_kind(item, kind):
-    return after(item) if kind == VIEW else (11 * item + 5) % ITEMS
-
-
-@pytest.fixture(scope="module")
-def data_of_kinds(tmp_path_factory):
-    """Users whose next item depends on what they did with the last one."""
-    folder = tmp_path_factory.mktemp("kinds")
-    draw, lists, kinds = np.random.default_rng(2), [], []
-    for _ in range(2 * USERS):
-        own = draw.choice([VIEW, BUY], 12)
-        walk = [int(draw.integers(ITEMS))]
-        for kind in own[:-1]:
-            walk.append(int(after_kind(walk[-1], kind)))
-        lists.append(walk)
-        kinds += own.tolist()
-    write_data_folder(Csr.of_lists(lists, ITEMS), folder, kinds=kinds)
-    return folder
-
-
-def stage_of_kinds():
-    pooling = {"type": "sasrec", "layers": 1, "heads": 2, "dropout": 0.1, "add_mean": False}
-    told = stage(pooling={**pooling, "event_kind": True})
-    told["train"] |= {"batch_size": 96, "epochs": 20, "seed": 1}
-    once = {"like": "newest", "share": 0.03, "metric": "recall@1", "every_epochs": 20}
-    told["train"]["validation"] = once
-    return told
-
-
-@pytest.fixture(scope="module")
-def of_kinds(data_of_kinds, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("of-kinds")
-    return trained(folder, data_of_kinds, stage_of_kinds())
-
-
-def found_by_kind(model, tells=True):
-    """Share of items, by kind of the newest event, whose next item is found first."""
-    saved, first = load_model(model), np.arange(ITEMS)
-    items = np.load(model / "candidates.npy")[1:]
-    history, number = np.zeros((ITEMS, HISTORY), np.int32), np.full((ITEMS, HISTORY), -1, np.int32)
-    history[:, 1], history[:, 0] = first + 1, after_kind(first, VIEW) + 1
-    found = {}
-    for kind in (VIEW, BUY):
-        if tells:
-            number[:, :2] = [[saved.inputs.kinds.index(name) for name in (kind, VIEW)]]
-        asked = saved.model, np.zeros(ITEMS, np.int32), history, saved.inputs
-        best = (embed_queries(*asked, {"history_kind": number}) @ items.T).argmax(axis=1)
-        found[kind] = float((best == after_kind(history[:, 0] - 1, kind)).mean())
-    return found
-
-
-def test_the_kind_of_events_predicts_the_next_item(of_kinds):
-    told, untold = (found_by_kind(of_kinds.model, tells) for tells in (True, False))
-    assert min(told.values()) > 0.85
-    # Without a kind the answer is one of two items.
-    assert 0.7 < sum(untold.values()) < 1.15
-    (look,) = of_kinds.summary()["validation"]
-    assert look["recall@1"] > 0.9
-
-
-def test_times_and_kinds_are_refused_before_training_where_the_data_have_none(tmp_path):
+def test_times_are_refused_before_training_where_the_data_have_none(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     order = SplitRule("last_out", "file")
     write_data_folder(Csr.of_lists([[1, 2, 3], [2, 3, 1]], ITEMS), folder, rule=order)
     with pytest.raises(RecsysError, match=r"R336.*relative_time"):
         Run(tmp_path / "run", folder, timed_stage(), devices=1).finish_here()
-    with pytest.raises(RecsysError, match=r"R336.*event_kind.*columns\.event"):
-        Run(tmp_path / "run", folder, stage_of_kinds(), devices=1).finish_here()
 
 
 @pytest.mark.thorough

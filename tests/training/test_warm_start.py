@@ -128,24 +128,6 @@ def test_a_model_in_parts_is_taken_over_as_one_in_whole_files_is(old, tmp_path):
     assert str(damage_in_share(parts)).startswith(f"{flipped}: ")
 
 
-def test_vectors_of_kinds_stay_and_kinds_of_other_numbers_are_refused(tmp_path):
-    pooling = {"type": "sasrec", "layers": 1, "heads": 2, "event_kind": True}
-    asked, users, items = stage({"pooling": pooling}), ["u1", "u2"], ["i1", "i2"]
-    then = World(users, items, kinds=("view", "buy"))
-    data = then.save(tmp_path / "data")
-    base = save_base(tmp_path / "model", data, then, asked)
-    today = World(users, items, kinds=("view", "buy", "cart"))
-    opened, reason = choose_by(base, asked, store_of(data), today.inputs)
-    assert reason is None
-    model, _, _ = carried(opened.folder, today, asked)
-    (vectors,) = [v for v in model.weights if v.path.endswith("history/event_kind")]
-    (kept,) = [x for path, x in Folder(base).everything().items() if path == vectors.path]
-    assert np.asarray(vectors.value).tobytes() == kept.tobytes()
-    other = World(users, items, kinds=("buy", "view"))
-    with pytest.raises(RecsysError, match=r"R390.*kinds of events: \('view', 'buy'\) → \('buy'"):
-        choose_by(base, asked, store_of(data), other.inputs)
-
-
 def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
     asked = stage({"item_neighbours": 2})
     data = OLD.save(tmp_path / "data")

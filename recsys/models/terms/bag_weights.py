@@ -37,6 +37,7 @@ class BagWeights(Term):
                 name=f.name, shape=(f.rows,), initializer="ones", trainable=False
             )
             for f in self.spec.features
+            if f.side != "event" and not f.floats
         }
 
     def adapt(self, events: KeptEvents, inputs: ModelInputs) -> None:
@@ -50,8 +51,13 @@ class BagWeights(Term):
         """All weights of the term."""
         return list(self.weights)
 
-    def token_weights(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the weights of tokens `[…, width]` int32 of a feature, 0 for padding."""
+    def token_weights(self, feature: str, tokens: keras.KerasTensor) -> keras.KerasTensor | None:
+        """Returns the weights of tokens `[…, width]` int32 of a feature, 0 for padding.
+
+        Features of events have none.
+        """
+        if feature not in self.of_feature:
+            return None
         weights = ops.take(ops.convert_to_tensor(self.of_feature[feature]), tokens, axis=0)
         return ops.where(tokens > 0, weights, 0.0)
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from recsys.data.dataset import CANDIDATES, seal_candidates
-from recsys.data.event_log import ASKED_AT, FACTS, EventLog, Facts, minutes
+from recsys.data.event_log import EventLog
 from recsys.distributed.coordination import agreed, is_primary, jointly
 from recsys.embedding.saved_arrays import NpyFile
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference, embed_queries
-from recsys.models.inputs import ModelInputs
+from recsys.models.inputs import Given, ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.summary import damaged
 
@@ -71,11 +71,9 @@ def save_probe(folder: Path, model: RetrievalModel, inputs: ModelInputs, log: Ev
     user_row[:1], history[1:2] = 0, 0
     untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
     user_row[len(events) - len(untrained) :] = untrained
-    facts = log.history_facts(config.history_facts, events, config.history)
-    if ASKED_AT in config.query_facts:
-        facts[ASKED_AT] = minutes(log.timestamp[events])
-    query = embed_queries(model, user_row, history, inputs, facts)
-    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **facts}
+    given = inputs.at_events(log, events, config)
+    query = embed_queries(model, user_row, history, inputs, given)
+    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **given}
     agreed(lambda: np.savez(folder / _PROBE, **arrays))
 
 
@@ -88,14 +86,14 @@ class Probe:
         history: Item rows of their histories `[probes, history]` int32.
         query: Embeddings of the queries `[probes, dim]` float32.
         candidates: Embeddings of all items `[item rows, dim]` float32.
-        facts: Facts of the histories, each `[probes, history]` int32.
+        facts: Context, attributes and times `[probes, …]` by input.
     """
 
     user_row: np.ndarray
     history: np.ndarray
     query: np.ndarray
     candidates: np.ndarray
-    facts: Facts = dataclasses.field(default_factory=dict)
+    facts: Given = dataclasses.field(default_factory=dict)
 
 
 def read_probe(folder: Path) -> Probe:
@@ -107,9 +105,9 @@ def read_probe(folder: Path) -> Probe:
     try:
         with (folder / _PROBE).open("rb") as file, np.load(file, allow_pickle=False) as probe:
             candidates = np.load(folder / CANDIDATES, mmap_mode="r", allow_pickle=False)
-            facts = {name: probe[name] for name in FACTS if name in probe}
-            arrays = {name: probe[name] for name in ("user_row", "history", "query")}
-            return Probe(**arrays, candidates=candidates, facts=facts)
+            arrays = {name: probe[name] for name in probe}
+            own = {name: arrays.pop(name) for name in ("user_row", "history", "query")}
+            return Probe(**own, candidates=candidates, facts=arrays)
     except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise damaged(folder, str(error)) from None
 

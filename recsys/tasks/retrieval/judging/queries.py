@@ -35,7 +35,8 @@ class Queries:
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 without
             such an event, or if it isn't computed.
         facts: The requested facts that the data have, for each of `seen`, in its order; see
-            `recsys.data.event_log`.
+            `recsys.data.event_log`; attributes `[…, width]` by input.
+        context: Context `[n, width]` by input.
         query_time: Query times `[n]` int32 [minutes since 1970]; None: the events have no times.
     """
 
@@ -46,6 +47,7 @@ class Queries:
     idle_s: np.ndarray | None = None
     facts: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
     query_time: np.ndarray | None = None
+    context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.user)
@@ -60,6 +62,7 @@ class Queries:
             None if self.idle_s is None else self.idle_s[chosen],
             {name: lists.select(chosen) for name, lists in self.facts.items()},
             None if self.query_time is None else self.query_time[chosen],
+            {name: x[chosen] for name, x in self.context.items()},
         )
 
     def histories(self, length: int) -> np.ndarray:
@@ -67,8 +70,9 @@ class Queries:
         return self._newest(self.seen, length)
 
     def fact_inputs(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
-        """Returns the facts of `histories`, each `[n, length]` int32, and of the queries."""
+        """Returns the facts of `histories`, each `[n, length, …]`, and of the queries."""
         known = {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
+        known |= {name: self.context[name] for name in names if name in self.context}
         if ASKED_AT in names and self.query_time is not None:
             known[ASKED_AT] = self.query_time
         return known

@@ -14,8 +14,18 @@ from typing import Self
 
 import numpy as np
 
-from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
-from recsys.data.event_log import ASKED_AT, ITEM, PLACE, minutes, split_sorted
+from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories, of_history
+from recsys.data.event_log import (
+    AGES,
+    ASKED,
+    ASKED_AT,
+    ITEM,
+    PLACE,
+    UNKNOWN,
+    input_dtype,
+    minutes,
+    split_sorted,
+)
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import WHOLE, BatchPart, epoch_order
 from recsys.data.vocabulary import UNKNOWN_ROW
@@ -65,6 +75,8 @@ class BatchSource:
         model: Config of the model, for the inputs of its towers.
         train: Batch size, negatives and seed.
         user_features: The users' features.
+        context: Names of the events' features that an example has.
+        attributes: Names of the events' features that the events of its history have.
         hard: The lists of hard negatives; None before they are mined, while as many items
             are drawn uniformly.
         multiple: Number of devices; a full softmax pads the catalogue to a multiple of it.
@@ -80,6 +92,8 @@ class BatchSource:
     model: RetrievalConfig
     train: TrainConfig
     user_features: tuple[FeatureBags, ...] = ()
+    context: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
     hard: HardNegatives | None = None
     multiple: int = 1
     part: BatchPart = WHOLE
@@ -123,8 +137,11 @@ class BatchSource:
         examples, candidates = (self.part.size(n) for n in (self.batch_size, self.n_candidates))
         of_user = sum(feature.bags.shape[1] for feature in self.user_features)
         of_item = sum(feature.bags.shape[1] for feature in self.catalogue.features)
-        histories = self._read_model.history * (2 if self.history_items else 1)
-        of_query = 2 + histories + self.train.known_positives + of_user
+        history, features = self._read_model.history, self.events.log.features
+        histories = history * (2 if self.history_items else 1)
+        of_events = sum(features[name].shape[1] for name in self.context)
+        of_events += history * sum(features[name].shape[1] for name in self.attributes)
+        of_query = 2 + histories + self.train.known_positives + of_user + of_events
         return examples, candidates, examples * of_query + candidates * (3 + of_item)
 
     @property
@@ -143,10 +160,11 @@ class BatchSource:
         """Returns batch `step`: the model's inputs, `item_row` and `log_q`.
 
         `id_row`, `item_row`, `log_q` and the items' features have `n_candidates` entries, in the
-        order of `BatchCandidates`. `user_row`, `history`, the users' features and, if present,
-        `asked_at`, `weight` and `known` have `batch_size`. Only the rows of `part` are read and
-        returned. If the query reads the features of a history's items, they may be given for
-        the unique items `history_item`, with the index of each entry in `history_place`; see
+        order of `BatchCandidates`. `user_row`, `history`, the users' features, context, attributes
+        and, if present, `asked_at`, `weight` and `known` have `batch_size`. Only the rows of `part`
+        are read and returned. If the query reads the features of a history's items, they may be
+        given for the unique items `history_item`, with the index of each entry in
+        `history_place`; see
         `unique_items`.
         """
         return self.batches(step, step + 1)[0]
@@ -190,6 +208,8 @@ class BatchSource:
             self._read_model,
             self.train,
             with_items=self.part.is_whole,
+            context=self.context,
+            attributes=self.attributes,
         )
 
     def _numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -245,7 +265,32 @@ class BatchSource:
             user_row = np.where(is_new, UNKNOWN_ROW, user_row)
             history[is_new] = UNKNOWN_ROW
         histories = {"history": history} if model.trains_on_history else {}
-        return {"user_row": user_row, **histories}
+        return {"user_row": user_row, **histories, **self._of_events(examples, history, random)}
+
+    def _of_events(
+        self, examples: Batch, history: np.ndarray, random: np.random.Generator
+    ) -> Batch:
+        """Returns context, attributes and times, some of them hidden.
+
+        Args:
+            examples: The examples of the part.
+            history: Their histories `[b, history]`, with dropout applied.
+            random: Random generator.
+        """
+        share, part = self.model.attribute_dropout, self.part
+        shown = {name: examples[name] for name in self.context}
+        if shown and share:
+            is_hidden = part.uniform(examples["user_row"].shape, random) < share
+            shown = {name: _hidden(x, is_hidden) for name, x in shown.items()}
+        attributes = {of_history(name): examples[of_history(name)] for name in self.attributes}
+        times = {name: examples[name] for name in (AGES, ASKED) if name in examples}
+        is_missing = history == UNKNOWN_ROW
+        if share and (attributes or times):
+            is_hidden = part.uniform(history.shape[:1], random) < share
+            is_missing |= is_hidden[:, None]
+            times = {name: _hidden(x, is_hidden, UNKNOWN) for name, x in times.items()}
+        attributes = {name: _hidden(x, is_missing) for name, x in attributes.items()}
+        return {**shown, **attributes, **times}
 
     @functools.cached_property
     def history_items(self) -> int:
@@ -310,6 +355,12 @@ def drop_rows(
     return np.where(part.uniform(rows.shape, random) < share, np.int32(UNKNOWN_ROW), rows)
 
 
+def _hidden(x: np.ndarray, is_hidden: np.ndarray, missing: int = 0) -> np.ndarray:
+    """Returns `x` `[…, …]` with the entries at `is_hidden` `[…]` replaced by `missing`."""
+    mask = is_hidden.reshape(*is_hidden.shape, *[1] * (x.ndim - is_hidden.ndim))
+    return np.where(mask, x.dtype.type(missing), x)
+
+
 # --- unique items of histories
 
 _SAMPLED_BATCHES = 8
@@ -360,6 +411,8 @@ def read_events(
     model: RetrievalConfig,
     train: TrainConfig,
     with_items: bool = True,
+    context: tuple[str, ...] = (),
+    attributes: tuple[str, ...] = (),
 ) -> dict[str, np.ndarray]:
     """Reads events at any indices, with the histories of their users.
 
@@ -376,13 +429,16 @@ def read_events(
             number of later events (Ding and Li, "Time Weight Collaborative Filtering", CIKM
             2005, use days instead of events).
         with_items: Whether to read the events' own items.
+        context: Names of features of the events themselves to read.
+        attributes: Names of features of the histories' events to read.
 
     Returns:
         `user_row` and, with `with_items`, `item_row` `[n]` int32; `history` `[n, model.history]`
         int32, the user's earlier items, or all others; if `train.known_positives` is not 0,
         `known` of that width, int32, the user's newest items, maybe including the event's;
-        `weight` `[n]` float32 if any is not 1; and `asked_at` `[n]` int32 [min], the times of
-        the events, if the model reads it. Items are the newest first, padded with 0.
+        `weight` `[n]` float32 if any is not 1; `asked_at` `[n]` int32 [min], the times of the
+        events, if the model reads it; context `[n, …]`, and attributes `[n, model.history, …]` by
+        input, int32 or float32. Items are the newest first, padded with 0.
     """
     n, order = len(numbers), np.argsort(numbers)
     known = train.known_positives
@@ -392,18 +448,27 @@ def read_events(
     read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
     if events.log.weight is not None or train.user_balance > 0 or train.half_life:
         read["weight"] = np.empty(n, np.float32)
-    if ASKED_AT in model.query_facts:
+    if model.reads_query_time:
         read[ASKED_AT] = np.empty(n, np.int32)
+    features = events.log.features
+    for name in context:
+        read[name] = np.empty((n, *features[name].shape[1:]), input_dtype(features[name].dtype))
+    for name in attributes:
+        shape = (n, model.history, *features[name].shape[1:])
+        read[of_history(name)] = np.empty(shape, input_dtype(features[name].dtype))
     for number, part in split_sorted(numbers[order], events.starts):
         kept, to = events.shards[number], order[part]
         ordered, shard = numbers[to] - events.starts[number], kept.shard
         places = kept.log_indices(ordered)
         for name in names:
             read[name][to] = getattr(shard, name)[places]
-        if model.history and model.history_of == "others":
-            read["history"][to] = kept.others(ordered, model.history)
-        elif model.history:
-            read["history"][to] = kept.past(ordered, model.history)
+        for name in context:
+            read[name][to] = shard.features[name][places]
+        histories = kept.others if model.history_of == "others" else kept.past
+        if model.history:
+            read["history"][to] = histories(ordered, model.history)
+        for name in attributes:
+            read[of_history(name)][to] = histories(ordered, model.history, name)
         if known:
             read["known"][to] = kept.newest(ordered, known)
         if ASKED_AT in read:

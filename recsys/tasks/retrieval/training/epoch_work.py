@@ -9,7 +9,7 @@ exceeds a share of the maximum, 1 (positive-aware mining: Moreira et al., "NV-Re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from recsys.data.config import ValidationConfig
-from recsys.data.event_log import minutes
+from recsys.data.event_log import AGES, ages, minutes
 from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
 from recsys.distributed.coordination import agreed, stacked
 from recsys.errors import RecsysError
@@ -26,6 +26,7 @@ from recsys.metrics.rankings import Ndcg, Recall, ReciprocalRank
 from recsys.models import ModelInputs
 from recsys.models.config import RetrievalConfig
 from recsys.models.inference import Inference
+from recsys.models.inputs import EventInput
 from recsys.ragged import RaggedRows, ranges
 from recsys.strict import Repeats
 from recsys.tasks.config import HardNegativesConfig
@@ -231,7 +232,8 @@ class Validator:
         since: int | None = None,
         repeats: Repeats = "exclude",
     ) -> None:
-        queries = held_back_queries(_since(events, since), model, config.max_queries)
+        of_events = inputs.event_inputs(model)
+        queries = held_back_queries(_since(events, since), model, config.max_queries, of_events)
         self.queries, self._hidden = queries, RaggedRows.empty(len(queries))
         if repeats == "exclude":
             self.queries = without(queries, repeated(queries, inputs.catalogue.is_item))
@@ -240,7 +242,7 @@ class Validator:
             raise _nothing_held_back(len(events.log), len(queries.positives.rows))
         self._inputs = inputs
         self._histories = self.queries.histories(model.history)
-        self._facts = self.queries.fact_inputs(model.query_facts, model.history)
+        self._given = self.queries.fact_inputs([x.name for x in of_events], model.history)
         k = config.metric.rpartition("@")[2]
         self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
 
@@ -254,7 +256,7 @@ class Validator:
         # With several processes, none holds all candidates.
         is_split = jax.process_count() > 1 and layout is not None
         mesh = layout.device_mesh.backend_mesh if is_split else None
-        embedded = towers.queries(queries.user_row, self._histories, self._inputs, self._facts)
+        embedded = towers.queries(queries.user_row, self._histories, self._inputs, self._given)
         ranks = rank(
             DotProducts(embedded, embedded_catalogue(towers, self._inputs, mesh)),
             queries.positives,
@@ -279,18 +281,21 @@ def _since(events: KeptEvents, since: int | None) -> KeptEvents:
     return dataclasses.replace(events, held=events.held[is_new])
 
 
-def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> Queries:
+def held_back_queries(
+    events: KeptEvents, model: RetrievalConfig, most: int, of_events: Iterable[EventInput] = ()
+) -> Queries:
     """Returns the queries whose labels are the held-back events.
 
     As in the evaluation, there is one query per user and second with the user's earlier events as
     history, if held-back events are newer than kept ones. With `history_of: others`, or for a
-    random draw, there is one query per user, with all kept events.
+    random draw, there is one query per user, with all kept events and without context.
 
     Args:
         events: The training positives, with the held-back ones.
         model: Kind of a history.
         most: Maximum number of queries; if there are more, a reproducible sample of users is
             used.
+        of_events: Context, attributes and times that the model reads.
 
     Raises:
         RecsysError: No event is held back.
@@ -301,7 +306,8 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     user = log.user_index(held)
     is_first = np.ones(len(held), bool)
     is_first[1:] = user[1:] != user[:-1]
-    if model.history_of != "others" and events.draw not in ONE_QUERY_PER_USER:
+    each_moment = model.history_of != "others" and events.draw not in ONE_QUERY_PER_USER
+    if each_moment:
         time = log.timestamp[held]
         is_first[1:] |= time[1:] != time[:-1]
     first = np.flatnonzero(is_first)
@@ -315,7 +321,15 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     if events.draw in ONE_QUERY_PER_USER:  # The query time is after all events.
         newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
         now = np.full(len(first), newest)
-    facts = log.facts(model.history_facts, seen.rows, np.repeat(now, np.diff(seen.offsets)))
+    facts, context = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    for x in of_events:
+        if x.name == AGES:
+            asked = np.repeat(now, np.diff(seen.offsets))
+            facts[x.name] = ages(asked, log.timestamp[seen.rows])
+        elif x.feature is not None and x.of_history:
+            facts[x.name] = log.features[x.feature][seen.rows]
+        elif x.feature is not None and each_moment:
+            context[x.name] = log.features[x.feature][held[first]].astype(x.dtype)
     return Queries(
         user=user[first],
         user_row=log.user_row[held[first]],
@@ -323,6 +337,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
         positives=without_twins(log.item_row[places], end - first),
         facts={name: RaggedRows(fact, seen.offsets) for name, fact in facts.items()},
         query_time=minutes(now),
+        context=context,
     )
 
 

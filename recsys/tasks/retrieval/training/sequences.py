@@ -15,7 +15,8 @@ import math
 
 import numpy as np
 
-from recsys.data.event_log import AGES, ASKED, ages
+from recsys.data.catalogue import of_history
+from recsys.data.event_log import AGES, ASKED, ages, input_dtype
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
@@ -53,14 +54,12 @@ class SequenceSource(BatchSource):
         at       [rows, new]      column of the history whose state an example reads;
                                   `NO_STATE`: the user has no earlier item
 
-    if the model reads times, weights or kinds
+    attributes `history.<feature>` `[rows, history, …]` and, if the model reads times,
 
         history_age [rows, history]  seconds from each event to its user's newest one in the
                                      row, or to that user's newest example
         asked_age   [rows, new]      the same for the examples: the query time of an example is
                                      the time of its event, as in HSTU
-        history_weight [rows, history]  buckets of the events' weights
-        history_kind   [rows, history]  the events' kinds
 
     and the other arrays of `BatchSource`. Examples are in the order of rows, the newest first.
 
@@ -124,6 +123,7 @@ class SequenceSource(BatchSource):
             self.model.model_copy(update={"history": 0}),
             self.train,
             with_items=self.part.is_whole,
+            context=self.context,
         )
         return events | self._windows(end)
 
@@ -148,8 +148,8 @@ class SequenceSource(BatchSource):
             end: End of each row's examples `[n]`, as a number of kept events, exclusive.
 
         Returns:
-            `history`, `segment` `[n, history]` and `at` `[n, new]` int32, and the facts of the
-            events that the model reads.
+            `history`, `segment` `[n, history]` and `at` `[n, new]` int32, and the attributes and
+            times of the events that the model reads.
         """
         width, log = self.model.history, self.events.log
         # One column more than the history, since the newest example is not part of it.
@@ -168,8 +168,11 @@ class SequenceSource(BatchSource):
         if self.model.reads_times:
             age = _ages_within(user, time)
             windows |= {AGES: age[:, 1:], ASKED: age[:, : self.new]}
-        names = [name for name in self.model.history_facts if name != AGES]
-        return windows | log.facts(names, places.reshape(numbers.shape)[:, 1:], 0)
+        of_events = places.reshape(numbers.shape)[:, 1:]
+        for name in self.attributes:
+            x = log.features[name][of_events]
+            windows[of_history(name)] = x.astype(input_dtype(x.dtype), copy=False)
+        return windows
 
     def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
         model, part = self.model, self.part
@@ -180,9 +183,8 @@ class SequenceSource(BatchSource):
             is_new = part.uniform(user_row.shape, random) < model.new_user_share
             user_row = np.where(is_new, np.int32(0), user_row)
             at = np.where(is_new.reshape(at.shape), np.int32(NO_STATE), at)
-        names = ("segment", ASKED, *model.history_facts)
-        passed = {name: examples[name] for name in names if name in examples}
-        return {"user_row": user_row, "history": history, "at": at, **passed}
+        rows = {"user_row": user_row, "history": history, "segment": examples["segment"], "at": at}
+        return rows | self._of_events(examples, history, random)
 
     def _phase(self, epoch: int) -> int:
         """Returns the number of the first event in the first row of an epoch."""

@@ -9,13 +9,12 @@ import numpy as np
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
-from recsys.data.event_log import AGES, ASKED, ASKED_AT, KINDS, WEIGHTS
+from recsys.data.event_log import AGES, ASKED
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
 from recsys.distributed.coordination import note_on_primary
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import AutoConfig, TwoTowerConfig
-from recsys.models.inputs import ModelInputs
 from recsys.models.lookups import InputSpec
 from recsys.registry import name_of
 from recsys.system.events import emit
@@ -29,11 +28,6 @@ from recsys.tasks.training_side import DataShape, StageT, TrainingSide
 
 _MANY = 0.02
 """Share of users without an order in time above which there is a remark."""
-_NEEDED = {
-    AGES: ("model.pooling.relative_time", "times", "timestamp"),
-    WEIGHTS: ("model.pooling.event_weight", "weights", "weight"),
-    KINDS: ("model.pooling.event_kind", "kinds", "event"),
-}
 
 
 class RetrievalTraining(TrainingSide):
@@ -63,21 +57,17 @@ class RetrievalTraining(TrainingSide):
         """Returns a model's config with the `history_of` that the order of the events permits.
 
         Raises:
-            UsageError: The config needs an order, times, weights or kinds that the events lack
-                (R336).
+            UsageError: The config needs an order or times that the events lack (R336).
         """
         store, order = data.store, data.store.split.order
-        needs = [_NEEDED[fact] for fact in config.history_facts if fact not in store.facts]
-        if order != "time":
-            terms = [term for term in config.score_terms if ASKED_AT in term.query_facts]
-            read_times = [f"model.{name_of('term', term)}" for term in terms]
-            read_times += ["train.half_life"] if train.half_life else []
-            needs += [(key, "times", "timestamp") for key in read_times]
-        for key, what, column in needs:
-            cure = f"Name their column by data.interactions.columns.{column}, or leave {key} out."
-            raise UsageError(
-                "R336", f"{key} needs events that have {what}.", cure, store.split.text
-            )
+        needs = ["model.pooling.relative_time"] if config.reads_times else []
+        needs += [
+            f"model.{name_of('term', term)}" for term in config.score_terms if term.reads_query_time
+        ]
+        needs += ["train.half_life"] if train.half_life else []
+        for key in needs if order != "time" else ():
+            cure = f"Name their column by data.interactions.columns.timestamp, or leave {key} out."
+            raise UsageError("R336", f"{key} needs events that have times.", cure, store.split.text)
         if config.history_of == "past" and order == "none":
             rule = "model.history_of: past needs events that have an order."
             cure = "Leave model.history_of out, or set it to others."
@@ -128,14 +118,14 @@ class RetrievalTraining(TrainingSide):
         def size_of(x: InputSpec) -> int:
             if x.side == "item":
                 return n_candidates
-            of_row = x.name in config.history_facts or x.name.split(".")[0] == "history"
+            of_row = x.name == AGES or x.name.split(".")[0] == "history"
             return n_rows if is_packed and of_row else n_queries
 
         inputs = model.inputs_of_sides
         if not config.trains_on_history:
             inputs = tuple(x for x in inputs if x.name.split(".")[0] != "history")
         batch: dict[str, tuple[tuple[int, ...], str]] = {
-            x.name: ((size_of(x), *x.shape), "int32") for x in inputs
+            x.name: ((size_of(x), *x.shape), x.dtype) for x in inputs
         }
         if is_packed:
             batch |= {"segment": batch["history"], "at": ((n_rows, n_new), "int32")}
@@ -185,12 +175,15 @@ class RetrievalTraining(TrainingSide):
         """Returns the batches of a training."""
         source = SequenceSource if self.stage.model.over_positions else BatchSource
         inputs = self.inputs
+        of_events = inputs.event_inputs(self.stage.model)
         return source(
             events,
             inputs.catalogue,
             self.stage.model,
             train,
             inputs.user_features,
+            tuple(x.feature for x in of_events if x.feature and not x.of_history),
+            tuple(x.feature for x in of_events if x.feature and x.of_history),
             multiple=multiple,
             part=part,
         )
@@ -201,12 +194,6 @@ class RetrievalTraining(TrainingSide):
             text = "finds neighbours and ages of items"
             emit("progress", step="Trainer", done=0, total=1, text=text)
         model.adapt(events, self.inputs)
-
-    def traits(self, before: ModelInputs) -> list[tuple[str, Any, Any]]:
-        """Returns the kinds of events, if the model reads them: their rows must not change."""
-        if KINDS not in self.stage.model.history_facts:
-            return []
-        return [("kinds of events", before.kinds, self.inputs.kinds[: len(before.kinds)])]
 
     def reason_against(self, until: int) -> str | None:
         """Returns why a model trained until `until` can't be validated, or None."""

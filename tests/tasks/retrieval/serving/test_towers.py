@@ -1,6 +1,5 @@
 """Every kind of towers, saved on JAX: loaded and exported on TensorFlow it computes the same."""
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from tower_models import BARE, DROPPED, POOLINGS, random_values
 from recsys.bundles.bundle import read_manifest
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import FeatureBags
-from recsys.data.event_log import FACTS, N_WEIGHTS, weight_buckets
+from recsys.data.event_log import FACTS
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.slow
 _SCRIPT = SUPPORT / "towers.py"
 _HISTORY, _USERS, _ITEMS = 5, 20, 15
 _MOMENTS = np.int32([3, 6, 9, 12])
-TIMED = HstuConfig(layers=2, heads=2, relative_time=True, event_weight=True, event_kind=True)
+TIMED = HstuConfig(layers=2, heads=2, relative_time=True)
 _KINDS_OF_EVENT = ("view", "buy", "é")
 # Without layers there are no features: such models have a data folder of their own.
 _KINDS = {
@@ -147,8 +146,6 @@ def write_model(folder, options, data):
         # Some times are unknown; one is before 1970.
         probe["history_age"] = (10 ** rng.uniform(-1, 10, history.shape)).clip(0, 2**30) - 1
         probe["history_age"] = probe["history_age"].astype(np.int32)
-        probe["history_weight"] = rng.integers(-1, N_WEIGHTS, history.shape).astype(np.int32)
-        probe["history_kind"] = rng.integers(-1, 3, history.shape).astype(np.int32)
     if config.item_age:
         probe["asked_at"] = rng.integers(-1, 15, 30).astype(np.int32)
     write_embeddings(folder, model, inputs, user_row, history, **probe)
@@ -254,20 +251,16 @@ def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
         for n, id_ in enumerate(ids.to_pylist()):
             own = slice(*log.offsets[n : n + 2].tolist())
             done = of_users.setdefault(id_, [])
-            numbers = np.asarray(log.kind).astype(int) - 1
-            columns = (log.timestamp, log.item_row, weight_buckets(np.asarray(log.weight)), numbers)
+            columns = (log.timestamp, log.item_row)
             done += zip(*(column[own].tolist() for column in columns), strict=True)
-    newest = max(time for done in of_users.values() for time, *_ in done)
+    newest = max(time for done in of_users.values() for time, _ in done)
     asked = [("u3", 500), ("u5", newest), ("u3", newest), ("u5", 3600), ("nobody", 7)]
     history, age = np.zeros((5, _HISTORY), np.int32), np.full((5, _HISTORY), -1)
-    weight, kind = age.copy(), age.copy()
     for place, (user, now) in enumerate(asked):
-        for n, (time, row, bucket, number) in enumerate(of_users.get(user, [])[::-1][:_HISTORY]):
+        for n, (time, row) in enumerate(of_users.get(user, [])[::-1][:_HISTORY]):
             history[place, n], age[place, n] = row, max(now - time, 0)
-            weight[place, n], kind[place, n] = bucket, number
     rows = saved.users.rows([user for user, _ in asked])
-    facts = {"history_age": age, "history_weight": weight, "history_kind": kind}
-    assert set(kind.ravel().tolist()) == {-1, 0, 1, 2}
+    facts = {"history_age": age}
     expected = embed_queries(saved.model, rows, history, saved.inputs, facts)
     np.testing.assert_allclose(found["stored"], expected, atol=1e-5)
     assert np.abs(found["stored"][0] - found["stored"][2]).max() > 1e-4
@@ -275,15 +268,12 @@ def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
     history[:], age[:] = 0, -1
     history[:, :3] = saved.items.rows(["i4", "i5", "i6"])
     age[0, :3], age[1, :2], age[2, :3] = [60, -1, 0], [59, 1], [2**30, 7, 8]
-    weight[:], kind[:] = -1, -1
-    weight[0, :3] = [*weight_buckets(np.float32([4.5, 0.1])), -1]
-    kind[0, :3], kind[2, :3] = [1, -1, 0], [-1, 2, 2]
     rows = saved.users.rows(["u3"] * 3)
-    facts = {"history_age": age[:3], "history_weight": weight[:3], "history_kind": kind[:3]}
+    facts = {"history_age": age[:3]}
     expected = embed_queries(saved.model, rows, history[:3], saved.inputs, facts)
     np.testing.assert_allclose(found["given"], expected, atol=1e-5)
     np.testing.assert_allclose(found["embedded"], found["given"], atol=1e-6)
-    assert found["refused"] == 3
+    assert found["refused"] == 2
 
 
 def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
@@ -323,32 +313,22 @@ def test_a_loaded_bundle_takes_times_and_a_bundle_without_times_refuses_them(wor
 def test_a_bundle_lists_the_facts_that_it_reads(worlds):
     bundle = worlds["times"] / "bundle-model-times"
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["history_facts"] == ["history_age", "history_weight", "history_kind"]
-    assert manifest["kinds"] == [*_KINDS_OF_EVENT]
-    card = (bundle / "MODEL_CARD.md").read_text()
-    assert "`history_kind`" in card
-    assert '"view", "buy"' in card
+    assert manifest["history_facts"] == ["history_age"]
+    assert "`history_age`" in (bundle / "MODEL_CARD.md").read_text()
     plain = worlds["sequence"] / "bundle-model-sequence"
-    assert json.loads((plain / "manifest.json").read_text())["kinds"] == []
     assert (
         "history_"
         not in (plain / "MODEL_CARD.md").read_text().split("## Use")[1].split("## Config")[0]
     )
 
 
-def test_an_evaluation_passes_times_weights_and_kinds_to_a_model_and_its_bundle(worlds):
+def test_an_evaluation_passes_times_to_a_model_and_its_bundle(worlds):
     folder = worlds["times"]
     saved = load_model(folder / "model-times")
     store = InteractionStore.open(folder / "data" / "store")
     queries = make_queries(store, "each_moment", facts=FACTS)
     told = queries.fact_inputs(FACTS, _HISTORY)
-    # Data that number kinds otherwise, and have one that the model doesn't know.
-    kinds = ("like", "é", "view", "buy")
-    number = np.array([2, 3, 1, -1])
-    lists = queries.facts["history_kind"]
-    others = {"history_kind": dataclasses.replace(lists, rows=number[lists.rows].astype(np.int32))}
-    queries = dataclasses.replace(queries, facts={**queries.facts, **others})
-    data = SimpleNamespace(items=saved.items, store=store, kinds=kinds)
+    data = SimpleNamespace(items=saved.items, store=store, kinds=())
     asked = queries.histories(_HISTORY), saved.inputs, told
     ids = store.eval_users.ids.take(pa.array(queries.user))
     expected = embed_queries(saved.model, saved.users.rows(ids), *asked)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.event_log import AGES, ASKED, KINDS, OLDEST, UNKNOWN, WEIGHTS, ages, weight_buckets
+from recsys.data.event_log import AGES, ASKED, OLDEST, UNKNOWN, ages
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
 from recsys.errors import RecsysError
@@ -275,8 +275,9 @@ def test_an_example_has_the_ages_of_its_history(seconds, history, n_held, seed):
     time = np.random.default_rng(seed).integers(0, seconds, 103) + 1_700_000_000
     item = np.arange(1, 104)
     held = set(np.random.default_rng(seed).choice(103, n_held, replace=False).tolist())
-    source = make(user, item, time, held, history=history, seed=seed, pooling=TIMED, n_items=104)
-    plain = make(user, item, time, held, history=history, seed=seed, n_items=104)
+    options = {"history": history, "seed": seed, "n_items": 104, "attribute_dropout": 0.0}
+    source = make(user, item, time, held, pooling=TIMED, **options)
+    plain = make(user, item, time, held, **options)
     n_seen = 0
     for step in range(len(source)):
         batch = source[step]
@@ -302,19 +303,14 @@ def test_an_example_has_the_ages_of_its_history(seconds, history, n_held, seed):
 
 def test_the_ages_of_a_history_are_relative_to_its_event():
     user, item, time = some_events()
-    weight = np.random.default_rng(1).uniform(0, 9, 103).astype(np.float32)
-    kind = np.random.default_rng(2).integers(0, 4, 103).astype(np.uint8)
-    log = make_log(user, item, time, weight, kind)
+    log = make_log(user, item, time)
     events = np.arange(len(log))
-    told = log.history_facts((AGES, WEIGHTS, KINDS), events, 4)
-    times, users, weights = np.asarray(log.timestamp), log.user_index(events), log.weight[events]
+    told = log.history_ages(events, 4)
+    times, users = np.asarray(log.timestamp), log.user_index(events)
     for event in events.tolist():
         before = np.flatnonzero((users == users[event]) & (times < times[event]))[::-1][:4]
         padding = [UNKNOWN] * (4 - len(before))
-        assert told[AGES][event].tolist() == [*(times[event] - times[before]), *padding]
-        assert told[WEIGHTS][event].tolist() == [*weight_buckets(weights[before]), *padding]
-        rows = log.kind[before].astype(int)  # Row 0 is of kinds that nobody knows.
-        assert told[KINDS][event].tolist() == [*(rows - 1), *padding]
+        assert told[event].tolist() == [*(times[event] - times[before]), *padding]
 
 
 def test_what_is_still_to_come_and_what_is_older_than_any_have_ages_too():
@@ -334,26 +330,7 @@ def test_the_times_of_a_part_are_those_of_the_whole_batch_and_survive_dropped_it
 
 
 def test_no_feature_may_have_the_name_of_an_input():
-    every = HstuConfig(relative_time=True, event_weight=True, event_kind=True)
-    more = {"weight": np.ones(103, np.float32), "kind": np.ones(103, np.uint8)}
-    source = make(*some_events(), pooling=every, more=more, history=6)
-    names = {AGES, ASKED, WEIGHTS, KINDS, "segment", "at"}
+    more = {"weight": np.ones(103, np.float32)}
+    source = make(*some_events(), pooling=TIMED, more=more, history=6)
+    names = {AGES, ASKED, "segment", "at"}
     assert names < {*source[0]} <= RESERVED_FEATURE_NAMES
-
-
-def test_an_item_has_the_weight_and_the_kind_of_its_event():
-    user, item, time = some_events()
-    item, draw = np.arange(1, 104), np.random.default_rng(1)
-    weight = draw.uniform(0, 9, 103).astype(np.float32)
-    kind = draw.integers(0, 4, 103).astype(np.uint8)
-    pooling = SasRecConfig(event_weight=True, event_kind=True)
-    options = {"history": 6, "history_dropout": 0.3, "n_items": 104, "pooling": pooling}
-    more = {"weight": weight, "kind": kind}
-    source = make(user, item, time, held={3, 50}, more=more, **options)
-    for step in range(len(source)):
-        batch = source[step]
-        is_item = batch["history"] > 0
-        own = batch["history"][is_item] - 1
-        np.testing.assert_array_equal(batch[WEIGHTS][is_item], weight_buckets(weight[own]))
-        np.testing.assert_array_equal(batch[KINDS][is_item], kind[own].astype(int) - 1)
-        assert AGES not in batch

@@ -22,6 +22,7 @@ from recsys.data.hold_out import (
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.models.config import HstuConfig
+from recsys.models.inputs import event_inputs
 from recsys.tasks.retrieval.training.epoch_work import held_back_queries
 from recsys.tasks.training_side import training_events
 
@@ -115,7 +116,7 @@ def test_queries_report_how_long_ago_what_was_known_happened(log, draw):
     events = training_events(log, TrainConfig(validation=DRAWS[draw]))
     assume(len(events.held))
     timed = TwoTowerConfig(pooling=HstuConfig(relative_time=True))
-    queries = held_back_queries(events, timed, 1000)
+    queries = held_back_queries(events, timed, 1000, event_inputs(timed, ()))
     times, users = np.asarray(log.timestamp), log.user_index(np.arange(len(log)))
     held, expected = set(events.held.tolist()), []
     for user in np.unique(users[events.held]):
