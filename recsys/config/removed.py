@@ -12,6 +12,11 @@ CONFIG: Mapping[str, str] = {
     " kind: category}], see docs/features.md.",
     "evaluate.mask_seen": "Write repeats: exclude, or repeats: include.",
     "launcher=kubernetes": "Apply a manifest of deploy/kubernetes, or write launcher: {kind: ray}.",
+    "model.pooling.event_kind": "Write data.interactions.features: [{name: kind, column: ...,"
+    " kind: category, outcome: true}].",
+    "model.pooling.event_weight": "Write data.interactions.features: [{name: amount, column: ...,"
+    " kind: price, outcome: true}].",
+    "model.pooling.fact_dropout": "Write model.attribute_dropout.",
 }
 """Cure by path of a key, `a.b`, or of a value, `a.b=name`.
 
