@@ -95,7 +95,7 @@ def _round(file: Path, everyone: list[str]) -> dict[str, Watched]:
 
 
 def ours(file: str, out: str, beam: list[str]) -> dict[str, Any]:
-    """Runs the three phases, each a Beam pipeline, as the components do.
+    """Runs the three phases, as `recsys.ingest` does.
 
     Returns:
         Seconds of each phase and of all, counts of rows, and the store's digest.
@@ -117,8 +117,10 @@ def ours(file: str, out: str, beam: list[str]) -> dict[str, Any]:
     folder.mkdir(parents=True)
     examples, vocabulary, store = (folder / name for name in ("examples", "vocabulary", "store"))
     clock = [time.perf_counter()]
-    pipeline = Pipeline(options=PipelineOptions(with_local_runner(beam)))
-    summary = ingest_interactions(source, str(examples), str(folder / "letters"), pipeline)
+    pipeline = Pipeline(options=PipelineOptions(with_local_runner(beam))) if beam else None
+    summary = ingest_interactions(
+        source, examples, folder / "letters", pipeline, with_examples=False
+    )
     clock.append(time.perf_counter())
     vocabulary.mkdir()
     make_vocabularies(examples, summary["cut"], {}, None, vocabulary, VocabulariesConfig())

@@ -44,6 +44,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.example_files import write_examples
 from recsys.data.hashes import fingerprints
+from recsys.data.ingest.tasks import in_threads
 from recsys.data.labels import FEATURE, IMPRESSION, LABEL
 from recsys.data.split import PART, TIME, count_positive_days, event_times
 from recsys.data.store import event_order
@@ -59,7 +60,6 @@ MISSING: dict[Any, float] = {
 }
 """Value that stands for null, by the type of a column."""
 _FILES = {"kind": KINDS}
-_IDS = pa.schema({"id": pa.large_string()})
 
 
 def write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _values(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _write_ids(file: Path, ids: pa.Array) -> None:
-    pq.write_table(pa.table({"id": ids}), file)
+    pq.write_table(pa.table({"id": ids}), file, use_dictionary=False)
 
 
 def _as_text(rows: pa.Table) -> pa.Table:
@@ -245,7 +245,7 @@ class SegmentPart:
 
     def ids(self, file: str) -> pa.Array:
         """Returns the ids of its users, items or kinds, `large_string`, in ascending order."""
-        ids = pq.read_table(self.folder / file, schema=_IDS)["id"]
+        ids = pq.ParquetFile(self.folder / file).read()["id"]
         return pa.chunked_array(ids.chunks, pa.large_string()).combine_chunks()
 
     def counts(self, file: str) -> pa.Table:
@@ -317,4 +317,5 @@ def counts_of(examples: Path, split: str, file: str) -> pa.Table:
     Returns:
         `id`, `count` (positives), `last_seen`, and `events` if not all events are positives.
     """
-    return merge_counts([part.counts(file) for part in read_parts(examples, split)])
+    parts = read_parts(examples, split)
+    return merge_counts(in_threads(lambda part: part.counts(file), parts))

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recsys.system.events import emit
 
@@ -27,6 +27,7 @@ _LOCAL_NAMES = {"direct", "switchingdirect", "testdirect", "fnapi"}
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 64 << 20
 _TASKS_PER_CORE = 4
 
+T, R = TypeVar("T"), TypeVar("R")
 Each = Callable[[Any], Iterable[Any]]
 """Yields the results of a task; if they are grouped, pairs of a key and a value."""
 Group = Callable[[Any, Iterable[Any]], Iterable[Any]]
@@ -63,15 +64,20 @@ def run_tasks(
 
 
 def _run_in_threads(tasks: Iterable[Any], each: Each, group: Group | None) -> list[Any]:
-    groups: dict[Any, list[Any]] = defaultdict(list)
-    with ThreadPoolExecutor(n_cores()) as pool:
-        results = [one for made in pool.map(lambda task: list(each(task)), tasks) for one in made]
-        if group is not None:
-            for key, value in results:
-                groups[key].append(value)
-            made = pool.map(lambda item: list(group(*item)), groups.items())
-            results = [one for some in made for one in some]
+    results = [one for made in in_threads(lambda task: list(each(task)), tasks) for one in made]
+    if group is not None:
+        groups: dict[Any, list[Any]] = defaultdict(list)
+        for key, value in results:
+            groups[key].append(value)
+        made = in_threads(lambda item: list(group(*item)), groups.items())
+        results = [one for some in made for one in some]
     return json.loads(json.dumps(results))
+
+
+def in_threads(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
+    """Returns the results of a function in the order of its tasks, with a thread per core."""
+    with ThreadPoolExecutor(n_cores()) as pool:
+        return list(pool.map(function, tasks))
 
 
 def to_json_list(results: beam.PCollection, work: Path) -> Callable[[], list[Any]]:
