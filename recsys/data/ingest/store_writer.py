@@ -2,14 +2,14 @@
 
 Users are sorted into the order of the store. The events of a user are sorted within each segment,
 and no two segments share a second, so they are concatenated. Only events of the same user and
-second are sorted again, by item row. Only one shard of the store is held in memory.
+second are sorted again, by item row. Each thread holds one shard of the store in memory.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from recsys.data.ingest.segment_parts import (
     counts_of,
     read_parts,
 )
+from recsys.data.ingest.tasks import in_threads
 from recsys.data.row_log import RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import (
@@ -77,8 +78,9 @@ def make_vocabularies(
         RecsysError: No item gets a row, previous rows would move, or the files of items or
             users have no id of the interactions.
     """
-    diffs = {}
-    for name, column in (("users", "user_id"), ("items", "item_id")):
+
+    def make(name: str, column: str) -> dict[str, Any]:
+        """Writes the vocabulary of users or items; returns its changes."""
         file, rules = f"{name}.parquet", getattr(config, name)
         tables = read_split(entities[name], [column]) if name in entities else ()
         ids = pa.chunked_array([c for table in tables for c in table[column].chunks], pa.string())
@@ -88,7 +90,7 @@ def make_vocabularies(
             counted = counted.set_column(2, "last_seen", never)
         if name in entities:
             _check_join(name, counted, ids)
-        vocabulary, diffs[name] = grow(
+        vocabulary, changes = grow(
             None if previous is None else Vocabulary.load(previous / file),
             counted,
             rules,
@@ -105,6 +107,10 @@ def make_vocabularies(
             )
         vocabulary.split = split
         vocabulary.save(out / file)
+        return changes
+
+    sides = {"users": "user_id", "items": "item_id"}
+    diffs = dict(zip(sides, in_threads(lambda side: make(*side), sides.items()), strict=True))
     if changed := _make_kinds(interactions, cut, previous, out):
         diffs["kinds"] = changed
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
@@ -200,7 +206,7 @@ def build_store(
         parts = read_parts(examples, name)
         end = cut if name == "train" else newest_time(parts)
         writer = _PartWriter(store, name, parts, known, features, end - label_after_s, trained)
-        infos[name] = list(writer.write(most))
+        infos[name] = writer.write(most)
         if any(one.feature.value == "gap" for one in features):
             trained = TrainedTimes(store / name, infos[name], writer.users["id"])
         text = f"{name} events written"
@@ -236,28 +242,30 @@ class _PartWriter:
     ) -> None:
         self._store, self._name, self._features = store, name, features
         self._labels_until, self._trained = labels_until, trained
-        ids = [part.ids(USERS).take(pa.array(part.users)) for part in parts]
+        ids = in_threads(lambda part: part.ids(USERS).take(pa.array(part.users)), parts)
         every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
         rows = known[USERS].rows(every.dictionary)
         place, self.users = order_users(every.dictionary, rows, name == "train")
         codes, ends = every.indices.to_numpy(), np.cumsum([0, *map(len, ids)])
-        self._sources = [
-            _Source(part, place[codes[first:end]], known, features)
-            for part, (first, end) in zip(parts, itertools.pairwise(ends), strict=True)
-        ]
-        self._n_events = np.zeros(self.users.num_rows, np.int64)
+        self._sources = in_threads(
+            lambda one: _Source(one[0], place[codes[slice(*one[1])]], known, features),
+            zip(parts, itertools.pairwise(ends), strict=True),
+        )
+        self._n_events, self._n_positives = np.zeros((2, self.users.num_rows), np.int64)
         for source in self._sources:
             self._n_events[source.place] += source.ends - source.starts
+            self._n_positives[source.place] += source.count_positives()
 
-    def write(self, most: int) -> Iterator[ShardInfo]:
+    def write(self, most: int) -> list[ShardInfo]:
         """Writes the shards, of about `most` events each."""
-        n_written = 0
-        borders = _borders(self._n_events, most)
-        for index, (first, end) in enumerate(itertools.pairwise(borders)):
-            shard, rows = self._shard(first, end, n_written)
-            users = self.users.slice(first, end - first)
-            yield commit_shard(self._store, self._name, index, shard, users, rows)
-            n_written += len(shard)
+        borders = itertools.pairwise(_borders(self._n_events, most))
+        return in_threads(self._write_shard, enumerate(borders))
+
+    def _write_shard(self, numbered: tuple[int, tuple[int, int]]) -> ShardInfo:
+        index, (first, end) = numbered
+        shard, rows = self._shard(first, end, int(self._n_positives[:first].sum()))
+        users = self.users.slice(first, end - first)
+        return commit_shard(self._store, self._name, index, shard, users, rows)
 
     def _shard(self, first: int, end: int, n_written: int) -> tuple[EventShard, RowShard | None]:
         """Returns the log, and all rows if there are labels, of the users `first` … `end` - 1."""
@@ -379,6 +387,13 @@ class _Source:
         self.starts, self.ends = (bound[part.users] for bound in part.bounds)
         self.place, self.order = place, np.argsort(place, kind="stable")
         """The indices of the users, and the order that sorts them."""
+
+    def count_positives(self) -> np.ndarray:
+        """Returns the number of positives of each user `[users]` int64."""
+        if "positive" not in self._columns:
+            return self.ends - self.starts
+        n_before = np.concatenate([[0], np.cumsum(self._columns["positive"])])
+        return n_before[self.ends] - n_before[self.starts]
 
     def read(self, name: str, places: np.ndarray) -> np.ndarray:
         """Returns a column at indices `[n]`: items as vocabulary rows, features encoded."""
