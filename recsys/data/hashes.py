@@ -8,15 +8,17 @@ modulo 2^64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _K0 = np.uint64(0xC3A5C85C97CB3127)
 _K1 = np.uint64(0xB492B66FBE98F273)
 _K2 = np.uint64(0x9AE16A3B2F90404F)
 _SEED = np.uint64(81)
+_STEP = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio; odd, so products are unique.
 _BLOCK = 64
 _PAD = 8
 _AT_ONCE = 1 << 18
@@ -235,7 +237,7 @@ def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np
     """
     mixed = np.full(len(users), salt, np.uint64)
     for ids in (users, items):
-        mixed = mix(mixed + np.uint64(0x9E3779B97F4A7C15)) ^ fingerprints(ids.combine_chunks())
+        mixed = mix(mixed + _STEP) ^ fingerprints(ids.combine_chunks())
     return mix(mixed)
 
 
@@ -244,3 +246,19 @@ def mix(numbers: np.ndarray) -> np.ndarray:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
+
+
+def repeated_hashes(codes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the rows `[m]` whose hashed key isn't unique: few rows, including all duplicates.
+
+    Args:
+        codes: Integers `[n]` of each part of the key.
+    """
+    mixed = np.zeros(len(codes[0]), np.uint64)
+    for code in codes:
+        mixed = (mixed ^ code.astype(np.int64).view(np.uint64)) * _STEP
+        mixed ^= mixed >> np.uint64(32)
+    ordered = np.sort(mixed)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    is_suspect = pc.is_in(pa.array(mixed), pa.array(twice))
+    return np.flatnonzero(is_suspect.to_numpy(zero_copy_only=False))

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, TimestampUnit
+from recsys.data.hashes import repeated_hashes
 from recsys.data.labels import (
     IMPRESSION,
     RATE,
     SHOWN_AT,
     is_positive,
+    key_codes,
     label_columns,
     label_fields,
     merge_impressions,
@@ -34,7 +36,6 @@ from recsys.data.split import (
     PLACE,
     TIME,
     Part,
-    codes_of,
     file_positions,
     positions_of_users,
 )
@@ -298,8 +299,6 @@ def good_times(timestamp: pa.Array, now: int) -> float:
 
 # --- duplicates: of rows with the same key, the first is kept
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd: the product is a bijection.
-
 
 def positions(file_index: int, line: np.ndarray) -> pa.Array:
     """Returns the position of each line `[n]` of the file at `file_index`."""
@@ -321,13 +320,9 @@ def keep_first(
         The rows kept, sorted by position, and the number of dropped rows.
     """
     position = table[POSITION.name].to_numpy()
-    columns = [table[key] for key in keys]
-    codes = [
-        column.to_numpy() if pa.types.is_integer(column.type) else codes_of(column)
-        for column in columns
-    ]
+    codes = [key_codes(table, key) for key in keys]
     is_kept = np.ones(len(position), bool)
-    suspects = _suspects(codes)
+    suspects = repeated_hashes(codes)
     order = [position[suspects]]
     if prefer is not None:
         order.append(-pc.fill_null(prefer, -np.inf).to_numpy()[suspects])
@@ -336,18 +331,6 @@ def keep_first(
     # They are mostly in order, which makes a stable sort fast.
     kept = kept[np.argsort(position[kept], kind="stable")]
     return table.combine_chunks().take(pa.array(kept)), len(position) - len(kept)
-
-
-def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the rows whose mixed key isn't unique: few rows, including all duplicates."""
-    mixed = np.zeros(len(codes[0]), np.uint64)
-    for code in codes:
-        mixed = (mixed ^ code.astype(np.int64).view(np.uint64)) * _ODD
-        mixed ^= mixed >> np.uint64(32)
-    ordered = np.sort(mixed)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    is_suspect = pc.is_in(pa.array(mixed), pa.array(twice))
-    return np.flatnonzero(is_suspect.to_numpy(zero_copy_only=False))
 
 
 def _is_repeated(ranks: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> np.ndarray:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig
 from recsys.data.feature_options import VectorOptions
-from recsys.data.hashes import fingerprints, mix
+from recsys.data.hashes import fingerprints, mix, repeated_hashes
 from recsys.data.label_config import LabelConfig, SampledConfig, dependencies_first
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import (
@@ -283,11 +283,21 @@ def merge_impressions(table: pa.Table) -> tuple[pa.Table, int]:
     return _settle(merged), table.num_rows - merged.num_rows
 
 
+def key_codes(table: pa.Table, name: str) -> np.ndarray:
+    """Returns integers `[n]` that are equal for equal values of a column."""
+    column = table[name]
+    if name == IMPRESSION.name:
+        return fingerprints(column.combine_chunks()).view(np.int64)
+    return column.to_numpy() if pa.types.is_integer(column.type) else codes_of(column)
+
+
 def _groups(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows `[m]` with an impression, by event and the first first, and the starts."""
+    """Returns the rows `[m]` that may share an event, by event and time; and the events' starts."""
     rows = np.flatnonzero(table[IMPRESSION.name].is_valid().to_numpy())
     names = ["user_id", "item_id", IMPRESSION.name, PART.name]
-    codes = [codes_of(table[name])[rows] for name in names if name in table.column_names]
+    codes = [key_codes(table, name)[rows] for name in names if name in table.column_names]
+    suspects = repeated_hashes(codes)
+    rows, codes = rows[suspects], [code[suspects] for code in codes]
     times = [n for n in ("position", PLACE.name, TIME.name) if n in table.column_names]
     order = np.lexsort([*(table[name].to_numpy()[rows] for name in times), *codes])
     is_new = np.ones(len(rows), bool)
