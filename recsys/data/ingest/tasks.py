@@ -27,7 +27,8 @@ _LOCAL_NAMES = {"direct", "switchingdirect", "testdirect", "fnapi"}
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 64 << 20
 _TASKS_PER_CORE = 4
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 Each = Callable[[Any], Iterable[Any]]
 """Yields the results of a task; if they are grouped, pairs of a key and a value."""
 Group = Callable[[Any, Iterable[Any]], Iterable[Any]]
