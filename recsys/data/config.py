@@ -270,8 +270,6 @@ class InteractionsConfig(EventSource):
     """Time until the labels of an event are known, such as `1d` (s, m, h, d). Events that are
     younger at the cut, for training, or at the newest event, for evaluation, have no labels.
     `null`: at once."""
-    history_events: tuple[str, ...] = ()
-    """Kinds of event, besides positives, that histories hold; empty: only positives."""
     sampled: SampledConfig | None = None
     """Rows of which the source kept only a share; `null`: it kept all."""
     spans: PositiveInt | None = None
@@ -338,7 +336,6 @@ class InteractionsConfig(EventSource):
         needing = {
             "positive": self.positive,
             "label_after": self.label_after,
-            "history_events": self.history_events,
             "sampled": self.sampled,
             "columns.impression": self.columns.impression,
             "columns.position": self.columns.position,
@@ -359,8 +356,6 @@ class InteractionsConfig(EventSource):
             raise ValueError(f"positive must name the label that retrieval learns: one of {names}")
         if self.label_after is not None and self.columns.timestamp is None:
             raise ValueError("label_after needs columns.timestamp")
-        if self.history_events and self.columns.event is None:
-            raise ValueError("history_events needs columns.event")
         return self
 
     @model_validator(mode="after")

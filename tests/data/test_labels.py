@@ -70,7 +70,6 @@ def config_of(columns=COLUMNS, files="f.csv", **more):
         ),
         ({"label_after": "1d"}, "label_after needs labels"),
         ({"columns": {**COLUMNS, "impression": "x"}}, "columns.impression needs labels"),
-        ({"labels": LABELS, "positive": "buy", "history_events": ["view"]}, "columns.event"),
         (
             {
                 "labels": LABELS,

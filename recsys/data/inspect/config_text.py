@@ -61,7 +61,6 @@ def _comments(report: Inspection) -> dict[str, str]:
         "explode": "A row holds a list of events.",
         "labels": f"All rows are kept: {report.labels.reason}.",
         "positive": "What retrieval learns; another label may be named.",
-        "history_events": "Kinds of event in histories, whichever label is positive.",
         "features": "Context of a query, and attributes of a history's events: docs/features.md.",
     }
     for role, column in report.roles.decided.items():

@@ -34,7 +34,7 @@ class Labels:
     Attributes:
         labels: The labels by name; none: all events are positives, or those of a rating.
         positive: The label of positives; None: there are no labels, or it is undecided.
-        kinds: Kinds of event that histories hold.
+        kinds: Kinds of event that the labels are made of.
         reason: Why these are the labels.
         undecided: Why the label of positives is undecided; empty: it is decided.
     """

@@ -360,7 +360,6 @@ def _config(report: Inspection) -> InteractionsConfig:
         columns=InteractionColumns(**columns),
         labels=labels.labels,
         positive=labels.positive,
-        history_events=labels.kinds,
         features=report.features,
         **keys,
     )
