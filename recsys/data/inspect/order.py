@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.config import InteractionsConfig, Split
-from recsys.data.hashes import fingerprints
 from recsys.data.inspect.layout import Layout
 from recsys.data.inspect.names import words_of
 from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.roles import parts_of
 from recsys.data.sources.source_files import patterns as patterns_of
 from recsys.data.sources.source_files import span_pattern
-from recsys.errors import shown
 
-_ROWS, _COLUMNS = 200_000, 50
-_MOST_NAMED_FILES = 100
-_LEAST_CHANGES, _MOST_REVERSALS = 0.05, 0.01
-"""Shares of a user's consecutive rows that differ, and that contradict the order of a column."""
+_ROWS, _MOST_NAMED_FILES = 200_000, 100
 _LEAST_DESCENTS = 0.2
 """Share of a user's consecutive rows with descending item ids, above which the rows are not sorted
 by item; in random order it is one half."""
@@ -49,20 +43,18 @@ def propose_split(
         return config.model_copy(update=files), "given", reason + instead * has_times
     if has_times:
         return config, "time", "there are times"
-    stands_together, sorted_by = _order_of_rows(config, profiles)
-    is_weighed = config.columns.rating is not None or config.columns.weight is not None
-    if stands_together and sorted_by is None and not is_weighed and not config.labels:
+    rest = [name for name in profiles if name not in (config.columns.user, config.columns.item)]
+    if rest or not _stands_together(profiles[config.columns.user], profiles[config.columns.item]):
         reason = (
-            "no times; rows of a user stand together and are not sorted by any column, so they"
-            " seem to stand in their order; if they don't: random, without order"
+            "no times and no sign of an order; if rows stand in the order of time: last_out, with"
+            " interactions.order file"
         )
-        return config.model_copy(update={"order": "file"}), "last_out", reason
-    sign = "no times and no sign of an order"
-    if stands_together and sorted_by is not None:
-        why = "which explains their order"
-        sign = f"no times; rows of a user are sorted by {shown(sorted_by)}, {why}"
-    reason = f"{sign}; if rows stand in the order of time: last_out, with interactions.order file"
-    return config, "random", reason
+        return config, "random", reason
+    reason = (
+        "no times; rows of a user stand together, unsorted, so they seem to stand in their order;"
+        " if they don't: random, without order"
+    )
+    return config.model_copy(update={"order": "file"}), "last_out", reason
 
 
 def _named_files(layout: Layout) -> dict[str, tuple[str, ...]]:
@@ -78,35 +70,19 @@ def _named_files(layout: Layout) -> dict[str, tuple[str, ...]]:
     return {}
 
 
-def _order_of_rows(
-    config: InteractionsConfig, profiles: Mapping[str, Profile]
-) -> tuple[bool, str | None]:
-    """Returns whether rows are grouped by user, and the column that they are sorted by."""
-    user, item = config.columns.user, config.columns.item
-    plain = [n for n, p in profiles.items() if p.kind not in ("empty", "list", "vector")]
-    texts = {name: profiles[name].texts.slice(0, _ROWS) for name in (user, item, *plain[:_COLUMNS])}
-    is_known = texts[user].is_valid()
-    users = fingerprints(texts.pop(user).filter(is_known))
-    is_same = users[1:] == users[:-1]
+def _stands_together(users: Profile, items: Profile) -> bool:
+    """Returns whether rows are grouped by user, and not sorted by item.
+
+    Items may be sorted as text or, if all are numbers, as numbers.
+    """
+    user, item = (profile.texts.slice(0, _ROWS) for profile in (users, items))
+    is_same = pc.fill_null(pc.equal(user[1:], user[:-1]), False).to_numpy(zero_copy_only=False)
     n_runs = 1 + int((~is_same).sum())
-    if n_runs > 1.01 * len(np.unique(users)) or not is_same.any():
-        return False, None
-    # Items may be sorted as text or, if all are numbers, as numbers.
-    falls = [rank[1:] < rank[:-1] for rank in _ranks(texts.pop(item).filter(is_known))]
-    if min(fall[is_same].mean() for fall in falls) < _LEAST_DESCENTS:
-        return True, item
-    for name, values in texts.items():
-        steps = np.diff(next(_ranks(values.filter(is_known))))
-        fewer, more = sorted([(steps[is_same] < 0).mean(), (steps[is_same] > 0).mean()])
-        is_row_number = (steps == 1).mean() >= 1 - _MOST_REVERSALS
-        if fewer <= _MOST_REVERSALS and more >= _LEAST_CHANGES and not is_row_number:
-            return True, name
-    return True, None
-
-
-def _ranks(values: pa.Array) -> Iterator[np.ndarray]:
-    """Yields values as numbers, if all are numbers, and their ranks as text `[n]`; NaN for null."""
+    if n_runs > 1.01 * pc.count_distinct(user).as_py() or not is_same.any():
+        return False
+    falls = [pc.less(item[1:], item[:-1])]
     with contextlib.suppress(pa.ArrowInvalid):
-        yield pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False)
-    is_null = values.is_null().to_numpy(zero_copy_only=False)
-    yield np.where(is_null, np.nan, pc.rank(values, tiebreaker="dense").to_numpy())
+        numbers = item.cast(pa.float64())
+        falls.append(pc.less(numbers[1:], numbers[:-1]))
+    descents = [pc.fill_null(fall, False).to_numpy(zero_copy_only=False) for fall in falls]
+    return min(fall[is_same].mean() for fall in descents) >= _LEAST_DESCENTS

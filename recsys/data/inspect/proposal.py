@@ -207,9 +207,9 @@ def _decided(
     hints: dict[str, tuple[Role, ...]] = {}
     if layout.source.explode is not None:
         hints["item"] = (Role(layout.source.explode.column, "its lists hold the events"),)
-    elif found := find_events(profiles, mapped):
-        hints, doubts = {**found.hints}, [*doubts, *found.doubts]
-        layout = _exploded(layout, found)
+    elif lists := find_events(profiles, mapped):
+        hints, doubts = {**lists.hints}, [*doubts, *lists.doubts]
+        layout = _exploded(layout, lists)
         sample = Sample.of(layout, "interactions", sample.n_wanted, advance)
         profiles = sample.profiles(layout, now)
         if mapped.get("item") and mapped["item"][0] not in profiles:
@@ -219,11 +219,9 @@ def _decided(
     if globs_of_spans(layout):  # They are split by time.
         mapped.setdefault("part", (NO_COLUMN,))
     overlaps: dict[str, Overlap | None] = {}
-    taken = {**mapped}
-    for what, look in looks.items():
-        if what != "interactions" and (
-            same := find_overlap(ROLE[what], profiles, look.profiles, taken)
-        ):
+    taken, catalogues = {**mapped}, {what: looks[what] for what in ROLE if what in looks}
+    for what, look in catalogues.items():
+        if same := find_overlap(ROLE[what], profiles, look.profiles, taken):
             overlaps[what], taken[ROLE[what]] = same, (same.column,)
             why = f"{same.share:.0%} of its values are in the {what}' file"
             hints[ROLE[what]] = (Role(same.column, why),)
@@ -233,29 +231,17 @@ def _decided(
     features = _event_features(roles, profiles, labels)
     undecided = [*roles.undecided.values(), *[labels.undecided] * bool(labels.undecided)]
     sides: dict[str, Side] = {}
-    for what, look in looks.items():
-        if what == "interactions":
-            continue
-        names = [feature.name for feature in features]
-        names += [feature.name for side in sides.values() for feature in side.features]
-        theirs = roles.decided.get(ROLE[what])
-        side = sides[what] = find_side(
-            what, look.layout, look.profiles, theirs, overlaps.get(what), names
-        )
+    names = [feature.name for feature in features]
+    for what, look in catalogues.items():
+        ids = roles.decided.get(ROLE[what]), overlaps.get(what)
+        side = sides[what] = find_side(what, look.layout, look.profiles, *ids, names)
+        names += [feature.name for feature in side.features]
+        theirs = ids[0]
         if side.id is None and theirs is not None:
             undecided.append(_no_id(ROLE[what], side, profiles[theirs.column]))
-    samples = {**{what: look.sample for what, look in looks.items()}, "interactions": sample}
-    return Inspection(
-        layout,
-        profiles,
-        roles,
-        labels,
-        features,
-        sides,
-        samples,
-        undecided=undecided,
-        remarks=doubts,
-    )
+    samples = {"interactions": sample, **{w: look.sample for w, look in catalogues.items()}}
+    found = layout, profiles, roles, labels, features, sides, samples
+    return Inspection(*found, undecided=undecided, remarks=doubts)
 
 
 def _exploded(layout: Layout, found: Lists) -> Layout:
@@ -280,7 +266,11 @@ def _event_features(
         for name in ("context", "outcome")
         for role in roles.several.get(name, ())
     }
-    if labels.kinds:  # A kind is known after the event.
+    # What an event led to isn't known when the model is asked.
+    results = {label.column for label in labels.labels.values()}
+    results |= {roles.decided["rating"].column} if "rating" in roles.decided else set()
+    columns |= dict.fromkeys(results.intersection(columns), True)
+    if labels.kinds:
         columns[roles.decided["event"].column] = True
     features: list[EventFeature] = []
     names = {*RESERVED_FEATURE_NAMES}
@@ -290,8 +280,7 @@ def _event_features(
             continue
         name = plain_name(column, names)
         names.add(name)
-        # What is known of an item isn't known of a query.
-        more = {"outcome": True} if is_outcome or options["kind"] == "price" else {}
+        more = {"outcome": True} if is_outcome else {}
         features.append(read_event_feature({"name": name, "column": column, **options, **more}))
     return tuple(features)
 

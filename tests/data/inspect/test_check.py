@@ -242,7 +242,7 @@ def test_a_column_that_names_parts_is_seen(here):
     assert data.interactions.eval_parts == ("test",)
     assert data.interactions.train_parts == ("train",)
     assert check("f.csv", "--map", "part=none", "--force") == 0
-    assert load_config(here / "f.yaml").data.split == "last_out"
+    assert load_config(here / "f.yaml").data.split == "random"
     assert check("f.csv", "--map", "part=fold", "--force") == 0
     assert data.interactions.valid_parts == ("valid",)
 

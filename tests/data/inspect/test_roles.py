@@ -145,6 +145,10 @@ def test_context_and_outcomes_are_features(capsys):
     assert not [one for one in result["remarks"] if "no role" in one]
     features = written().interactions.features
     assert [(f.column, f.outcome) for f in features] == [("color", False), ("device", False)]
+    found(
+        capsys, "f.csv", "--map", "rating=rating,context=rating,outcome=none"
+    )  # It is known afterwards.
+    assert [(f.column, f.outcome) for f in written().interactions.features] == [("rating", True)]
 
 
 # --- weights
@@ -224,25 +228,13 @@ def test_positives_that_repeat_an_item_are_counted(capsys):
 # --- splits
 
 
-@pytest.mark.parametrize(
-    ("column", "split"),
-    [
-        (lambda n, values: -np.sort(-values), "random"),
-        (lambda n, values: np.sort(values), "random"),
-        (lambda n, values: [f"{value:08.1f}" for value in np.sort(values)], "random"),
-        (lambda n, values: values, "last_out"),
-        (lambda n, values: [n % 2] * len(values), "last_out"),
-        (lambda n, values: np.arange(len(values)) + n * len(values), "last_out"),
-    ],
-    ids=["falling", "rising", "text", "mixed", "of-the-user", "row-number"],
-)
-def test_an_order_is_assumed_only_where_no_column_explains_it(capsys, column, split):
+def test_an_order_is_assumed_only_where_no_column_may_explain_it(capsys):
     rows = grouped(60)
-    values = np.concatenate([column(n, heavy(9, n)) for n in range(60)])
-    write("f.csv", "user,item,x", [(*row, value) for row, value in zip(rows, values, strict=True)])
-    result = found(capsys, "f.csv")
-    assert result["split"] == split
-    assert ("sorted by x" in result["split_reason"]) == (split == "random")
+    hours = [value for n in range(60) for value in -np.sort(-heavy(9, n))]
+    write("f.csv", "user,item,x", [(*row, h) for row, h in zip(rows, hours, strict=True)])
+    assert found(capsys, "f.csv")["split"] == "random"
+    write("f.csv", "user,item", rows)
+    assert found(capsys, "f.csv")["split"] == "last_out"
 
 
 @pytest.mark.parametrize(
