@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 import pyarrow.compute as pc
@@ -25,6 +26,7 @@ _FUNNEL = (
     "purchase purchases buy buys bought transaction transactions pay paid",
 )
 _STEP = {word: step for step, words in enumerate(_FUNNEL) for word in words.split()}
+_UNDONE = {"remove", "removed", "cancel", "cancelled", "return", "refund", "unlike", "dislike"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,23 +123,27 @@ def _is_yes(profile: Profile) -> np.ndarray:
 
 
 def _of_kinds(profile: Profile) -> Labels:
-    """Returns a label for each kind of event from which others follow, such as click and buy."""
-    yes = yes_of(profile)
-    if yes is not None:
-        label = LabelConfig(column=profile.name, values=(yes,))
-        return Labels({plain_name(profile.name, ()): label}, plain_name(profile.name, ()))
-    steps = {kind: max((_STEP.get(w, -1) for w in words_of(kind)), default=-1)
-             for kind in profile.values}  # fmt: skip
-    if -1 in steps.values() or len(set(steps.values())) < 2:
+    """Returns a label for each step of a funnel, such as click and buy, that kinds of event are."""
+    steps: dict[int, list[str]] = {}
+    for kind in profile.values:
+        words = words_of(kind)
+        step = max((_STEP.get(word, -1) for word in words), default=-1)
+        steps.setdefault(-1 if _UNDONE.intersection(words) else step, []).append(kind)
+    others = steps.pop(-1, [])
+    if len(steps) < 2:
         return Labels()
-    kinds = sorted(steps, key=lambda kind: (steps[kind], -profile.values[kind]))
     labels: dict[str, LabelConfig] = {}
-    for kind in kinds:
-        later = tuple(other for other in kinds if steps[other] >= steps[kind])
-        labels[plain_name(kind, labels)] = LabelConfig(column=profile.name, values=later)
-    counts = ", ".join(f"{shown(kind)} ({profile.values[kind]:,})" for kind in kinds)
-    why = f"kinds of event, from the first step to the last: {counts}"
-    return Labels(labels, next(iter(labels)), tuple(kinds), why)
+    ordered = [steps[step] for step in sorted(steps)]
+    for at, kinds in enumerate(ordered):
+        values = tuple(itertools.chain(*ordered[at:]))
+        labels[plain_name(kinds[0], labels)] = LabelConfig(column=profile.name, values=values)
+    why = f"kinds of event along a funnel, {_counted(profile, itertools.chain(*ordered))}"
+    why += f"; none of them: {_counted(profile, others)}" * bool(others)
+    return Labels(labels, next(iter(labels)), tuple(itertools.chain(*ordered)), why)
+
+
+def _counted(profile: Profile, kinds: Iterable[str]) -> str:
+    return ", ".join(f"{shown(kind)} ({profile.values[kind]:,})" for kind in kinds)
 
 
 def plain_name(column: str, taken: Collection[str]) -> str:

@@ -100,7 +100,7 @@ def test_of_two_labels_none_is_chosen_in_silence_and_one_is_given_another(capsys
 
 
 def test_kinds_of_events_along_a_funnel_are_labels(capsys):
-    kinds = ["view"] * 4 + ["cart", "purchase"]
+    kinds = ["view"] * 3 + ["cart", "purchase", "remove_from_cart"]
     write_with("f.csv", "event_type", [kinds[n % 6] for n in range(600)])
     result = found(capsys, "f.csv")
     assert result["labels"] == {
@@ -108,6 +108,7 @@ def test_kinds_of_events_along_a_funnel_are_labels(capsys):
         "cart": label("event_type", values=["cart", "purchase"]),
         "purchase": label("event_type", values=["purchase"]),
     }
+    assert (result["good"], result["positives"]) == (600, 500)
     config = written().interactions
     assert config.positive == "view"
     assert [(f.column, f.outcome) for f in config.features] == [("event_type", True)]
