@@ -111,12 +111,13 @@ def _feature(side: str, folder: Path, feature: Mapping[str, Any]) -> dict[str, A
     name = feature["name"]
     bags = read_array(folder / f"{name}.npy", f"The feature {name}")[1:]
     n_known, n_tokens = int(np.count_nonzero(bags.any(axis=1))), int(np.count_nonzero(bags))
+    floats = feature.get("floats")
     return {
         "side": side,
         "name": name,
-        "tokens": feature["rows"] - 1,
+        "tokens": None if floats else feature["rows"] - 1,
         "known": n_known / max(1, len(bags)),
-        "mean": n_tokens / max(1, n_known),
+        "mean": floats or n_tokens / max(1, n_known),
     }
 
 

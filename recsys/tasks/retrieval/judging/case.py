@@ -222,10 +222,10 @@ def make_slices(
         parts.append(Slice(_REPEATS, _AGAIN, "positives", is_repeated, again))
     for name in names:
         for feature in catalogue.features:
-            if feature.name == name:
+            if feature.name == name and not feature.floats:
                 parts += _values(feature, rows, "positives")
         for feature in user_features:
-            if feature.name == name:
+            if feature.name == name and not feature.floats:
                 parts += _values(feature, queries.user_row, "queries")
     return [part for part in parts if part.which.any()]
 
