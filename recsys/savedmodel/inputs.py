@@ -338,8 +338,8 @@ class RawFeatures(tf.Module):
         typed = {name: _as(name, columns[name], spec) for name, spec in self._specs.items()}
         outputs = self._function(typed)
         fresh = {
-            name: tf.ensure_shape(tf.cast(outputs[name], stored[name].dtype), [None, width])
-            for name, width in self._widths.items()
+            name: tf.ensure_shape(tf.cast(outputs[name], bag.dtype), [None, self._widths[name]])
+            for name, bag in stored.items()
         }
         return {
             name: tf.where(one_is_given[:, None], fresh[name], bag) for name, bag in stored.items()

@@ -36,6 +36,8 @@ from recsys.strict import Strict
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 PLAN = FeatureSpec(name="plan", side="user", rows=3, width=1, dim=3)
+PRICE = FeatureSpec(name="price", rows=0, width=1, dim=2, floats=2)
+AGE = FeatureSpec(name="age", side="user", rows=0, width=1, dim=4, floats=4)
 
 
 # --- references
@@ -170,20 +172,27 @@ def layers(w, name, anchor, inputs, n, activation="silu"):
 )
 def test_layers_add_to_the_anchor(widths, similarity, activation):
     model = build(
-        (GENRES, PLAN), widths=widths, similarity=similarity, activation=activation, dropout=0.4
+        (GENRES, PRICE, PLAN, AGE),
+        widths=widths,
+        similarity=similarity,
+        activation=activation,
+        dropout=0.4,
     )
     w = weights(model)
+    assert not {"price", "age"} & set(w)
+    price, age = np.array([0.3, 1.0], np.float32), np.array([-2, 0.5, 7, 1], np.float32)
     pooled, user = mean(w, [2, 3]), w["users"][4]
-    inputs = np.concatenate([pooled, user, w["plan"][1]])
+    inputs = np.concatenate([pooled, user, w["plan"][1], age])
     query = layers(w, "query_tower", pooled + user, inputs, len(widths), activation)
     own, genres = w["items"][5], w["genres"][[1, 3]].mean(axis=0)
-    inputs = np.concatenate([own, genres])
+    inputs = np.concatenate([own, genres, price])
     candidate = layers(w, "candidate_tower", own, inputs, len(widths), activation)
     if similarity == "cosine":
         query, candidate = (x / np.linalg.norm(x) for x in (query, candidate))
     rows = {"user_row": np.array([4]), "history": histories([2, 3]), "plan": np.array([[1]])}
+    rows["age"] = age[None]
     np.testing.assert_allclose(run(model, "embed_query", rows)[0], query, atol=1e-5)
-    rows = {"id_row": np.array([5]), "genres": np.array([[1, 3]])}
+    rows = {"id_row": np.array([5]), "genres": np.array([[1, 3]]), "price": price[None]}
     np.testing.assert_allclose(run(model, "embed_candidate", rows)[0], candidate, atol=1e-5)
 
 
@@ -303,16 +312,18 @@ def test_features_that_nothing_would_read_are_refused():
 
 def test_a_history_that_passes_the_candidate_tower_brings_its_features():
     options = {"user_id": False, "widths": (), "similarity": "dot", "pooling": "attention"}
-    model = build((GENRES,), history_tower=True, **options)
+    model = build((GENRES, PRICE), history_tower=True, **options)
     w = weights(model)
     bags = np.random.default_rng(3).integers(0, 4, (ITEMS, 2)).astype(np.int32)
+    prices = np.random.default_rng(4).normal(size=(ITEMS, 2)).astype(np.float32)
     rows = {"user_row": np.zeros(len(HISTORIES), np.int32), "history": HISTORIES}
-    vectors = run(model, "embed_query", {**rows, "history.genres": bags[HISTORIES]})
+    rows |= {"history.genres": bags[HISTORIES], "history.price": prices[HISTORIES]}
+    vectors = run(model, "embed_query", rows)
     items = []
     for row in range(ITEMS):
         tokens = [w["genres"][token] for token in bags[row] if token]
         genres = np.mean(tokens, axis=0) if tokens else np.zeros(3)
-        read = np.concatenate([w["items"][row], genres])
+        read = np.concatenate([w["items"][row], genres, prices[row]])
         items.append(w["items"][row] + read @ w["candidate_tower/out/kernel"])
     pooled = np.stack([attention({**w, "items": np.stack(items)}, h) for h in HISTORIES])
     expected = pooled + pooled @ w["query_tower/out/kernel"]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -126,8 +127,9 @@ def write_model(folder, data):
 def as_a_client_sends(config, file):
     """Returns ids and raw columns: texts as in the file, in NFC, lists split."""
     separators = {f.column: f.separator for f in config.features if f.kind == "categories"}
+    vectors = {f.column for f in config.features if f.kind == "vector"}
     columns = example_columns(config)
-    raw = {columns[feature.name]: feature.column for feature in config.features}
+    raw = {columns[f.name]: f.column for f in config.features if f.column is not None}
     if getattr(config.columns, "title", None):
         raw["title"] = config.columns.title
     with file.open(newline="", encoding="utf-8") as opened:
@@ -140,6 +142,8 @@ def as_a_client_sends(config, file):
     for name, column in raw.items():
         mark = separators.get(column)
         parts = [row[column].split(mark) if mark else [row[column]] for row in rows]
+        if column in vectors:
+            parts = [re.split(r"[,; ]+", row[column].strip("[]()")) for row in rows]
         width = max(map(len, parts))
         padded = [[*part, *[""] * (width - len(part))] for part in parts]
         values[name] = tf.constant(padded, tf.string)
@@ -157,7 +161,7 @@ def main(folder):
         side: RawFeatures(
             folder / f"{side}s" / "graph",
             f"{side}_id",
-            {feature.name: feature.width for feature in saved.model.spec.of_side(side)},
+            {f.name: f.floats or f.width for f in saved.model.spec.of_side(side)},
         )
         for side in ("item", "user")
     }
@@ -173,7 +177,7 @@ def main(folder):
         assert set(columns) == set(raw[side].columns)
         n = len(asked)
         features = saved.catalogue.features if side == "item" else saved.inputs.user_features
-        nothing = {f.name: tf.zeros([n, f.bags.shape[1]], tf.int32) for f in features}
+        nothing = {f.name: tf.zeros([n, f.bags.shape[1]], f.bags.dtype) for f in features}
         served = raw[side].or_stored(tf.constant(asked), columns, nothing)
         rows[side] = {
             f.name: {
@@ -208,13 +212,18 @@ def main(folder):
             given[3, 0] = text
             wrong = {**columns, name: tf.constant(given, tf.string)}
             refused[f"{name} {text}"] = refusal(raw[side], asked, wrong)
+    asked, columns = found["item"]
+    for text in ("1|2", "1|2|3|4"):
+        cover = tf.constant([text.split("|")] * len(asked))
+        stored = {"cover": tf.zeros([len(asked), 4])}
+        refused[f"cover {text}"] = refusal(raw["item"], asked, {**columns, "cover": cover}, stored)
     told = {"rows": rows, "differences": differences, "refused": refused}
     (folder / "skew.json").write_text(json.dumps(told))
 
 
-def refusal(features, asked, columns):
+def refusal(features, asked, columns, stored=None):
     """Returns what the graph says of wrong columns, as a bundle's would."""
-    ask = tf.function(lambda ids: features.or_stored(ids, columns, {}))
+    ask = tf.function(lambda ids: features.or_stored(ids, columns, stored or {}))
     try:
         ask(tf.constant(asked))
     except tf.errors.InvalidArgumentError as error:
