@@ -22,7 +22,6 @@ from recsys.config.load import load_config
 from recsys.data import event_features
 from recsys.data.dataset import FACTS, GRAPHS, Data, seal_inputs, verify_inputs
 from recsys.data.dead_letters import Tally, check_rejected
-from recsys.data.entities import EntityConfig
 from recsys.data.ingest.entity_rows import (
     SPLIT,
     Transformed,
@@ -129,11 +128,7 @@ class _FolderIngestion:
         source, interactions = InteractionSource.of(self._data), self._work / "interactions"
         entities = {what: self._work / what for what in self._data.sides}
         self._read(source, interactions, entities, cache)
-        tokens = {
-            what: self._features(what, config, entities[what])
-            for what, config in self._data.sides.items()
-            if config.features
-        }
+        tokens = self._features(entities)
         vocabularies = self._folder / "vocabulary"
         vocabularies.mkdir()
         cut = self._facts["interactions"]["cut"]
@@ -195,22 +190,32 @@ class _FolderIngestion:
 
         return beam.Pipeline(options=PipelineOptions(with_local_runner(self._args)))
 
-    def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
+    def _features(self, entities: Mapping[str, Path]) -> dict[str, Transformed]:
+        """Computes the features of items and users, in one job."""
+        made = {
+            what: Transformed(self._work / f"{what}-tokens", self._folder / GRAPHS / what)
+            for what, config in self._data.sides.items()
+            if config.features
+        }
+        if not made:
+            return made
         # TensorFlow's messages about GPUs are irrelevant here.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
-            from recsys.data.ingest.transform import transform
+            from recsys.data.ingest.transform import Side, transform
         except ImportError as error:
             raise RecsysError(
                 "R252",
-                f"Features (data.{what}.features) are made by TensorFlow Transform.",
+                f"Features (data.{min(made)}.features) are made by TensorFlow Transform.",
                 install_extra("pipeline"),
                 error.name,
             ) from error
-        made = Transformed(self._work / f"{what}-tokens", self._folder / GRAPHS / what)
-        with _step(f"{what.capitalize()}: features", "tokens are made"):
-            split = examples / f"Split-{SPLIT}"
-            transform(config, split, made.examples, made.graph, with_local_runner(self._args))
+        sides = [
+            Side(self._data.sides[what], entities[what] / f"Split-{SPLIT}", *folders)
+            for what, folders in made.items()
+        ]
+        with _step("Features", "tokens are made"):
+            transform(sides, with_local_runner(self._args))
         return made
 
     def _letters(self, what: str) -> Path:

@@ -8,7 +8,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -24,13 +24,15 @@ from tfx_bsl.tfxio import tensor_adapter, tensor_representation_util
 
 from recsys import registry
 from recsys.data.config import read_feature
-from recsys.data.entities import EntityConfig, feature_settings
+from recsys.data.entities import EntityConfig, feature_settings, id_column
 from recsys.data.example_files import example_files
 from recsys.data.features import CrossFeature, Feature
+from recsys.data.ingest.tasks import with_local_runner
 
 PREPROCESSING_FN = "recsys.data.ingest.transform.preprocessing_fn"
 
 _BATCH_ROWS = 1 << 16
+_LOCAL_BYTES = 64 << 20
 
 
 def preprocessing_fn(
@@ -84,44 +86,71 @@ def _ragged(column: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.RaggedT
 # --- without TFX
 
 
-def transform(
-    config: EntityConfig, examples: Path, tokens: Path, graph: Path, beam_args: Sequence[str]
-) -> None:
-    """Writes the token rows of items or users, and the graph that makes them.
+class Side(NamedTuple):
+    """The features of items or users, and the folders of their examples and of the output.
 
-    Args:
+    Attributes:
         config: The features.
         examples: Folder of a split that `ingest_entities` wrote.
-        tokens: Folder to write, with a folder of the split: Parquet with the id and the
-            token rows of each feature.
+        tokens: Folder to write, with a folder of the split: Parquet with the id and the token
+            rows of each feature.
         graph: Folder to write the graph to, for `tft.TFTransformOutput`.
+    """
+
+    config: EntityConfig
+    examples: Path
+    tokens: Path
+    graph: Path
+
+
+def transform(sides: Sequence[Side], beam_args: Sequence[str]) -> None:
+    """Writes the token rows of items and users, and the graphs that make them, in one job.
+
+    An engine takes a minute for TFT's many tasks, so the local runner does small sides.
+
+    Args:
+        sides: What to transform.
         beam_args: Options of the Beam pipeline.
     """
-    settings = feature_settings(config)
-    files = example_files(examples)
-    schema = pq.read_schema(files[0])
-    columns = dict.fromkeys(part["column"] for part in settings["features"])
-    names = [settings["id"], *(name for name in columns if name is not None)]
-    spec = {name: tf.io.VarLenFeature(_type(schema.field(name).type)) for name in names}
-    representations = tensor_representation_util.InferTensorRepresentationsFromSchema(
-        schema_utils.schema_from_feature_spec(spec)
-    )
-    adapter = tensor_adapter.TensorAdapterConfig(
-        pa.schema([schema.field(name).remove_metadata() for name in names]), representations
-    )
-    out = tokens / examples.name
-    out.mkdir(parents=True)
+    n_bytes = sum(Path(file).stat().st_size for s in sides for file in example_files(s.examples))
+    options = PipelineOptions(beam_args if n_bytes > _LOCAL_BYTES else with_local_runner(()))
     with (
         tempfile.TemporaryDirectory(prefix="recsys-transform-") as scratch,
-        beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline,
+        beam.Pipeline(options=options) as pipeline,
         tft_beam.Context(temp_dir=scratch),
     ):
-        rows = pipeline | beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_batches, names)
+        for side in sides:
+            _ = pipeline | id_column(side.config) >> _Transform(side)
+
+
+class _Transform(beam.PTransform):
+    """The part of the job for one side."""
+
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self._side = side
+
+    def expand(self, pbegin: beam.pvalue.PBegin) -> beam.PCollection:
+        config, examples, tokens, graph = self._side
+        settings, files = feature_settings(config), example_files(examples)
+        schema = pq.read_schema(files[0])
+        columns = dict.fromkeys(part["column"] for part in settings["features"])
+        names = [settings["id"], *(name for name in columns if name is not None)]
+        spec = {name: tf.io.VarLenFeature(_type(schema.field(name).type)) for name in names}
+        representations = tensor_representation_util.InferTensorRepresentationsFromSchema(
+            schema_utils.schema_from_feature_spec(spec)
+        )
+        adapter = tensor_adapter.TensorAdapterConfig(
+            pa.schema([schema.field(name).remove_metadata() for name in names]), representations
+        )
+        out = tokens / examples.name
+        out.mkdir(parents=True)
+        rows = pbegin | beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_batches, names)
         (made, _), function = (rows, adapter) | tft_beam.AnalyzeAndTransformDataset(
             lambda inputs: preprocessing_fn(inputs, settings), output_record_batches=True
         )
-        _ = made | "WriteTokens" >> beam.Map(_write, out)
         _ = function | tft_beam.WriteTransformFn(str(graph))
+        return made | "WriteTokens" >> beam.Map(_write, out)
 
 
 def _type(column: pa.DataType) -> tf.DType:
