@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -314,10 +314,29 @@ def count_codes(
 
 
 def merge_counts(tables: Sequence[pa.Table]) -> pa.Table:
-    """Returns the sum of tables of counted ids."""
+    """Returns the sum of tables of counted ids, in any order."""
     table = pa.concat_tables([*tables, COUNTS_SCHEMA.empty_table()], promote_options="default")
-    how = {"count": "sum", "last_seen": "max", "events": "sum"}
-    sums = [(name, way) for name, way in how.items() if name in table.column_names]
+    ids = as_texts(table["id"])
+    hashes = fingerprints(ids)
+    order = np.argsort(hashes)
+    is_same = np.diff(hashes[order]) == 0
+    if not is_same.any():
+        return table
+    twins = np.flatnonzero(is_same)
+    if pc.any(pc.not_equal(*(ids.take(pa.array(order[twins + n])) for n in (0, 1)))).as_py():
+        return _grouped(table)
+    # A hash table of the ids would be several times as large as they are.
+    starts = np.flatnonzero(np.append(True, ~is_same))
+    columns = {"id": ids.take(pa.array(order[starts]))}
+    for name in table.column_names[1:]:
+        merge = np.maximum if name == "last_seen" else np.add
+        columns[name] = merge.reduceat(table[name].to_numpy()[order], starts)
+    return pa.table(columns)
+
+
+def _grouped(table: pa.Table) -> pa.Table:
+    """Returns the sum of counted ids, of which different ones have the same hash."""
+    sums = [(name, "max" if name == "last_seen" else "sum") for name in table.column_names[1:]]
     merged = table.group_by("id").aggregate(sums)
     return pa.table({"id": merged["id"], **{n: merged[f"{n}_{way}"] for n, way in sums}})
 
@@ -357,7 +376,7 @@ def grow(
     config: VocabularyConfig,
     cut: int,
     keep: pa.Array | pa.ChunkedArray | None = None,
-    held_out: pa.Table | None = None,
+    held_out: Iterable[pa.Table] | None = None,
 ) -> tuple[Vocabulary, dict[str, Any]]:
     """Returns the vocabulary of new training data, and the changes.
 
@@ -371,7 +390,7 @@ def grow(
         config: Rules for getting and losing a row.
         cut: End of the training data [seconds since 1970, UTC].
         keep: Ids of the catalogue, which always have a row.
-        held_out: Ids of the evaluation positives, only for the statistics of the changes.
+        held_out: Tables of the ids of evaluation events, only for the statistics of the changes.
 
     Returns:
         The vocabulary; and the changes, as docs/store.md describes `diff.json`.
@@ -474,7 +493,7 @@ def _counted(
     """Returns all counted or kept ids: id, positives, events, time last seen, and if it is kept."""
     ids = as_texts(counted["id"])
     kept = pc.unique(as_texts([] if keep is None else keep)).drop_null()
-    place = IdIndex(ids).find(kept)
+    place = IdIndex(ids).find(kept) if len(kept) else np.zeros(0, np.int64)
     unseen = kept.filter(pa.array(place < 0))
     n_all = len(ids) + len(unseen)
     is_kept = np.arange(n_all) >= len(ids)
@@ -501,7 +520,10 @@ def _most_frequent(
     return chosen[order.to_numpy()]
 
 
-def _unknown_share(vocabulary: Vocabulary, counted: pa.Table) -> float:
-    counts = counted["count"].to_numpy()
-    is_unknown = vocabulary.rows(counted["id"]) < vocabulary.first_own_row
-    return float(counts[is_unknown].sum() / max(counts.sum(), 1))
+def _unknown_share(vocabulary: Vocabulary, tables: Iterable[pa.Table]) -> float:
+    n_unknown = n_all = 0
+    for counted in tables:
+        counts = counted["count"].to_numpy()
+        n_unknown += counts[vocabulary.rows(counted["id"]) < vocabulary.first_own_row].sum()
+        n_all += counts.sum()
+    return float(n_unknown / max(n_all, 1))

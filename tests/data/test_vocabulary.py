@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from recsys.config import VocabularyConfig
 from recsys.data import vocabulary as vocabulary_module
+from recsys.data.hashes import fingerprints
 from recsys.data.vocabulary import (
     COUNTS_SCHEMA,
     IdIndex,
@@ -44,15 +45,21 @@ def row_of(vocabulary):
 # --- counting
 
 
-@given(st.lists(st.tuples(st.sampled_from(IDS), st.integers(-5, 5))), st.integers(1, 4))
-def test_counts_are_those_of_a_counter_however_the_events_are_split(events, n_parts):
+@given(
+    st.lists(st.tuples(st.sampled_from(IDS), st.integers(-5, 5))),
+    st.integers(1, 4),
+    st.sampled_from([np.uint64(2), np.uint64(1 << 63)]),
+)
+def test_counts_are_those_of_a_counter_however_the_events_are_split(events, n_parts, n_hashes):
     parts = []
     for part in range(n_parts):
         mine = events[part::n_parts]
         ids = pa.array([id_ for id_, _ in mine], pa.large_string()).dictionary_encode()
         times = np.array([time for _, time in mine], np.int64)
         parts.append(count_codes(ids.dictionary, ids.indices.to_numpy(), times))
-    merged = merge_counts(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary_module, "fingerprints", lambda ids: fingerprints(ids) % n_hashes)
+        merged = merge_counts(parts)
     assert merged.schema == COUNTS_SCHEMA
     got = {row["id"]: (row["count"], row["last_seen"]) for row in merged.to_pylist()}
     counts = Counter(id_ for id_, _ in events)
@@ -119,7 +126,7 @@ def test_ids_stay_new_ones_fill_free_rows_and_old_ones_go():
     # Day 35: b was not seen for 34 days, c for 25; x and y are new; w is too old to come in.
     seen = {"a": (1, 34), "y": (2, 30), "x": (8, 30), "w": (4, 2)}
     held_out = counted({"a": (3, 40), "x": (3, 40), "never": (6, 40)})
-    second, diff = grow(first, counted(seen), config, 35 * DAY, None, held_out)
+    second, diff = grow(first, counted(seen), config, 35 * DAY, None, [held_out])
     assert row_of(second) == {"a": 1, "x": 2, "c": 3, "y": 4}
     assert second.generation.tolist() == [0, 1, 0, 0]
     assert second.row_counts.tolist() == [4, 1, 8, 0, 2]

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from recsys.data.event_log import ShardedColumn
 from recsys.data.ingest.segment_parts import MISSING, SegmentPart
+from recsys.data.ingest.user_order import UserOrder
 from recsys.data.store import ShardInfo, count_tied
-from recsys.data.vocabulary import IdIndex, as_texts
 from recsys.ragged import ranges
 
 
@@ -22,11 +22,11 @@ class TrainedTimes:
     Args:
         folder: Folder of the training part of the store.
         shards: Its shards.
-        ids: Ids of its users, in order.
+        users: Its users.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[ShardInfo], ids: pa.ChunkedArray) -> None:
-        self._index = IdIndex(as_texts(ids))
+    def __init__(self, folder: Path, shards: Sequence[ShardInfo], users: UserOrder) -> None:
+        self._users = users
         folders = [folder / shard.name for shard in shards]
         self._times = ShardedColumn(
             [np.load(one / "timestamp.npy", mmap_mode="r") for one in folders], np.int64
@@ -34,9 +34,9 @@ class TrainedTimes:
         counts = [np.diff(np.load(one / "offsets.npy")) for one in folders]
         self._offsets = np.cumsum(np.concatenate([[0], *counts]))
 
-    def of(self, ids: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the index of the user `[n]` among `ids`, and the time `[n]`, of their events."""
-        place = self._index.find(as_texts(ids))
+    def of(self, users: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the index in `users` and the time `[n]` of each of their events."""
+        place = self._users.find(users)
         known = np.flatnonzero(place >= 0)
         starts = self._offsets[place[known]]
         counts = self._offsets[place[known] + 1] - starts
@@ -57,19 +57,19 @@ class Moments:
     time: np.ndarray
     is_in_history: np.ndarray | None
 
-    def gaps(self, trained: TrainedTimes | None, ids: pa.ChunkedArray) -> np.ndarray:
+    def gaps(self, trained: TrainedTimes | None, users: pa.Table) -> np.ndarray:
         """Returns the time since the newest event of each event's history `[n]` int64 [s].
 
         It is the lowest int64 if the history is empty.
 
         Args:
             trained: Earlier events of the users; None: there are none.
-            ids: Id of each user.
+            users: The users, in the columns of `USERS_SCHEMA`.
         """
         inside = np.ones(len(self.user), bool) if self.is_in_history is None else self.is_in_history
         if trained is None:
             return _gaps(self.user, self.time, inside)
-        user, time = trained.of(ids)
+        user, time = trained.of(users)
         n = len(user)
         user, time = np.concatenate([user, self.user]), np.concatenate([time, self.time])
         inside = np.concatenate([np.ones(n, bool), inside])

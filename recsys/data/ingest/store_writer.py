@@ -34,6 +34,7 @@ from recsys.data.ingest.segment_parts import (
     read_parts,
 )
 from recsys.data.ingest.tasks import in_threads
+from recsys.data.ingest.user_order import UserOrder
 from recsys.data.row_log import RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import (
@@ -42,7 +43,6 @@ from recsys.data.store import (
     ShardInfo,
     commit_shard,
     count_tied,
-    order_users,
     settle,
     write_manifest,
 )
@@ -96,7 +96,7 @@ def make_vocabularies(
             rules,
             cut,
             keep=ids,
-            held_out=counts_of(interactions, "eval", file),
+            held_out=(part.counts(file) for part in read_parts(interactions, "eval")),
         )
         if name == "items" and not vocabulary.has_id().any():
             raise RecsysError(
@@ -159,7 +159,7 @@ def _make_kinds(
     counted = counts_of(interactions, "train", KINDS)
     if earlier is None and not counted.num_rows:
         return None
-    held_out = counts_of(interactions, "eval", KINDS)
+    held_out = [part.counts(KINDS) for part in read_parts(interactions, "eval")]
     grown, changed = grow(earlier, counted, VocabularyConfig(), cut, held_out=held_out)
     if (n := len(grown.own_ids)) > MOST_KINDS:
         text = f"of {n} kinds of events {MOST_KINDS} get a row; the others count as unknown"
@@ -208,7 +208,7 @@ def build_store(
         writer = _PartWriter(store, name, parts, known, features, end - label_after_s, trained)
         infos[name] = writer.write(most)
         if any(one.feature.value == "gap" for one in features):
-            trained = TrainedTimes(store / name, infos[name], writer.users["id"])
+            trained = TrainedTimes(store / name, infos[name], writer.users)
         text = f"{name} events written"
         emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
     write_manifest(store, cut, infos, split)
@@ -227,7 +227,7 @@ class _PartWriter:
         trained: Times of the training events, of which the part's users have some; None: unused.
 
     Attributes:
-        users: Its users in order, see `USERS_SCHEMA`.
+        users: Its users.
     """
 
     def __init__(
@@ -242,16 +242,12 @@ class _PartWriter:
     ) -> None:
         self._store, self._name, self._features = store, name, features
         self._labels_until, self._trained = labels_until, trained
-        ids = in_threads(lambda part: part.ids(USERS).take(pa.array(part.users)), parts)
-        every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
-        rows = known[USERS].rows(every.dictionary)
-        place, self.users = order_users(every.dictionary, rows, name == "train")
-        codes, ends = every.indices.to_numpy(), np.cumsum([0, *map(len, ids)])
+        self.users = UserOrder(parts, known[USERS], by_row=name == "train")
         self._sources = in_threads(
-            lambda one: _Source(one[0], place[codes[slice(*one[1])]], known, features),
-            zip(parts, itertools.pairwise(ends), strict=True),
+            lambda one: _Source(*one, known, features),
+            zip(parts, self.users.places_of_parts(), strict=True),
         )
-        self._n_events, self._n_positives = np.zeros((2, self.users.num_rows), np.int64)
+        self._n_events, self._n_positives = np.zeros((2, self.users.n_users), np.int64)
         for source in self._sources:
             self._n_events[source.place] += source.ends - source.starts
             self._n_positives[source.place] += source.count_positives()
@@ -263,13 +259,15 @@ class _PartWriter:
 
     def _write_shard(self, numbered: tuple[int, tuple[int, int]]) -> ShardInfo:
         index, (first, end) = numbered
-        shard, rows = self._shard(first, end, int(self._n_positives[:first].sum()))
-        users = self.users.slice(first, end - first)
+        users = self.users.table(first, end)
+        shard, rows = self._shard(first, end, users, int(self._n_positives[:first].sum()))
         return commit_shard(self._store, self._name, index, shard, users, rows)
 
-    def _shard(self, first: int, end: int, n_written: int) -> tuple[EventShard, RowShard | None]:
+    def _shard(
+        self, first: int, end: int, users: pa.Table, n_written: int
+    ) -> tuple[EventShard, RowShard | None]:
         """Returns the log, and all rows if there are labels, of the users `first` … `end` - 1."""
-        user_row = self.users["user_row"].to_numpy()[first:end]
+        user_row = users["user_row"].to_numpy()
         offsets = np.concatenate([[0], np.cumsum(self._n_events[first:end])])
         columns = self._gather(first, end, offsets)
         user = np.repeat(np.arange(end - first, dtype=np.int32), np.diff(offsets))
@@ -280,8 +278,7 @@ class _PartWriter:
         item_row = item_row[order]
         columns = {name: column[order] for name, column in columns.items()}
         is_positive = columns.pop("positive", None)
-        ids = self.users["id"].slice(first, end - first)
-        features = self._encoded(columns, Moments(user, time, is_positive), ids)
+        features = self._encoded(columns, Moments(user, time, is_positive), users)
         optional: dict[str, Any] = {name: columns[name] for name in OPTIONAL if name in columns}
         if is_positive is None:
             shard = EventShard(
@@ -332,13 +329,13 @@ class _PartWriter:
         return columns
 
     def _encoded(
-        self, columns: dict[str, np.ndarray], moments: Moments, ids: pa.ChunkedArray
+        self, columns: dict[str, np.ndarray], moments: Moments, users: pa.Table
     ) -> dict[str, np.ndarray]:
         """Returns the features by name."""
         encoded: dict[str, np.ndarray] = {}
         for one in sorted(self._features, key=lambda one: one.feature.value == "tokens"):
             if one.feature.value == "gap":
-                gaps = as_arrow(moments.gaps(self._trained, ids))
+                gaps = as_arrow(moments.gaps(self._trained, users))
                 encoded[one.name] = smallest(one.encode(gaps), one.rows)
             elif one.feature.value == "tokens":
                 of: Any = one.feature
