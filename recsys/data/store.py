@@ -256,8 +256,7 @@ def _map_offsets(path: Path, n_users: int, n_events: int) -> np.ndarray:
 def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
     """Maps a column of `length` values into memory, read-only; None: of any type and width."""
     try:
-        with _ONE_HEADER:
-            column = np.load(path, mmap_mode=None if length == 0 else "r", allow_pickle=False)
+        column = map_array(path)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, str(error)) from None
     is_alike = len(column) == length if dtype is None else column.shape == (length,)
@@ -266,6 +265,17 @@ def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
         raise _damaged(path, f"{column.dtype} {column.shape}, not {wanted}")
     # A plain view, since indexing a `np.memmap` is slower. It keeps the map alive.
     return np.asarray(column)
+
+
+def map_array(path: Path) -> np.ndarray:
+    """Maps an array into memory, read-only; safe in threads."""
+    array: np.ndarray
+    with _ONE_HEADER:
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError:  # An array without values can't be mapped.
+            array = np.load(path, allow_pickle=False)
+    return array
 
 
 def _damaged(path: Path, received: str) -> RecsysError:

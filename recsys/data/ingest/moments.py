@@ -12,7 +12,7 @@ import pyarrow as pa
 from recsys.data.event_log import ShardedColumn
 from recsys.data.ingest.segment_parts import MISSING, SegmentPart
 from recsys.data.ingest.user_order import UserOrder
-from recsys.data.store import ShardInfo, count_tied
+from recsys.data.store import ShardInfo, count_tied, map_array
 from recsys.ragged import ranges
 
 
@@ -28,10 +28,8 @@ class TrainedTimes:
     def __init__(self, folder: Path, shards: Sequence[ShardInfo], users: UserOrder) -> None:
         self._users = users
         folders = [folder / shard.name for shard in shards]
-        self._times = ShardedColumn(
-            [np.load(one / "timestamp.npy", mmap_mode="r") for one in folders], np.int64
-        )
-        counts = [np.diff(np.load(one / "offsets.npy")) for one in folders]
+        self._times = ShardedColumn([map_array(one / "timestamp.npy") for one in folders], np.int64)
+        counts = [np.diff(map_array(one / "offsets.npy")) for one in folders]
         self._offsets = np.cumsum(np.concatenate([[0], *counts]))
 
     def of(self, users: pa.Table) -> tuple[np.ndarray, np.ndarray]:

@@ -47,7 +47,7 @@ from recsys.data.hashes import fingerprints
 from recsys.data.ingest.tasks import in_threads
 from recsys.data.labels import FEATURE, IMPRESSION, LABEL
 from recsys.data.split import PART, TIME, count_positive_days, event_times
-from recsys.data.store import event_order
+from recsys.data.store import event_order, map_array
 from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
 
 USERS, ITEMS, KINDS = "users.parquet", "items.parquet", KINDS_FILE
@@ -208,7 +208,7 @@ class SegmentPart:
 
     def stored(self, name: str) -> np.ndarray:
         """Returns a column that every folder has."""
-        return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        return map_array(self.folder / f"{name}.npy")
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:

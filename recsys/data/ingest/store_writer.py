@@ -244,7 +244,7 @@ class _PartWriter:
         self._labels_until, self._trained = labels_until, trained
         self.users = UserOrder(parts, known[USERS], by_row=name == "train")
         self._sources = in_threads(
-            lambda one: _Source(*one, known, features),
+            lambda one: _Source(one[0], one[1], known, features),
             zip(parts, self.users.places_of_parts(), strict=True),
         )
         self._n_events, self._n_positives = np.zeros((2, self.users.n_users), np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.ingest.segment_parts import USERS, SegmentPart
+from recsys.data.ingest.tasks import in_threads
 from recsys.data.store import USERS_SCHEMA, order_users
 from recsys.data.vocabulary import IdIndex, Vocabulary
 
@@ -26,14 +27,17 @@ class UserOrder:
 
     def __init__(self, parts: Sequence[SegmentPart], known: Vocabulary, by_row: bool) -> None:
         self._known, first = known, known.first_own_row
-        self._rows, sharing = [], [pa.array([], pa.large_string())]
         has_events = np.zeros(known.n_rows, bool)
-        for part in parts:
+
+        def find(part: SegmentPart) -> tuple[np.ndarray, pa.Array]:
             ids = part.ids(USERS).take(pa.array(part.users))
             rows = known.rows(ids)
             has_events[rows] = True
-            self._rows.append(rows)
-            sharing.append(ids.filter(pa.array(rows < first)))
+            return rows, ids.filter(pa.array(rows < first))
+
+        found = in_threads(find, parts)
+        self._rows = [rows for rows, _ in found]
+        sharing = [pa.array([], pa.large_string()), *(ids for _, ids in found)]
         own = first + np.flatnonzero(has_events[first:]).astype(np.int32)
         ids = pa.concat_arrays(sharing)
         unique = ids.unique()
