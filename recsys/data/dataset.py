@@ -141,6 +141,11 @@ class FeatureTable:
     is_attribute: bool = False
 
     @property
+    def needs_layers(self) -> bool:
+        """Whether only the layers of a model read the feature: not so if it is an attribute."""
+        return self.side != "event" or self.is_context
+
+    @property
     def entry(self) -> tuple[tuple[int], str]:
         """Shape and dtype of the feature of one item, user or event."""
         return ((self.floats,), "float32") if self.floats else ((self.width,), "int32")

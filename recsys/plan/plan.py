@@ -18,7 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys import registry
 from recsys.config import Config
-from recsys.data.dataset import FeatureTable
 from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof, sent_collectives
 from recsys.embedding.table import Table, TablePlacement, planned
@@ -128,21 +127,16 @@ def with_model(config: Config, rows: TableRows) -> Config:
     """Returns a config with the model that would be chosen for the data, if it names none."""
     order = "none" if config.data.split == "random" else config.data.interactions.ordered_by
     n_users, n_items = (rows.rows[name] for name in ("users", "items"))
-    shape = DataShape(rows.events, n_users, n_items, order, bool(rows.widths or rows.floats))
+    has_features = any(feature.needs_layers for feature in rows.features)
+    shape = DataShape(rows.events, n_users, n_items, order, has_features)
     return side_of(config.model, "training").chosen(config, shape, None)
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
     """Returns the spec of a config's model for tables of `rows`."""
     features = [
-        FeatureTable(
-            name,
-            "user" if name in rows.of_users else "item",
-            rows.rows.get(name, 0),
-            rows.widths.get(name, 1),
-            rows.floats.get(name, 0),
-        )
-        for name in (*rows.widths, *rows.floats)
+        dataclasses.replace(feature, rows=rows.rows.get(feature.name, 0))
+        for feature in rows.features
     ]
     return ModelSpec.of(config.model, rows.rows["users"], rows.rows["items"], features)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.config import Config, DataConfig, InteractionsConfig
-from recsys.data.catalogue import SUMMARY, FeatureSize
+from recsys.data.catalogue import SUMMARY
+from recsys.data.dataset import FeatureTable, feature_tables
 from recsys.data.entities import (
     EntityConfig,
     example_columns,
@@ -25,6 +26,8 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.event_features import FOLDER as EVENT_FEATURES
+from recsys.data.event_features import load_event_features
 from recsys.data.hash_count import HashCount
 from recsys.data.ingest.spans import read_spans
 from recsys.data.sources.pieces import read_all
@@ -33,6 +36,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.system.files import DAMAGE, read_json
 
 _MOST_ROWS = 2**31 - 1
+Side = Literal["item", "user"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +45,18 @@ class TableRows:
 
     Attributes:
         rows: Rows of each table, including row 0: `users`, `items`, the features.
-        widths: Maximum number of tokens per item or user, by feature of tokens.
+        features: The features of items, users and events; their rows are in `rows`.
         source: Origin of the numbers, as text.
-        of_users: Names of the users' features; the others are the items'.
         events: Approximate number of events; 0 if the rows were given.
         counts: Number of events of each row of `users` and `items` `[rows]`, if there is a data
             folder.
-        floats: Number of float32 values of each feature without a table.
     """
 
     rows: Mapping[str, int]
-    widths: Mapping[str, int]
+    features: tuple[FeatureTable, ...]
     source: str
-    of_users: frozenset[str] = frozenset()
     events: int = 0
     counts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
-    floats: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def parse_rows(words: Iterable[str]) -> dict[str, int]:
@@ -97,12 +97,8 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
         UsageError: `overrides` names an unknown table.
     """
     known = None if data is None else _of_data(data)
-    features = {what: side.features for what, side in config.data.sides.items()}
-    of_sides = [feature for part in features.values() for feature in part]
-    widths = {feature.name: feature.width for feature in of_sides if not feature.floats}
-    floats = {feature.name: feature.floats for feature in of_sides if feature.floats}
-    of_users = frozenset(feature.name for feature in features.get("users", ()))
-    names = ["users", "items", *(widths if known is None else known.widths)]
+    features = _features(config.data) if known is None else known.features
+    names = ["users", "items", *(feature.name for feature in features if not feature.floats)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
         raise UsageError(
@@ -113,12 +109,8 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
         )
     if known is None and set(names) <= set(overrides):
         rows = {name: overrides[name] for name in names}
-        return TableRows(rows, widths, "as given", of_users, floats=floats)
-    if known is None:
-        known = _of_last_run(config, widths, floats)
-    if known is None:
-        known = _of_raw_files(config, widths, of_users)
-        known = dataclasses.replace(known, floats=floats)
+        return TableRows(rows, features, "as given")
+    known = known or _of_last_run(config, features) or _of_raw_files(config, features)
     rows = {name: overrides.get(name, n) for name, n in known.rows.items()}
     counts = {name: n for name, n in known.counts.items() if name not in overrides}
     source = (
@@ -127,20 +119,34 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
     return dataclasses.replace(known, rows=rows, source=source, counts=counts)
 
 
-def _described(file: Path) -> dict[str, FeatureSize]:
-    """Returns the sizes of the features in a folder."""
-    names = FeatureSize._fields
-    features = read_json(file)["features"]
-    return {f["name"]: FeatureSize(**{n: int(f[n]) for n in names if n in f}) for f in features}
+def _features(data: DataConfig) -> tuple[FeatureTable, ...]:
+    """Returns the features of a config, without rows."""
+    sides: dict[str, Side] = {"items": "item", "users": "user"}
+    of_sides = (
+        FeatureTable(feature.name, sides[what], 0, feature.width, feature.floats)
+        for what, config in data.sides.items()
+        for feature in config.features
+    )
+    of_events = (
+        FeatureTable(f.name, "event", 0, f.width, f.floats, f.is_context, f.is_attribute)
+        for f in data.interactions.features
+    )
+    return (*of_sides, *of_events)
+
+
+def _described(file: Path, side: Side) -> Iterator[FeatureTable]:
+    """Yields the features in a folder."""
+    for f in read_json(file)["features"]:
+        yield FeatureTable(f["name"], side, int(f["rows"]), int(f["width"]), f.get("floats", 0))
 
 
 def _of_data(folder: Path) -> TableRows:
     """Returns the table rows of a data folder."""
     try:
-        features = _described(folder / "catalogue" / SUMMARY)
-        has_users = (folder / "user_features").exists()
-        of_users = _described(folder / "user_features" / SUMMARY) if has_users else {}
-        features |= of_users
+        features = [*_described(folder / "catalogue" / SUMMARY, "item")]
+        if (folder / "user_features").exists():
+            features += _described(folder / "user_features" / SUMMARY, "user")
+        features += feature_tables((), (), load_event_features(folder / EVENT_FEATURES))
         counts = {
             side: pq.read_table(folder / "vocabulary" / f"{side}.parquet", columns=["count"])
             for side in ("users", "items")
@@ -154,21 +160,16 @@ def _of_data(folder: Path) -> TableRows:
         ) from None
     of_rows = {side: _filled(table["count"]) for side, table in counts.items()}
     rows = {side: len(of_side) for side, of_side in of_rows.items()}
-    tokens = {name: size for name, size in features.items() if not size.floats}
-    rows |= {name: size.rows for name, size in tokens.items()}
-    widths = {name: size.width for name, size in tokens.items()}
-    floats = {name: size.floats for name, size in features.items() if size.floats}
+    rows |= {feature.name: feature.rows for feature in features if not feature.floats}
     events = int(of_rows["users"].sum())
-    return TableRows(rows, widths, f"from {folder}", frozenset(of_users), events, of_rows, floats)
+    return TableRows(rows, tuple(features), f"from {folder}", events, of_rows)
 
 
 def _filled(counts: pa.ChunkedArray) -> np.ndarray:
     return cast(np.ndarray, pc.fill_null(counts, 0).to_numpy())
 
 
-def _of_last_run(
-    config: Config, widths: Mapping[str, int], floats: Mapping[str, int]
-) -> TableRows | None:
+def _of_last_run(config: Config, features: tuple[FeatureTable, ...]) -> TableRows | None:
     """Returns the table rows of the newest data folder with the config's features."""
     folders = config.root_folder.glob("artifacts/InteractionEncoder/data/*")
     numbered = [folder for folder in folders if folder.name.isdecimal()]
@@ -177,12 +178,12 @@ def _of_last_run(
             table_rows = _of_data(folder)
         except RecsysError:  # From an interrupted run.
             continue
-        if (table_rows.widths, table_rows.floats) == (widths, floats):
+        if tuple(dataclasses.replace(f, rows=0) for f in table_rows.features) == features:
             return dataclasses.replace(table_rows, source=f"from the last run, {folder}")
     return None
 
 
-def _of_raw_files(config: Config, widths: Mapping[str, int], of_users: frozenset[str]) -> TableRows:
+def _of_raw_files(config: Config, features: tuple[FeatureTable, ...]) -> TableRows:
     try:
         counts, events, left_out = count_raw(config.data)
     except RecsysError as error:
@@ -192,7 +193,7 @@ def _of_raw_files(config: Config, widths: Mapping[str, int], of_users: frozenset
     if left_out:
         source += f"; the broken spans {', '.join(left_out)} are left out"
     rows = {name: n + 1 for name, n in counts.items()}
-    return TableRows(rows, widths, source, of_users, events)
+    return TableRows(rows, features, source, events)
 
 
 def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
@@ -217,19 +218,42 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
     for what, side in data.sides.items():
         tokens |= _count_side(side, what, items if what == "items" else HashCount())
 
-    events = 0
+    events, texts = (
+        0,
+        {
+            feature.name: Counter[str]()
+            for feature in data.interactions.features
+            if feature.value == "text"
+        },
+    )
 
     def count_ids(files: InteractionsConfig) -> None:
         nonlocal events
-        for _, batch in read_all(files, "interactions", list(ids)):
+        read = [f for f in files.features if f.name in texts]
+        columns = dict.fromkeys((*ids, *(feature.column for feature in read)))
+        for _, batch in read_all(files, "interactions", list(columns)):
             events += batch.columns.num_rows
             for name, counted in ids.items():
                 counted.add_texts(to_ids(batch.columns.column(name)))
+            for feature in read:
+                for entry in pc.value_counts(to_ids(batch.columns.column(feature.column))):
+                    texts[feature.name][entry["values"].as_py()] += entry["counts"].as_py()
 
     left_out, last = read_spans(data.interactions, count_ids)
     if last is not None and not len(users):
         raise last
+    for feature in data.interactions.features:
+        if not feature.floats:
+            learned = feature.learn(_counted(texts.get(feature.name, Counter())), None)
+            tokens[feature.name] = feature.table_rows(learned) - 1
     return {"users": len(users), "items": len(items), **tokens}, events, left_out
+
+
+def _counted(texts: Counter[str]) -> pa.Table:
+    """Returns `value` and `count`, as `EventFeature.learn` takes them."""
+    known = sorted(text for text in texts if text)
+    counts = [texts[text] for text in known]
+    return pa.table({"value": pa.array(known, pa.string()), "count": pa.array(counts, pa.int64())})
 
 
 def _count_side(config: EntityConfig, what: str, ids: HashCount) -> dict[str, int]:

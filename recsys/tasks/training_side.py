@@ -264,7 +264,7 @@ class DataShape:
         items: Number of item rows.
         order: Order of a user's events; also `none` if the held-out events aren't a user's
             newest.
-        has_features: Whether items or users have features.
+        has_features: Whether items, users or queries have features.
         new_items: Number of items without events, if items have features; else 0.
     """
 
@@ -287,7 +287,7 @@ class DataShape:
             ),
             items=data.spec.item_rows,
             order="none" if has_one_query_per_user(data.train, config, split) else split.order,
-            has_features=bool(catalogue.features or data.user_features),
+            has_features=any(feature.needs_layers for feature in data.spec.features),
             new_items=int(is_new.sum()) if catalogue.features else 0,
         )
 

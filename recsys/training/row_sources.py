@@ -38,6 +38,7 @@ import pyarrow.compute as pc
 from scipy import sparse
 
 from recsys.data.catalogue import FeatureBags
+from recsys.data.event_features import LearnedFeature
 from recsys.data.vocabulary import IdIndex, Vocabulary
 from recsys.embedding.saved_arrays import SavedRows
 
@@ -161,6 +162,27 @@ def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> Ro
         n_old, n_new = (feature.rows - 1 - months for feature in (old, new))
         source[1 : 1 + n_new] = _main_buckets(_bucket_moves(old, new, ids, n_old, n_new))
         source[1 + n_new :] = np.arange(1 + n_old, old.rows)
+    before, now = np.ones(old.rows, bool), np.ones(new.rows, bool)
+    before[0] = now[0] = False
+    return RowSources.of(source, before, now, 1)
+
+
+def sources_of_event_tokens(old: LearnedFeature, new: LearnedFeature) -> RowSources:
+    """Returns the sources of the rows of an event feature's table.
+
+    Tokens are matched by name; without names a row continues the same row.
+
+    Args:
+        old: The earlier feature.
+        new: The current feature, of the same kind.
+    """
+    names = [one.feature.token_names(one.learned) for one in (new, old)]
+    source = np.arange(new.rows)
+    if names[0] is not None and names[1] is not None:
+        texts = [pa.array(known[1:], pa.large_string()) for known in (names[0], names[1])]
+        matches = pc.index_in(texts[0], value_set=texts[1])
+        source[1:] = pc.fill_null(matches, NOWHERE - 1).to_numpy(zero_copy_only=False) + 1
+    source[source >= old.rows] = NOWHERE
     before, now = np.ones(old.rows, bool), np.ones(new.rows, bool)
     before[0] = now[0] = False
     return RowSources.of(source, before, now, 1)

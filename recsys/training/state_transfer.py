@@ -19,7 +19,13 @@ from recsys.models import LookupModel, ModelInputs
 from recsys.tasks.config import TrainStage
 from recsys.tasks.model_folder import kept_weights
 from recsys.training.optimization import moments_of, seeds_of
-from recsys.training.row_sources import NewRows, RowSources, sources_of_ids, sources_of_tokens
+from recsys.training.row_sources import (
+    NewRows,
+    RowSources,
+    sources_of_event_tokens,
+    sources_of_ids,
+    sources_of_tokens,
+)
 from recsys.training.training_result import report_progress
 from recsys.training.warm_start import EarlierModel, refused, warm_start_of
 
@@ -59,6 +65,10 @@ def transfer_state(
         for today in (feature for feature in inputs.features(side) if not feature.floats):
             own = sources_of_tokens(then[today.name], today, sources[side].source)
             sources[today.name] = own
+    of_events = {one.name: one for one in before.event_features}
+    for one in inputs.event_features:
+        if one.rows:
+            sources[one.name] = sources_of_event_tokens(of_events[one.name], one)
     report: Report = {}
     for number, table in enumerate(tables):
         report_progress(number, len(tables), f"takes over the table {table.name}")

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from recsys import registry
+from recsys.data.dataset import PARTS
 from recsys.data.hold_out import KeptEvents
 from recsys.data.store import InteractionStore
 from recsys.distributed.coordination import agreed, jointly, note_on_primary
@@ -48,7 +49,7 @@ FOLDER = "training_state"
 CHANGED = "R390"
 """Error code if the config describes another model than the earlier one."""
 _STATE, _MANIFEST = f"{FOLDER}/state.json", f"{FOLDER}/manifest.json"
-_READ = ("model.json", "weights", "vocabulary", "catalogue", "user_features", FOLDER)
+_READ = ("model.json", "weights", *PARTS, FOLDER)
 _SEEDS = 2**31
 
 
@@ -364,6 +365,20 @@ def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str
             if kind_of(old) == kind_of(new) == "hashed":
                 yield f"hash rows of {new.name}", old.rows - 1, new.rows - 1
             yield f"numbers of {new.name}", old.floats, new.floats
+    yield "features of events", _event_traits(before), _event_traits(now)
+
+
+def _event_traits(inputs: ModelInputs) -> str:
+    """Returns the features of events with all that must not change of them."""
+    traits = []
+    for one in inputs.event_features:
+        feature = one.feature
+        has_names = feature.token_names(one.learned) is not None
+        size = "" if has_names else f" of {feature.floats or one.rows - 1}"
+        uses = {"context": feature.is_context, "attribute": feature.is_attribute}
+        used = " and ".join(use for use, is_used in uses.items() if is_used)
+        traits.append(f"{one.name} ({feature.kind}{size}, {used})")
+    return ", ".join(traits) or "none"
 
 
 # --- how a warm start differs from a first training

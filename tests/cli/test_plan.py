@@ -113,7 +113,7 @@ def test_rows_are_counted_in_the_raw_files_where_there_is_no_run(config):
     found = find_rows(load_config(config), {})
     # ann, bob, "cy, d"; x, y, z, new, unseen; a, b, c; each with row 0.
     assert dict(found.rows) == {"users": 4, "items": 6, "tags": 4}
-    assert dict(found.widths) == {"tags": 4}
+    assert [(f.name, f.side, f.width) for f in found.features] == [("tags", "item", 4)]
     assert "counted in the raw files" in found.source
 
 

@@ -10,6 +10,7 @@ import pytest
 import recsys
 from recsys.config import MeshConfig
 from recsys.config.load import default_config_path, load_config
+from recsys.data.dataset import FeatureTable
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
 from recsys.embedding import traffic as collectives
 from recsys.errors import RecsysError, UsageError
@@ -26,10 +27,14 @@ from recsys.training.optimization import (
 
 N = 8
 ROWS = TableRows(
-    {"users": 7000, "items": 60_000, "genres": 21, "words": 3000},
-    {"genres": 8, "words": 5},
+    {"users": 7000, "items": 60_000, "genres": 21, "words": 3000, "device": 6},
+    (
+        FeatureTable("genres", "item", 21, 8),
+        FeatureTable("words", "user", 3000, 5),
+        FeatureTable("device", "event", 6, 1, is_context=True, is_attribute=True),
+        FeatureTable("dwell", "event", 0, 1, floats=2, is_attribute=True),
+    ),
     "",
-    frozenset({"words"}),
 )
 
 
@@ -39,7 +44,7 @@ def config(*overrides):
 
 
 def rows(users, items):
-    return TableRows({"users": users, "items": items}, {}, "")
+    return TableRows({"users": users, "items": items}, (), "")
 
 
 @contextlib.contextmanager
@@ -69,7 +74,8 @@ def trained(config):
             bags = [x for x in model.inputs_of_sides if x.name.startswith("history.")]
             sizes |= {x.name: (rows, *x.shape) for x in bags}
         sizes["item_row"] = (m,)
-        batch = {name: np.zeros(size, np.int32) for name, size in sizes.items()}
+        dtypes = {x.name: x.dtype for x in model.inputs_of_sides}
+        batch = {n: np.zeros(size, dtypes.get(n, "int32")) for n, size in sizes.items()}
         batch["log_q"] = np.zeros(m, np.float32)
         if train.known_positives:
             batch["known"] = np.zeros((n, train.known_positives), np.int32)
