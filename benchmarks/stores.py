@@ -15,6 +15,8 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import COLUMNS, EventShard
 from recsys.data.split import BY_TIME, SplitRule
 
+_FEATURE = "feature:"
+
 
 def write_store(
     folder: Path, cut: int, train: pa.Table, held_out: pa.Table, split: SplitRule = BY_TIME
@@ -45,7 +47,8 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.
         index: Its place among the shards of the part.
         events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
             since 1970, UTC], and `weight`, `valid` and `kind` (the row of the kind) where the
-            data have them; at least one row.
+            data have them, and `feature:<name>` with a list of each event's tokens or numbers; at
+            least one row.
     """
     encoded = events["user_id"].dictionary_encode().combine_chunks()
     codes = encoded.indices.to_numpy()
@@ -53,7 +56,12 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.
     rows[codes] = events["user_row"].to_numpy()
     place, users = store.order_users(encoded.dictionary, rows, by_row=part == "train")
     columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
-    shard = sorted_shard(place[codes], n_users=users.num_rows, **columns)
+    features = {
+        name.removeprefix(_FEATURE): np.stack(events[name].to_numpy())
+        for name in events.column_names
+        if name.startswith(_FEATURE)
+    }
+    shard = sorted_shard(place[codes], n_users=users.num_rows, features=features, **columns)
     return store.commit_shard(folder, part, index, shard, users)
 
 
