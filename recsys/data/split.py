@@ -150,11 +150,19 @@ class SplitRule:
 BY_TIME = SplitRule()
 
 
-def count_positive_days(table: pa.Table) -> dict[int, int]:
-    """Returns the number of positives in `table` by UTC day [days since 1970]."""
-    positives = table["timestamp"].to_numpy()[table["label"].to_numpy() == 1]
-    days, counts = np.unique(positives // DAY_S, return_counts=True)
-    return dict(zip(days.tolist(), counts.tolist(), strict=True))
+def count_days(table: pa.Table) -> list[list[int]]:
+    """Returns `[day, rows, positives]` of each UTC day [days since 1970], ascending.
+
+    It is empty without times.
+    """
+    if TIME.name not in table.column_names or not table.num_rows:
+        return []
+    day = table[TIME.name].to_numpy() // DAY_S
+    first = int(day.min())
+    rows = np.bincount(day - first)
+    positives = np.bincount(day[table["label"].to_numpy() == 1] - first, minlength=len(rows))
+    used = np.flatnonzero(rows)
+    return np.stack([first + used, rows[used], positives[used]], axis=1).tolist()
 
 
 def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
@@ -210,12 +218,6 @@ def remark_on_share(positives_of_day: Mapping[int, int], cut: int, wanted: float
         f"{share:.1%} of the positives are held out, where data.eval_share is {wanted:.1%}: they"
         " are split at a UTC midnight, and no other one is closer."
     )
-
-
-def split_at(table: pa.Table, cut: int) -> dict[str, pa.Table]:
-    """Returns the rows before `cut` as `train`, and the others as `eval`."""
-    before = pc.less(table["timestamp"], cut)
-    return {"train": table.filter(before), "eval": table.filter(pc.invert(before))}
 
 
 def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa.Table]:

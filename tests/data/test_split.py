@@ -14,9 +14,8 @@ from split_worlds import events, made_up, make, of_users, positives, source, uni
 from recsys.data.split import (
     DAY_S,
     choose_cut,
-    count_positive_days,
+    count_days,
     file_positions,
-    split_at,
     split_rows,
 )
 from recsys.data.vocabulary import Vocabulary
@@ -65,12 +64,10 @@ def test_without_a_positive_the_rules_that_say_what_one_is_are_named():
         choose_cut({}, 0.1)
 
 
-def test_the_second_of_the_cut_is_held_out():
-    table = pa.table({"timestamp": [DAY_S - 1, DAY_S, DAY_S + 1], "label": [1, 0, 1]})
-    parts = split_at(table, DAY_S)
-    assert parts["train"]["timestamp"].to_pylist() == [DAY_S - 1]
-    assert parts["eval"]["timestamp"].to_pylist() == [DAY_S, DAY_S + 1]
-    assert count_positive_days(table) == {0: 1, 1: 1}
+def test_rows_and_positives_are_counted_by_day():
+    table = pa.table({"timestamp": [DAY_S, DAY_S - 1, DAY_S + 1, 4 * DAY_S], "label": [1, 0, 1, 0]})
+    assert count_days(table) == [[0, 1, 0], [1, 2, 2], [4, 1, 0]]
+    assert count_days(table.select(["label"])) == count_days(table.slice(4)) == []
 
 
 def test_more_files_or_lists_than_positions_can_distinguish_are_refused():

@@ -5,7 +5,6 @@ Only TFX's statistics read them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,19 +23,9 @@ if TYPE_CHECKING:
 SPLITS = ("train", "eval")
 
 
-@dataclasses.dataclass(frozen=True)
-class ExampleFile:
-    """The examples of a bucket of a segment.
-
-    Attributes:
-        file: Its file.
-        name: Its name among all of the segments.
-        split: Its split; None: it is split at the cut.
-    """
-
-    file: Path
-    name: str
-    split: str | None
+ExampleFile = tuple[Path, str, str | None]
+"""The examples of a bucket of a segment: their file, their name among all of the segments, and
+their split; None: they are split at the cut."""
 
 
 def link_examples(
@@ -55,26 +44,26 @@ def link_examples(
         cut: End of the training data [seconds since 1970, UTC].
         work: Folder for temporary files.
     """
-    for file in files:
-        if file.split is not None:
-            link(file.file, _target(folder, file.split, file.name))
-    unsplit = [file for file in files if file.split is None]
-    if unsplit:
+    for file, name, split in files:
+        if split is not None:
+            link(file, _target(folder, split, name))
+    if unsplit := [file for file in files if file[2] is None]:
         run_tasks(like, unsplit, functools.partial(_split, folder, cut), work)
 
 
-def _split(folder: Path, cut: int, file: ExampleFile) -> Iterator[str]:
+def _split(folder: Path, cut: int, examples: ExampleFile) -> Iterator[str]:
     """Writes the rows before the cut, and the others."""
-    parquet = pq.ParquetFile(file.file)
+    file, name, _ = examples
+    parquet = pq.ParquetFile(file)
     for split in SPLITS:
-        target = _target(folder, split, file.name)
+        target = _target(folder, split, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(target, parquet.schema_arrow) as writer:
             for group in range(parquet.num_row_groups):
                 rows = parquet.read_row_group(group)
                 is_train = rows[TIME.name].combine_chunks().flatten().to_numpy() < cut
                 writer.write_table(rows.filter(pa.array(is_train == (split == "train"))))
-    yield file.name
+    yield name
 
 
 def _target(folder: Path, split: str, name: str) -> Path:

@@ -369,7 +369,7 @@ class Ingestion:
                 split = part["split"] or (of_time[0] if len(of_time) == 1 else None)
                 for file in sorted((folder / part["name"]).iterdir()):
                     if file.name == EXAMPLES:
-                        files.append(ExampleFile(file, name, split))
+                        files.append((file, name, split))
                     else:
                         link(file, target / file.name)
                 if part["events"]:

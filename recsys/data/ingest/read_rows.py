@@ -131,17 +131,22 @@ def _read_piece(
     if has_failed.exists():
         return
     writer = SpillWriter(spills, plan.n_buckets)
-    rejected = _LetterFile(plan.letters / f"letters-{number:05d}.parquet")
-    counts = {"read": 0, "forgotten": 0, "empty_lists": 0}
+    plan.letters.mkdir(parents=True, exist_ok=True)
+    # Beam may run a task twice, in parallel.
+    temporary = plan.letters / f".letters-{uuid.uuid4().hex}"
+    rejected = pq.ParquetWriter(temporary, dead_letters.SCHEMA)
+    tallies: list[Tally] = [{"read": 0, "read_by_file": {piece.file: 0}}]
     future: list[int] = []
     try:
         for batch in _batches(piece):
-            counts["read"] += batch.n_read
-            counts["empty_lists"] += batch.n_empty
             kept, n_left_out = plan.leave_out(batch) if plan.leave_out else (batch, 0)
-            counts["forgotten"] += n_left_out
+            counts = {"empty_lists": batch.n_empty, "forgotten": n_left_out}
+            tallies.append({"read": batch.n_read, "read_by_file": {piece.file: batch.n_read}})
+            tallies.append({name: n for name, n in counts.items() if n})
             rows, bad, to_come = plan.parse(kept, piece.file_index)
-            rejected.add(bad)
+            if bad.num_rows:
+                rejected.write_batch(bad)
+                tallies.append(letters_tally(bad))
             future += [] if to_come is None else [to_come]
             buckets = hash_buckets(rows.column(plan.key).dictionary_encode(), plan.n_buckets)
             for bucket, spill in writer.add(buckets, rows):
@@ -153,8 +158,12 @@ def _read_piece(
         yield (at, _COUNTS), {"failure": {"file": piece.file, "error": error.to_json()}}
     for bucket, spill in writer.flush():
         yield (at, bucket), spill
-    own = {name: n for name, n in counts.items() if n or name == "read"}
-    tally = add_up([own, {"read_by_file": {piece.file: counts["read"]}}, rejected.close()])
+    rejected.close()
+    tally = add_up(tallies)
+    if "rejected" in tally:
+        temporary.replace(plan.letters / f"letters-{number:05d}.parquet")
+    else:
+        temporary.unlink()
     yield (at, _COUNTS), {"tally": tally, "future": future}
     progress[plan.step].advance(f"{piece.file} read")
 
@@ -189,35 +198,3 @@ def _join_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"failure": min(failures, key=lambda failure: failure["file"])}
     future = [time for part in parts for time in part["future"]]
     return {"tally": add_up(part["tally"] for part in parts), "future": min(future, default=None)}
-
-
-class _LetterFile:
-    """The file with the dead letters of a piece, if there are any, and their tally.
-
-    Args:
-        file: The file; it is written atomically.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._writer: pq.ParquetWriter | None = None
-        self._tallies: list[Tally] = []
-        # Beam may run a task twice, in parallel.
-        self._temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
-
-    def add(self, letters: pa.RecordBatch) -> None:
-        """Writes letters."""
-        if not letters.num_rows:
-            return
-        if self._writer is None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._temporary, dead_letters.SCHEMA)
-        self._writer.write_batch(letters)
-        self._tallies.append(letters_tally(letters))
-
-    def close(self) -> Tally:
-        """Completes the file; returns the tally."""
-        if self._writer is not None:
-            self._writer.close()
-            self._temporary.replace(self._file)
-        return add_up(self._tallies)

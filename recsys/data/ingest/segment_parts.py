@@ -46,7 +46,7 @@ from recsys.data.example_files import write_examples
 from recsys.data.hashes import fingerprints
 from recsys.data.ingest.tasks import in_threads
 from recsys.data.labels import FEATURE, IMPRESSION, LABEL
-from recsys.data.split import PART, TIME, count_positive_days, event_times
+from recsys.data.split import PART, count_days, event_times
 from recsys.data.store import event_order, map_array
 from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
 
@@ -72,8 +72,9 @@ def write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> 
     n_events = write_events(temporary, rows if has_labels else rows.filter(_is_positive(rows)))
     shutil.rmtree(folder / name, ignore_errors=True)
     temporary.rename(folder / name)
-    days = count_positive_days(rows) if TIME.name in rows.column_names else {}
-    return {"name": name, "rows": rows.num_rows, "events": n_events, "days": sorted(days.items())}
+    n_positives = pc.sum(_is_positive(rows)).as_py() or 0
+    counts = {"rows": rows.num_rows, "positives": n_positives, "events": n_events}
+    return {"name": name, **counts, "days": count_days(rows)}
 
 
 def write_events(folder: Path, events: pa.Table) -> int:

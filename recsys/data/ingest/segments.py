@@ -30,15 +30,13 @@ from recsys.data.ingest.spans import Span
 from recsys.data.ingest.tasks import StepProgress, run_tasks
 from recsys.data.interactions import POSITION, POSITION_FILE_BITS, drop_duplicates
 from recsys.data.labels import without_working
-from recsys.data.split import DAY_S, TIME
+from recsys.data.split import DAY_S, TIME, count_days
 
 if TYPE_CHECKING:
     import apache_beam as beam
 
 SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
 """Splits rows of whole users into `train` and `eval`."""
-Days = list[list[int]]
-"""`[day, rows, positives]` of each UTC day [days since 1970], ascending."""
 
 _SPAN_BLOCKS = 32
 _BUCKET_ROWS = 1 << 21
@@ -95,25 +93,11 @@ def _without_duplicates(rows: pa.Table) -> tuple[pa.Table, int]:
     return drop_duplicates(rows)
 
 
-def count_days(rows: pa.Table) -> Days:
-    """Returns the days of rows; empty without times."""
-    if TIME.name not in rows.column_names or not rows.num_rows:
-        return []
-    day = rows[TIME.name].to_numpy() // DAY_S
-    first = int(day.min())
-    n_rows = np.bincount(day - first)
-    positives = np.bincount(day - first, rows["label"].to_numpy() == 1).astype(np.int64)
-    used = np.flatnonzero(n_rows)
-    return np.stack([first + used, n_rows[used], positives[used]], axis=1).tolist()
-
-
 def _write(
     folder: Path, bucket: int, rows: pa.Table, split: str | None, with_examples: bool
 ) -> dict[str, Any]:
     name = f"{bucket:05d}" if split is None else f"{split}-{bucket:05d}"
-    facts = write_part(folder, name, rows, with_examples)
-    n_positives = int(np.count_nonzero(rows["label"].to_numpy() == 1))
-    return {**facts, "split": split, "positives": n_positives, "days": count_days(rows)}
+    return {"split": split, **write_part(folder, name, rows, with_examples)}
 
 
 def _bucket_file(bucket: int) -> str:

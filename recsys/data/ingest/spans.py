@@ -17,6 +17,7 @@ from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, Piece, plan_pieces
 from recsys.data.sources.source_files import (
     content_digest,
     day_name,
+    file_size,
     is_remote,
     match_paths,
     patterns,
@@ -85,7 +86,35 @@ class Span:
 
     def fail(self, file: str, error: RecsysError) -> None:
         """Marks the span as broken, since one of its files can't be read."""
-        self.broken, self.error = f"{file}: {error}", unreadable_span(self.name, file, error)
+        rule = f"Span {self.name} must be readable. {file}: {error}"
+        self.broken, self.error = f"{file}: {error}", RecsysError("R262", rule, _CURE)
+
+    def read_files(
+        self, config: InteractionsConfig, read: Callable[[InteractionsConfig], Any]
+    ) -> list[Any]:
+        """Returns what `read` returns for a config with each file; None for one without rows.
+
+        A file that can't be read breaks the span. A span without rows isn't broken, but an empty
+        file among files with rows may be one whose writing was interrupted.
+        """
+        results: list[Any] = []
+        empty: list[tuple[str, RecsysError]] = []
+        for path in self.paths:
+            try:
+                own = config.model_copy(update={"files": (path,), "spans": None})
+                results.append(read(own))
+            except UsageError:
+                raise
+            except RecsysError as error:
+                if error.code != EMPTY:
+                    self.fail(path, error)
+                    return []
+                results.append(None)
+                empty.append((path, error))
+        for path, its_error in empty if len(empty) < len(results) else ():
+            if file_size(path) == 0:
+                self.fail(path, its_error)
+        return results
 
     def judge(self, max_rejected_share: float) -> None:
         """Marks the span as broken if too many of its rows were rejected."""
@@ -134,17 +163,10 @@ def read_window(config: InteractionsConfig) -> list[Span]:
     return window
 
 
-def restrict(config: InteractionsConfig, paths: Sequence[str]) -> InteractionsConfig:
-    """Returns a copy of the config with only these files."""
-    return config.model_copy(update={"files": tuple(paths), "spans": None})
-
-
 def read_spans(
     config: InteractionsConfig, read: Callable[[InteractionsConfig], Any]
 ) -> tuple[list[str], RecsysError | None]:
     """Reads each file of the interactions before a run, span by span.
-
-    A span without rows isn't broken. A broken span that may be set aside raises no error.
 
     Args:
         config: Files to read.
@@ -160,23 +182,13 @@ def read_spans(
     if not has_spans(config):
         read(config)
         return [], None
-    broken: list[str] = []
-    last: RecsysError | None = None
-    for span in read_window(config):
-        for path in span.paths:
-            try:
-                read(restrict(config, [path]))
-            except UsageError:
-                raise
-            except RecsysError as error:
-                last = error
-                if error.code == EMPTY:
-                    continue
-                if config.bad_spans == "stop":
-                    raise unreadable_span(span.name, path, error) from error
-                broken.append(span.name)
-                break
-    return broken, last
+    spans = read_window(config)
+    for span in spans:
+        span.read_files(config, read)
+        if span.error is not None and config.bad_spans == "stop":
+            raise span.error
+    broken = [span for span in spans if span.error is not None]
+    return [span.name for span in broken], broken[-1].error if broken else None
 
 
 def check_sources(data: DataConfig) -> None:
@@ -195,11 +207,6 @@ def check_sources(data: DataConfig) -> None:
         )
     for what, side in data.sides.items():
         plan_pieces(side, what, entities.raw_columns(side), WHOLE_FILES)
-
-
-def unreadable_span(name: str, file: str, error: RecsysError) -> RecsysError:
-    """Returns the error for a span with an unreadable file."""
-    return RecsysError("R262", f"Span {name} must be readable. {file}: {error}", _CURE)
 
 
 # --- digests

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Sequence
@@ -20,13 +21,13 @@ from recsys.data.ingest.spans import (
     has_spans,
     read_map,
     read_window,
-    restrict,
 )
 from recsys.data.interactions import interaction_columns
-from recsys.data.sources.pieces import EMPTY
-from recsys.data.sources.source_files import day_name, file_size
-from recsys.errors import RecsysError, UsageError
+from recsys.data.sources.source_files import day_name
+from recsys.errors import RecsysError
 from recsys.system.files import commit_text
+
+_WHAT = "interactions"
 
 
 def find_spans(
@@ -44,9 +45,9 @@ def find_spans(
         RecsysError: A pattern matches no file; or, without spans, a file can't be read.
         UsageError: The config describes no format, or no span.
     """
-    spans = read_window(config)
+    spans, columns = read_window(config), interaction_columns(config)
     if not has_spans(config):
-        pieces = cut_files(config, "interactions", interaction_columns(config))
+        pieces = cut_files(config, _WHAT, columns)
         return [dataclasses.replace(spans[0], key="files", pieces=tuple(pieces))]
     for span, digest in zip(spans, digest_spans(spans, cache.root), strict=True):
         span.key = key_of("span", span.name, list(settings), str(digest))
@@ -58,33 +59,10 @@ def find_spans(
         if rows is not None and (rows.facts["future"] is None or rows.facts["future"] > now):
             span.rows, span.is_reused = rows, True
         else:
-            _plan(span, config)
+            cut = span.read_files(config, functools.partial(cut_files, what=_WHAT, columns=columns))
+            numbered = ((n, piece) for n, pieces in enumerate(cut) for piece in pieces or ())
+            span.pieces = tuple(dataclasses.replace(p, file_index=n) for n, p in numbered)
     return spans
-
-
-def _plan(span: Span, config: InteractionsConfig) -> None:
-    """Plans how a span is read; a broken file makes the whole span broken.
-
-    An empty file among files with rows may be one whose writing was interrupted.
-    """
-    empty: list[tuple[str, RecsysError]] = []
-    for index, path in enumerate(span.paths):
-        own = restrict(config, [path])
-        try:
-            pieces = cut_files(own, "interactions", interaction_columns(config))
-        except UsageError:
-            raise
-        except RecsysError as error:
-            if error.code != EMPTY:
-                span.fail(path, error)
-                return
-            empty.append((path, error))
-            continue
-        span.pieces += tuple(dataclasses.replace(piece, file_index=index) for piece in pieces)
-    for path, its_error in empty:
-        if span.pieces and file_size(path) == 0:
-            span.fail(path, its_error)
-            return
 
 
 # --- the report
