@@ -35,7 +35,6 @@ from recsys.data.ingest.segments import (
 )
 from recsys.data.ingest.spans import Span, has_spans
 from recsys.data.ingest.window import Seen, find_spans, report_window
-from recsys.data.inspect.profile import find_formats
 from recsys.data.interactions import (
     OUT_OF_TIME,
     parse_interactions,
@@ -47,6 +46,7 @@ from recsys.data.interactions import (
 from recsys.data.sources.pieces import read_piece, remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import parts_of_files
+from recsys.data.sources.time_formats import find_formats
 from recsys.data.sources.values import to_ids
 from recsys.data.split import (
     DAY_S,

@@ -42,12 +42,12 @@ def feature_of(profile: Profile) -> dict[str, str | int] | str:
         is_day = all(re.fullmatch(r"\d{8}", text) for text in profile.sample)
         formats = [*profile.time_formats, *["%Y%m%d"] * is_day]
         return {"kind": "date", **({"format": formats[0]} if formats else {})}
-    if profile.is_number and type_ != "token":
+    if profile.all_numbers and type_ != "token":
         return {"kind": "number" if n_distinct > _MOST_NUMBERS else "category"}
     if profile.has_words and type_ != "token":
         return {"kind": "words"}
     is_many = n_distinct > max(20, profile.n_values // 2) or n_distinct > _MOST_CATEGORIES
-    if is_many and not profile.is_number:
+    if is_many and not profile.all_numbers:
         return "nearly as many values as rows"
     return {"kind": "category"}
 
@@ -58,10 +58,9 @@ def event_feature_of(profile: Profile) -> dict[str, str | int] | str:
         return {"kind": "vector", "width": profile.width}
     if why := _no_feature(profile, "", is_year=False):
         return why
-    is_mixed = profile.is_number and len(profile.numbers) < profile.n_values
-    if profile.kind in ("list", "time") or profile.has_words or is_mixed:
-        return "no values of one type"
-    if profile.is_number and len(profile.distinct) > _MOST_NUMBERS:
+    if profile.kind in ("list", "time") or profile.has_words:
+        return "no values of one kind"
+    if profile.all_numbers and len(profile.distinct) > _MOST_NUMBERS:
         is_price = name_score(profile.name, "amount") > 0 and (profile.lowest or 0) >= 0
         return {"kind": "price" if is_price else "number"}
     if len(profile.distinct) > _MOST_CATEGORIES:

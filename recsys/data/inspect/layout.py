@@ -239,17 +239,11 @@ def _table(path: str, text: bytes, encoding: str, *, is_side: bool) -> _Table:
     decimal = _decimal(fitting[has_header:], dialect)
     stated = () if has_header else tuple(names)
     update = {"names": stated, "encoding": encoding, "decimal": decimal, "skip_rows": skip_rows}
-    has_quotes = any('"' in line for line in filled)
-    seen = {
-        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have"
-        f" {width}": True,
-        "quotes around fields" if dialect.quote else "quotes are text": has_quotes,
-        f"{skip_rows} line(s) above the table are left out": skip_rows > 0,
-        "numbers have a comma before their decimals": decimal == ",",
-        why: True,
-    }
-    evidence = [sentence for sentence, is_so in seen.items() if is_so]
-    return dialect.model_copy(update=update), names, None, evidence
+    evidence = [
+        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have {width}"
+    ]
+    evidence += [f"{skip_rows} line(s) above the table are left out"] * bool(skip_rows)
+    return dialect.model_copy(update=update), names, None, [*evidence, why]
 
 
 def _no_table(path: str, lines: Sequence[str], must: str) -> RecsysError:

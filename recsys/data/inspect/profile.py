@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.time_formats import find_formats
 from recsys.data.sources.values import (
     is_list,
     list_lengths,
@@ -27,9 +27,7 @@ from recsys.data.sources.values import (
     to_ids,
     to_numbers,
     to_times,
-    written_times,
 )
-from recsys.data.time_format import time_pattern
 
 MOST_ROWS, _MOST_BYTES = 1 << 20, 256 << 20
 """Size of a sample [rows], [bytes]."""
@@ -127,6 +125,11 @@ class Profile:
     def is_number(self) -> bool:
         """Whether nearly all values are numbers."""
         return self.kind in ("whole number", "number")
+
+    @property
+    def all_numbers(self) -> bool:
+        """Whether all values are numbers, so that a run rejects none."""
+        return self.is_number and len(self.numbers) == self.n_values
 
     @property
     def is_nameless(self) -> bool:
@@ -296,24 +299,6 @@ _BULK_AFTER = 631_152_000
 _LATER_THAN = 788_918_400
 """1995 [seconds since 1970]: numbers between then and now are rarely anything but times."""
 
-_LONGEST = 64
-_ORDERS = ("%d %m %Y", "%m %d %Y", "%Y %m %d", "%d %m %y", "%m %d %y", "%d %b %Y")
-_DAYS = [
-    *(order.replace(" ", sign) for sign in "/-." for order in _ORDERS),
-    *("%B %d, %Y", "%d %B %Y", "%B %d %Y", "%a, %d %b %Y", "%A, %B %d, %Y", "%Y年%m月%d日"),
-    "%Y%m%d",
-]
-_CLOCKS = (
-    *(" %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %H:%M:%S"),
-    *(", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S", ":%H:%M:%S"),
-)
-_ZONES = ("", " %z", " %Z")
-_FORMATS = [
-    *_DAYS,
-    *(f"{day}{clock}{zone}" for day, clock, zone in itertools.product(_DAYS, _CLOCKS, _ZONES)),
-    *(f"%a %b %d %H:%M:%S{zone} %Y" for zone in _ZONES),
-]
-
 
 def _find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
     """Returns the unit in which the bulk of values are times, and whether they are recent.
@@ -332,26 +317,3 @@ def _find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
             is_recent = (times >= _LATER_THAN) & (times <= now)
             return unit, bool(is_recent.mean() >= _NEARLY_ALL)
     return None, True
-
-
-def find_formats(texts: pa.Array) -> tuple[str, ...]:
-    """Returns the formats that fit nearly all texts; several if they fit equally well.
-
-    Args:
-        texts: Distinct texts `[n]`.
-    """
-    few = texts.slice(0, 8).to_pylist()
-    if not few or max(map(len, few)) > _LONGEST:
-        return ()
-    shares = {
-        format_: 1.0 - written_times(texts, format_).null_count / len(texts)
-        for format_, pattern in _patterns().items()
-        if sum(pattern.match(text) is not None for text in few) >= 0.5 * len(few)
-    }
-    best = max(shares.values(), default=0.0)
-    return tuple(f for f, share in shares.items() if share == best and best >= _NEARLY_ALL)
-
-
-@functools.cache
-def _patterns() -> dict[str, re.Pattern[str]]:
-    return {format_: re.compile(time_pattern(format_)) for format_ in _FORMATS}

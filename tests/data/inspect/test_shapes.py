@@ -309,6 +309,16 @@ def test_kinds_of_item_columns_are_detected_by_their_values(here, capsys):
     assert result["items"]["rejected"] == {}
 
 
+def test_numbers_among_which_is_text_are_no_number_that_a_run_would_reject(here, capsys):
+    zips = [f"{10_000 + n % 25}" if n % 20 else f"{n % 25}-A" for n in range(200)]
+    (here / "u.csv").write_text("user,zip\n" + "".join(f"u{n},{z}\n" for n, z in enumerate(zips)))
+    events = [f"u{n % 200},i{n % 30},{1_600_000_000 + 9000 * n}" for n in range(600)]
+    (here / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    result = found(capsys, here / "f.csv", "--users", here / "u.csv")
+    assert [one["kind"] for one in result["users"]["features"]] == ["category"]
+    assert (result["users"]["rejected"], result["remarks"]) == ({}, [])
+
+
 def test_epoch_seconds_and_days_without_signs_are_dates_of_items(here, capsys):
     events = [f"u{at % 9},i{at % 30},{1_600_000_000 + at * 1000}" for at in range(200)]
     (here / "events.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
