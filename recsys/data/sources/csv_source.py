@@ -126,26 +126,25 @@ class CsvSource(CsvFormat, TextSource):
         If Arrow finds as many rows in the text as there are lines, and no quote is open at its
         end, each line is a row. Otherwise Arrow parses the rows that have no unusual quotes.
         """
-        text, is_text, columns = rows.text, np.ones(1, bool), None
+        text, texts, columns, not_text = rows.text, rows, None, np.empty(0, np.int64)
         if b"\0" in text or not is_valid_utf8(text):
-            is_text = np.array([b"\0" not in row and is_valid_utf8(row) for row in rows.raw()])
+            is_valid = (b"\0" not in row and is_valid_utf8(row) for row in rows.raw())
+            is_text = np.fromiter(is_valid, bool)
+            texts, not_text = rows.take(is_text), np.flatnonzero(~is_text)
         elif not self._has_rest(piece) and not _has_lone_cr(text):
             columns, is_good = self._read_by_arrow(piece, text, rows.n_lines)
             if columns is not None and is_good.all():
                 rows.mark_as_lines()
-                return sort_out(piece.file, rows, columns)
-        texts = rows if is_text.all() else rows.take(is_text)
+                return sort_out(piece.file, rows, _with_plain_ids(columns, piece.ids))
         if columns is None or len(is_good) != len(rows):
             columns, is_good = self._columns(piece, texts)
-        _, dialect = self.layout(piece)
-        bad = texts.raw(np.flatnonzero(~is_good))
-        is_open = [split_fields(row.decode(), dialect)[1] for row in bad]
-        reasons = np.full(len(texts), None, object)
-        reasons[~is_good] = [OPEN_QUOTE if quote else WRONG_WIDTH for quote in is_open]
-        if len(texts) < len(rows):
-            reasons, good = np.full(len(rows), NOT_TEXT, object), reasons
-            reasons[is_text] = good
-        return sort_out(piece.file, rows, columns, reasons)
+        bad, dialect = np.flatnonzero(~is_good), self._dialect(piece)
+        at_of_texts = np.delete(np.arange(len(rows)), not_text)
+        reasons = dict.fromkeys(not_text.tolist(), NOT_TEXT)
+        for at, row in zip(at_of_texts[bad].tolist(), texts.raw(bad), strict=True):
+            is_open = split_fields(row.decode(), dialect)[1]
+            reasons[at] = OPEN_QUOTE if is_open else WRONG_WIDTH
+        return sort_out(piece.file, rows, _with_plain_ids(columns, piece.ids), reasons)
 
     def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:
         """Returns the columns of the rows that fit, and which rows fit `[n]` bool.
@@ -212,10 +211,6 @@ class CsvSource(CsvFormat, TextSource):
         if table.num_rows + len(bad) != n_rows:
             return None, is_good
         is_good[bad] = False
-        for name in piece.ids:
-            at = table.column_names.index(name)
-            ids = without_point_zero(table.column(at).combine_chunks())
-            table = table.set_column(at, name, ids)
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else _text_batch(piece, []), is_good
 
@@ -257,6 +252,14 @@ def _has_lone_cr(text: Text) -> bool:
         return False
     data = np.frombuffer(text, np.uint8)
     return bool(((data[:-1] == ord("\r")) & (data[1:] != ord("\n"))).any())
+
+
+def _with_plain_ids(columns: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """Returns columns in which the named ones have 13 for 13.0."""
+    for name in names:
+        at = columns.schema.get_field_index(name)
+        columns = columns.set_column(at, name, without_point_zero(columns.column(at)))
+    return columns
 
 
 def _text_batch(piece: Piece, rows: list[list[str]]) -> pa.RecordBatch:

@@ -124,16 +124,17 @@ class JsonLinesSource(TextSource):
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
         """Returns the columns of rows, parsed line by line."""
         good: list[list[Any]] = []
-        reasons: list[str | None] = []
-        for line in rows.raw():
+        reasons: dict[int, str] = {}
+        for at, line in enumerate(rows.raw()):
             row = _object(line)
             if isinstance(row, str):
-                reasons.append(row)
+                reasons[at] = row
                 continue
             values = [_value(row, name) for name in piece.columns]
-            is_twice = any(map(_is_twice, values))
-            reasons.append(DUPLICATE_FIELD if is_twice else None)
-            good += [] if is_twice else [values]
+            if any(map(_is_twice, values)):
+                reasons[at] = DUPLICATE_FIELD
+            else:
+                good.append(values)
         columns = [_column([row[at] for row in good]) for at in range(len(piece.columns))]
         batch = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
         return sort_out(piece.file, rows, batch, reasons)

@@ -7,10 +7,9 @@ once. So the unpacked size of a file is checked before its rows are read.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,12 +25,7 @@ from recsys.registry import register_source
 _BATCH_ROWS = 1 << 17
 _BATCH_BYTES = 64 << 20
 _SMALL_BYTES = 256 << 20
-_MOST_COLUMNS, _MOST_DEEP = 8192, 100
-# Thrift's compact protocol: the version of the format, an i32, and the length of the list of
-# columns. https://github.com/apache/parquet-format, `FileMetaData`.
-_FOOTER = re.compile(
-    rb"\x15[\x80-\xff]{0,4}[\0-\x7f]\x19(?:\xfc([\x80-\xff]{0,4}[\0-\x7f])|[\x0c-\xec])"
-)
+_MOST_PARTS, _MOST_DEEP = 8192, 100
 
 
 @register_source("parquet")
@@ -192,41 +186,25 @@ def _opened(
             "Write it under another name and rename it when it is complete. Run again.",
             f"{now:,} bytes",
         )
+    options = {"read_dictionary": by_dictionary, "thrift_container_size_limit": _MOST_PARTS}
     with open_file(file) as source:
         try:
-            _check_footer(file, size, source)
-            with pq.ParquetFile(source, read_dictionary=by_dictionary) as parquet:
+            with pq.ParquetFile(source, **options) as parquet:
                 columns = (parquet.schema.column(at) for at in range(len(parquet.schema.names)))
                 if any(column.path.count(".") > _MOST_DEEP for column in columns):
                     raise _too_wide(file)
                 yield parquet
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-            raise _damaged(file, size, str(error)) from None
-
-
-def _check_footer(file: str, size: int, source: BinaryIO) -> None:
-    """Raises an error if a file has no footer, or too many columns."""
-    source.seek(max(0, size - 8))
-    end = source.read(8)
-    if len(end) < 8 or end[4:] != b"PAR1":
-        raise _damaged(file, size, "no footer: the file is cut off")
-    source.seek(max(0, size - 8 - int.from_bytes(end[:4], "little")))
-    footer = _FOOTER.match(source.read(12))
-    if footer is None:
-        raise _damaged(file, size, "no footer where it should be")
-    if _varint(footer[1] or b"\0") > _MOST_COLUMNS:
-        raise _too_wide(file)
-
-
-def _varint(data: bytes) -> int:
-    return sum((byte & 0x7F) << (7 * at) for at, byte in enumerate(data))
+            is_wide = "Exceeded size limit" in str(error)
+            raise (_too_wide(file) if is_wide else _damaged(file, size, str(error))) from None
 
 
 def _too_wide(file: str) -> RecsysError:
     return RecsysError(
         "R253",
-        f"{file!r} must have at most {_MOST_COLUMNS:,} columns, nested at most {_MOST_DEEP} deep.",
-        "Write the columns that a run reads into a file of their own.",
+        f"{file!r} must have at most {_MOST_PARTS:,} columns, nested at most {_MOST_DEEP} deep, and"
+        f" {_MOST_PARTS:,} row groups.",
+        "Write the columns that a run reads into a file of their own, with large row groups.",
     )
 
 

@@ -80,33 +80,21 @@ def plan_pieces(
             or lacks a column; or no file has rows.
         UsageError: The config describes no format or no span.
     """
-    files = _checked_files(source, what, columns, ids)
-    pieces = [piece for file in list(files) for piece in file.source.split(file, piece_bytes)]
-    if not pieces:
-        raise _no_rows(source, what)
-    return pieces
-
-
-def _checked_files(
-    source: SourceConfig, what: str, columns: Sequence[str], ids: Sequence[str] = ()
-) -> Iterator[Piece]:
-    """Yields each file as a single piece, after a check of its start."""
     _check_dialect(source.csv_format, what)
+    columns_of_ids = (*_id_columns(source), *ids)
 
     @functools.cache
     def checked(file: SourceFile) -> Piece:
         whole = take_folder_columns(open_source(file, source, columns))
-        whole = dataclasses.replace(whole, ids=(*_id_columns(source), *ids))
-        return whole.source.check(whole)
+        return whole.source.check(dataclasses.replace(whole, ids=columns_of_ids))
 
-    for at, file in enumerate(match_files(source, what)):
-        yield dataclasses.replace(checked(file), file_index=at)
-
-
-def _no_rows(source: SourceConfig, what: str) -> RecsysError:
-    path = match_files(source, what)[0].path
-    rule = f"{path!r}, or another file of its source, must hold rows below its header."
-    return _empty(rule, "a header alone")
+    files = match_files(source, what)
+    whole = [dataclasses.replace(checked(file), file_index=at) for at, file in enumerate(files)]
+    pieces = [piece for file in whole for piece in file.source.split(file, piece_bytes)]
+    if not pieces:
+        rule = f"{files[0].path!r}, or another file of its source, must hold rows below its header."
+        raise _empty(rule, "a header alone")
+    return pieces
 
 
 def _id_columns(config: SourceConfig) -> list[str]:
@@ -154,20 +142,15 @@ def read_all(
         sample: Approximate number of rows to read; None: all.
         advance: Called with the number of bytes of each batch.
     """
-    n_read, has_rows = 0, False
-    for file in _checked_files(source, what, columns):
-        # Splitting a file into several pieces would read all of it.
-        for piece in file.source.split(file, WHOLE_FILES):
-            has_rows = True
-            for batch in read_piece(piece):
-                yield piece.file_index, batch
-                n_read += batch.n_read
-                if sample is not None and n_read >= sample:
-                    return
-                if advance is not None:
-                    advance(batch.columns.nbytes)
-    if not has_rows:
-        raise _no_rows(source, what)
+    n_read = 0
+    for piece in plan_pieces(source, what, columns, WHOLE_FILES):
+        for batch in read_piece(piece):
+            yield piece.file_index, batch
+            n_read += batch.n_read
+            if sample is not None and n_read >= sample:
+                return
+            if advance is not None:
+                advance(batch.columns.nbytes)
 
 
 def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] = ()) -> Piece:

@@ -19,7 +19,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -307,6 +307,8 @@ def _part_regex(part: str) -> str:
 # --- sizes and bytes
 
 _END_BYTES = 1 << 16
+_AS_IS = "uncompressed"
+"""Beam's name for files that it must not decompress."""
 
 
 def file_size(path: str) -> int:
@@ -340,7 +342,8 @@ def open_file(path: str) -> BinaryIO:
     """
     try:
         if is_remote(path):
-            return _remote_open(path)
+            opened: BinaryIO = _remote(path, lambda beam: beam.open(path, compression_type=_AS_IS))
+            return opened
         return open_regular(path)  # It may have become a pipe.
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
@@ -453,7 +456,8 @@ def content_digest(path: str) -> bytes:
         RecsysError: The file can't be read.
     """
     if is_remote(path):
-        return f"{file_size(path)} {_filesystems().checksum(path)}".encode()
+        checksum = _remote(path, lambda beam: beam.checksum(path))
+        return f"{file_size(path)} {checksum}".encode()
     try:
         with open_file(path) as stream:
             return hashlib.file_digest(cast(io.BufferedReader, stream), "sha256").digest()
@@ -478,17 +482,13 @@ def _filesystems() -> Any:
 
 
 def _remote_entries(pattern: str) -> list[Any]:
+    return list(_remote(pattern, lambda beam: beam.match([pattern])[0].metadata_list))
+
+
+def _remote(path: str, call: Callable[[Any], Any]) -> Any:
+    """Returns what a call of Beam's file systems returns."""
     filesystems = _filesystems()
     try:
-        return list(filesystems.match([pattern])[0].metadata_list)
-    except Exception as error:  # noqa: BLE001 each file system raises its own exceptions
-        raise unreadable(pattern, str(error)) from None
-
-
-def _remote_open(path: str) -> BinaryIO:
-    from apache_beam.io.filesystem import CompressionTypes
-
-    try:
-        return _filesystems().open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+        return call(filesystems)
     except Exception as error:  # noqa: BLE001 each file system raises its own exceptions
         raise unreadable(path, str(error)) from None

@@ -16,7 +16,7 @@ import csv
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import BinaryIO, NamedTuple, Self
 
 import numpy as np
@@ -132,7 +132,7 @@ class TextSource(Source):
         for rows in unfinished:
             empty = pa.array([], pa.string())
             columns = pa.RecordBatch.from_pydict(dict.fromkeys(piece.columns, empty))
-            yield sort_out(piece.file, rows, columns, [UNFINISHED])
+            yield sort_out(piece.file, rows, columns, {0: UNFINISHED})
 
     def first_rows(self, file: Piece) -> Rows | None:
         """Returns some of the first rows of a file; `None` if it has none."""
@@ -231,7 +231,7 @@ class TextSource(Source):
 
 
 def sort_out(
-    file: str, rows: Rows, columns: pa.RecordBatch, reasons: Sequence[str | None] | np.ndarray = ()
+    file: str, rows: Rows, columns: pa.RecordBatch, reasons: Mapping[int, str] | None = None
 ) -> RawBatch:
     """Returns the batch of rows, some of which may be rejected.
 
@@ -239,15 +239,16 @@ def sort_out(
         file: File of the rows.
         rows: The rows `[n]`.
         columns: The columns of the good rows.
-        reasons: Reason why each row is rejected `[n]`; None: it is good; empty: it is blank. No
-            reasons: all rows are good.
+        reasons: Why rows are rejected, by their indices; an empty reason: the row is blank.
     """
     good, letters = rows, dead_letters([], file, [], [])
-    if any(reason is not None for reason in reasons):
-        good = rows.take(np.array([reason is None for reason in reasons]))
-        bad = rows.take(np.array([bool(reason) for reason in reasons]))
-        why = [reason for reason in reasons if reason]
-        letters = dead_letters(why, file, bad.line if why else [], bad.raw())
+    if reasons:
+        is_good = np.ones(len(rows), bool)
+        is_good[list(reasons)] = False
+        good = rows.take(is_good)
+        at = sorted(index for index, reason in reasons.items() if reason)
+        why, raw = [reasons[index] for index in at], rows.raw(np.array(at, np.int64))
+        letters = dead_letters(why, file, rows.line[at] if at else [], raw)
     return RawBatch(file, columns, good.position, letters, good.raw, lines=lambda at: good.line[at])
 
 

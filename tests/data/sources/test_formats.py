@@ -227,7 +227,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path, kept):
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"a": list(range(10_000))}), path)
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    with pytest.raises(RecsysError, match=r"R253.*f\.parquet.*no footer"):
+    with pytest.raises(RecsysError, match=r"R253.*f\.parquet.*not found in footer"):
         read(path, ("a",))
 
 
