@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
+
 from recsys.system.events import emit
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 LOCAL_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _LOCAL_NAMES = {"direct", "switchingdirect", "testdirect", "fnapi"}
-_LEAST_BYTES, _MOST_BYTES = 4 << 20, 64 << 20
+_LEAST_BYTES, _MOST_BYTES = 4 << 20, 32 << 20
 _TASKS_PER_CORE = 4
 
 T = TypeVar("T")
@@ -78,7 +80,9 @@ def _run_in_threads(tasks: Iterable[Any], each: Each, group: Group | None) -> li
 def in_threads(function: Callable[[T], R], tasks: Iterable[T]) -> list[R]:
     """Returns the results of a function in the order of its tasks, with a thread per core."""
     with ThreadPoolExecutor(n_cores()) as pool:
-        return list(pool.map(function, tasks))
+        results = list(pool.map(function, tasks))
+    pa.default_memory_pool().release_unused()
+    return results
 
 
 def to_json_list(results: beam.PCollection, work: Path) -> Callable[[], list[Any]]:
