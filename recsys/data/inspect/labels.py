@@ -10,23 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pyarrow.compute as pc
 
-from recsys.data.inspect.names import name_score, words_of
+from recsys.data.inspect.names import funnel_step, name_score
 from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.roles import POSITIVE, Mapped, Roles, threshold, yes_of
 from recsys.data.label_config import LabelConfig
 from recsys.data.sources.values import to_numbers
 from recsys.errors import UsageError, shown
-
-_FUNNEL = (
-    "view views impression impressions show shows shown expose exposure pv",
-    "click clicks open opens detail play plays watch read visit",
-    "like likes fav favorite favorites favourite bookmark save saved wishlist collect",
-    "cart carts basket add addtocart",
-    "order orders checkout",
-    "purchase purchases buy buys bought transaction transactions pay paid",
-)
-_STEP = {word: step for step, words in enumerate(_FUNNEL) for word in words.split()}
-_UNDONE = {"remove", "removed", "cancel", "cancelled", "return", "refund", "unlike", "dislike"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +115,7 @@ def _of_kinds(profile: Profile) -> Labels:
     """Returns a label for each step of a funnel, such as click and buy, that kinds of event are."""
     steps: dict[int, list[str]] = {}
     for kind in profile.values:
-        words = words_of(kind)
-        step = max((_STEP.get(word, -1) for word in words), default=-1)
-        steps.setdefault(-1 if _UNDONE.intersection(words) else step, []).append(kind)
+        steps.setdefault(funnel_step(kind), []).append(kind)
     others = steps.pop(-1, [])
     if len(steps) < 2:
         return Labels()

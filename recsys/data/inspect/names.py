@@ -10,11 +10,12 @@ _WORDS = {
     "customerid visitorid clientid",
     "item": "item items iid itemid aid product products movie movies film song track article asin "
     "sku isbn book video listing content offer game app artist business recipe productid movieid "
-    "articleid anime show post hotel restaurant place venue",
+    "ad creative poi articleid anime show post hotel restaurant place venue",
     "timestamp": "timestamp time ts dt ds date datetime day created at when unixtime unix moment",
     "rating": "rating ratings score stars star overall grade",
     "label": "label labels target click clicked like liked purchase purchased bought "
-    "buy converted conversion favorite favorited favourite favourited positive relevance relevant",
+    "buy converted conversion favorite favorited favourite favourited positive relevance relevant "
+    "follow followed share shared forward forwarded comment commented",
     "weight": "weight quantity qty plays playcount listens listencount count counts",
     "duration": "hours minutes playtime playtimes playduration watchtime watchduration listentime "
     "viewtime dwell dwelltime readtime timespent",
@@ -26,7 +27,7 @@ _WORDS = {
     "country city region state language locale network carrier tab scene scenario surface "
     "placement campaign season weekday daypart weather layout",
     "outcome": "ratio watchratio completion completed feedback revenue amount price paid discount "
-    "skipped shared commented follow followed",
+    "skipped",
     "amount": "revenue amount price paid",
     "id": "id key code no number",
     "title": "title name label",
@@ -62,3 +63,22 @@ def name_score(name: str, role: str) -> int:
 def is_name(text: str) -> bool:
     """Returns whether a text is a column name, and not a value such as `user6`."""
     return any(name_score(text, role) >= 2 for role in _WORDS)
+
+
+_FUNNEL = (
+    "view views impression impressions show shows shown expose exposure pv",
+    "click clicks open opens detail play plays watch read visit",
+    "like likes fav favorite favorites favourite bookmark save saved wishlist collect",
+    "cart carts basket add addtocart",
+    "order orders checkout",
+    "purchase purchases buy buys bought transaction transactions pay paid",
+)
+_STEP = {word: step for step, words in enumerate(_FUNNEL) for word in words.split()}
+_UNDONE = {"remove", "removed", "cancel", "cancelled", "return", "refund", "unlike", "dislike"}
+
+
+def funnel_step(kind: str) -> int:
+    """Returns the step of a kind of event, such as `click`, in a funnel; -1 if it is none."""
+    words = words_of(kind)
+    step = max((_STEP.get(word, -1) for word in words), default=-1)
+    return -1 if _UNDONE.intersection(words) else step

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.data.inspect.names import name_score
+from recsys.data.inspect.names import funnel_step, name_score
 from recsys.data.inspect.profile import Profile
 from recsys.data.time_format import time_pattern
 from recsys.errors import UsageError, shown
@@ -112,7 +112,7 @@ Keys = dict[str, tuple[Any, str]]
 
 def _time(profile: Profile) -> int | None:
     named = name_score(profile.name, "timestamp")
-    is_id = name_score(profile.name, "user") or name_score(profile.name, "item")
+    is_id = any(name_score(profile.name, role) for role in ("user", "item", "id"))
     is_likely = named or (profile.is_recent and not is_id)
     if not profile.time_formats and (profile.unit is None or not is_likely):
         return None
@@ -170,8 +170,11 @@ def _weight_keys(profile: Profile) -> Keys:
     return {"weight_scale": ("log", "A few are so large that they would drown the others.")}
 
 
-def _is_kind(profile: Profile) -> bool:
-    return profile.kind == "text" and len(profile.distinct) <= _MOST_KINDS
+def _event(profile: Profile) -> int | None:
+    if profile.kind != "text" or len(profile.distinct) > _MOST_KINDS:
+        return None
+    steps = {funnel_step(kind) for kind in profile.values}
+    return max(name_score(profile.name, "event"), _CHOSEN * (len(steps - {-1}) > 1))
 
 
 def _id(role: str, profile: Profile) -> int | None:
@@ -238,7 +241,7 @@ RULES = {
     "rating": Rule(_rating, _rating_keys, alone=True),
     "label": Rule(_label, many=True, unless=("rating",)),
     "weight": Rule(_weight, _weight_keys),
-    "event": Rule(_by_name("event", _is_kind)),
+    "event": Rule(_event),
     "item": Rule(functools.partial(_id, "item")),
     "user": Rule(functools.partial(_id, "user")),
     "impression": Rule(_by_name("impression")),

@@ -136,24 +136,29 @@ def why_no_item(profiles: Mapping[str, Profile]) -> str | None:
 def with_wide_rows(roles: Roles, profiles: Mapping[str, Profile]) -> Roles:
     """Returns the roles of wide rows as Criteo's, of a label and many numbers and categories.
 
-    Columns without a role are context. Without user and item, one sentence says what is missing.
+    Columns without a role are context. Without user or item, one sentence says what is missing.
     """
     labels, known = roles.several.get("label", ()), roles.reasons()
     rest = [p for p in profiles.values() if p.name not in known and p.kind != "empty"]
     if not labels or len(rest) < _WIDE:
         return roles
-    if not {"user", "item"} <= roles.undecided.keys():
+    missing = [role for role in ("user", "item") if role in roles.undecided]
+    if not missing:
         context = tuple(Role(p.name, "wide rows: not known otherwise") for p in rest)
         several = {**roles.several, "context": (*roles.several.get("context", ()), *context)}
         return dataclasses.replace(roles, several=several)
+    taken = {role.column for role in (*roles.decided.values(), *labels)}
+    rest = [p for p in profiles.values() if p.name not in taken and p.kind != "empty"]
     numbers = [profile for profile in rest if profile.is_number]
     others = sorted((p for p in rest if not p.is_number), key=lambda p: -len(p.distinct))
     most = ", ".join(f"{shown(p.name)} ({len(p.distinct):,})" for p in (others or numbers)[:5])
     why = (
-        f"user and item: no column is called so. The rows have a label ({shown(labels[0].column)}),"
-        f" {len(numbers)} numbers and {len(others)} categories, as those of Criteo and Avazu."
-        " Retrieval learns which items users take: name a column for each by --map"
-        f" user=COLUMN,item=COLUMN; the others become context. Most values have: {most}"
+        f"{' and '.join(missing)}: no column is called so. The rows have a label"
+        f" ({shown(labels[0].column)}), {len(numbers)} numbers and {len(others)} categories, as"
+        " those of Criteo and Avazu. Retrieval learns which items users take: name the columns by"
+        f" --map {','.join(f'{role}=COLUMN' for role in missing)}; the others become context. Most"
+        f" values have: {most}"
     )
-    rest_undecided = {r: s for r, s in roles.undecided.items() if r not in ("user", "item")}
-    return dataclasses.replace(roles, undecided={**rest_undecided, "user and item": why})
+    undecided = {r: sentence for r, sentence in roles.undecided.items() if r not in missing}
+    undecided = {**undecided, " and ".join(missing): why}
+    return dataclasses.replace(roles, undecided=undecided, options={})

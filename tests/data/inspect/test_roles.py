@@ -115,6 +115,14 @@ def test_kinds_of_events_along_a_funnel_are_labels(capsys):
     assert found(capsys, "f.csv", "--map", "positive=cart")["positives"] == 200
 
 
+def test_kinds_of_a_funnel_need_no_name(capsys):
+    kinds = ["pv", "pv", "fav", "buy"]
+    rows = [f"u{u},i{i},{n % 30},{kinds[n % 4]},{t}" for n, (u, i, t) in enumerate(events())]
+    Path("f.csv").write_text("\n".join(rows) + "\n")
+    result = found(capsys, "f.csv", "--map", "user=c1,item=c2")
+    assert (columns(result)["event"], [*result["labels"]]) == ("c4", ["pv", "fav", "buy"])
+
+
 def test_stars_win_over_labels_which_are_named(capsys):
     rows = [(*event, n % 5 + 1, n % 2, "MF"[n % 2]) for n, event in enumerate(events())]
     write("f.csv", "user_id,item_id,timestamp,stars,helpful,gender", rows)
