@@ -1,9 +1,9 @@
 """Examples on disk: Parquet files whose columns are lists.
 
-TensorFlow Data Validation and Transform only accept columns of lists of bytes or numbers, in
-which a missing value is an empty list. The rest of the project uses plain columns. These
-functions convert between the two. Columns that hold lists originally are marked, so that a list
-of one value is not read as a plain value.
+TensorFlow Data Validation and Transform only accept columns of lists of bytes or numbers. TFDV
+counts null as a missing value, an empty list as no values. The rest of the project uses plain
+columns. These functions convert between the two. Columns that hold lists originally are marked, so
+that a list of one value is not read as a plain value.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ def _listed(values: pa.Array) -> pa.Array:
 
 
 def _of_one(values: pa.Array) -> pa.Array:
-    """Puts each value into a list of its own; null becomes an empty list."""
+    """Puts each value into a list of its own; null stays null."""
     if values.null_count == 0:
         return _lists(np.ones(len(values), np.int64), values)
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
-    return _lists(is_there, values.drop_null())
+    return _lists(is_there, values.drop_null(), values.is_null())
 
 
-def _lists(length: np.ndarray, values: pa.Array) -> pa.Array:
+def _lists(length: np.ndarray, values: pa.Array, is_null: pa.Array | None = None) -> pa.Array:
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         values = values.cast(pa.large_binary())
     offsets = np.zeros(len(length) + 1, np.int64)
     np.cumsum(length, out=offsets[1:])
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=is_null)
 
 
 def _as_plain(table: pa.Table) -> pa.Table:

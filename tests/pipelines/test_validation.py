@@ -252,6 +252,7 @@ def day(n_buys, seed=0, n=200):
         "timestamp": [10**9 + 86_400 * seed + i for i in range(n)],
         "event": ["buy"] * n_buys + ["view"] * (n - n_buys),
         "rating": [float(chance.randrange(1, 6)) for _ in range(n)],
+        "dwell": [None if seed == 1 and i < n // 10 else 1.0 for i in range(n)],
     }
 
 
@@ -281,6 +282,8 @@ def test_days_are_compared_with_the_last_accepted_one_and_the_last_blessed_model
     assert second["earlier"] == {"drift": True, "skew": True}
     assert measured(second, "drift")["event"] == pytest.approx(0.1)
     assert measured(second, "skew")["event"] == pytest.approx(0.1)
+    missing = [one["value"] for one in second["comparisons"] if one["measure"] == "missing"]
+    assert missing == pytest.approx([0.1, 0.1])  # Drift and skew of `dwell`.
     assert "timestamp" not in measured(second, "drift")
 
     # Newer data changes nothing about what older data is compared with.
