@@ -108,10 +108,12 @@ def save_features(features: Iterable[FeatureBags], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
     for feature in features:
-        np.save(folder / f"{feature.name}.npy", np.asarray(feature.bags, np.int32))
+        dtype = np.float32 if feature.floats else np.int32
+        np.save(folder / f"{feature.name}.npy", np.asarray(feature.bags, dtype))
         if feature.tokens is not None:
             names = pa.table({"token": pa.array(list(feature.tokens), pa.string())})
             pq.write_table(names, folder / f"{feature.name}.tokens.parquet")
-        width = int(feature.bags.shape[1])
-        entries.append({"name": feature.name, "rows": feature.rows, "width": width})
+        floats = {"floats": feature.floats} if feature.floats else {}
+        size = {"rows": feature.rows, "width": feature.width, **floats}
+        entries.append({"name": feature.name, **size})
     (folder / "features.json").write_text(json.dumps({"features": entries}))

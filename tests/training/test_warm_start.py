@@ -22,6 +22,7 @@ from warm_worlds import (
     table_of,
 )
 
+from recsys.data.catalogue import FeatureBags
 from recsys.data.store import InteractionStore
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError, UsageError
@@ -425,14 +426,12 @@ def test_other_features_are_refused(old, today):
     )
     with pytest.raises(RecsysError, match=r"R390.*features of items: genres → style"):
         choose_by(old, stage(), store_of(today), inputs)
-    hashed = dataclasses.replace(
-        NEW.inputs,
-        catalogue=dataclasses.replace(
-            NEW.catalogue, features=(dataclasses.replace(bags, tokens=None),)
-        ),
-    )
-    with pytest.raises(RecsysError, match=r"R390.*tokens of genres: known → hashed"):
-        choose_by(old, stage(), store_of(today), hashed)
+    numbers = FeatureBags("genres", 0, np.zeros(bags.bags.shape, np.float32))
+    for other, kind in ((dataclasses.replace(bags, tokens=None), "hashed"), (numbers, "numbers")):
+        catalogue = dataclasses.replace(NEW.catalogue, features=(other,))
+        inputs = dataclasses.replace(NEW.inputs, catalogue=catalogue)
+        with pytest.raises(RecsysError, match=rf"R390.*tokens of genres: known → {kind}"):
+            choose_by(old, stage(), store_of(today), inputs)
 
 
 def test_what_changes_training_alone_may_change(old, today):
