@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recsys.data.config import AGES, ASKED_AT
 from recsys.errors import RecsysError, UsageError
 from recsys.models.summary import SUMMARY, direction_width, read_summary
+from recsys.savedmodel.event_columns import older_columns
 from recsys.strict import Repeats
 from recsys.system import manifest as manifests
 from recsys.system.files import read_json
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT, _OLDER = 2, 1
 
 
 def write_manifest(bundle: Path, fields: Mapping[str, Any]) -> None:
@@ -49,15 +51,30 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     try:
         manifest = manifests.read_manifest(bundle / MANIFEST)
         received = f"format {manifest.get('format')!r}"
+        if manifest.get("format") == _OLDER:
+            manifest = _upgraded(manifest)
         if manifest.get("format") == _FORMAT:
-            # A bundle of an earlier version doesn't have this field.
-            model = manifest.get("config", {}).get("model", {})
-            return {"direction_width": direction_width(model), **manifest}
+            return manifest
     except manifests.ManifestError as error:
         received = error.reason
     rule = f"A bundle must have a complete manifest at {str(bundle / MANIFEST)!r}."
     cure = "Name a folder written by the export, or run again: recsys run."
     raise RecsysError("R501", rule, cure, received)
+
+
+def _upgraded(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a manifest of the format 1 with the fields of the current one.
+
+    Its bundle takes facts of events by `history_age`, `history_weight`, `history_kind` and
+    `query_time`, in place of raw columns; the first of them lack `direction_width`.
+    """
+    facts = tuple(manifest.get("history_facts", ()))
+    fields = {
+        "direction_width": direction_width(manifest.get("config", {}).get("model", {})),
+        **older_columns(facts).to_json(),
+        "event_inputs": [name for name in facts if name in (AGES, ASKED_AT)],
+    }
+    return {**fields, **manifest, "format": _FORMAT}
 
 
 def verify(bundle: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import functools
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -175,7 +176,7 @@ def recommend(
     out: Path | None = None,
     column: str | None = None,
     batch: Annotated[int, Option(min=1, max=1 << 20)] = 8192,
-    at: str = "",
+    context: Annotated[list[str] | None, Option("--context")] = None,
     as_json: Json = False,
 ) -> None:
     """Recommend items to a user, or to a file of users, with the newest pushed bundle.
@@ -187,20 +188,23 @@ def recommend(
         out: Parquet file to write, with --users.
         column: Id column of the file of users. Default: the first.
         batch: Users of the file per batch.
-        at: Query time, for models that use times: seconds since 1970 or ISO 8601.
+        context: Context of the query as COLUMN=VALUE, with a raw column of the events, such as
+            device=phone; repeatable. The column of times is the query time. The file of users may
+            have it by user, in columns named context_COLUMN.
     """
     from recsys.bundles.publishing import latest
 
+    of_query = _context(context or [])
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
     named = [name for name, value in options.items() if value is not None]
     answer: Recommendations | Answered
     if user is not None and named == ["--user"]:
         bundle = latest(serving_folder(config, root))
-        answer = _recommend_user(bundle, user, k, at)
+        answer = _recommend_user(bundle, user, k, of_query)
         people = _for_people(answer)
     elif user is None and users is not None and out is not None:
         bundle = latest(serving_folder(config, root))
-        answer = _recommend_file(bundle, users, out, column, k, batch, at)
+        answer = _recommend_file(bundle, users, out, column, k, batch, of_query)
         people = dataclasses.asdict(answer)
     else:
         rule = "Items are recommended either to one user or to the users of a file."
@@ -210,10 +214,24 @@ def recommend(
     emit(result, as_json=as_json, people=people)
 
 
+def _context(pairs: Sequence[str]) -> dict[str, str]:
+    """Returns the values of options `COLUMN=VALUE` by column.
+
+    Raises:
+        UsageError: An option has no `=` (R548).
+    """
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (name, sign, _) in zip(pairs, split, strict=True):
+        if not (name and sign):
+            rule = "--context must be COLUMN=VALUE."
+            raise UsageError("R548", rule, "Write it as --context device=phone.", pair)
+    return {name: value for name, _, value in split}
+
+
 # --- one user
 
 
-def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations:
+def _recommend_user(bundle: Path, user: str, k: int, context: dict[str, str]) -> Recommendations:
     """Returns the best `k` items that are new to a user.
 
     For an unknown user it prints a note with known ids on stderr, and returns popular items.
@@ -221,7 +239,7 @@ def _recommend_user(bundle: Path, user: str, k: int, at: str) -> Recommendations
     from recsys.serving.recommendations import load_bundle
 
     loaded = load_bundle(bundle)
-    answer = loaded.recommend(user, k=k, query_time=at)
+    answer = loaded.recommend(user, k=k, context=context)
     if not answer.known:
         known = ", ".join(repr(id_) for id_ in loaded.example_users)
         Console(stderr=True).write_line(
@@ -250,7 +268,13 @@ def _for_people(answer: Recommendations) -> dict[str, Any]:
 
 
 def _recommend_file(
-    bundle: Path, users: Path, out: Path, column: str | None, k: int, batch: int, at: str
+    bundle: Path,
+    users: Path,
+    out: Path,
+    column: str | None,
+    k: int,
+    batch: int,
+    context: dict[str, str],
 ) -> Answered:
     """Writes the top `k` new items of each user in a file."""
     from recsys.serving.batch_file import UsersFile, batch_answer, recommend_file
@@ -268,7 +292,7 @@ def _recommend_file(
             done += n_users
             progress.update(task, advance=n_bytes, text=f"{done:,} users")
 
-        answer = functools.partial(batch_answer, retriever, query_time=at)
+        answer = functools.partial(batch_answer, retriever, context=context)
         return recommend_file(answer, file, out, k, batch, report)
 
 

@@ -37,9 +37,8 @@ RESERVED_FEATURE_NAMES = frozenset(
 )  # fmt: skip
 
 
-AGES, WEIGHTS, KINDS = "history_age", "history_weight", "history_kind"
-"""Inputs that hold properties of history events besides their items; see
-`recsys.data.event_log`."""
+AGES = "history_age"
+"""Input that holds the ages of the events of histories; see `recsys.data.event_log`."""
 ASKED_AT = "asked_at"
 """Input that holds the time of a query."""
 

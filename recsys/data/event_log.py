@@ -1,12 +1,9 @@
 """Events of many users, sorted by user and time; a history is the slice before an event.
 
-Models can read facts of a query and its history besides items: times, weights, kinds. Each fact is
-an integer per event, or `UNKNOWN`. Ages are relative, so that no date reaches a model: to the query
-time or, in a packed row of training, to the newest event of the same user. Models only use
-differences of ages. A weight is read as its bucket on a logarithmic scale, and a kind of event
-(`click`, `purchase`) as its index in the kinds of the data (`recsys.data.vocabulary.load_kinds`).
-The query time is a fact, too, for models that use the age of items
-(`recsys.models.terms`).
+Models can read features of events (`recsys.data.event_features`) and times. Ages are relative, so
+that no date reaches a model: to the query time or, in a packed row of training, to the newest event
+of the same user. Models only use differences of ages. The query time is an input, too, for models
+that use the age of items (`recsys.models.terms`).
 """
 
 from __future__ import annotations
@@ -14,35 +11,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from recsys.data.config import AGES as AGES  # Ages of events [s].
 from recsys.data.config import ASKED_AT as ASKED_AT  # Query time [min].
-from recsys.data.config import KINDS as KINDS  # Kinds of events.
-from recsys.data.config import WEIGHTS as WEIGHTS  # Buckets of events' weights.
 
-EVENT_FACTS = (AGES, WEIGHTS, KINDS)
-"""Facts of the events of a history; each is also an input of a bundle whose model reads it."""
-FACTS = (*EVENT_FACTS, ASKED_AT)
 ASKED = "asked_age"
 """In packed training, ages of the events to predict `[rows, examples per row]` int32 [s]."""
 ITEM, PLACE = "history_item", "history_place"
 """The unique items of a batch's histories, and the index of each history entry in them; see
 `recsys.tasks.retrieval.training.batches.unique_items`."""
-Facts = Mapping[str, np.ndarray]
-"""Facts of histories' items `[n, history]` and of queries `[n]`, by name of the input."""
 UNKNOWN = -1
-"""Value for padding and for events without this fact."""
+"""Age or time of padding, and of events without a time."""
 OLDEST = 1 << 30
 """Ages are clipped to this value, about 34 years [s]."""
 
-LEAST_WEIGHTS = (2.0 ** np.linspace(-8, 8, 65)).astype(np.float32)
-"""Lower bound of each bucket but the first `[buckets - 1]`: 1/256 … 256, four buckets per octave.
-The first bucket holds all smaller weights, the last all larger ones."""
-N_WEIGHTS = len(LEAST_WEIGHTS) + 1
 MOST_KINDS = 255
 """Maximum number of kinds of events: the store has a byte per event, and 0 means unknown."""
 
@@ -63,26 +49,6 @@ def minutes(times: np.ndarray | int) -> np.ndarray:
     Keras and JAX have no int64, and seconds leave int32 in 2038.
     """
     return np.clip(np.asarray(times) // 60, 0, np.iinfo(np.int32).max).astype(np.int32)
-
-
-def weight_buckets(weights: np.ndarray) -> np.ndarray:
-    """Returns the buckets of weights `[…]` float32, 0 … `N_WEIGHTS` - 1, int32."""
-    return np.searchsorted(LEAST_WEIGHTS, weights, side="right").astype(np.int32)
-
-
-def facts_or_unknown(
-    names: Iterable[str], facts: Facts | None, history: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Returns the named facts of histories, with `UNKNOWN` for facts that aren't given.
-
-    Args:
-        names: Names of the facts to return.
-        facts: Given facts by name; None: none.
-        history: Item rows `[n, history]`, 0 is padding.
-    """
-    unknown = np.full(history.shape, UNKNOWN, np.int32)
-    nothing = {name: unknown[:, 0] if name == ASKED_AT else unknown for name in names}
-    return {name: (facts or {}).get(name, nothing[name]) for name in names}
 
 
 class ShardedColumn:
@@ -301,55 +267,6 @@ class EventLog:
             to = order[part]
             out[to] = self.shards[number].histories(events[to] - starts[number], length, feature)
         return out
-
-    def history_ages(self, events: np.ndarray, length: int) -> np.ndarray:
-        """Returns the ages of the events that `histories` returns `[b, length]` int32 [s].
-
-        Args:
-            events: Indices of events `[b]` int64; ages are relative to the time of each.
-            length: Maximum length of a history; padded with `UNKNOWN`.
-        """
-        first = self.offsets[self.user_index(events)]
-        places = (events - self.tied[events])[:, None] - 1 - np.arange(length)
-        age = ages(self.timestamp[events][:, None], self.timestamp[np.maximum(places, 0)])
-        return np.where(places >= first[:, None], age, np.int32(UNKNOWN))
-
-    def facts(self, names: Iterable[str], key: Any, now: Any) -> dict[str, np.ndarray]:
-        """Returns facts of events by name, int32, in the shape of the events.
-
-        Args:
-            names: Names from `EVENT_FACTS`.
-            key: The events: a slice, or indices of any shape.
-            now: Query time, to which ages are relative [s]; broadcast to the events.
-        """
-        facts = {}
-        for name in names:
-            if name == AGES:
-                facts[name] = ages(now, self.timestamp[key])
-            elif name == WEIGHTS and self.weight is not None:
-                facts[name] = weight_buckets(self.weight[key])
-            elif name == KINDS and self.kind is not None:
-                # Row 0 is unknown.
-                facts[name] = self.kind[key].astype(np.int32) + UNKNOWN
-            else:
-                facts[name] = np.full_like(self.item_row[key], UNKNOWN)
-        return facts
-
-    def history_facts(
-        self, names: Iterable[str], events: np.ndarray, length: int
-    ) -> dict[str, np.ndarray]:
-        """Returns facts of the events that `histories` returns, `[b, length]` int32 by name.
-
-        Args:
-            names: Names of the facts.
-            events: Indices of events `[b]` int64; the time of each is its query time.
-            length: Maximum length of a history; padded with `UNKNOWN`.
-        """
-        first = self.offsets[self.user_index(events)]
-        places = (events - self.tied[events])[:, None] - 1 - np.arange(length)
-        facts = self.facts(names, np.maximum(places, 0), self.timestamp[events][:, None])
-        is_there = places >= first[:, None]
-        return {name: np.where(is_there, fact, np.int32(UNKNOWN)) for name, fact in facts.items()}
 
     def _optional(self, name: str) -> ShardedColumn | None:
         is_there = bool(self.shards) and getattr(self.shards[0], name) is not None

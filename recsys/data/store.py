@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.event_log import AGES, COLUMNS, KINDS, WEIGHTS, EventLog, EventShard
+from recsys.data.event_log import COLUMNS, EventLog, EventShard
 from recsys.data.row_log import OPTIONAL_ROW_COLUMNS, ROW_COLUMNS, RowLog, RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
@@ -121,16 +121,6 @@ class InteractionStore:
             facts = _read_facts(folder)
             manifest.verify_files(folder, facts["files"], sizes_only=not verify)
             return cls(folder, facts)
-
-    @property
-    def facts(self) -> tuple[str, ...]:
-        """Facts of the events besides their items: see `recsys.data.event_log`."""
-        known = {
-            AGES: self.split.order == "time",
-            WEIGHTS: self.train.weight is not None,
-            KINDS: self.train.kind is not None,
-        }
-        return tuple(name for name, is_known in known.items() if is_known)
 
     @functools.cached_property
     def train_users(self) -> LogUsers:
@@ -484,8 +474,8 @@ class ServingHistories:
             hash rows, for items without their own row.
         times: Time of each event `[events]` int64 [seconds since 1970, UTC]; None if not
             requested, or if the events have none.
-        facts: Facts of each event except its age, by name `[events]` int32: see
-            `recsys.data.event_log`.
+        features: Features of each event by name `[events, width]`; see
+            `recsys.data.event_log.EventShard`.
     """
 
     ids: pa.Array
@@ -493,16 +483,18 @@ class ServingHistories:
     offsets: np.ndarray
     item_rows: np.ndarray
     times: np.ndarray | None = None
-    facts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def serving_histories(store: InteractionStore, facts: Collection[str] = ()) -> ServingHistories:
+def serving_histories(
+    store: InteractionStore, features: Collection[str] = (), *, times: bool = False
+) -> ServingHistories:
     """Joins each user's events of both parts; in a split by time, held-out events come last.
 
     Args:
         store: The positives.
-        facts: Names of facts to include, if the store has them: see
-            `recsys.data.event_log`.
+        features: Names of the features of events to include.
+        times: Whether to include the times of events, if the store has them.
     """
     n_trained = len(store.train_users.rows)
     is_new = store.trained_user < 0
@@ -518,26 +510,29 @@ def serving_histories(store: InteractionStore, facts: Collection[str] = ()) -> S
     of_train = ranges(offsets[:-1], n_train)
     of_eval = ranges((offsets[:-1] + n_train)[eval_index], n_eval[eval_index])
 
-    def joined(read: Callable[[EventLog], Any], dtype: Any) -> np.ndarray:
-        column = np.empty(offsets[-1], dtype)
-        column[of_train], column[of_eval] = read(store.train), read(store.eval)
+    def joined(read: Callable[[EventLog], Any], dtype: Any = None) -> np.ndarray:
+        logs = ((of_train, store.train), (of_eval, store.eval))
+        parts = [(places, read(log)) for places, log in logs if len(log)]
+        like = parts[0][1] if parts else np.zeros(0, dtype)
+        column = np.empty((offsets[-1], *like.shape[1:]), like.dtype)
+        for places, part in parts:
+            column[places] = part
         return column if order is None else column[order]
 
     order = None
     if store.split.split in ("random", "given"):
-        times = joined(lambda log: log.timestamp, np.int64)
-        order = np.lexsort((times, np.repeat(np.arange(n_users), n_train + n_eval)))
-
-    def fact(name: str) -> np.ndarray:
-        return joined(lambda log: log.facts([name], slice(None), 0)[name], np.int32)
-
-    known = [name for name in facts if name in store.facts]
+        time = joined(lambda log: log.timestamp, np.int64)
+        order = np.lexsort((time, np.repeat(np.arange(n_users), n_train + n_eval)))
+    has_times = times and store.split.order == "time"
     new_ids = store.eval_users.ids.filter(pa.array(is_new))
     return ServingHistories(
         ids=pa.concat_arrays([store.train_users.ids, new_ids]),
         user_rows=np.concatenate([store.train_users.rows, store.eval_users.rows[is_new]]),
         offsets=offsets,
         item_rows=joined(lambda log: log.item_row, np.int32),
-        times=joined(lambda log: log.timestamp, np.int64) if AGES in known else None,
-        facts={name: fact(name) for name in known if name != AGES},
+        times=joined(lambda log: log.timestamp, np.int64) if has_times else None,
+        features={
+            name: joined(lambda log, name=name: log.features[name], np.int32)  # type: ignore[misc]
+            for name in features
+        },
     )

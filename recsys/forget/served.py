@@ -42,8 +42,9 @@ from recsys.errors import RecsysError
 from recsys.forget.files import Names, linked_copy, recover, replacing
 from recsys.forget.model_folder import free_rows
 from recsys.savedmodel import variables
+from recsys.savedmodel.event_columns import EventColumns
 from recsys.savedmodel.parity import difference
-from recsys.savedmodel.signatures import QUERY_TIME, WARMUP_FILE, input_names, write_warmup
+from recsys.savedmodel.signatures import WARMUP_FILE, input_names, write_warmup
 from recsys.system.files import retire
 from recsys.tasks.retrieval.serving.parity import warm_up_requests
 from recsys.tasks.retrieval.serving.stored_users import StoredIds
@@ -78,7 +79,10 @@ def take_out(bundle: Path, names: Names, before: Path) -> None:
     chosen = np.unique(np.linspace(0, len(own) - 1, min(_PROBES, len(own))).astype(int))
     others = [*own.take(chosen).to_pylist(), _STRANGER]
     n, asked = len(others), [*others, *ids]
-    then, now = _answers(before, asked), _answers(bundle, asked)
+    times = [
+        c.input for c in EventColumns.of_manifest(manifest).context.values() if c.type == "time"
+    ]
+    then, now = _answers(before, asked, times), _answers(bundle, asked, times)
     for name in _COMPARED.values():
         if name in then:
             difference("R530", name, now[name][:n], then[name][:n])
@@ -96,12 +100,12 @@ def take_out(bundle: Path, names: Names, before: Path) -> None:
     write_manifest(bundle, {**_of_users(fields, users), INSTEAD_OF: manifest_digest(before)})
 
 
-def _answers(bundle: Path, ids: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the answers of a bundle to user ids without other inputs."""
+def _answers(bundle: Path, ids: Sequence[str], times: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the answers of a bundle to user ids, with the time `_NOW` in the inputs `times`."""
     answers: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory(prefix=".forget-", dir=bundle.parent) as scratch:
         signatures = variables.load_mapped(bundle, Path(scratch)).signatures
-        texts = {"user_id": list(ids), QUERY_TIME: [[_NOW]] * len(ids)}
+        texts = {"user_id": list(ids), **dict.fromkeys(times, [[_NOW]] * len(ids))}
         for name in filter(signatures.__contains__, _COMPARED):
             inputs = {
                 input_: tf.fill([len(ids)], value=False)

@@ -21,8 +21,8 @@ from recsys.data.catalogue import (
 )
 from recsys.data.dataset import Data, FeatureTable, feature_tables, verify_inputs
 from recsys.data.event_features import LearnedFeature, load_event_features
-from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN, EventLog, minutes
-from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary, load_kinds
+from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN
+from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 from recsys.errors import UsageError
 from recsys.models.config import ModelConfig, RetrievalConfig
 from recsys.registry import Choice
@@ -197,7 +197,6 @@ class ModelInputs:
         items: Vocabulary of the items.
         catalogue: Features of the items, and which rows are items.
         user_features: Features of the users.
-        kinds: Names of the kinds of events, by number.
         event_features: Features of the events.
     """
 
@@ -205,7 +204,6 @@ class ModelInputs:
     items: Vocabulary
     catalogue: Catalogue
     user_features: tuple[FeatureBags, ...] = ()
-    kinds: tuple[str, ...] = ()
     event_features: tuple[LearnedFeature, ...] = ()
 
     @classmethod
@@ -221,9 +219,8 @@ class ModelInputs:
             for side in ("users", "items")
         )
         features = open_user_features(folder / "user_features", users.n_rows)
-        catalogue, kinds = Catalogue.open(folder / "catalogue"), load_kinds(folder / "vocabulary")
         of_events = load_event_features(folder / event_features.FOLDER)
-        return cls(users, items, catalogue, features, kinds, of_events)
+        return cls(users, items, Catalogue.open(folder / "catalogue"), features, of_events)
 
     @classmethod
     def of_data(cls, data: Data) -> Self:
@@ -233,7 +230,6 @@ class ModelInputs:
             data.items,
             data.catalogue,
             data.user_features,
-            data.kinds,
             data.event_features,
         )
 
@@ -281,27 +277,6 @@ class ModelInputs:
     def event_inputs(self, model: RetrievalConfig) -> tuple[EventInput, ...]:
         """Returns the inputs of a model's queries that come from events."""
         return event_inputs(model, feature_tables((), (), self.event_features))
-
-    def at_events(self, log: EventLog, events: np.ndarray, model: RetrievalConfig) -> Given:
-        """Returns the inputs of `event_inputs` for queries like events of a log.
-
-        Args:
-            log: The log.
-            events: Indices of events `[b]` int64.
-            model: Config of the model.
-        """
-
-        def values(x: EventInput) -> np.ndarray:
-            if x.name == AGES:
-                return log.history_ages(events, model.history)
-            if x.feature is None:
-                return minutes(log.timestamp[events])
-            if x.of_history:
-                return log.histories(events, model.history, x.feature)
-            context: np.ndarray = log.features[x.feature][events].astype(x.dtype)
-            return context
-
-        return {x.name: values(x) for x in self.event_inputs(model)}
 
     def candidate(self, item_row: np.ndarray) -> dict[str, Any]:
         """Returns the inputs of candidates by name, for item rows `[b]`."""

@@ -21,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from recsys.data.event_log import AGES, LEAST_WEIGHTS, OLDEST, UNKNOWN
+from recsys.data.event_log import UNKNOWN
 from recsys.data.sources.values import NUMBER
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.savedmodel.signatures import CLOCK, DAY, ISO, WHOLE, raw_inputs
+from recsys.savedmodel.event_columns import CLOCK, DAY, ISO, WHOLE
+from recsys.savedmodel.signatures import raw_inputs
 from recsys.savedmodel.variables import constant
 
 _FIRST_BUCKETS, _SECOND_BUCKETS = 2**63 - 1, 2**31 - 1
@@ -195,24 +196,37 @@ def numbers(name: str, texts: tf.Tensor, rows: tf.Tensor, dtype: tf.DType) -> tf
         return tf.identity(found)
 
 
-def fact_of_numbers(name: str, texts: tf.Tensor) -> tf.Tensor:
-    """Returns a fact of events `[b, n]` int32 from texts `[b, n]`.
-
-    The empty text is unknown; negative ages count as 0.
+def typed(name: str, value: str, texts: tf.Tensor, length: int = 0) -> tf.Tensor:
+    """Returns the values of texts `[b, n]`, the empty text as the value for a missing one.
 
     Args:
-        name: The fact, of `recsys.data.event_log`.
-        texts: Numbers as text: ages [s], or weights.
+        name: Name of the input, for messages.
+        value: `text`; `number`: float32, NaN is missing; `time`: int64 [seconds since 1970, UTC],
+            the lowest is missing; or `vector`: `[b, n, length]` float32, NaN is missing.
+        texts: The texts; of vectors numbers separated by blanks.
+        length: Length of vectors.
     """
-    dtype = tf.float64 if name == AGES else tf.float32
-    shape = tf.shape(texts)
-    number = numbers(name, tf.reshape(texts, [-1]), _rows(shape), dtype)
-    number = tf.reshape(number, shape)
-    if name == AGES:
-        fact = tf.cast(tf.clip_by_value(number, 0.0, float(OLDEST)), tf.int32)
+    flat, shape = tf.reshape(texts, [-1]), tf.shape(texts)
+    if value == "vector":
+        return tf.reshape(_vectors(name, flat, length), [shape[0], shape[1], length])
+    if value == "text":
+        found = trimmed(flat)
+    elif value == "number":
+        found = numbers(name, flat, _rows(shape), tf.float32)
     else:
-        fact = tf.reduce_sum(tf.cast(number[..., None] >= LEAST_WEIGHTS, tf.int32), axis=-1)
-    return tf.where(tf.math.is_nan(number), UNKNOWN, fact)
+        found = seconds(flat)
+    return tf.reshape(found, shape)
+
+
+def _vectors(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns the vectors `[n, length]` of texts `[n]`; fails for other lengths."""
+    parts = tf.strings.split(trimmed(texts))
+    sizes = parts.row_lengths()
+    rule = f"The input {name} must hold vectors of {length} numbers."
+    is_right = tf.reduce_all((sizes == length) | (sizes == 0))
+    with tf.control_dependencies([tf.debugging.Assert(is_right, [rule])]):
+        found = numbers(name, parts.values, parts.value_rowids(), tf.float32)
+    return parts.with_values(found).to_tensor(np.float32(np.nan), shape=[None, length])
 
 
 def _rows(shape: tf.Tensor) -> tf.Tensor:
@@ -225,14 +239,13 @@ def first_of(texts: tf.Tensor) -> tf.Tensor:
     return tf.strings.reduce_join(texts[:, :1], axis=1)
 
 
-def minutes_of_texts(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the minutes since 1970 of the first text of each row `[b]` int32.
+def minutes_of(times: tf.Tensor) -> tf.Tensor:
+    """Returns the whole minutes since 1970 of times `[b]` int64 [s], int32.
 
-    See `recsys.data.event_log.minutes`; `UNKNOWN` without a time.
+    See `recsys.data.event_log.minutes`; `UNKNOWN` for a missing time.
     """
-    moment = seconds(first_of(texts))
-    minute = tf.cast(tf.clip_by_value(moment // 60, 0, tf.int32.max), tf.int32)
-    return tf.where(moment == tf.int64.min, UNKNOWN, minute)
+    minute = tf.cast(tf.clip_by_value(times // 60, 0, tf.int32.max), tf.int32)
+    return tf.where(times == tf.int64.min, UNKNOWN, minute)
 
 
 def seconds(texts: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,9 +24,10 @@ from recsys.data.sources.csv_source import CsvSource, header_names
 from recsys.data.sources.pieces import Piece, open_source, plan_pieces, read_piece
 from recsys.data.sources.source_files import SourceFile, file_size
 from recsys.data.sources.streams import read_line
-from recsys.data.sources.values import to_ids
+from recsys.data.sources.values import to_ids, to_text
 from recsys.errors import UsageError
-from recsys.savedmodel.signatures import QUERY_TIME, SOURCES
+from recsys.savedmodel.event_columns import CONTEXT
+from recsys.savedmodel.signatures import SOURCES
 from recsys.serving.served_model import RankedRows, Retriever
 from recsys.system.files import replacing
 
@@ -45,13 +46,14 @@ whether the data contain the user; the source of the answer, see `recsys.savedmo
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
 """`SCHEMA` with dictionary-encoded ids."""
 
+USER = "user_id"
 Report = Callable[[int, int], None]
 """Called with the number of users answered since the last call, and of the finished bytes of the
 file."""
 
-Answer = Callable[[pa.Array, int], pa.RecordBatch]
-"""Returns recommendations for user ids, k items each, in the columns of `ENCODED`; called from
-several threads."""
+Answer = Callable[[pa.RecordBatch, int], pa.RecordBatch]
+"""Returns recommendations for users, a batch of `UsersFile`, k items each, in the columns of
+`ENCODED`; called from several threads."""
 
 _MOST_ITEMS = 1 << 20
 """Maximum number of items in a block, so that their ids fit into one array."""
@@ -136,7 +138,7 @@ def recommend_file(
 
 
 def batch_answer(
-    retriever: Retriever, user_ids: pa.Array, k: int, query_time: str = ""
+    retriever: Retriever, users: pa.RecordBatch, k: int, context: Mapping[str, str] | None = None
 ) -> pa.RecordBatch:
     """Returns the best `k` items for users, in the columns of `ENCODED`.
 
@@ -144,17 +146,23 @@ def batch_answer(
 
     Args:
         retriever: Retriever of the bundle.
-        user_ids: Ids `[n]` string, without null; they may be unknown.
+        users: A batch of `UsersFile`: ids, which may be unknown, and context by user.
         k: Number of items per user.
-        query_time: Query time, for a model that reads times.
+        context: Context of all users by raw column; columns of the file take precedence.
 
     Raises:
-        UsageError: `k` is out of range (R541), or the model reads no times (R549).
+        UsageError: `k` is out of range (R541), or the model doesn't read a column of the context
+            or can't parse a value (R549).
     """
-    facts = {QUERY_TIME: [query_time]} if query_time else {}
-    inputs = retriever.query_inputs(user_ids.to_pylist(), facts=facts)
+    of_all = {name: [text] for name, text in (context or {}).items()}
+    of_users = {
+        name.removeprefix(CONTEXT): users[name].to_pylist()
+        for name in users.schema.names
+        if name != USER
+    }
+    inputs = retriever.query_inputs(users[USER].to_pylist(), context=of_all | of_users)
     ranked = retriever.rank(inputs, k, is_batch=True)
-    return as_batch(user_ids, ranked, retriever.catalogue.items.ids_of_rows)
+    return as_batch(users[USER], ranked, retriever.catalogue.items.ids_of_rows)
 
 
 def as_batch(user_ids: pa.Array, ranked: RankedRows, ids_of_rows: pa.Array) -> pa.RecordBatch:
@@ -191,17 +199,17 @@ def _writer(file: Path) -> pq.ParquetWriter:
 
 
 def _answers(
-    answer: Answer, blocks: Iterator[tuple[pa.Array, pa.RecordBatch, int]], k: int
+    answer: Answer, blocks: Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]], k: int
 ) -> Generator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
-    """Yields `blocks` in order, with answers in place of ids."""
+    """Yields `blocks` in order, with answers in place of users."""
     empty = pa.RecordBatch.from_pylist([], SCHEMA)
     waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
     threads = ThreadPoolExecutor(_AT_ONCE)
     try:
         for block in itertools.chain(blocks, [None] * _AT_ONCE):
             if block is not None:
-                ids, letters, n_bytes = block
-                future = threads.submit(answer, ids, k) if len(ids) else None
+                asking, letters, n_bytes = block
+                future = threads.submit(answer, asking, k) if asking.num_rows else None
                 waiting.append((future, letters, n_bytes))
             if len(waiting) > _AT_ONCE or (block is None and waiting):
                 future, letters, n_bytes = waiting.popleft()
@@ -210,18 +218,23 @@ def _answers(
         threads.shutdown(cancel_futures=True)
 
 
-def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
-    """Yields the items of `users`, regrouped into blocks of `size` ids."""
-    waiting = pa.array([], pa.string())
-    for ids, letters, n_bytes in users:
-        waiting = pa.concat_arrays([waiting, ids])
-        while len(waiting) >= size:
-            yield waiting[:size], letters, n_bytes
-            waiting, letters, n_bytes = waiting[size:], letters[:0], 0
+def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
+    """Yields the items of `users`, regrouped into blocks of `size` users."""
+    waiting = users.schema.empty_table()
+    for more, letters, n_bytes in users:
+        waiting = pa.concat_tables([waiting, pa.Table.from_batches([more])])
+        while waiting.num_rows >= size:
+            yield _batch(waiting.slice(0, size)), letters, n_bytes
+            waiting, letters, n_bytes = waiting.slice(size), letters[:0], 0
         if letters.num_rows or n_bytes:
-            yield waiting[:0], letters, n_bytes
-    if len(waiting):
-        yield waiting, _NO_LETTERS, 0
+            yield _batch(waiting.slice(0, 0)), letters, n_bytes
+    if waiting.num_rows:
+        yield _batch(waiting), _NO_LETTERS, 0
+
+
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
 # --- a file of users: CSV, Parquet, JSON Lines, tf.Examples or plain text
@@ -230,7 +243,6 @@ def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBa
 _PIECE_BYTES = 256 << 10
 _DELIMITERS = "\t;|,"
 _NEVER = "\x1f"
-_PLAIN = "user_id"
 _NO_LETTERS = dead_letters.dead_letters([], "", [], [])
 
 
@@ -240,10 +252,12 @@ class UsersFile:
 
     Attributes:
         column: Column of the ids.
+        context: Columns of their context, each named `context_` and a raw column of events.
         pieces: Parts of the file, which are read one after the other.
     """
 
     column: str
+    context: tuple[str, ...]
     pieces: list[Piece]
 
     @classmethod
@@ -262,48 +276,56 @@ class UsersFile:
             rule = "The file of users must exist."
             cure = "Name a file of ids: CSV, Parquet, JSON Lines, or text with one id per line."
             raise UsageError("R546", rule, cure, str(file))
-        source, name = _look(str(file), column)
-        return cls(name, plan_pieces(source, "users", [name], _PIECE_BYTES, [name]))
+        source, name, names = _look(str(file), column)
+        context = tuple(n for n in names if n.startswith(CONTEXT) and n != name)
+        columns = [name, *context]
+        return cls(name, context, plan_pieces(source, "users", columns, _PIECE_BYTES, [name]))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the batches: `user_id`, and texts of the context."""
+        return pa.schema([(name, pa.string()) for name in (USER, *self.context)])
 
     @property
     def n_bytes(self) -> int:
         """Approximate size of all pieces [bytes]."""
         return sum(piece.n_bytes for piece in self.pieces)
 
-    def __iter__(self) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
-        """Yields ids `[n]` string, dead letters of the other rows, and the number of bytes read."""
+    def __iter__(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
+        """Yields users in `schema`, dead letters of other rows, and the number of bytes read."""
+        nobody = pa.RecordBatch.from_pylist([], self.schema)
         for piece in self.pieces:
             for batch in read_piece(piece):
                 ids = to_ids(batch.columns.column(self.column))
                 rules = [(ids.is_null(), NO_USER), (is_bad_id(ids), BAD_USER)]
-                typed = pa.RecordBatch.from_arrays([ids], names=[_PLAIN])
+                texts = [to_text(batch.columns.column(name)).fill_null("") for name in self.context]
+                typed = pa.RecordBatch.from_arrays([ids, *texts], names=self.schema.names)
                 good, letters = split_by_rules(batch, typed, rules)
-                yield good.column(0), letters, 0
-            yield pa.array([], pa.string()), _NO_LETTERS, piece.n_bytes
+                yield good.select(self.schema.names).cast(self.schema), letters, 0
+            yield nobody, _NO_LETTERS, piece.n_bytes
 
 
-def _look(path: str, column: str | None) -> tuple[SourceConfig, str]:
-    """Returns the config for reading a file, and the column of the ids."""
+def _look(path: str, column: str | None) -> tuple[SourceConfig, str, list[str]]:
+    """Returns the config for reading a file, the column of the ids, and the names of all."""
     file = open_source(SourceFile(path, file_size(path)), SourceConfig(files=path))
     name = registry.name_of("source", file.source)
     source = SourceConfig(files=path, format=name)
     if isinstance(file.source, CsvSource):
         line = read_line(file.source.open(file), path)
         return _csv(path, line, source, column)
-    if column is not None:
-        return source, column
-    names = file.source.column_names(file)
-    return source, names[0] if names else _PLAIN
+    names = list(file.source.column_names(file))
+    return source, column or (names[0] if names else USER), names
 
 
 def _csv(
     file: str, line: bytes, source: SourceConfig, column: str | None
-) -> tuple[SourceConfig, str]:
+) -> tuple[SourceConfig, str, list[str]]:
     is_plain = column is None and ".txt" in [suffix.lower() for suffix in Path(file).suffixes]
     if is_plain:
-        csv = CsvFormat(delimiter=_NEVER, quote=None, names=(_PLAIN,))
-        return source.model_copy(update={"csv": csv}), _PLAIN
+        csv = CsvFormat(delimiter=_NEVER, quote=None, names=(USER,))
+        return source.model_copy(update={"csv": csv}), USER, [USER]
     text = line.decode("utf-8", "replace")
     delimiter = next((sign for sign in _DELIMITERS if sign in text), ",")
     csv = CsvFormat(delimiter=delimiter)
-    return source.model_copy(update={"csv": csv}), column or header_names(line, csv)[0]
+    names = list(header_names(line, csv))
+    return source.model_copy(update={"csv": csv}), column or names[0], names

@@ -15,7 +15,7 @@ from recsys.bundles.bundle import check_answers
 from recsys.serving.pool import Pool
 from recsys.serving.predictor import Predictor
 from recsys.serving.requests import INVALID, NOT_FOUND, HttpError, wrong
-from recsys.serving.served_model import Retriever, normal_id
+from recsys.serving.served_model import Retriever, events_of, normal_id
 
 _HIGHEST = 2**53 - 1
 """The largest integer that every reader of JSON reads exactly."""
@@ -24,8 +24,12 @@ _MOST_RESULTS, _LONGEST_ID, _LONGEST_TASTE, _MOST_ITEMS = 100, 1000, 500, 10_000
 _SHOWN_HISTORY = 100
 
 Id = Annotated[str, pydantic.StringConstraints(max_length=_LONGEST_ID)]
-_Taste = Annotated[list[Id], pydantic.Field(max_length=_LONGEST_TASTE), pydantic.FailFast()]
+_Ids = Annotated[list[Id], pydantic.Field(max_length=_LONGEST_TASTE), pydantic.FailFast()]
 _Tokens = Annotated[list[Id], pydantic.Field(max_length=_MOST_RESULTS), pydantic.FailFast()]
+_Values = Annotated[dict[Id, Id], pydantic.Field(max_length=_MOST_RESULTS)]
+_Taste = Annotated[
+    list[Id | _Values], pydantic.Field(max_length=_LONGEST_TASTE), pydantic.FailFast()
+]
 _Filters = Annotated[dict[Id, _Tokens], pydantic.Field(max_length=_MOST_RESULTS)]
 _VersionNumber = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST)]
 
@@ -38,8 +42,11 @@ class RecommendRequest(pydantic.BaseModel):
     user: Id = ""
     """Id of a user."""
     items: _Taste = []
-    """Ids of history items, the newest first, in place of the user's history."""
-    exclude: _Taste = []
+    """History items, the newest first, in place of the user's history: ids, or objects with the id
+    `item` and values by raw column of events."""
+    context: _Values = {}
+    """Values of the query by raw column of events."""
+    exclude: _Ids = []
     """Ids of items to exclude."""
     only: _Filters = {}
     """Token names by filter; a recommended item has one of each filter's tokens."""
@@ -108,7 +115,9 @@ def router(predictor: Predictor) -> APIRouter:
         models = [model for model in pool.models[::-1] if model.answers == "lists"]
         versions = [model.version for model in models]
         most = min(model.max_k for model in models)
-        return {"name": pool.name, "versions": versions, "most": most, "filters": filters}
+        context = {name: column.type for name, column in lists_of(pool).events.context.items()}
+        fields = {"name": pool.name, "versions": versions, "most": most, "filters": filters}
+        return {**fields, "context": context}
 
     @routes.get("/users")
     async def users(prefix: Words = "", n: Most = 10, version: Version = None) -> Any:
@@ -184,22 +193,25 @@ def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
         rule = f"This model answers with at most {model.max_k} items."
         cure = "Request fewer, or raise export.k in the config and run again: recsys run."
         raise wrong("R567", rule, cure, wish.k)
+    items, attributes = events_of(wish.items)
     inputs = model.query_inputs(
         [wish.user],
-        history=wish.items,
+        history=items,
         exclude=wish.exclude,
         only=wish.only,
         exclude_seen=wish.exclude_seen,
+        context={name: [value] for name, value in wish.context.items()},
+        attributes=attributes,
     )
     ranked = model.rank(inputs, wish.k)
     rows = ranked.rows[0][ranked.rows[0] > 0]
-    taste = model.catalogue.item_rows([normal_id(id_) for id_ in wish.items])
+    taste = model.catalogue.item_rows([normal_id(id_) for id_ in items])
     history = taste or model.histories([wish.user])[0]
     return {
         "known": bool(ranked.known[0]),
         "source": ranked.source[0].decode(),
         "history": model.catalogue.shown([row for row in history if row][:_SHOWN_HISTORY]),
-        "unknown_items": [id_ for id_, row in zip(wish.items, taste, strict=True) if not row],
+        "unknown_items": [id_ for id_, row in zip(items, taste, strict=True) if not row],
         "items": model.catalogue.shown(rows, ranked.scores[0].tolist()),
     }
 

@@ -19,18 +19,22 @@ import numpy as np
 
 from recsys.bundles.bundle import MANIFEST, wrong_answers
 from recsys.bundles.publishing import latest
-from recsys.data.event_log import AGES, KINDS, WEIGHTS
 from recsys.errors import UsageError
 from recsys.formats import counted, html_table
-from recsys.savedmodel.signatures import QUERY_TIME, SCORE
+from recsys.savedmodel.signatures import SCORE
 from recsys.serving.served_model import (
     Retriever,
     Scorer,
     ServedModel,
     check_k,
+    events_of,
     normal_id,
     open_bundle,
+    text_of,
 )
+
+History = Sequence[str | int | Mapping[str, Any]]
+"""Items of a history: ids, or objects with the id `item` and attributes by raw column."""
 
 _SHOWN_USERS = 3
 _COLUMNS = ("score", "id", "title")
@@ -138,15 +142,12 @@ class _Query(TypedDict, total=False):
     """Options of `LoadedBundle.recommend`, for one user or several."""
 
     k: int
-    history: Sequence[str | int]
+    history: History
+    context: Mapping[str, Any] | None
     features: Mapping[str, Sequence[str] | str] | None
     exclude: Sequence[str | int]
     filters: Mapping[str, Sequence[str] | str] | None
     exclude_seen: bool | None
-    history_age: Sequence[float]
-    history_weight: Sequence[float]
-    history_kind: Sequence[str | int]
-    query_time: str | int
 
 
 class LoadedBundle:
@@ -229,6 +230,12 @@ class LoadedBundle:
         return list(self.retriever.filters.feature_of.values())
 
     @property
+    def columns(self) -> dict[str, list[str]]:
+        """Raw columns of events that `recommend` reads, of the `context` and of the `history`."""
+        events = self.retriever.events
+        return {"context": [*events.context], "history": [*events.history]}
+
+    @property
     def example_users(self) -> list[str]:
         """Ids of a few known users."""
         users: list[str] = self.retriever.catalogue.user_ids.slice(0, _SHOWN_USERS).to_pylist()
@@ -258,15 +265,12 @@ class LoadedBundle:
         *,
         users: Sequence[str | int] | None = None,
         k: int = 10,
-        history: Sequence[str | int] = (),
+        history: History = (),
+        context: Mapping[str, Any] | None = None,
         features: Mapping[str, Sequence[str] | str] | None = None,
         exclude: Sequence[str | int] = (),
         filters: Mapping[str, Sequence[str] | str] | None = None,
         exclude_seen: bool | None = None,
-        history_age: Sequence[float] = (),
-        history_weight: Sequence[float] = (),
-        history_kind: Sequence[str | int] = (),
-        query_time: str | int = "",
     ) -> Recommendations | RecommendationList:
         """Returns the best items for a user, for several users, or for a given history.
 
@@ -277,33 +281,30 @@ class LoadedBundle:
             user: Id of the user; unknown users get popular items.
             users: Ids of several users, in place of `user`.
             k: Number of items per user.
-            history: Item ids, the newest first, in place of the stored history.
+            history: Items, the newest first, in place of the stored history: ids, or objects such
+                as `{"item": 50, "device": "phone"}`, with values by raw column of events.
+            context: Values of the query by raw column, such as `{"device": "phone"}`. The column of
+                the times of events is the query time: seconds since 1970, UTC, ISO 8601, or a
+                `datetime`; see docs/serving.md for its default. `columns` lists the columns.
             features: Raw values of the user by column, in place of the stored features.
             exclude: Ids of items to exclude.
             filters: Token names by feature, such as `{"genres": ["drama"]}`. A recommended item has
                 at least one of the tokens of each feature.
             exclude_seen: Whether to exclude items of the user's history; None: the default of the
                 bundle.
-            history_age: Age of each event of `history` at the query time [s], for models that read
-                times; None: unknown.
-            history_weight: Weight of each event of `history`, for models that read weights; None:
-                unknown.
-            history_kind: Kind of each event of `history`, such as `click`, for models that read
-                kinds; None: unknown.
-            query_time: Query time, for models that read times or the ages of items: seconds since
-                1970, UTC, or ISO 8601. None: the time of the newest stored event for histories, and
-                the end of the training events for the ages of items.
 
         Raises:
             UsageError: An id is invalid, or both `user` and `users` are given (R540); `k` is out of
                 range (R541); no item has the value of a filter (R537); a feature or column is
-                unknown; or the model can't read a fact of the query (R549).
+                unknown, or a value can't be parsed (R549).
         """
         if users is not None and user != "":
             rule = "Either user or users must be given, not both."
             raise UsageError("R540", rule, "Leave one of them out.", user)
         ids = _ids(user if users is None else users)
-        history, exclude = _ids(history), _ids(exclude)
+        given = [history] if isinstance(history, Mapping) else _listed(history)
+        items, attributes = events_of(given, _id)
+        exclude = _ids(exclude)
         if not ids:
             return RecommendationList()
         input_of = {feature: name for name, feature in self.retriever.filters.feature_of.items()}
@@ -311,23 +312,18 @@ class LoadedBundle:
         _check_names(rule, filters or {}, input_of)
         columns = self.retriever.user_columns
         _check_names("Raw values are taken of the columns of the users", features or {}, columns)
-        facts = {
-            AGES: [str(age) for age in history_age],
-            WEIGHTS: [str(weight) for weight in history_weight],
-            KINDS: _ids(history_kind),
-            QUERY_TIME: [str(query_time)],
-        }
         inputs = self.retriever.query_inputs(
             ids,
-            history=history,
+            history=items,
             exclude=exclude,
             only={input_of[name]: _texts(tokens) for name, tokens in (filters or {}).items()},
             columns={name: _texts(values) for name, values in (features or {}).items()},
             exclude_seen=exclude_seen,
-            facts={name: texts for name, texts in facts.items() if any(texts)},
+            context={name: [text_of(value)] for name, value in (context or {}).items()},
+            attributes=attributes,
         )
         ranked = self.retriever.rank(inputs, k, is_batch=len(ids) > 1)
-        liked = self.retriever.catalogue.item_rows(history)
+        liked = self.retriever.catalogue.item_rows(items)
         histories = [liked] * len(ids) if liked else self.retriever.histories(ids)
         answers = RecommendationList(
             Recommendations(

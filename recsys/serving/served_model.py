@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,29 +24,27 @@ import pyarrow as pa
 
 from recsys.bundles.bundle import answers_of, check_answers, read_manifest, verify
 from recsys.bundles.publishing import is_version
-from recsys.data.event_log import EVENT_FACTS
 from recsys.data.sources.values import plain_id
 from recsys.errors import UsageError
 from recsys.index.search import Ranker, read_index
 from recsys.ragged import RaggedRows
+from recsys.savedmodel.event_columns import EventColumns
 from recsys.savedmodel.signatures import (
     DTYPES,
     NO_SCORE,
     ONLY,
     POPULAR,
     POPULARITY,
-    QUERY_TIME,
     SCORE,
     Arrays,
     SavedModelGraph,
     Signature,
-    check_fact_texts,
 )
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 
 RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query"
 _EXCLUDED = "exclude_ids"
-_OWN = ("user_id", "history", "exclude_seen", *EVENT_FACTS, QUERY_TIME)
+_OWN = ("user_id", "history", "exclude_seen")
 _HISTORY_BLOCK = 512
 """Number of users whose histories are read at a time; the result is as wide as the longest."""
 _POPULAR_BLOCK = 64
@@ -137,9 +135,11 @@ class Retriever(ServedModel):
         ranker: Ranks the items.
         excludes_seen: Whether seen items are excluded by default.
         bundle: Folder of the bundle.
+        events: Raw columns of events that the bundle reads.
 
     Attributes:
         filters: The filters by named features of the items.
+        events: Raw columns of events that the bundle reads.
     """
 
     answers = "lists"
@@ -154,9 +154,10 @@ class Retriever(ServedModel):
         *,
         excludes_seen: bool = True,
         bundle: Path = Path(),
+        events: EventColumns | None = None,
     ) -> None:
         super().__init__(graph, bundle)
-        self._ranker = ranker
+        self._ranker, self.events = ranker, events or EventColumns()
         self.catalogue, self.max_k, self.excludes_seen = catalogue, max_k, excludes_seen
         self.signatures = _with_ranking(graph.signatures)
         self.filters = ItemFilters(catalogue.features, catalogue.items.n_rows)
@@ -179,13 +180,21 @@ class Retriever(ServedModel):
         # Reads the embeddings once, so that the first request doesn't wait for the disk.
         query = np.zeros((1, catalogue.embeddings.shape[1]), np.float32)
         ranker.best(query, RaggedRows.empty(1), max_k)
-        excludes_seen = manifest.get("repeats", "exclude") == "exclude"
-        return cls(graph, catalogue, max_k, ranker, excludes_seen=excludes_seen, bundle=bundle)
+        return cls(
+            graph,
+            catalogue,
+            max_k,
+            ranker,
+            excludes_seen=manifest.get("repeats", "exclude") == "exclude",
+            bundle=bundle,
+            events=EventColumns.of_manifest(manifest),
+        )
 
     @property
     def user_columns(self) -> list[str]:
         """Names of the inputs for raw values of users."""
-        return [name for name in self.signatures[RECOMMEND] if name not in _OWN]
+        known = (*_OWN, *self.events.inputs)
+        return [name for name in self.signatures[RECOMMEND] if name not in known]
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature as `ServedModel.ask`, but ranks items here."""
@@ -217,7 +226,8 @@ class Retriever(ServedModel):
         only: Mapping[str, Sequence[str]] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
         exclude_seen: bool | None = None,
-        facts: Mapping[str, Sequence[str]] | None = None,
+        context: Mapping[str, Sequence[str]] | None = None,
+        attributes: Mapping[str, Sequence[str]] | None = None,
     ) -> Arrays:
         """Returns the inputs of `recommend`, or of `recommend_filtered` if items are filtered.
 
@@ -228,21 +238,22 @@ class Retriever(ServedModel):
             only: Token names by filter; a recommended item has one of each filter's tokens.
             columns: Raw values of the users by input, in place of the stored features.
             exclude_seen: Whether to exclude seen items; None: the default of the bundle.
-            facts: Facts of the query by input: `history_age`, `history_weight`, `history_kind`,
-                `query_time`; see `recsys.tasks.retrieval.serving.graph`.
+            context: Raw values of the query by column: one, or one for each user.
+            attributes: Raw values of the events of `history` by column, in its order.
 
         Raises:
-            UsageError: A text can't be encoded in UTF-8 (R540), the model can't read a fact (R549),
-                or no item has the value of a filter (R537).
+            UsageError: A text can't be encoded in UTF-8 (R540), the model doesn't read a column of
+                events or can't parse a value (R549), or no item has the value of a filter (R537).
         """
-        check_fact_texts(facts or {}, self.signatures[RECOMMEND], history)
         n = len(user_ids)
         texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
-        texts |= facts or {}
+        texts |= self.events.of_history(attributes or {}, len(history))
         names = self.signatures[FILTERED if exclude or only else RECOMMEND]
         # Padding means the stored history or features.
         inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
         self.filters.check_values({name: inputs[name][0] for name in only or {}})
+        for name, values in self.events.of_context(context or {}).items():
+            inputs[name] = np.tile(as_texts(values)[:, None], (n if len(values) == 1 else 1, 1))
         inputs["user_id"] = as_texts(user_ids)
         is_excluded = self.excludes_seen if exclude_seen is None else exclude_seen
         inputs["exclude_seen"] = np.full(n, is_excluded)
@@ -436,6 +447,39 @@ def as_texts(texts: Iterable[str]) -> np.ndarray:
     array = np.empty(len(encoded), object)
     array[:] = encoded
     return array
+
+
+EVENT_ITEM = "item"
+"""Key of the id in an object of a history."""
+
+
+def events_of(
+    history: Iterable[Any], read: Callable[[Any], str] = str
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Returns the ids of a history's items, and the attributes of its events by column.
+
+    Args:
+        history: Ids, or objects with the id `item` and attributes by raw column.
+        read: Returns an id as text; raises an error if it is none.
+
+    Raises:
+        UsageError: An object has no id (R540).
+    """
+    events = [one if isinstance(one, Mapping) else {EVENT_ITEM: one} for one in history]
+    for event in events:
+        if EVENT_ITEM not in event:
+            rule = f"An object of a history must have the key {EVENT_ITEM!r}."
+            raise UsageError("R540", rule, 'Write it as {"item": "50", …}.', sorted(event))
+    names = dict.fromkeys(name for event in events for name in event if name != EVENT_ITEM)
+    attributes = {name: [text_of(event.get(name)) for event in events] for name in names}
+    return [read(event[EVENT_ITEM]) for event in events], attributes
+
+
+def text_of(value: Any) -> str:
+    """Returns a raw value as the text that a client sends; empty for None."""
+    if isinstance(value, list | tuple | np.ndarray):  # A vector.
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def check_k(k: Any, most: int | None = None) -> None:

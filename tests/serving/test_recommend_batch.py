@@ -32,8 +32,8 @@ class Echo:
     def __init__(self) -> None:
         self.blocks: list[int] = []
 
-    def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
-        ids = user_ids.to_pylist()
+    def recommend(self, users: pa.RecordBatch, k: int) -> pa.RecordBatch:
+        ids = users["user_id"].to_pylist()
         self.blocks.append(len(ids))
         columns = [ids, [[f"for {id_}"] * k for id_ in ids], [[0.5] * k for _ in ids]]
         known = [id_.startswith("u") for id_ in ids]
@@ -87,6 +87,22 @@ def test_a_file_of_any_format_is_read(tmp_path, name, content, column):
         data = content.encode()
         file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert answered_users(file, column) == ["u1", "007", "ü 3"]
+
+
+def test_columns_of_context_are_passed_by_user(tmp_path):
+    file, found = tmp_path / "users.csv", []
+    file.write_text("id,context_device,x,context_at\nu1,phone,1,5\n,tv,2,6\nu2,,3,\n")
+
+    class Asked(Echo):
+        def recommend(self, users: pa.RecordBatch, k: int) -> pa.RecordBatch:
+            found.extend(users.to_pylist())
+            return super().recommend(users, k)
+
+    recommend_file(Asked().recommend, UsersFile.open(file), tmp_path / "out", 1, 1, quiet)
+    assert found == [
+        {"user_id": "u1", "context_device": "phone", "context_at": "5"},
+        {"user_id": "u2", "context_device": "", "context_at": ""},
+    ]
 
 
 def test_rows_that_are_no_id_are_kept_aside_with_the_reason(tmp_path):

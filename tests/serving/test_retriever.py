@@ -7,7 +7,8 @@ import pytest
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.index.search import Ranker
-from recsys.savedmodel.signatures import NO_SCORE, SignatureInput, check_fact_texts
+from recsys.savedmodel.event_columns import Column, EventColumns
+from recsys.savedmodel.signatures import NO_SCORE, SignatureInput
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.served_model import Retriever
@@ -294,38 +295,43 @@ def test_a_bundle_without_its_catalogue_is_refused(tmp_path):
     assert caught.value.code == "R544"
 
 
-READ = ("history_age", "history_weight", "history_kind", "query_time")
-
-
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {},
-        {"history_age": ["30", ""], "history_weight": ["0.5"], "history_kind": ["", "one of mine"]},
-        {"history_age": ["1e3", " 8 "], "query_time": [""]},
-        *({"query_time": [text]} for text in ("0", "-5", "2016", "1448280000.0", "2016-02-01")),
-        *({"query_time": [f"2016-02-01{clock}"]} for clock in ("T18:00", " 18:00:00.5+01:00")),
-    ],
+EVENTS = EventColumns(
+    {"at": Column("context_at", "time"), "a b": Column("context_a_b", "text")},
+    {
+        "s": Column("history_s", "number"),
+        "v": Column("history_v", "vector"),
+        "at": Column("history_at", "time"),
+    },
 )
-def test_facts_that_the_model_reads_are_accepted(facts):
-    check_fact_texts(facts, READ, ["i1", "i2"])
 
 
 @pytest.mark.parametrize(
-    ("facts", "inputs", "rule"),
+    "text",
+    ["", "0", "-5", "2016", "1448280000.0", "2016-02-01", "2016-02-01T18:00",
+     "2016-02-01 18:00:00.5+01:00"],
+)  # fmt: skip
+def test_raw_values_are_passed_to_the_input_of_their_column(text):
+    assert EVENTS.of_context({"at": [text]}) == {"context_at": [text]}
+    assert EVENTS.of_context({"a b": ["any"]}) == {"context_a_b": ["any"]}
+    asked = {"s": ["1e3", " 8 "], "v": ["1 -2.5", ""], "at": [text]}
+    found = EVENTS.of_history(asked, 2)
+    assert found == {f"history_{name}": values for name, values in asked.items()}
+
+
+@pytest.mark.parametrize(
+    ("context", "history", "rule"),
     [
-        ({"query_time": ["5"]}, (), "R549.*must read query_time"),
+        ({"c": ["5"]}, {}, "R549.*must read the column 'c' of the context.*reads at, a b"),
+        ({}, {"c": ["5"]}, "R549.*must read the column 'c' of the history"),
         *(
-            ({"query_time": [text]}, READ, "R549.*seconds since 1970.*ISO 8601")
+            ({"at": [text]}, {}, "R549.*seconds since 1970.*ISO 8601")
             for text in ("soon", "1.5", "2016-13-01", "1" * 20, "True")
         ),
-        ({"history_age": ["1", "2", "3"]}, READ, "R549.*history_age must have one number per"),
-        ({"history_weight": ["inf"]}, READ, "R549.*history_weight must have one number"),
-        ({"history_weight": ["much"]}, READ, "R549.*history_weight must have one number"),
-        ({"history_kind": ["buy"] * 3}, READ, "R549.*history_kind must have one kind per"),
-        ({"history_kind": ["buy"]}, ("history_age",), "R549.*must read history_kind.*event_kind"),
+        ({}, {"s": ["1", "2", "3"]}, "R549.*s must have at most one value per item"),
+        ({}, {"s": ["inf"]}, "R549.*s must be a finite number"),
+        ({}, {"v": ["1 much"]}, "R549.*v must be finite numbers separated by blanks"),
     ],
 )
-def test_facts_that_no_input_reads_or_that_cant_be_read_are_refused(facts, inputs, rule):
+def test_raw_values_that_no_input_reads_or_that_cant_be_parsed_are_refused(context, history, rule):
     with pytest.raises(UsageError, match=rule):
-        check_fact_texts(facts, inputs, ["i1", "i2"])
+        EVENTS.of_context(context) | EVENTS.of_history(history, 2)

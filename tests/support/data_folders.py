@@ -5,6 +5,7 @@ import pyarrow as pa
 
 from benchmarks.stores import save_catalogue, save_features, write_store
 from recsys.data.catalogue import Catalogue
+from recsys.data.event_features import TIME_COLUMN
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs
 from recsys.models.inference import embed_catalogue, embed_queries
@@ -40,10 +41,13 @@ def write_data(
     return ModelInputs.open(folder)
 
 
-def write_embeddings(folder, model, inputs, user_row, history, **facts):
+def write_embeddings(folder, model, inputs, user_row, history, raw=None):
     """Writes, and returns, the embeddings of some queries and of all items: as a trainer does."""
-    query = embed_queries(model, user_row, history, inputs, facts)
-    np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query, **facts)
+    names = [x.name for x in inputs.event_inputs(model.spec.config)]
+    given = raw.given((), TIME_COLUMN, names) if names else {}
+    query = embed_queries(model, user_row, history, inputs, given)
+    given |= raw.arrays() if names else {}
+    np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query, **given)
     candidates = embed_catalogue(model, inputs)
     np.save(folder / "candidates.npy", candidates)
     return query, candidates

@@ -40,7 +40,7 @@ def make(folder):
         offsets=offsets,
         item_rows=rng.integers(1, 9, n).astype(np.int32),
         times=rng.permutation(n).astype(np.int64) + 100,
-        facts={"history_weight": rng.integers(1, 9, n).astype(np.int32)},
+        features={"device": rng.integers(1, 9, (n, 2)).astype(np.uint8)},
     )
     tf.saved_model.save(Bundle(users, histories), str(folder))
     return ids + own[-5:], users, histories
@@ -69,12 +69,14 @@ def main(folder):
 
     is_left = np.repeat([id_ not in gone for id_ in ids[:N]], np.diff(histories.offsets))
     assert not is_left.all()
-    for path, before, nothing in (
-        ("_users/_items", histories.item_rows, 0),
-        ("_users/_times", histories.times, 0),
-        ("_users/_facts/history_weight", histories.facts["history_weight"], -1),
+    for path, before in (
+        ("_users/_items", histories.item_rows),
+        ("_users/_times", histories.times),
+        ("_users/_features/device", histories.features["device"]),
     ):
-        np.testing.assert_array_equal(read(path)[:-1], np.where(is_left, before, nothing))
+        expected = before.copy()
+        expected[~is_left] = 0
+        np.testing.assert_array_equal(read(path)[:-1], expected)
     assert read("_users/_times")[-1] == histories.times[is_left].max() < histories.times.max()
     table = np.arange(2.0 * users.n_rows).reshape(-1, 2) + 1
     table[rows] = 0

@@ -11,13 +11,11 @@ import tensorflow as tf
 from checked_here import CheckedHere
 
 from recsys.bundles.export import Sources, export
-from recsys.cli.serving import _recommend_file as recommend_to_file
-from recsys.cli.serving import _recommend_user as recommend_to_user
 from recsys.config import ExportConfig, ExportStage
-from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import UsageError
 from recsys.savedmodel.signatures import SavedModelGraph
-from recsys.serving.batch_file import as_batch, batch_answer
+from recsys.serving.batch_file import as_batch
 from recsys.serving.recommendations import load_bundle
 from recsys.serving.served_model import Retriever
 from recsys.tasks.model_folder import load_model
@@ -51,21 +49,21 @@ def export_and_ask(folder, model, saved):
     reads_times = saved.model.spec.config.reads_times
     knows_ages = saved.model.spec.config.item_age is not None
     times = {
-        "history_age": tf.constant([["30", "90000"], ["", ""]]),
-        "query_time": tf.constant([[""], [""]]),
+        "history_timestamp": tf.constant([["1000000", "910030"], ["", ""]]),
+        "context_timestamp": tf.constant([["1000030"], [""]]),
     }
     answer = signatures["recommend"](
         user_id=tf.constant(["u3", "nobody"]),
         history=tf.constant([["i4", "i5"], ["", ""]]),
         exclude_seen=tf.constant([False, False]),
         **(times if reads_times else {}),
-        **({"query_time": times["query_time"]} if knows_ages else {}),
+        **({"context_timestamp": tf.constant([[""], [""]])} if knows_ages else {}),
     )
     served = asked_of_retriever(bundle) if saved.model.spec.config.item_bias else {}
-    if reads_times:
-        served |= asked_with_times(folder, bundle, signatures)
-    else:
-        served |= asked_at(folder, bundle, signatures) if knows_ages else refused(bundle)
+    if knows_ages:
+        served |= asked_at(folder, bundle, signatures)
+    elif not reads_times:
+        served |= refused(bundle)
     return {
         "checked": exported["checked_queries"],
         "source": answer["source"].numpy().astype(str),
@@ -80,8 +78,9 @@ def asked_of_retriever(bundle):
     retriever = Retriever.open(bundle)
     inputs = retriever.query_inputs(["u3", "nobody"], exclude_seen=False)
     inputs["history"] = np.array([[b"i4", b"i5"], [b"", b""]], object)
-    if "history_age" in inputs:
-        inputs["history_age"] = np.array([[b"30", b"90000"], [b"", b""]], object)
+    if "history_timestamp" in inputs:
+        inputs["history_timestamp"] = np.array([[b"1000000", b"910030"], [b"", b""]], object)
+        inputs["context_timestamp"] = np.array([[b"1000030"], [b""]], object)
     answer = retriever.ask("recommend", inputs)
     k = answer["candidate_ids"].shape[1]
     ranked = retriever.rank(inputs, k, is_batch=True)
@@ -95,66 +94,6 @@ def asked_of_retriever(bundle):
     }
 
 
-def asked_with_times(folder, bundle, signatures):
-    """Answers of a bundle that reads times to stored and given histories."""
-    nothing = [[""]] * 5
-    users = ["u3", "u5", "u3", "u5", "nobody"]
-    moments = [["500"], [""], [""], ["1970-01-01T01:00:00"], ["7"]]
-    stored = embedding(signatures, users, nothing, nothing, moments)
-    history = [["i4", "i5", "i6"]] * 3
-    ages = [["60", "", "-3"], ["59.9", "+1", ""], ["1e300", "7", " 8 "]]
-    given = embedding(signatures, ["u3"] * 3, history, ages, nothing[:3])
-    n_refused = 0
-    for told in (("soon", ""), ("5", "soon")):
-        try:
-            age, moment = ([[text]] for text in told)
-            embedding(signatures, ["u3"], [["i4"]], age, moment)
-        except tf.errors.InvalidArgumentError:
-            n_refused += 1
-    # As an evaluation asks.
-    items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
-    files = folder / "asked"
-    files.mkdir(exist_ok=True)
-    pq.write_table(pa.table({"user_id": ["u3"] * 3}), files / "users.parquet")
-    np.save(files / "histories.npy", np.tile(items.rows(["i4", "i5", "i6"]), (3, 1)))
-    whole = np.int32([[60, -1, 0], [59, 1, -1], [2**30, 7, 8]])
-    np.savez(files / "facts.npz", history_age=whole)
-    embed(SavedModelGraph(bundle), items, files, load_kinds(bundle / "vocabulary"))
-    loaded = load_bundle(bundle)
-    by_python = [
-        loaded.recommend("u3", k=15, query_time=5000, exclude_seen=False),
-        loaded.recommend("u3", k=15, query_time="", exclude_seen=False),
-        loaded.recommend("u3", k=15, history=["i4", "i5"], history_age=[30, 9e4],
-                         exclude_seen=False),
-    ]  # fmt: skip
-    of_file = batch_answer(loaded.retriever, pa.array(["u3"]), 15, query_time="5000")
-    pq.write_table(pa.table({"user": ["u3"]}), files / "of_file.parquet")
-    out = files / "answers.parquet"
-    recommend_to_file(bundle, files / "of_file.parquet", out, None, 15, 8, "5000")
-    by_command = [
-        [item.score for item in recommend_to_user(bundle, "u3", 15, "5000")],
-        pq.read_table(out)["scores"][0].as_py(),
-    ]
-    by_graph = signatures["recommend"](
-        user_id=tf.constant(["u3"] * 3),
-        history=tf.constant([["", ""], ["", ""], ["i4", "i5"]]),
-        exclude_seen=tf.constant([False] * 3),
-        history_age=tf.constant([["", ""], ["", ""], ["30", "90000"]]),
-        query_time=tf.constant([["5000"], [""], [""]]),
-    )
-    return {
-        "stored": stored,
-        "given": given,
-        "embedded": np.load(files / "embeddings.npy"),
-        "refused": n_refused,
-        "by_python": np.array([[item.score for item in answer] for answer in by_python]),
-        "by_graph": by_graph["scores"].numpy(),
-        "of_file": np.array(of_file["scores"][0].as_py()),
-        "by_command": np.array(by_command),
-        "alone": np.array([item.score for item in loaded.recommend("u3", k=15, query_time=5000)]),
-    }
-
-
 def asked_at(folder, bundle, signatures):
     """Answers of a bundle with item ages at several query times."""
     moments = ["", "1970-01-01T00:02:59Z", "180", "539.0", "1970-01-01 00:09", "719", "300000"]
@@ -162,7 +101,7 @@ def asked_at(folder, bundle, signatures):
     answer = signatures["embed_query"](
         user_id=tf.constant(["u3"] * n),
         history=tf.constant([history] * n),
-        query_time=tf.constant([[moment] for moment in moments]),
+        context_timestamp=tf.constant([[moment] for moment in moments]),
     )
     # As an evaluation asks.
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
@@ -170,11 +109,13 @@ def asked_at(folder, bundle, signatures):
     files.mkdir(exist_ok=True)
     pq.write_table(pa.table({"user_id": ["u3"] * n}), files / "users.parquet")
     np.save(files / "histories.npy", np.tile(items.rows([*history, "", "", ""]), (n, 1)))
-    np.savez(files / "facts.npz", asked_at=np.int32([-1, 2, 3, 8, 9, 11, 5000]))
+    np.savez(files / "given.npz", asked_at=np.int32([-1, 2, 3, 8, 9, 11, 5000]))
     embed(SavedModelGraph(bundle), items, files)
     loaded = load_bundle(bundle)
     by_python = [
-        loaded.recommend("u3", k=15, history=history, query_time=moment, exclude_seen=False)
+        loaded.recommend(
+            "u3", k=15, history=history, context={"timestamp": moment}, exclude_seen=False
+        )
         for moment in ("", 539)
     ]
     return {
@@ -184,20 +125,10 @@ def asked_at(folder, bundle, signatures):
     }
 
 
-def embedding(signatures, users, history, ages, moments):
-    answer = signatures["embed_query"](
-        user_id=tf.constant(users),
-        history=tf.constant(history),
-        history_age=tf.constant(ages),
-        query_time=tf.constant(moments),
-    )
-    return answer["embedding"].numpy()
-
-
 def refused(bundle):
     """Number of times that a bundle without times refuses."""
     try:
-        load_bundle(bundle).recommend("u3", query_time=5)
+        load_bundle(bundle).recommend("u3", context={"timestamp": 5})
     except UsageError as error:
         return {"refused": int("R549" in str(error))}
     return {"refused": 0}

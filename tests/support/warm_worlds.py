@@ -70,7 +70,6 @@ class World:
         counts=(),
         generation=None,
         hash_buckets=0,
-        kinds=(),
     ):
         genres, ages, counts = dict(genres), dict(ages), dict(counts)
         config = VocabularyConfig(hash_buckets=hash_buckets)
@@ -85,7 +84,6 @@ class World:
         feature = FeatureBags("genres", len(tokens), bags, tokens)
         self.catalogue = Catalogue(names, names, (feature,))
         self.user_features = (self._ages(ages, buckets),)
-        self.kinds = tuple(kinds)
 
     def _ages(self, ages, buckets):
         names = self.users.names_of_rows()
@@ -99,15 +97,13 @@ class World:
 
     @property
     def inputs(self):
-        return ModelInputs(self.users, self.items, self.catalogue, self.user_features, self.kinds)
+        return ModelInputs(self.users, self.items, self.catalogue, self.user_features)
 
     def save(self, folder, cut=10 * DAY, days=(1, 10), seed=0, per_user=6):
         """Writes a data folder whose users took items at random on some days."""
         (folder / "vocabulary").mkdir(parents=True)
         self.users.save(folder / "vocabulary" / "users.parquet")
         self.items.save(folder / "vocabulary" / "items.parquet")
-        if self.kinds:
-            _vocabulary(self.kinds, {}).save(folder / "vocabulary" / "kinds.parquet")
         save_catalogue(self.catalogue, folder / "catalogue")
         save_features(self.user_features, folder / "user_features")
         draw = np.random.default_rng(seed)

@@ -180,7 +180,24 @@ function chips(list, items, remove) {
 
 function wish(side) {
   return { user: state.user, items: state.taste.map((item) => item.id), version: version(side),
-    exclude: state.out.map((item) => item.id), only: wanted(), k: Number($("k").value) };
+    exclude: state.out.map((item) => item.id), only: wanted(), context: asked(),
+    k: Number($("k").value) };
+}
+
+// The context of the query by raw column; an empty field is unknown.
+function asked() {
+  return Object.fromEntries([...$("context").querySelectorAll("input")]
+    .filter((input) => input.value.trim()).map((input) => [input.name, input.value.trim()]));
+}
+
+function fillContext(columns) {
+  $("context").replaceChildren(...Object.entries(columns).map(([name, type]) => {
+    const input = element("input", { type: "text", name, autocomplete: "off", spellcheck: false,
+      placeholder: type === "time" ? "2026-11-23T18:00:00Z" : `Any ${type}` });
+    input.addEventListener("change", recommend);
+    return element("label", {}, name, input);
+  }));
+  $("context").hidden = !Object.keys(columns).length;
 }
 
 // Several names of one filter: any of them; several filters: all must hold.
@@ -272,6 +289,7 @@ function remember() {
   if (state.user) kept.set("user", state.user);
   state.taste.forEach((item) => kept.append("item", item.id));
   state.only.forEach((one) => kept.append(one.filter, one.id));
+  Object.entries(asked()).forEach(([name, value]) => kept.append(`context ${name}`, value));
   history.replaceState(null, "", `#${kept}`);
 }
 
@@ -285,6 +303,7 @@ async function recall() {
   state.taste = found.filter((item) => item);
   state.only = [...$("feature").options].flatMap(({ value, textContent }) =>
     kept.getAll(value).map((id) => restriction(value, textContent, id)));
+  for (const input of $("context").querySelectorAll("input")) input.value = kept.get(`context ${input.name}`) ?? "";
 }
 
 function restriction(filter, feature, id) { return { filter, id, title: `${feature}: ${id}` }; }
@@ -331,6 +350,7 @@ async function start() {
     document.title = $("name").textContent = about.name;
     fillVersions(about.versions);
     fillFilters(about.filters);
+    fillContext(about.context);
     $("k").max = about.most;
     $("k").value = Math.min(Number($("k").value), about.most);
     await recall();

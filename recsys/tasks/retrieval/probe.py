@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from recsys.data.dataset import CANDIDATES, seal_candidates
+from recsys.data.event_features import FOLDER, time_column_of
 from recsys.data.event_log import EventLog
 from recsys.distributed.coordination import agreed, is_primary, jointly
 from recsys.embedding.saved_arrays import NpyFile
@@ -25,6 +26,7 @@ from recsys.models.inference import Inference, embed_queries
 from recsys.models.inputs import Given, ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 from recsys.models.summary import damaged
+from recsys.tasks.retrieval.raw_events import MISSING, RAW, RawEvents
 
 _PROBE = "probe.npz"
 _QUERIES = 1000
@@ -71,10 +73,24 @@ def save_probe(folder: Path, model: RetrievalModel, inputs: ModelInputs, log: Ev
     user_row[:1], history[1:2] = 0, 0
     untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
     user_row[len(events) - len(untrained) :] = untrained
-    given = inputs.at_events(log, events, config)
+    times = _times(log, events, config.history + 1)
+    times[1:2] = MISSING
+    features, time_column = inputs.event_features, time_column_of(folder / FOLDER)
+    raw = RawEvents.drawn(features, time_column, np.array(log.timestamp[events]), times)
+    names = [x.name for x in inputs.event_inputs(config)]
+    given = raw.given(features, time_column, names)
     query = embed_queries(model, user_row, history, inputs, given)
-    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query, **given}
+    arrays: dict[str, Any] = {"user_row": user_row, "history": history, "query": query}
+    arrays |= {**given, **raw.arrays()}
     agreed(lambda: np.savez(folder / _PROBE, **arrays))
+
+
+def _times(log: EventLog, events: np.ndarray, length: int) -> np.ndarray:
+    """Returns the times of the events before events `[n, length]`, padded with `MISSING`."""
+    first = log.offsets[log.user_index(events)]
+    places = (events - log.tied[events])[:, None] - 1 - np.arange(length)
+    times = log.timestamp[np.maximum(places, 0)]
+    return np.where(places >= first[:, None], times, MISSING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,14 +102,16 @@ class Probe:
         history: Item rows of their histories `[probes, history]` int32.
         query: Embeddings of the queries `[probes, dim]` float32.
         candidates: Embeddings of all items `[item rows, dim]` float32.
-        facts: Context, attributes and times `[probes, …]` by input.
+        given: Context, attributes and times `[probes, …]` by input.
+        raw: Their raw values; None in a folder of an earlier version.
     """
 
     user_row: np.ndarray
     history: np.ndarray
     query: np.ndarray
     candidates: np.ndarray
-    facts: Given = dataclasses.field(default_factory=dict)
+    given: Given = dataclasses.field(default_factory=dict)
+    raw: RawEvents | None = None
 
 
 def read_probe(folder: Path) -> Probe:
@@ -107,7 +125,8 @@ def read_probe(folder: Path) -> Probe:
             candidates = np.load(folder / CANDIDATES, mmap_mode="r", allow_pickle=False)
             arrays = {name: probe[name] for name in probe}
             own = {name: arrays.pop(name) for name in ("user_row", "history", "query")}
-            return Probe(**own, candidates=candidates, facts=arrays)
+            given = {name: x for name, x in arrays.items() if not name.startswith(RAW)}
+            return Probe(**own, candidates=candidates, given=given, raw=RawEvents.of(arrays))
     except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise damaged(folder, str(error)) from None
 

@@ -120,7 +120,6 @@ def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):
     expected = [row.split(",") for row in rows[:13]]
     assert sorted(found) == sorted((u, i, int(time), kind) for u, i, time, kind in expected)
     assert data.kinds == ("view", "buy")  # The more frequent one first.
-    assert "history_kind" in data.store.facts
     # The next night has a new kind, and one of before that is the most frequent now.
     more = [f"u2,i{n % 4},{START + n * DAY},{('buy', 'buy', 'cart')[n % 3]}" for n in range(12)]
     (raw / "events.csv").write_text("\n".join(["user,item,time,kind", *more]) + "\n")
@@ -130,7 +129,6 @@ def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):
     without = ingest(plain, raw / "without", progress=False)
     assert without.kinds == ()
     assert "kind" not in without.events("train").column_names
-    assert "history_kind" not in without.store.facts
 
 
 def test_an_earlier_result_is_replaced_and_nothing_else(raw):

@@ -151,9 +151,7 @@ class Judging(JudgingSide):
     @property
     def _inputs(self):
         data = self.data
-        return recsys.models.ModelInputs(
-            data.users, data.items, data.catalogue, data.user_features, data.kinds
-        )
+        return recsys.models.ModelInputs(data.users, data.items, data.catalogue, data.user_features)
 
 
 @recsys.register_metric("log_loss")

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
+from recsys.data.catalogue import of_history as history_input
 from recsys.data.dataset import Data
-from recsys.data.event_log import minutes
+from recsys.data.event_log import AGES, ASKED_AT, ages, minutes
 from recsys.data.store import InteractionStore
 from recsys.kernels.rank_jobs import RankResults
-from recsys.ragged import RaggedRows
-from recsys.tasks.retrieval.judging.queries import Queries, train_slices
+from recsys.ragged import RaggedRows, ranges
+from recsys.tasks.retrieval.judging.queries import Queries, has_cut, train_slices, values_at
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System
@@ -53,7 +54,7 @@ def example_users(
     has_row = data.users.rows(ids) >= data.users.first_own_row
     there = [i for i in range(len(ids)) if has_row[i] or trained[i] >= 0 or len(held_out[i])]
     chosen = [ids[i] for i in there]
-    queries = _queries_at_cut(store, trained[there], [held_out[i] for i in there])
+    queries = _queries_at_cut(data, chosen, trained[there], [held_out[i] for i in there])
     lists = _lists(model, chosen, queries, mask_seen)
     of_blessed = None if blessed is None else _lists(blessed, chosen, queries, mask_seen)
     histories, catalogue = queries.histories(_ITEMS), data.catalogue
@@ -71,8 +72,8 @@ def example_users(
 
 def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> RankResults:
     history = queries.histories(system.history)
-    facts = queries.fact_inputs(system.facts, system.history)
-    embedded = system.embed(pa.array(ids, pa.large_string()), history, facts)
+    given = queries.given(system.inputs, system.history)
+    embedded = system.embed(pa.array(ids, pa.large_string()), history, given)
     scorer = DotProducts(embedded, system.candidates)
     masked = queries.seen if mask_seen else RaggedRows.empty(len(queries))
     return rank(scorer, queries.positives, masked, system.is_candidate, _ITEMS)
@@ -113,19 +114,39 @@ def _busiest(store: InteractionStore) -> list[str]:
 
 
 def _queries_at_cut(
-    store: InteractionStore, trained: np.ndarray, held_out: Sequence[np.ndarray]
+    data: Data, ids: Sequence[str], trained: np.ndarray, held_out: Sequence[np.ndarray]
 ) -> Queries:
+    """Returns a query for each user at the cut, with the context of the first held-out event."""
+    store, n = data.store, len(ids)
     starts, ends = train_slices(store, trained)
-    of_users = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
-    facts = [store.train.facts(store.facts, events, store.cut) for events in of_users]
-    n = len(held_out)
+    places = ranges(starts, ends - starts)
+    offsets = np.concatenate([[0], np.cumsum(ends - starts)])
+    of_history, of_query = {}, {}
+    now = np.full(n, store.cut)
+    if store.split.order == "time":
+        times = store.train.timestamp
+        of_history[AGES] = RaggedRows(ages(store.cut, times[places]), offsets)
+        of_query[ASKED_AT] = minutes(now)
+        newest = times[np.maximum(ends - 1, 0)] if len(times) else now
+        idle_s = np.where(ends > starts, now - newest, -1)
+    asked = store.eval_users.find(pa.array(ids, pa.large_string()))
+    first = np.where(asked >= 0, store.eval.offsets[asked], 0)
+    for one in data.event_features:
+        if len(store.train):
+            attribute = RaggedRows(store.train.features[one.name][places], offsets)
+            of_history[history_input(one.name)] = attribute
+        if one.feature.value in ("time", "gap") and has_cut(store):
+            of_query[one.name] = one.encode(values_at(one.feature.value, now, idle_s))
+        elif len(store.eval):
+            found = store.eval.features[one.name][first]
+            of_query[one.name] = np.where(asked[:, None] >= 0, found, np.zeros_like(found))
     return Queries(
         np.arange(n),
         np.zeros(n, np.int32),
-        RaggedRows.of(store.train.item_row[events] for events in of_users),
+        RaggedRows(store.train.item_row[places], offsets),
         RaggedRows.of(held_out),
-        facts={name: RaggedRows.of(of_user[name] for of_user in facts) for name in store.facts},
-        query_time=np.full(n, minutes(store.cut)) if store.split.order == "time" else None,
+        of_history=of_history,
+        of_query=of_query,
     )
 
 

@@ -8,12 +8,23 @@ of a query only if `repeats` is `include`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
-from recsys.data.event_log import ASKED_AT, EventLog, minutes, newest_first
+from recsys.data.catalogue import of_history as history_input
+from recsys.data.event_features import LearnedFeature
+from recsys.data.event_log import (
+    AGES,
+    ASKED_AT,
+    EventLog,
+    ages,
+    input_dtype,
+    minutes,
+    newest_first,
+)
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows, ranges
@@ -34,10 +45,9 @@ class Queries:
         positives: Unique held-out item rows of the query.
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 without
             such an event, or if it isn't computed.
-        facts: The requested facts that the data have, for each of `seen`, in its order; see
-            `recsys.data.event_log`; attributes `[…, width]` by input.
-        context: Context `[n, width]` by input.
-        query_time: Query times `[n]` int32 [minutes since 1970]; None: the events have no times.
+        of_history: Inputs of a model with an entry for each of `seen`, in its order: attributes,
+            and ages [s] int32.
+        of_query: Inputs of a model `[n, …]`: context, and query times [min] int32.
     """
 
     user: np.ndarray
@@ -45,9 +55,8 @@ class Queries:
     seen: RaggedRows
     positives: RaggedRows
     idle_s: np.ndarray | None = None
-    facts: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
-    query_time: np.ndarray | None = None
-    context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    of_history: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
+    of_query: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.user)
@@ -60,22 +69,26 @@ class Queries:
             self.seen.select(chosen),
             self.positives.select(chosen),
             None if self.idle_s is None else self.idle_s[chosen],
-            {name: lists.select(chosen) for name, lists in self.facts.items()},
-            None if self.query_time is None else self.query_time[chosen],
-            {name: x[chosen] for name, x in self.context.items()},
+            {name: lists.select(chosen) for name, lists in self.of_history.items()},
+            {name: values[chosen] for name, values in self.of_query.items()},
         )
 
     def histories(self, length: int) -> np.ndarray:
         """Returns the newest seen items `[n, length]` int32, the newest first, padded with 0."""
         return self._newest(self.seen, length)
 
-    def fact_inputs(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
-        """Returns the facts of `histories`, each `[n, length, …]`, and of the queries."""
-        known = {n: self._newest(self.facts[n], length) for n in names if n in self.facts}
-        known |= {name: self.context[name] for name in names if name in self.context}
-        if ASKED_AT in names and self.query_time is not None:
-            known[ASKED_AT] = self.query_time
-        return known
+    def given(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
+        """Returns inputs of a model that come from events, those of `names` that are known.
+
+        They are `[n, length, …]`, in the order of `histories`, or `[n, …]`; token rows are int32.
+        """
+        histories = {n: self._newest(x, length) for n, x in self.of_history.items() if n in names}
+        queries = {
+            name: x.astype(input_dtype(x.dtype), copy=False)
+            for name, x in self.of_query.items()
+            if name in names
+        }
+        return {**histories, **queries}
 
     def _newest(self, lists: RaggedRows, length: int) -> np.ndarray:
         return newest_first(lists.rows, lists.offsets[:-1], lists.offsets[1:], length)
@@ -102,7 +115,8 @@ def make_queries(
     kind: Protocol,
     most: int | None = None,
     seed: int = 0,
-    facts: Collection[str] = (),
+    inputs: Collection[str] = (),
+    features: Iterable[LearnedFeature] = (),
 ) -> Queries:
     """Returns the queries of the held-out events.
 
@@ -114,8 +128,10 @@ def make_queries(
         most: Maximum number of queries. If there are more, a reproducible sample of users
             is drawn, each with all of its queries; at least one user.
         seed: Seed of that sample.
-        facts: Facts of the histories to include, if the store has them; each takes as much
-            memory as the histories. The query time is its second, or the cut.
+        inputs: Names of the models' inputs that come from events. Each one of histories takes as
+            much memory as them, or a quarter for few tokens.
+        features: The features of the events. The context is that of a query's first held-out
+            event. `at_cut` the query time is the cut, and times and gaps are relative to it.
 
     Raises:
         RecsysError: No event is held out.
@@ -135,16 +151,50 @@ def make_queries(
         chosen = of_some_users(user, most, seed)
         starts, ends, user = starts[chosen], ends[chosen], user[chosen]
     now = log.timestamp[starts] if kind == "each_moment" else np.full(len(starts), store.cut)
-    known = [name for name in facts if name in store.facts]
+    idle_s: Any = _idle(store, user, starts, kind)
+    has_times = store.split.order == "time"
+    of_history, of_query = {}, {}
+    if AGES in inputs and has_times:
+        of_history[AGES] = _seen(store, user, starts, lambda log: log.timestamp, now)
+    if ASKED_AT in inputs and has_times:
+        of_query[ASKED_AT] = minutes(now)
+    for one in features:
+        name = one.name
+        if history_input(name) in inputs:
+            of_history[history_input(name)] = _seen(store, user, starts, _feature(name))
+        if name in inputs:
+            of_query[name] = log.features[name][starts]
+            if kind == "at_cut" and has_cut(store) and one.feature.value in ("time", "gap"):
+                of_query[name] = one.encode(values_at(one.feature.value, now, idle_s))
     return Queries(
         user=user,
         user_row=store.eval_users.rows[user],
-        seen=_seen(store, user, starts),
+        seen=_seen(store, user, starts, lambda log: log.item_row),
         positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
-        idle_s=_idle(store, user, starts, kind),
-        facts={name: _seen(store, user, starts, (name, now)) for name in known},
-        query_time=minutes(now) if store.split.order == "time" else None,
+        idle_s=idle_s,
+        of_history=of_history,
+        of_query=of_query,
     )
+
+
+def _feature(name: str) -> Callable[[EventLog], Any]:
+    return lambda log: log.features[name]
+
+
+def has_cut(store: InteractionStore) -> bool:
+    """Returns whether the held-out events come after a time, the cut."""
+    return store.split.order == "time" and store.split.split not in ("random", "given")
+
+
+def values_at(value: str, now: np.ndarray, idle_s: np.ndarray) -> pa.Array:
+    """Returns the values of a feature of query times.
+
+    Args:
+        value: `time`, or `gap`.
+        now: Query times `[n]`.
+        idle_s: Time since the user's last event `[n]`; -1 without one.
+    """
+    return pa.array(now) if value == "time" else pa.array(idle_s, mask=idle_s < 0)
 
 
 def _idle(
@@ -154,7 +204,7 @@ def _idle(
 
     None if it is unknown: without times, or if held-out events don't come last.
     """
-    if store.split.order != "time" or store.split.split in ("random", "given"):
+    if not has_cut(store):
         return None
     train, held_out = store.train, store.eval
     first, end = train_slices(store, store.trained_user[user])
@@ -207,33 +257,33 @@ def _seen(
     store: InteractionStore,
     user: np.ndarray,
     starts: np.ndarray,
-    fact: tuple[str, np.ndarray] | None = None,
+    column: Callable[[EventLog], Any],
+    now: np.ndarray | None = None,
 ) -> RaggedRows:
-    """Returns each query's items before the cut, then those from the cut to the query.
+    """Returns a column of each query's events before the cut, then of those up to the query.
 
     Args:
         store: The positives, split at the cut.
         user: Evaluation user of each query `[n]`.
         starts: Index of its first held-out event `[n]`.
-        fact: Name of a fact to return instead of items, and the query times `[n]`.
+        column: Returns a column of a log.
+        now: Query times `[n]`, of a column of times: their ages are returned; None: the column.
     """
     train_start, train_end = train_slices(store, store.trained_user[user])
     eval_start = store.eval.offsets[user]
     n_train, n_eval = train_end - train_start, starts - eval_start
     offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
-    rows = np.empty(offsets[-1], np.int32)
-
-    def read(log: EventLog, first: int, end: int, query: int) -> np.ndarray:
-        events = slice(first, end)
-        if fact is None:
-            return np.asarray(log.item_row[events])
-        return log.facts([fact[0]], events, fact[1][query])[fact[0]]
-
+    held_out = column(store.eval)
+    trained = column(store.train) if len(store.train) else held_out
+    dtype = held_out.dtype if now is None else np.int32
+    rows = np.empty((offsets[-1], *held_out.shape[1:]), dtype)
     # One by one: index arrays for all queries would take six times the memory.
     for query in range(len(starts)):
         start, middle, end = (offsets[query], offsets[query] + n_train[query], offsets[query + 1])
-        rows[start:middle] = read(store.train, train_start[query], train_end[query], query)
-        rows[middle:end] = read(store.eval, eval_start[query], starts[query], query)
+        before = trained[train_start[query] : train_end[query]]
+        after = held_out[eval_start[query] : starts[query]]
+        rows[start:middle] = before if now is None else ages(now[query], before)
+        rows[middle:end] = after if now is None else ages(now[query], after)
     return RaggedRows(rows, offsets)
 
 

@@ -168,9 +168,14 @@ class RetrievalJudging(JudgingSide[System, Case, Measured]):
 
     def _case(self, kind: Protocol, systems: Mapping[str, System]) -> Case:
         config, masks_seen = self.stage.evaluate, self.stage.repeats == "exclude"
-        facts = {name for system in systems.values() for name in system.facts}
+        inputs = {name for system in systems.values() for name in system.inputs}
         queries = protocols.make_queries(
-            self.data.store, kind, config.max_queries, config.seed, facts
+            self.data.store,
+            kind,
+            config.max_queries,
+            config.seed,
+            inputs,
+            self.data.event_features,
         )
         is_item = self.data.catalogue.is_item
         n_chosen = len(np.unique(queries.user))

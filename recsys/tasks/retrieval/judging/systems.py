@@ -17,14 +17,17 @@ import keras
 import numpy as np
 import pyarrow as pa
 
+from recsys.data import event_features
+from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data
-from recsys.data.event_log import KINDS, UNKNOWN, Facts
-from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.data.event_examples import example_values
+from recsys.data.event_features import LearnedFeature, load_event_features
+from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
 from recsys.formats import moment
 from recsys.models.inference import Inference
-from recsys.models.inputs import ModelInputs
+from recsys.models.inputs import Given, ModelInputs
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import Queries
@@ -45,12 +48,12 @@ class SystemEmbeddings:
         candidates: Item embeddings `[item rows, dim]` float32, which may be overwritten.
         history: Maximum length of a history.
         queries: Maps ids of users `[n]` text and item rows `[n, history]` int32, the newest
-            first, padded with 0, to embeddings `[n, dim]` float32; if the system reads facts, it
-            also takes facts of the histories, each `[n, history]` int32.
+            first, padded with 0, to embeddings `[n, dim]` float32; the third argument are inputs of
+            the model that come from events, by name.
         width: Number of an embedding's entries that define similarity (without bias and ages);
             None: all.
-        facts: Names of the facts that it reads: see `recsys.data.event_log`.
-        kinds: The kinds of events that it knows, by index.
+        inputs: Names of its inputs that come from events: context, attributes and times.
+        event_features: The features of its events.
     """
 
     items: Vocabulary
@@ -58,8 +61,8 @@ class SystemEmbeddings:
     history: int
     queries: Callable[..., np.ndarray]
     width: int | None = None
-    facts: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    event_features: tuple[LearnedFeature, ...] = ()
 
 
 def check_numbers(name: str, embeddings: Candidates) -> None:
@@ -96,7 +99,7 @@ def open_folder(folder: Path, name: str, mesh: DeviceMesh | None = None) -> Syst
     meet()  # The processes may read at different speeds.
     inference = Inference(trained.model)
     embeddings = of_model(inference, trained.inputs, name, mesh)
-    query = inference.queries(probe.user_row, probe.history, trained.inputs, probe.facts)
+    query = inference.queries(probe.user_row, probe.history, trained.inputs, probe.given)
     check_numbers(name, query)
     candidates = embeddings.candidates
     if isinstance(candidates, np.ndarray):
@@ -112,8 +115,8 @@ def open_object(model: Any, data: Data, name: str) -> SystemEmbeddings:
         return of_model(Inference(model.model), model.inputs, name)
     # A training result knows the trained rows: validation may hold back all events of one.
     trained = getattr(model, "training_result", None)
-    of_data = ModelInputs(data.users, data.items, data.catalogue, data.user_features, data.kinds)
-    return of_model(Inference(model), of_data if trained is None else trained.inputs, name)
+    inputs = ModelInputs.of_data(data) if trained is None else trained.inputs
+    return of_model(Inference(model), inputs, name)
 
 
 def of_model(
@@ -135,9 +138,9 @@ def of_model(
     # Another system's layout may be active when this one embeds.
     layout: Any = keras.distribution.distribution()
 
-    def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
+    def queries(user_ids: pa.Array, history: np.ndarray, given: Given | None = None) -> np.ndarray:
         with contextlib.nullcontext() if layout is None else layout.scope():
-            return inference.queries(inputs.users.rows(user_ids), history, inputs, facts)
+            return inference.queries(inputs.users.rows(user_ids), history, inputs, given)
 
     config = inference.model.spec.config
     return SystemEmbeddings(
@@ -146,8 +149,8 @@ def of_model(
         config.history,
         queries,
         width=config.dim if config.vector_dim > config.dim else None,
-        facts=config.query_facts,
-        kinds=inputs.kinds,
+        inputs=tuple(x.name for x in inputs.event_inputs(config)),
+        event_features=inputs.event_features,
     )
 
 
@@ -172,14 +175,20 @@ def open_bundle(
     # TensorFlow needs as much memory as a server of the bundle, so only on the first host.
     process = BundleProcess(bundle) if is_primary() else None
 
-    def queries(user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None) -> np.ndarray:
+    def queries(user_ids: pa.Array, history: np.ndarray, given: Given | None = None) -> np.ndarray:
         return from_primary(
-            lambda: np.zeros(0) if process is None else process.queries(user_ids, history, facts)
+            lambda: np.zeros(0) if process is None else process.queries(user_ids, history, given)
         )
 
-    facts, kinds = tuple(manifest["history_facts"]), load_kinds(bundle / "vocabulary")
-    width = manifest["direction_width"]
-    return SystemEmbeddings(items, candidates, history, queries, width, facts, kinds)
+    return SystemEmbeddings(
+        items,
+        candidates,
+        history,
+        queries,
+        manifest["direction_width"],
+        tuple(manifest["event_inputs"]),
+        load_event_features(bundle / event_features.FOLDER),
+    )
 
 
 def read_bundle(bundle: Path, manifest: Mapping[str, Any]) -> tuple[Vocabulary, np.ndarray, int]:
@@ -216,8 +225,8 @@ class System:
     keeps its position, like an unknown id in the `history` of a served model: it reads row 0,
     which is ignored, or the hash row of its id. An item without an id in the data (in row 0, or
     in a hash row) reads row 0 if the vocabularies differ, because its id is unknown; if they
-    are the same, it keeps its row. Kinds of events are translated, too; kinds that the system
-    doesn't know become unknown.
+    are the same, it keeps its row. Tokens of events are translated, too; tokens that the system
+    doesn't know become missing.
 
     Args:
         name: Display name.
@@ -238,8 +247,8 @@ class System:
         self.name, self._data, self._embed = name, data, embeddings.queries
         self.history: int = embeddings.history
         """Maximum number of newest items in a history."""
-        self.facts = embeddings.facts
-        """Names of the facts that it reads: see `recsys.data.event_log`."""
+        self.inputs = embeddings.inputs
+        """Names of its inputs that come from events: context, attributes and times."""
         its, ours = embeddings.items, data.items
         if its.split != ours.split or its.cut > data.store.cut:
             raise RecsysError(
@@ -253,7 +262,7 @@ class System:
                 f" measured on {ours.split.text} from {moment(data.store.cut)} on",
             )
         self._own_row = _translation(data.items, embeddings.items)
-        self._own_kind = _own_kinds(data.kinds, embeddings.kinds) if KINDS in self.facts else None
+        self._own_tokens = _own_tokens(data.event_features, embeddings.event_features)
         known = its.is_current()
         known = known if self._own_row is None else known[self._own_row]
         self.is_candidate = known & ours.is_current()
@@ -285,11 +294,11 @@ class System:
             RecsysError: An embedding is not finite (R402), or the bundle can't be loaded.
         """
         ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
-        facts = queries.fact_inputs(self.facts, self.history)
-        return self.embed(ids, queries.histories(self.history), facts)
+        given = queries.given(self.inputs, self.history)
+        return self.embed(ids, queries.histories(self.history), given)
 
     def embed(
-        self, user_ids: pa.Array, history: np.ndarray, facts: Facts | None = None
+        self, user_ids: pa.Array, history: np.ndarray, given: Given | None = None
     ) -> np.ndarray:
         """Returns the query embeddings `[n, dim]` float32 of users with the given histories.
 
@@ -297,8 +306,8 @@ class System:
             user_ids: Ids of the users `[n]`, text; they may be unknown.
             history: Item rows of the data `[n, history]` int32, the newest first, padded
                 with 0. Histories that the system has stored are not used.
-            facts: Facts of the histories, each `[n, history]` int32, for a system that reads
-                them.
+            given: Inputs of the model that come from events of the data, by name; those that
+                aren't given are missing.
 
         Raises:
             RecsysError: See `queries`.
@@ -306,17 +315,34 @@ class System:
         if not len(user_ids):
             return np.zeros((0, self.candidates.shape[1]), np.float32)
         rows = history if self._own_row is None else self._own_row[history]
-        if self._own_kind is not None and facts and KINDS in facts:
-            facts = {**facts, KINDS: self._own_kind[facts[KINDS]]}
-        embedded = self._embed(user_ids, rows, *([facts] if self.facts else []))
+        own = {
+            name: self._own_tokens[name][x] if name in self._own_tokens else x
+            for name, x in (given or {}).items()
+        }
+        embedded = self._embed(user_ids, rows, *([own] if self.inputs else []))
         check_numbers(self.name, embedded)
         return embedded
 
 
-def _own_kinds(ours: Sequence[str], its: Sequence[str]) -> np.ndarray:
-    """Returns a system's index for each kind of the data `[kinds + 1]` int32; unknown is last."""
-    number = {kind: n for n, kind in enumerate(its)}
-    return np.array([*(number.get(kind, UNKNOWN) for kind in ours), UNKNOWN], np.int32)
+def _own_tokens(
+    ours: Sequence[LearnedFeature], its: Sequence[LearnedFeature]
+) -> dict[str, np.ndarray]:
+    """Returns a system's token row for each of the data `[rows]` int32, by input.
+
+    Inputs without an entry have the same rows, or numbers.
+    """
+    of_system, own = {one.name: one for one in its}, {}
+    for one in ours:
+        other = of_system.get(one.name)
+        if other is None or one.is_same(other) or not one.rows:
+            continue
+        rows = np.zeros(one.rows, np.int32)
+        if one.feature.value == other.feature.value and other.rows:
+            values = example_values(one)
+            rows[one.encode(values)[:, 0]] = other.encode(values)[:, 0]
+            rows[0] = 0
+        own[one.name] = own[of_history(one.name)] = rows
+    return own
 
 
 def _in_rows(

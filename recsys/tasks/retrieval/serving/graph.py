@@ -9,12 +9,9 @@ Conventions of every signature:
   stored history. An unknown item keeps its position in a history and is ignored, as in training.
 - Raw columns `[batch, any]` are the inputs of the features, padded with the empty string. If all
   columns of a row are empty, the stored features are used.
-- Facts of a history's events are texts `[batch, any]`, too, and the empty string means unknown:
-  `history_age`, the time from each item of `history` to the query, in seconds; `history_weight`,
-  the weight of each event; `history_kind`, its kind, which is also unknown if it isn't in the
-  data. With ages there is `query_time`, a single value in the format of a raw time column, to
-  which the ages of stored histories are relative; empty: the newest stored event. A model that
-  uses the age of items (`model.item_age`) reads it, too; empty: after all training events.
+- Features of events are raw columns, too, `[batch, any]` text, and the empty string means unknown:
+  `context_<column>` describes the query, by its first value; `history_<column>` the events of the
+  given `history`, in its order. `recsys.tasks.retrieval.serving.events` has the uses of times.
 - `exclude_seen` masks the items of the stored and the given history.
 - Candidates come best first, always `k` of them; a client that needs fewer takes the first ones.
   If fewer than `k` items remain, the others are `""` with the score `NO_SCORE`.
@@ -35,28 +32,20 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.data.catalogue import FeatureBags, of_history
-from recsys.data.event_log import ASKED_AT, KINDS, UNKNOWN
+from recsys.data.event_features import TIME_COLUMN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
-from recsys.savedmodel.inputs import (
-    IdTable,
-    RawFeatures,
-    VocabularyRows,
-    fact_of_numbers,
-    minutes_of_texts,
-    text_columns,
-    trimmed,
-)
+from recsys.savedmodel.inputs import RawFeatures, VocabularyRows, text_columns
 from recsys.savedmodel.signatures import (
+    ENCODED,
     FEATURES,
     HISTORY,
     NO_SCORE,
     POPULAR,
     POPULARITY,
-    QUERY_TIME,
     USER,
-    query_facts,
+    encoded_name,
 )
 from recsys.savedmodel.variables import constant, variables_of
 from recsys.tasks.model_folder import TrainedModel
@@ -68,6 +57,7 @@ from recsys.tasks.retrieval.serving.candidates import (
     popularity_shares,
     stored,
 )
+from recsys.tasks.retrieval.serving.events import EventReads, ServedEvents, encoded_inputs
 from recsys.tasks.retrieval.serving.stored_users import StoredUsers
 
 _Tensors = dict[str, tf.Tensor]
@@ -86,6 +76,7 @@ class Retrieval(tf.Module):
         k: Number of candidates per query.
         kind: Dtype in which the item embeddings are stored.
         excludes_seen: Default of `exclude_seen` in tf.Examples.
+        time_column: Raw column of the times of events.
 
     Raises:
         RecsysError: The item embeddings don't fit the dtype (R539).
@@ -102,6 +93,7 @@ class Retrieval(tf.Module):
         kind: Kind = "float32",
         *,
         excludes_seen: bool = True,
+        time_column: str = TIME_COLUMN,
     ) -> None:
         super().__init__(name="retrieval")
         # The saved graph finds variables and tables through the attributes of a module.
@@ -112,11 +104,6 @@ class Retrieval(tf.Module):
         is_item = saved.catalogue.is_item
         # Histories may contain items that are no longer candidates.
         self._items = VocabularyRows(saved.items)
-        self._kind_table = (
-            IdTable(saved.inputs.kinds, np.arange(1, len(saved.inputs.kinds) + 1))
-            if KINDS in self._towers.config.history_facts
-            else None
-        )
         self._item_ids = constant(np.asarray([*saved.catalogue.ids], object), tf.string)
         shares = popularity_shares(histories, is_item)
         self._is_apart = item_embeddings is None
@@ -125,6 +112,9 @@ class Retrieval(tf.Module):
         bags = self._towers.item_bag_tables
         self._filters = GraphFilters(saved.catalogue.features, bags)
         self._users = StoredUsers(saved, histories)
+        self._reads = EventReads.of(saved)
+        length = self._towers.config.history
+        self._events = ServedEvents(self._reads, length, time_column)
         # `recsys forget` finds them by this name in any copy of a bundle.
         self._of_user_rows = self._towers.of_user_rows
 
@@ -150,6 +140,9 @@ class Retrieval(tf.Module):
         }
         if self._is_apart:
             ranking = {POPULAR: (self.popular, {**stored_query, **seen, **filters})}
+        if self._reads.inputs:
+            encoded = encoded_inputs(self._reads.inputs, self._towers.config.history)
+            ranking[ENCODED] = (self.embed_encoded, {**stored_query, **encoded})
         return {
             **{name: _traced(*traced) for name, traced in ranking.items()},
             "prepare_query": _traced(self.prepare_query, {**query, **seen}),
@@ -213,8 +206,7 @@ class Retrieval(tf.Module):
 
         Their features are `user_id`, one text; `history`, any number of texts;
         `exclude_seen`, one integer, by default 1, or 0 in a bundle whose config includes
-        repeats; and the facts of the history and the raw columns of the users, any number of
-        texts each.
+        repeats; and the raw columns of events and users, any number of texts each.
         """
         columns = self._query_columns
         parsed = tf.io.parse_example(
@@ -256,6 +248,20 @@ class Retrieval(tf.Module):
         query = self._query(self._users.numbers(user_id), user_id, history, raw)
         return {"embedding": query.embedding}
 
+    def embed_encoded(
+        self, user_id: tf.Tensor, history: tf.Tensor, **encoded: tf.Tensor
+    ) -> _Tensors:
+        """Returns the `embedding` `[b, dim]` of a query whose features of events are encoded.
+
+        The evaluation calls it: a store has no raw values of events. The stored history is never
+        used.
+        """
+        user = self._users.numbers(user_id)
+        row = self._users.rows(user, user_id)
+        events = {name: encoded[encoded_name(name)] for name in self._reads.names}
+        rows, bags = self._given_rows(history), self._towers.user_bags(row)
+        return {"embedding": self._towers.query(row, rows, bags, events).embedding}
+
     def embed_candidate(self, item_id: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
         """Returns the item's `embedding` `[b, dim]` and whether it is `known` `[b]`.
 
@@ -275,7 +281,7 @@ class Retrieval(tf.Module):
     def _query_columns(self) -> tuple[str, ...]:
         """Names of the optional texts `[b, any]` of a query, besides user and history."""
         of_users = self._raw_users.columns if self._raw_users else ()
-        return (*query_facts(self._towers.config.query_facts), *of_users)
+        return (*self._events.columns.inputs, *of_users)
 
     def _answer(
         self, user: tf.Tensor, query: Query, hidden: tf.RaggedTensor, allow: Allow | None = None
@@ -292,26 +298,19 @@ class Retrieval(tf.Module):
         """Embeds queries; `user` `[b]` holds the users' numbers, `columns` the `_query_columns`."""
         row, length = self._users.rows(user, user_id), self._towers.config.history
         # The rest is never read.
-        rows_given = _padded(self._items(history[:, :length]), length, 0)
+        rows_given = self._given_rows(history)
         has_history = tf.reduce_any(history != "", axis=1)
         rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
-        texts = {name: columns[name] for name in query_facts(self._towers.config.query_facts)}
+        texts = {name: columns[name] for name in self._events.columns.inputs}
         raw = {name: column for name, column in columns.items() if name not in texts}
-        facts = {}
-        if ASKED_AT in self._towers.config.query_facts:
-            facts[ASKED_AT] = minutes_of_texts(texts[QUERY_TIME])
-        for name in self._towers.config.history_facts:
-            stored = self._users.fact(name, user, texts.get(QUERY_TIME), length)
-            of_given = _padded(self._given(name, texts[name][:, :length]), length, UNKNOWN)
-            facts[name] = tf.where(has_history[:, None], of_given, stored)
+        events = self._events.inputs(texts, self._users, user, has_history)
         bags = _fresh(self._raw_users, user_id, raw, self._towers.user_bags(row))
-        return self._towers.query(row, rows, bags, facts)
+        return self._towers.query(row, rows, bags, events)
 
-    def _given(self, name: str, texts: tf.Tensor) -> tf.Tensor:
-        """Returns a fact of the events of given histories `[b, n]` int32, from texts `[b, n]`."""
-        if name == KINDS and self._kind_table is not None:
-            return self._kind_table.lookup(trimmed(texts)) + UNKNOWN  # Number 0 is unknown.
-        return fact_of_numbers(name, texts)
+    def _given_rows(self, history: tf.Tensor) -> tf.Tensor:
+        """Returns the item rows `[b, length]` of given histories, padded with 0."""
+        length = self._towers.config.history
+        return _padded(self._items(history[:, :length]), length, 0)
 
     def _seen(
         self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor
@@ -408,15 +407,15 @@ class RowEmbedder:
         read = [table for table in tables if isinstance(table, tf.Variable)]
         return [*read, self._user_is_trained, *self._user_bags.values()]
 
-    def query(self, user_row: tf.Tensor, history: tf.Tensor, bags: Bags, facts: _Tensors) -> Query:
+    def query(self, user_row: tf.Tensor, history: tf.Tensor, bags: Bags, events: _Tensors) -> Query:
         """Embeds queries.
 
         Args:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`.
             bags: Token rows `[b, width]` of each feature of the users.
-            facts: Facts of the histories that the model reads, each `[b, history]` int32, and of
-                the queries `[b]`.
+            events: Features of the query and of the events of its history, by input of the model;
+                see `ServedEvents.inputs`.
         """
         rows = {
             "user_row": _or_0(self._user_is_trained, user_row),
@@ -428,7 +427,7 @@ class RowEmbedder:
         of_items = self.item_bags(rows["history"]) if self.config.history_features else {}
         of_items = {of_history(name): tokens for name, tokens in of_items.items()}
         return Query(
-            embedding=self._model.embed_query({**rows, **facts, **bags, **of_items}),
+            embedding=self._model.embed_query({**rows, **events, **bags, **of_items}),
             source=_source(
                 has_row,
                 tf.reduce_any(rows["history"] > 0, axis=1) & self.config.reads_history,

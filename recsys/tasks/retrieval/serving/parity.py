@@ -3,8 +3,9 @@
 The reference, the results in training for some probes, is passed in a folder to the process that
 checks the bundle:
 
-    probes.parquet     user_id, history, query and source of each probe, in raw ids, and the
-                       facts of the histories
+    probes.parquet     user_id, history, query and source of each probe, in raw ids, and raw
+                       values of the query and of the events of its history
+    encoded.npz        the same values as inputs of the model
     popularity.npy     score of each item row for users without any information
     options.json       storage of the items, and the requirements for the bundle
 
@@ -26,7 +27,6 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from recsys.data.catalogue import read_is_item
-from recsys.data.event_log import Facts
 from recsys.data.vocabulary import Vocabulary, as_texts, stand_ins
 from recsys.ragged import slices
 from recsys.savedmodel.parity import (
@@ -39,10 +39,11 @@ from recsys.savedmodel.parity import (
     refused,
 )
 from recsys.savedmodel.row_slices import read_rows
-from recsys.savedmodel.signatures import POPULAR, POPULARITY, QUERY_TIME, Arrays, fact_texts
+from recsys.savedmodel.signatures import ENCODED, POPULAR, POPULARITY, Arrays
 from recsys.tasks.retrieval.serving.candidates import Kind, best_scores, check_parity, stored
 
-_PROBES, _POPULARITY, _OPTIONS = "probes.parquet", "popularity.npy", "options.json"
+_PROBES, _ENCODED, _POPULARITY = "probes.parquet", "encoded.npz", "popularity.npy"
+_OPTIONS = "options.json"
 _COLUMNS = ("user_id", "history", "query", "source")
 _BLOCK_ROWS = 2048
 _ITEMS = 512
@@ -63,7 +64,8 @@ class RetrievalReference(Reference):
         kind: Dtype of the candidates in the SavedModel.
         min_parity: Minimum recall of the exact best candidates [0..1].
         vectors: Location of the candidates, `bundle` or `apart`.
-        facts: Facts of `history`, each `[n, length + 1]` text.
+        events: Raw values of queries and of the events of `history` `[n, any]` text, by input.
+        encoded: The same values as inputs of the model `[n, …]`, by input of `embed_encoded`.
     """
 
     user_id: np.ndarray
@@ -74,12 +76,13 @@ class RetrievalReference(Reference):
     kind: Kind = "float32"
     min_parity: float = 0.99
     vectors: Literal["bundle", "apart"] = "bundle"
-    facts: Facts = dataclasses.field(default_factory=dict)
+    events: Arrays = dataclasses.field(default_factory=dict)
+    encoded: Arrays = dataclasses.field(default_factory=dict)
 
     @property
     def probes(self) -> Arrays:
         """Inputs of the probes, by name of the signature's input."""
-        return {"user_id": self.user_id, "history": self.history, **self.facts}
+        return {"user_id": self.user_id, "history": self.history, **self.events}
 
     def __len__(self) -> int:
         return len(self.query)
@@ -89,6 +92,8 @@ class RetrievalReference(Reference):
         probes = {**self.probes, "query": self.query, "source": self.source}
         columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
         pq.write_table(pa.table(columns), folder / _PROBES)
+        encoded: Any = self.encoded
+        np.savez(folder / _ENCODED, **encoded)
         np.save(folder / _POPULARITY, self.popularity)
         names = ("kind", "min_parity", "vectors")
         options = {name: getattr(self, name) for name in names}
@@ -104,7 +109,8 @@ class RetrievalReference(Reference):
             query=np.asarray(probes["query"], np.float32),
             source=np.asarray(probes["source"], object),
             popularity=np.load(folder / _POPULARITY, allow_pickle=False),
-            facts={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
+            events={n: np.asarray(x, object) for n, x in probes.items() if n not in _COLUMNS},
+            encoded=dict(np.load(folder / _ENCODED, allow_pickle=False)),
             **json.loads((folder / _OPTIONS).read_text()),
         )
 
@@ -132,6 +138,9 @@ class RetrievalReference(Reference):
         embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
         outputs = self.outputs(ask["embed_query"])
         largest = difference("R530", "query embeddings", outputs["embedding"], self.query)
+        if ENCODED in ask:
+            found = in_batches(lambda part: ask[ENCODED](**self._encoded(part)), n)["embedding"]
+            largest = max(largest, difference("R530", "encoded queries", found, self.query))
         report(f"{n:,} query embeddings are the trainer's")
         largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
         report(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
@@ -161,11 +170,17 @@ class RetrievalReference(Reference):
             inputs[name] = tf.constant(values, spec.dtype, values.shape)
         return inputs
 
+    def _encoded(self, part: slice) -> dict[str, tf.Tensor]:
+        """Returns the inputs of `embed_encoded` for some probes."""
+        texts = {"user_id": self.user_id[part], "history": self.history[part]}
+        inputs = {name: tf.constant(x, tf.string, x.shape) for name, x in texts.items()}
+        return inputs | {name: tf.constant(x[part]) for name, x in self.encoded.items()}
+
     def _examples(self, part: slice) -> tf.Tensor:
-        facts = {name: fact[part] for name, fact in self.facts.items()}
+        events = {name: texts[part] for name, texts in self.events.items()}
         probes = zip(self.user_id[part], self.history[part], strict=True)
         serialized = [
-            example(*probe, {name: fact[n] for name, fact in facts.items()}, exclude_seen=0)
+            example(*probe, {name: texts[n] for name, texts in events.items()}, exclude_seen=0)
             for n, probe in enumerate(probes)
         ]
         return tf.constant(serialized, tf.string, [len(serialized)])
@@ -335,19 +350,6 @@ def raw_probes(
     return user_of_row[user_row], np.concatenate([item_of_row[history], last], axis=1)
 
 
-def raw_facts(facts: Facts, kinds: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Returns facts as texts `[n, …]`, as a client sends them with `raw_probes`.
-
-    Args:
-        facts: The facts.
-        kinds: The kinds of events by index.
-    """
-    return {
-        name: np.pad(texts, ((0, 0), (0, int(name != QUERY_TIME))), constant_values="")
-        for name, texts in fact_texts(facts, kinds).items()
-    }
-
-
 def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict[str, Arrays]:
     """Returns inputs by signature, a row for each probe; other inputs are padding.
 
@@ -367,13 +369,14 @@ def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict
     return {
         signature: {name: known.get(name, padding) for name in inputs}
         for signature, inputs in names.items()
+        if signature != ENCODED  # Clients don't call it.
     }
 
 
 def example(
     user_id: str,
     history: Iterable[str],
-    facts: Mapping[str, Iterable[str]] | None = None,
+    events: Mapping[str, Iterable[str]] | None = None,
     **flags: int,
 ) -> bytes:
     """Returns a serialized tf.Example for a user with a history."""
@@ -381,7 +384,7 @@ def example(
     feature = made.features.feature
     feature["user_id"].bytes_list.value.append(user_id.encode())
     feature["history"].bytes_list.value.extend(id_.encode() for id_ in history)
-    for name, texts in (facts or {}).items():
+    for name, texts in (events or {}).items():
         feature[name].bytes_list.value.extend(text.encode() for text in texts)
     for name, flag in flags.items():
         feature[name].int64_list.value.append(flag)

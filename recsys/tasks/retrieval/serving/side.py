@@ -9,25 +9,34 @@ from typing import Any
 
 import numpy as np
 
+from recsys.data import event_features
 from recsys.data.catalogue import write_catalogue
 from recsys.data.dataset import CANDIDATES, GRAPHS, verify_candidates
-from recsys.data.event_log import KINDS
+from recsys.data.event_features import load_event_features, time_column_of
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories
-from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.index.search import build_index
 from recsys.models.inputs import Side, trained_rows
+from recsys.models.summary import damaged
 from recsys.savedmodel.inputs import RawFeatures
-from recsys.savedmodel.signatures import FEATURES, HISTORY, POPULARITY, USER, Arrays, query_facts
+from recsys.savedmodel.signatures import (
+    FEATURES,
+    HISTORY,
+    POPULARITY,
+    USER,
+    Arrays,
+    encoded_name,
+)
 from recsys.savedmodel.variables import without_rows
 from recsys.system.events import emit
 from recsys.tasks.model_folder import TrainedModel, load_model
 from recsys.tasks.retrieval.probe import read_probe
 from recsys.tasks.retrieval.serving.candidates import popularity_shares
+from recsys.tasks.retrieval.serving.events import EventReads
 from recsys.tasks.retrieval.serving.graph import Retrieval
 from recsys.tasks.retrieval.serving.parity import (
     RetrievalReference,
-    raw_facts,
     raw_probes,
     warm_up_requests,
 )
@@ -49,7 +58,9 @@ class RetrievalServing(ServingSide):
     def __init__(self, stage: Any, sources: Sources) -> None:
         super().__init__(stage, sources)
         self.saved = load_model(sources.model, without_rows)
-        self.histories = _histories(sources.data, self.saved)
+        self._reads = EventReads.of(self.saved)
+        self._time_column = time_column_of(sources.model / event_features.FOLDER)
+        self.histories = _histories(sources.data, self.saved, self._reads)
         self.items = _raw_features(sources.transform, sources.data, "item", self.saved)
         self.users = _raw_features(sources.user_transform, sources.data, "user", self.saved)
         self.probe = read_probe(sources.model)
@@ -70,6 +81,7 @@ class RetrievalServing(ServingSide):
             self._k,
             export.item_embeddings,
             excludes_seen=self.stage.repeats == "exclude",
+            time_column=self._time_column,
         )
 
     def write_files(self, folder: Path) -> dict[str, Any]:
@@ -77,7 +89,9 @@ class RetrievalServing(ServingSide):
         model = self.sources.model
         verify_candidates(model)
         shutil.copyfile(model / CANDIDATES, folder / "item_embeddings.npy")
-        shutil.copytree(model / "vocabulary", folder / "vocabulary")
+        for part in ("vocabulary", event_features.FOLDER):
+            if (model / part).exists():
+                shutil.copytree(model / part, folder / part)
         shutil.copyfile(model / "catalogue" / "titles.parquet", folder / "titles.parquet")
         write_catalogue(folder, self.saved.catalogue)
 
@@ -100,8 +114,8 @@ class RetrievalServing(ServingSide):
             "item_columns": self.items.columns if self.items else (),
             "user_columns": self.users.columns if self.users else (),
             "direction_width": config.dim if config.vector_dim > config.dim else None,
-            "history_facts": config.query_facts,
-            "kinds": self.saved.inputs.kinds if KINDS in config.history_facts else (),
+            **self._reads.columns(self._time_column).to_json(),
+            "event_inputs": self._reads.names,
             "counts": {"users": len(self.histories.ids), "items": self._n_items},
         }
 
@@ -126,8 +140,16 @@ class RetrievalServing(ServingSide):
             "loss": trained.train.loss.title,
             "excludes_seen": self.stage.repeats == "exclude",
             "is_apart": self.stage.export.vectors == "apart",
-            "fact_inputs": query_facts(self.saved.model.spec.config.query_facts),
+            **self._reads.columns(self._time_column).to_json(),
         }
+
+    def _raw_events(self) -> Arrays:
+        """Returns the raw values of the probes' events by input, as a client sends them."""
+        if not self._reads.names:
+            return {}
+        if self.probe.raw is None:
+            raise damaged(self.sources.model, "probes of an earlier version")
+        return self.probe.raw.texts(self._reads.columns(self._time_column), self._time_column)
 
     def _make_reference(self) -> RetrievalReference:
         probe, saved, export = self.probe, self.saved, self.stage.export
@@ -141,7 +163,8 @@ class RetrievalServing(ServingSide):
             kind=export.item_embeddings,
             min_parity=export.min_parity,
             vectors=export.vectors,
-            facts=raw_facts(probe.facts, saved.inputs.kinds),
+            events=self._raw_events(),
+            encoded={encoded_name(name): probe.given[name] for name in self._reads.names},
         )
 
 
@@ -185,19 +208,20 @@ def _raw_features(
     return None if folder is None else RawFeatures(folder, f"{side}_id", widths)
 
 
-def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
+def _histories(data: Path, saved: TrainedModel, reads: EventReads) -> ServingHistories:
     """Returns the histories of `data`, after a check that its rows are the model's."""
+    cure = "Export with the data folder that the model was trained on."
     for name, of_model in (("users", saved.users), ("items", saved.items)):
         of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
         if of_model.fingerprint() != of_data.fingerprint():
             rule = f"The {name} of the model must match those of the data folder {str(data)!r}."
-            cure = "Export with the data folder that the model was trained on."
             received = {"model": of_model.n_rows, "data": of_data.n_rows}
             raise RecsysError("R524", rule, cure, received)
-    facts = saved.model.spec.config.history_facts
-    kinds = load_kinds(data / "vocabulary")
-    if KINDS in facts and saved.inputs.kinds != kinds:
-        rule = f"The kinds of event of the model must match those of the data folder {str(data)!r}."
-        cure = "Export with the data folder that the model was trained on."
-        raise RecsysError("R524", rule, cure, {"model": saved.inputs.kinds, "data": kinds})
-    return serving_histories(InteractionStore.open(data / "store"), facts)
+    of_events = {f.name: f for f in load_event_features(data / event_features.FOLDER)}
+    other = [f.name for f in reads.attributes if not f.is_same(of_events.get(f.name))]
+    if other:
+        rule = f"Features of events must match those of the data folder {str(data)!r}."
+        raise RecsysError("R524", rule, cure, other)
+    names = [one.name for one in reads.attributes]
+    store = InteractionStore.open(data / "store")
+    return serving_histories(store, names, times=reads.needs_times)

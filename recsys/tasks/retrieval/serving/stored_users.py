@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from recsys.data.event_log import AGES, OLDEST, UNKNOWN
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
-from recsys.savedmodel.inputs import IdTable, first_of, hash_rows, places_of, seconds
+from recsys.savedmodel.inputs import IdTable, hash_rows, places_of
 from recsys.savedmodel.variables import constant
 from recsys.tasks.model_folder import TrainedModel
 
@@ -48,9 +47,12 @@ class StoredUsers(tf.Module):
             # The last entry is the newest time of all, the default query time.
             newest = histories.times.max() if len(histories.times) else 0
             self._times = constant(np.append(histories.times, newest), tf.int64)
-        self._facts = {
-            name: constant(np.append(fact, UNKNOWN), tf.int32)
-            for name, fact in histories.facts.items()
+        self._features = {
+            name: constant(
+                np.append(column, column[:0].sum(axis=0, keepdims=True), axis=0),
+                tf.as_dtype(column.dtype),
+            )
+            for name, column in histories.features.items()
         }
 
     def numbers(self, user_id: tf.Tensor) -> tf.Tensor:
@@ -67,26 +69,26 @@ class StoredUsers(tf.Module):
         places, is_inside = self._newest_places(user, length)
         return tf.where(is_inside, tf.gather(self._items, places), 0)
 
-    def fact(self, name: str, user: tf.Tensor, now: tf.Tensor | None, length: int) -> tf.Tensor:
-        """Returns a fact of the events that `newest` returns `[b, length]` int32.
+    def times(self, user: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns the times of the newest events `[b, length]` int64; the lowest is padding."""
+        places, is_inside = self._newest_places(user, length)
+        return tf.where(is_inside, tf.gather(self._times, places), tf.int64.min)
 
-        Args:
-            name: Name of the fact, from `recsys.data.event_log`.
-            user: Numbers of users `[b]`.
-            now: Texts `[b, any]`, of which the first is the query time, to which ages are
-                relative; empty: the newest event.
-            length: Maximum number of items per user.
+    @property
+    def newest_time(self) -> tf.Tensor:
+        """The newest time of all events."""
+        return tf.gather(self._times, tf.size(self._times) - 1)
+
+    def feature(self, name: str, user: tf.Tensor, length: int) -> tf.Tensor:
+        """Returns a feature of the events that `newest` returns `[b, length, …]`.
+
+        Token rows are int32, and numbers float32; padding is 0.
         """
         places, is_inside = self._newest_places(user, length)
-        if name == AGES and now is not None:
-            moment = seconds(first_of(now))
-            newest = tf.gather(self._times, tf.size(self._times) - 1)
-            moment = tf.where(moment == tf.int64.min, newest, moment)[:, None]
-            age = moment - tf.gather(self._times, places)
-            fact = tf.cast(tf.clip_by_value(age, 0, OLDEST), tf.int32)
-        else:
-            fact = tf.gather(self._facts[name], places)
-        return tf.where(is_inside, fact, UNKNOWN)
+        found = tf.gather(self._features[name], places)
+        found = found if found.dtype == tf.float32 else tf.cast(found, tf.int32)
+        found = tf.where(is_inside[:, :, None], found, tf.zeros_like(found))
+        return tf.ensure_shape(found, [None, length, self._features[name].shape[1]])
 
     def _newest_places(self, user: tf.Tensor, length: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the indices of the newest events `[b, length]`, and which of them exist."""
@@ -153,8 +155,10 @@ class StoredIds:
         offsets = self._get("_users/_offsets")
         events = [e for n in self.numbers.values() for e in range(offsets[n], offsets[n + 1])]
         changes[self.key("_users/_items")] = dict.fromkeys(events, 0)
-        for name in self._children("_users/_facts"):
-            changes[self.key(f"_users/_facts/{name}")] = dict.fromkeys(events, -1)
+        # An earlier version stored facts of the events, with -1 for unknown.
+        for kind, nothing in (("_features", 0), ("_facts", -1)):
+            for name in self._children(f"_users/{kind}"):
+                changes[self.key(f"_users/{kind}/{name}")] = dict.fromkeys(events, nothing)
         if "_times" in self._children("_users"):
             times = self._get("_users/_times")
             newest = np.delete(times[:-1], events).max(initial=0)
@@ -172,6 +176,9 @@ class StoredIds:
         return self._reader.get_tensor(self.key(path))
 
     def _children(self, path: str) -> list[str]:
+        parent, _, name = path.rpartition("/")
+        if parent and name not in self._children(parent):
+            return []
         return [child.local_name for child in self._node(path).children]
 
     def _node(self, path: str) -> Any:

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from recsys.data.config import ValidationConfig
-from recsys.data.event_log import AGES, ages, minutes
+from recsys.data.event_log import AGES, ASKED_AT, ages, minutes
 from recsys.data.hold_out import ONE_QUERY_PER_USER, KeptEvents
 from recsys.distributed.coordination import agreed, stacked
 from recsys.errors import RecsysError
@@ -242,7 +242,7 @@ class Validator:
             raise _nothing_held_back(len(events.log), len(queries.positives.rows))
         self._inputs = inputs
         self._histories = self.queries.histories(model.history)
-        self._given = self.queries.fact_inputs([x.name for x in of_events], model.history)
+        self._given = self.queries.given([x.name for x in of_events], model.history)
         k = config.metric.rpartition("@")[2]
         self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
 
@@ -321,23 +321,22 @@ def held_back_queries(
     if events.draw in ONE_QUERY_PER_USER:  # The query time is after all events.
         newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
         now = np.full(len(first), newest)
-    facts, context = dict[str, np.ndarray](), dict[str, np.ndarray]()
+    of_history, of_query = dict[str, np.ndarray](), {ASKED_AT: minutes(now)}
     for x in of_events:
         if x.name == AGES:
             asked = np.repeat(now, np.diff(seen.offsets))
-            facts[x.name] = ages(asked, log.timestamp[seen.rows])
+            of_history[x.name] = ages(asked, log.timestamp[seen.rows])
         elif x.feature is not None and x.of_history:
-            facts[x.name] = log.features[x.feature][seen.rows]
+            of_history[x.name] = log.features[x.feature][seen.rows]
         elif x.feature is not None and each_moment:
-            context[x.name] = log.features[x.feature][held[first]].astype(x.dtype)
+            of_query[x.name] = log.features[x.feature][held[first]]
     return Queries(
         user=user[first],
         user_row=log.user_row[held[first]],
         seen=RaggedRows(log.item_row[seen.rows], seen.offsets),
         positives=without_twins(log.item_row[places], end - first),
-        facts={name: RaggedRows(fact, seen.offsets) for name, fact in facts.items()},
-        query_time=minutes(now),
-        context=context,
+        of_history={name: RaggedRows(x, seen.offsets) for name, x in of_history.items()},
+        of_query=of_query,
     )
 
 

@@ -5,12 +5,14 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.stores import write_store
-from recsys.data.event_log import FACTS, weight_buckets
+from recsys.data.config import read_event_feature
+from recsys.data.event_features import LearnedFeature
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore, serving_histories
 from recsys.errors import RecsysError
 from recsys.tasks.retrieval.judging.queries import make_queries
 
+TIMES = ("history_age", "asked_at")
 TRAIN = [("ann", 1, 11, 1), ("ann", 1, 12, 2), ("bob", 2, 21, 1)]
 # Ann (row 1) takes 13, then 14 and 15 within one second; Zoe is new.
 HELD_OUT = [("ann", 1, 13, 10), ("ann", 1, 15, 20), ("ann", 1, 14, 20), ("zoe", 0, 30, 12)]
@@ -55,53 +57,76 @@ def test_at_cut_asks_once_a_user(store):
 
 
 def test_a_query_reports_how_long_ago_its_history_was(store):
-    moments = make_queries(store, "each_moment", facts=FACTS)
-    assert lists(moments.facts["history_age"]) == [[9, 8], [19, 18, 10], []]
-    assert moments.fact_inputs(FACTS, 2)["history_age"].tolist() == [[8, 9], [10, 18], [0, 0]]
-    assert moments.select(np.array([1])).fact_inputs(FACTS, 2)["history_age"].tolist() == [[10, 18]]
-    assert moments.select(np.array([1])).fact_inputs(["asked_at"], 2)["asked_at"].tolist() == [0]
+    moments = make_queries(store, "each_moment", inputs=TIMES)
+    assert lists(moments.of_history["history_age"]) == [[9, 8], [19, 18, 10], []]
+    assert moments.given(TIMES, 2)["history_age"].tolist() == [[8, 9], [10, 18], [0, 0]]
+    later = moments.select(np.array([1])).given(TIMES, 2)
+    assert (later["history_age"].tolist(), later["asked_at"].tolist()) == ([[10, 18]], [0])
     # At the cut, whatever the user does later.
-    at_cut = make_queries(store, "at_cut", facts=FACTS)
-    assert lists(at_cut.facts["history_age"]) == [[9, 8], []]
-    assert [*at_cut.facts] == ["history_age"]  # The events have no weights.
-    assert [*make_queries(store, "at_cut").fact_inputs(FACTS, 2)] == ["asked_at"]
+    at_cut = make_queries(store, "at_cut", inputs=TIMES)
+    assert lists(at_cut.of_history["history_age"]) == [[9, 8], []]
+    assert make_queries(store, "at_cut").given(TIMES, 2) == {}
 
 
 def test_at_the_cut_histories_count_back_from_there_though_nobody_did_anything_then(tmp_path):
-    queries = make_queries(make_store(tmp_path, TRAIN, HELD_OUT, cut=7), "at_cut", facts=FACTS)
-    assert lists(queries.facts["history_age"]) == [[6, 5], []]
+    queries = make_queries(make_store(tmp_path, TRAIN, HELD_OUT, cut=7), "at_cut", inputs=TIMES)
+    assert lists(queries.of_history["history_age"]) == [[6, 5], []]
 
 
-def test_a_query_reports_the_weights_and_the_kinds_of_its_history(tmp_path):
-    tables = [table(events) for events in (TRAIN, HELD_OUT)]
-    weights = [[1.0, 4.0, 0.5], [2.0, 8.0, 0.0, 3.0]]
-    kinds = [pa.array(rows, pa.uint8()) for rows in ([1, 2, 2], [3, 1, 0, 2])]
-    tables = [t.append_column("weight", pa.array(w)) for t, w in zip(tables, weights, strict=True)]
-    tables = [t.append_column("kind", rows) for t, rows in zip(tables, kinds, strict=True)]
+def learned(name, kind, **options):
+    feature = read_event_feature({"name": name, "kind": kind, **options})
+    return LearnedFeature(
+        feature, pa.table({"token": ["a", "b", "c"]}) if kind == "category" else {}
+    )
+
+
+FEATURES = (
+    learned("device", "category", column="d"),
+    learned("dwell", "category", column="s", outcome=True),
+    learned("hour", "hour", column="t"),
+    learned("gap", "gap"),
+)
+OF_EVENTS = ("history.device", "history.dwell", "device", "hour", "gap")
+
+
+def test_a_query_has_the_context_of_its_first_event_and_the_attributes_of_its_history(tmp_path):
+    tables = []
+    for events, device in ((TRAIN, [1, 2, 3]), (HELD_OUT, [3, 1, 2, 0])):
+        columns = {"device": device, "dwell": device[::-1], "hour": [9] * 4, "gap": [7] * 4}
+        part = table(events)
+        for name, tokens in columns.items():
+            lists_ = pa.array([[token] for token in tokens[: len(events)]], pa.list_(pa.uint8()))
+            part = part.append_column(f"feature:{name}", lists_)
+        tables.append(part)
     write_store(tmp_path, 10, *tables)
     store = InteractionStore.open(tmp_path)
-    queries = make_queries(store, "each_moment", facts=["history_weight", "history_kind"])
-    assert lists(queries.facts["history_kind"]) == [[0, 1], [0, 1, 2], []]
-    expected = [[1, 4], [1, 4, 2], []]
-    buckets = [weight_buckets(np.float32(w)).tolist() for w in expected]
-    assert lists(queries.facts["history_weight"]) == buckets
-    histories = serving_histories(store, FACTS)
-    assert histories.facts["history_kind"].tolist() == [0, 1, 2, -1, 0, 1, 1]
-    assert (
-        histories.facts["history_weight"].tolist()
-        == weight_buckets(np.float32([1, 4, 2, 0, 8, 0.5, 3])).tolist()
-    )
+    moments = make_queries(store, "each_moment", inputs=OF_EVENTS, features=FEATURES)
+    given = moments.given(OF_EVENTS, 2)
+    # The event of item 14 is before that of 15: events of one second are in the order of items.
+    assert given["device"].tolist() == [[3], [2], [0]]
+    assert given["history.device"].tolist() == [[[2], [1]], [[3], [2]], [[0], [0]]]
+    assert given["history.dwell"].tolist() == [[[2], [3]], [[0], [2]], [[0], [0]]]
+    assert (given["hour"].tolist(), given["gap"].tolist()) == ([[9]] * 3, [[7]] * 3)
+    assert {name: x.dtype for name, x in given.items()} == dict.fromkeys(given, np.dtype(np.int32))
+    at_cut = make_queries(store, "at_cut", inputs=OF_EVENTS, features=FEATURES)
+    given = at_cut.given(OF_EVENTS, 2)
+    assert given["device"].tolist() == [[3], [0]]
+    assert given["hour"].tolist() == [[1], [1]]  # Of the cut, 10 s after midnight.
+    gap = FEATURES[3].encode(pa.array([8, None], pa.int64()))  # Ann's last event was at 2.
+    assert given["gap"].tolist() == gap.tolist()
+    histories = serving_histories(store, ["device"])
+    assert histories.features["device"].tolist() == [[1], [2], [3], [2], [1], [3], [0]]
 
 
 def test_without_times_nobody_knows_how_long_ago_a_history_was(tmp_path):
     write_store(tmp_path, 0, table(TRAIN), table(HELD_OUT), SplitRule("last_out", "file"))
     store = InteractionStore.open(tmp_path)
-    assert not make_queries(store, "each_moment", facts=FACTS).facts
-    assert serving_histories(store, FACTS).times is None
+    assert not make_queries(store, "each_moment", inputs=TIMES).given(TIMES, 2)
+    assert serving_histories(store, times=True).times is None
 
 
 def test_stored_histories_report_their_times_in_order(store):
-    histories = serving_histories(store, FACTS)
+    histories = serving_histories(store, times=True)
     assert histories.ids.to_pylist() == ["ann", "bob", "zoe"]
     assert histories.item_rows.tolist() == [11, 12, 13, 14, 15, 21, 30]
     assert histories.times.tolist() == [1, 2, 10, 20, 20, 1, 12]
@@ -111,7 +136,7 @@ def test_stored_histories_report_their_times_in_order(store):
 def test_stored_histories_are_in_order_though_the_parts_were_drawn_at_random(tmp_path):
     train, held_out = [("ann", 1, 11, 1), ("ann", 1, 13, 3)], [("ann", 1, 12, 2)]
     write_store(tmp_path, 10, table(train), table(held_out), SplitRule("random", "time"))
-    histories = serving_histories(InteractionStore.open(tmp_path), FACTS)
+    histories = serving_histories(InteractionStore.open(tmp_path), times=True)
     assert histories.item_rows.tolist() == [11, 12, 13]
     assert histories.times.tolist() == [1, 2, 3]
 

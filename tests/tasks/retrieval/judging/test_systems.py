@@ -421,7 +421,7 @@ def test_rows_of_any_two_vocabularies_meet_by_their_ids(ours, theirs):
 
     towers, view = (
         SystemEmbeddings(own, candidates, 3, queries),
-        types.SimpleNamespace(store=types.SimpleNamespace(cut=0), items=mine),
+        types.SimpleNamespace(store=types.SimpleNamespace(cut=0), items=mine, event_features=()),
     )
     if not set(ours[0]) & set(theirs[0]):
         with pytest.raises(RecsysError, match="R403"):

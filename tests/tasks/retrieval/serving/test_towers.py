@@ -1,7 +1,6 @@
 """Every kind of towers, saved on JAX: loaded and exported on TensorFlow it computes the same."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +10,8 @@ from on_tensorflow import run_on_tensorflow
 from places import SUPPORT
 from tower_models import BARE, DROPPED, POOLINGS, random_values
 
-from recsys.bundles.bundle import read_manifest
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import FeatureBags
-from recsys.data.event_log import FACTS
-from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.config import (
@@ -27,8 +23,7 @@ from recsys.models.config import (
 )
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.tasks.model_folder import load_model, save_model
-from recsys.tasks.retrieval.judging.queries import make_queries
-from recsys.tasks.retrieval.judging.systems import System, open_bundle, open_folder
+from recsys.tasks.retrieval.raw_events import MISSING, RawEvents
 
 pytestmark = pytest.mark.slow
 
@@ -141,14 +136,14 @@ def write_model(folder, options, data):
     user_row = rng.integers(0, _USERS + 1, 30).astype(np.int32)
     history = rng.integers(0, _ITEMS + 1, (30, config.history)).astype(np.int32)
     history[:5], history[5:10, 2:] = 0, 0
-    probe = {}
-    if config.reads_times:
-        # Some times are unknown; one is before 1970.
-        probe["history_age"] = (10 ** rng.uniform(-1, 10, history.shape)).clip(0, 2**30) - 1
-        probe["history_age"] = probe["history_age"].astype(np.int32)
+    # Some times are unknown; one is before 1970.
+    age = (10 ** rng.uniform(-1, 10, (30, config.history + 1))).astype(np.int64)
+    now = np.full(30, 2_000_000_000)
     if config.item_age:
-        probe["asked_at"] = rng.integers(-1, 15, 30).astype(np.int32)
-    write_embeddings(folder, model, inputs, user_row, history, **probe)
+        minute = rng.integers(-1, 15, 30)
+        now = np.where(minute < 0, MISSING, 60 * minute)
+    times = np.where(age == 0, MISSING, 2_000_000_000 - age)
+    write_embeddings(folder, model, inputs, user_row, history, RawEvents(now, times, {}, {}))
     training = {"steps": 1, "examples": 1, "devices": 1, "platform": "cpu", "seconds": 1.0}
     (folder / "training.json").write_text(json.dumps(training))
 
@@ -240,42 +235,6 @@ def test_a_bias_is_in_every_answer_and_in_no_likeness(worlds):
     assert found["similar"].tolist() == [f"i{row}" for row in best]
 
 
-def test_stored_histories_count_back_from_the_moment_of_the_question(worlds):
-    """Without a query time, ages are relative to the newest stored event."""
-    folder = worlds["times"]
-    found = np.load(folder / "found-model-times.npz")
-    store = InteractionStore.open(folder / "data" / "store")
-    saved = load_model(folder / "model-times")
-    of_users = {}
-    for log, ids in ((store.train, store.train_users.ids), (store.eval, store.eval_users.ids)):
-        for n, id_ in enumerate(ids.to_pylist()):
-            own = slice(*log.offsets[n : n + 2].tolist())
-            done = of_users.setdefault(id_, [])
-            columns = (log.timestamp, log.item_row)
-            done += zip(*(column[own].tolist() for column in columns), strict=True)
-    newest = max(time for done in of_users.values() for time, _ in done)
-    asked = [("u3", 500), ("u5", newest), ("u3", newest), ("u5", 3600), ("nobody", 7)]
-    history, age = np.zeros((5, _HISTORY), np.int32), np.full((5, _HISTORY), -1)
-    for place, (user, now) in enumerate(asked):
-        for n, (time, row) in enumerate(of_users.get(user, [])[::-1][:_HISTORY]):
-            history[place, n], age[place, n] = row, max(now - time, 0)
-    rows = saved.users.rows([user for user, _ in asked])
-    facts = {"history_age": age}
-    expected = embed_queries(saved.model, rows, history, saved.inputs, facts)
-    np.testing.assert_allclose(found["stored"], expected, atol=1e-5)
-    assert np.abs(found["stored"][0] - found["stored"][2]).max() > 1e-4
-    # Ages that a client sends: numbers, empty texts, and negative numbers.
-    history[:], age[:] = 0, -1
-    history[:, :3] = saved.items.rows(["i4", "i5", "i6"])
-    age[0, :3], age[1, :2], age[2, :3] = [60, -1, 0], [59, 1], [2**30, 7, 8]
-    rows = saved.users.rows(["u3"] * 3)
-    facts = {"history_age": age[:3]}
-    expected = embed_queries(saved.model, rows, history[:3], saved.inputs, facts)
-    np.testing.assert_allclose(found["given"], expected, atol=1e-5)
-    np.testing.assert_allclose(found["embedded"], found["given"], atol=1e-6)
-    assert found["refused"] == 2
-
-
 def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
     """The last reference time that isn't after the query; without a query time, the end."""
     folder = worlds["ages"]
@@ -301,44 +260,13 @@ def test_a_bundle_adds_what_ages_add_at_the_moment_of_the_question(worlds):
     assert found["similar"].tolist() == [f"i{row}" for row in np.argsort(-alike)[:5]]
 
 
-def test_a_loaded_bundle_takes_times_and_a_bundle_without_times_refuses_them(worlds):
-    found = np.load(worlds["times"] / "found-model-times.npz")
-    np.testing.assert_allclose(found["by_python"], found["by_graph"], atol=1e-5)
-    assert np.abs(found["by_python"][0] - found["by_python"][1]).max() > 5e-5
-    np.testing.assert_allclose(found["of_file"], found["alone"], atol=1e-6)
-    np.testing.assert_allclose(found["by_command"], [found["alone"]] * 2, atol=1e-6)
+def test_a_bundle_without_times_refuses_them(worlds):
     assert np.load(worlds["sequence"] / "found-model-sequence.npz")["refused"] == 1
-
-
-def test_a_bundle_lists_the_facts_that_it_reads(worlds):
-    bundle = worlds["times"] / "bundle-model-times"
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["history_facts"] == ["history_age"]
-    assert "`history_age`" in (bundle / "MODEL_CARD.md").read_text()
     plain = worlds["sequence"] / "bundle-model-sequence"
     assert (
         "history_"
         not in (plain / "MODEL_CARD.md").read_text().split("## Use")[1].split("## Config")[0]
     )
-
-
-def test_an_evaluation_passes_times_to_a_model_and_its_bundle(worlds):
-    folder = worlds["times"]
-    saved = load_model(folder / "model-times")
-    store = InteractionStore.open(folder / "data" / "store")
-    queries = make_queries(store, "each_moment", facts=FACTS)
-    told = queries.fact_inputs(FACTS, _HISTORY)
-    data = SimpleNamespace(items=saved.items, store=store, kinds=())
-    asked = queries.histories(_HISTORY), saved.inputs, told
-    ids = store.eval_users.ids.take(pa.array(queries.user))
-    expected = embed_queries(saved.model, saved.users.rows(ids), *asked)
-    bundle = folder / "bundle-model-times"
-    for opened in (
-        open_folder(folder / "model-times", "the model"),
-        open_bundle(bundle, read_manifest(bundle), "the bundle"),
-    ):
-        found = System("it", opened, data).queries(queries)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_learned_temperature_is_kept(worlds):

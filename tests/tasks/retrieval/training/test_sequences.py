@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recsys.config import RESERVED_FEATURE_NAMES, TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.event_log import AGES, ASKED, OLDEST, UNKNOWN, ages
+from recsys.data.event_log import AGES, ASKED, OLDEST, ages
 from recsys.data.hold_out import KeptEvents
 from recsys.data.shuffle import BatchPart
 from recsys.errors import RecsysError
@@ -299,18 +299,6 @@ def test_an_example_has_the_ages_of_its_history(seconds, history, n_held, seed):
             assert (told > 0).all()
             n_seen += is_seen.sum()
     assert n_seen > 50
-
-
-def test_the_ages_of_a_history_are_relative_to_its_event():
-    user, item, time = some_events()
-    log = make_log(user, item, time)
-    events = np.arange(len(log))
-    told = log.history_ages(events, 4)
-    times, users = np.asarray(log.timestamp), log.user_index(events)
-    for event in events.tolist():
-        before = np.flatnonzero((users == users[event]) & (times < times[event]))[::-1][:4]
-        padding = [UNKNOWN] * (4 - len(before))
-        assert told[event].tolist() == [*(times[event] - times[before]), *padding]
 
 
 def test_what_is_still_to_come_and_what_is_older_than_any_have_ages_too():

@@ -129,11 +129,11 @@ def test_queries_report_how_long_ago_what_was_known_happened(log, draw):
             before = [times[e] for e in own if e in held and times[e] < now]
             expected.append([now - t for t in [*kept, *before]])
     found = [
-        queries.facts["history_age"].part(slice(q, q + 1)).rows.tolist()
+        queries.of_history["history_age"].part(slice(q, q + 1)).rows.tolist()
         for q in range(len(queries))
     ]
     assert found == [np.minimum(ages, OLDEST).tolist() for ages in expected]
-    assert not held_back_queries(events, TwoTowerConfig(), 1000).facts
+    assert not held_back_queries(events, TwoTowerConfig(), 1000).of_history
 
 
 def test_too_many_queries_are_those_of_whole_users():

@@ -1,0 +1,264 @@
+"""Features of events in the graph: raw columns to context and attributes.
+
+A time, the raw time column of the interactions, has several uses. In the context it is the query
+time: for the parts of a date, the gap to the newest event of the history, the ages of that
+history's events, and the ages of items. Without it, ages of events are relative to the newest
+event of all, items are as old as after all training events, and the other features are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from recsys.data.catalogue import of_history
+from recsys.data.event_features import LearnedFeature
+from recsys.data.event_graphs import MISSING, EventEncoder
+from recsys.data.event_log import AGES, ASKED_AT, OLDEST, UNKNOWN
+from recsys.models.inputs import EventInput
+from recsys.savedmodel.event_columns import ATTRIBUTE, CONTEXT, Column, EventColumns, Type
+from recsys.savedmodel.inputs import minutes_of, typed
+from recsys.savedmodel.signatures import encoded_name, event_inputs
+from recsys.tasks.model_folder import TrainedModel
+from recsys.tasks.retrieval.serving.stored_users import StoredUsers
+
+_Tensors = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class EventReads:
+    """What a model reads of events besides items.
+
+    Attributes:
+        inputs: The model's inputs that come from events.
+        features: The features of the events of the data.
+    """
+
+    inputs: tuple[EventInput, ...]
+    features: tuple[LearnedFeature, ...] = ()
+
+    @classmethod
+    def of(cls, saved: TrainedModel) -> EventReads:
+        """Returns what a trained model reads."""
+        return cls(saved.inputs.event_inputs(saved.model.spec.config), saved.inputs.event_features)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model's inputs."""
+        return tuple(x.name for x in self.inputs)
+
+    @property
+    def context(self) -> tuple[LearnedFeature, ...]:
+        """The features that queries have."""
+        return tuple(one for one in self.features if one.name in self.names)
+
+    @property
+    def attributes(self) -> tuple[LearnedFeature, ...]:
+        """The features that the events of histories have."""
+        return tuple(one for one in self.features if of_history(one.name) in self.names)
+
+    @property
+    def ages(self) -> bool:
+        """Whether it reads the ages of the events of histories."""
+        return AGES in self.names
+
+    @property
+    def now(self) -> bool:
+        """Whether it reads the query time."""
+        return ASKED_AT in self.names
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether the times of histories' events are needed."""
+        return self.ages or any(f.feature.value == "gap" for f in self.context_parts)
+
+    @property
+    def context_parts(self) -> tuple[LearnedFeature, ...]:
+        """`context`, and the features that its crosses are made of."""
+        return self._parts(self.context)
+
+    @property
+    def attribute_parts(self) -> tuple[LearnedFeature, ...]:
+        """`attributes`, and the features that their crosses are made of."""
+        return self._parts(self.attributes)
+
+    def _parts(self, read: Sequence[LearnedFeature]) -> tuple[LearnedFeature, ...]:
+        names = {one.name for one in read}
+        for one in read:
+            names.update(getattr(one.feature, "of", ()))
+        return tuple(one for one in self.features if one.name in names)
+
+    def columns(self, time_column: str) -> EventColumns:
+        """Returns the raw columns from which a query is made.
+
+        Args:
+            time_column: Column of the times of events.
+        """
+        needs_now = self.needs_times or self.now
+        return EventColumns(
+            _columns(self.context_parts, CONTEXT, time_column, needs_now),
+            _columns(self.attribute_parts, ATTRIBUTE, time_column, self.needs_times),
+        )
+
+
+def _columns(
+    features: Sequence[LearnedFeature], prefix: str, time_column: str, needs_time: bool
+) -> dict[str, Column]:
+    """Returns the columns of features by name, and the column of times if it is needed."""
+    readers: dict[str, list[LearnedFeature]] = {time_column: []} if needs_time else {}
+    for one in features:
+        if one.feature.value != "tokens":
+            readers.setdefault(one.feature.column or time_column, []).append(one)
+    return {
+        name: Column(input_, _type(readers[name]), tuple(one.name for one in readers[name]))
+        for input_, name in event_inputs(readers, prefix).items()
+    }
+
+
+def _type(features: Sequence[LearnedFeature]) -> Type:
+    values = {"time" if one.feature.value == "gap" else one.feature.value for one in features}
+    types: tuple[Type, ...] = ("time", "vector", "number", "text")
+    return next((type_ for type_ in types if type_ in values), "time")
+
+
+class ServedEvents(tf.Module):
+    """Makes the model's inputs of events from texts of clients and from stored events.
+
+    Args:
+        reads: What the model reads.
+        length: Maximum length of a history.
+        time_column: Column of the times of events.
+    """
+
+    def __init__(self, reads: EventReads, length: int, time_column: str) -> None:
+        super().__init__(name="served_events")
+        self._reads, self._length, self._time_column = reads, length, time_column
+        self.columns = reads.columns(time_column)
+        self._of_context = EventEncoder(reads.context_parts)
+        self._of_history = EventEncoder(reads.attribute_parts)
+
+    def inputs(
+        self, texts: Mapping[str, tf.Tensor], users: StoredUsers, user: tf.Tensor, given: tf.Tensor
+    ) -> _Tensors:
+        """Returns the inputs of the model by name.
+
+        Args:
+            texts: Texts `[b, any]` by input of `columns`.
+            users: The stored events.
+            user: Numbers of the users `[b]`.
+            given: Whether the query has a history of its own, in place of the stored `[b]` bool.
+        """
+        reads, length, inputs = self._reads, self._length, dict[str, tf.Tensor]()
+        context = {
+            name: _padded(texts[column.input], 1) for name, column in self.columns.context.items()
+        }
+        # One event more than the history, for the gap of the oldest.
+        history = {
+            name: _padded(texts[column.input], length + 1)
+            for name, column in self.columns.history.items()
+        }
+        times = self._times(ATTRIBUTE, history)
+        encoded = self._encoded(ATTRIBUTE, reads.attribute_parts, history, lambda: _gaps(times))
+        for one in reads.attributes:
+            stored = users.feature(one.name, user, length)
+            own = encoded[one.name][:, :length]
+            inputs[of_history(one.name)] = tf.where(given[:, None, None], own, stored)
+        before = times
+        if reads.needs_times:
+            before = tf.where(given[:, None], times, users.times(user, length + 1))
+        now = self._times(CONTEXT, context)
+
+        def gaps() -> tf.Tensor:
+            return _gaps(tf.concat([now, before], axis=1))[:, :1]
+
+        encoded = self._encoded(CONTEXT, reads.context_parts, context, gaps)
+        inputs |= {one.name: encoded[one.name][:, 0] for one in reads.context}
+        if reads.ages:
+            inputs[AGES] = _ages(now[:, 0], before[:, :length], users.newest_time)
+        if reads.now:
+            inputs[ASKED_AT] = minutes_of(now[:, 0])
+        return inputs
+
+    def _times(self, prefix: str, texts: _Tensors) -> tf.Tensor:
+        """Returns the times `[b, n]`; missing ones if there is no column of times."""
+        name = self._time_column
+        if name in texts:
+            return typed(prefix + name, "time", texts[name])
+        return tf.fill([1, 1], MISSING)
+
+    def _encoded(
+        self,
+        prefix: str,
+        features: Sequence[LearnedFeature],
+        texts: _Tensors,
+        gaps: Callable[[], tf.Tensor],
+    ) -> _Tensors:
+        """Returns token rows int32 or numbers `[b, n, …]` of texts `[b, n]`, by feature."""
+        values = {}
+        for one in features:
+            column, value = one.feature.column, one.feature.value
+            if value == "gap":
+                values[one.name] = tf.reshape(gaps(), [-1])
+            elif column is not None:
+                size = getattr(one.feature, "length", 0)
+                found = typed(prefix + column, value, texts[column], size)
+                values[one.name] = tf.reshape(found, [-1, size] if size else [-1])
+        encoder = self._of_history if prefix == ATTRIBUTE else self._of_context
+        n = self._length + 1 if prefix == ATTRIBUTE else 1
+        sizes = {one.name: one.feature.floats or one.feature.width for one in features}
+        made = {name: tf.reshape(x, [-1, n, sizes[name]]) for name, x in encoder(values).items()}
+        return {
+            name: x if x.dtype == tf.float32 else tf.cast(x, tf.int32) for name, x in made.items()
+        }
+
+
+def _ages(now: tf.Tensor, times: tf.Tensor, newest: tf.Tensor) -> tf.Tensor:
+    """Returns the ages of events `[b, n]` int32 [s]; `UNKNOWN` without a time.
+
+    Args:
+        now: Query times `[b]`; missing ones are the newest time of all.
+        times: Times of the events `[b, n]`.
+        newest: The newest stored time.
+    """
+    newest = tf.maximum(newest, tf.reduce_max(times, axis=1))
+    now = tf.where(now == MISSING, newest, now)
+    age = tf.cast(tf.clip_by_value(now[:, None] - times, 0, OLDEST), tf.int32)
+    return tf.where(times == MISSING, UNKNOWN, age)
+
+
+def _gaps(times: tf.Tensor) -> tf.Tensor:
+    """Returns the time from each event to the newest one in an earlier second `[b, n]`.
+
+    Args:
+        times: Times of the events `[b, n]`, the newest first.
+    """
+    n = tf.shape(times)[1]
+    is_before = (tf.range(n)[None, :] > tf.range(n)[:, None])[None]
+    is_before &= times[:, None, :] < times[:, :, None]
+    before = tf.reduce_max(tf.where(is_before, times[:, None, :], MISSING), axis=2)
+    is_known = (times != MISSING) & (before != MISSING)
+    return tf.where(is_known, times - before, MISSING)
+
+
+def _padded(texts: tf.Tensor, length: int) -> tf.Tensor:
+    """Returns the first texts `[b, length]` of `[b, any]`, padded with empty ones."""
+    missing = tf.maximum(0, length - tf.shape(texts)[1])
+    padded = tf.pad(texts[:, :length], [[0, 0], [0, missing]], constant_values="")
+    return tf.ensure_shape(padded, [None, length])
+
+
+def encoded_inputs(inputs: Sequence[EventInput], length: int) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs of `embed_encoded` besides user and history.
+
+    Args:
+        inputs: Inputs of the model that come from events.
+        length: Maximum length of a history.
+    """
+    names = [encoded_name(x.name) for x in inputs]
+    shapes = [[None, *([length] if x.of_history else []), *x.shape] for x in inputs]
+    return {
+        name: tf.TensorSpec(shape, x.dtype, name)
+        for name, shape, x in zip(names, shapes, inputs, strict=True)
+    }
