@@ -28,14 +28,14 @@ from recsys.data.entities import (
 )
 from recsys.data.event_features import FOLDER as EVENT_FEATURES
 from recsys.data.event_features import load_event_features
-from recsys.data.hash_count import HashCount
+from recsys.data.hashes import fingerprints
 from recsys.data.ingest.spans import read_spans
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError
 from recsys.system.files import DAMAGE, read_json
 
-_MOST_ROWS = 2**31 - 1
+_MOST_ROWS, _MOST_NEW = 2**31 - 1, 1 << 20
 Side = Literal["item", "user"]
 
 
@@ -212,11 +212,11 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
             "Rows are counted in files; data.interactions.query names none.",
             "Run once, so that they are counted.",
         )
-    ids = {data.interactions.columns.user: HashCount(), data.interactions.columns.item: HashCount()}
-    users, items = ids.values()
+    users, items = _DistinctCount(), _DistinctCount()
+    ids = {data.interactions.columns.user: users, data.interactions.columns.item: items}
     tokens: dict[str, int] = {}
     for what, side in data.sides.items():
-        tokens |= _count_side(side, what, items if what == "items" else HashCount())
+        tokens |= _count_side(side, what, items if what == "items" else _DistinctCount())
 
     events, texts = (
         0,
@@ -234,7 +234,7 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
         for _, batch in read_all(files, "interactions", list(columns)):
             events += batch.columns.num_rows
             for name, counted in ids.items():
-                counted.add_texts(to_ids(batch.columns.column(name)))
+                counted.add(to_ids(batch.columns.column(name)))
             for feature in read:
                 for entry in pc.value_counts(to_ids(batch.columns.column(feature.column))):
                     texts[feature.name][entry["values"].as_py()] += entry["counts"].as_py()
@@ -249,6 +249,25 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
     return {"users": len(users), "items": len(items), **tokens}, events, left_out
 
 
+class _DistinctCount:
+    """Counts distinct texts by their hashes."""
+
+    def __init__(self) -> None:
+        self._hashes, self._n_new = [np.zeros(0, np.uint64)], 0
+
+    def add(self, texts: pa.Array) -> None:
+        """Adds texts `[n]`, except nulls."""
+        self._hashes.append(fingerprints(pc.unique(texts).drop_null().cast(pa.large_string())))
+        self._n_new += len(self._hashes[-1])
+        # So rarely that the total work is linear in the number of hashes.
+        if self._n_new > max(_MOST_NEW, len(self._hashes[0])):
+            len(self)
+
+    def __len__(self) -> int:
+        self._hashes, self._n_new = [np.unique(np.concatenate(self._hashes))], 0
+        return len(self._hashes[0])
+
+
 def _counted(texts: Counter[str]) -> pa.Table:
     """Returns `value` and `count`, as `EventFeature.learn` takes them."""
     known = sorted(text for text in texts if text)
@@ -256,14 +275,14 @@ def _counted(texts: Counter[str]) -> pa.Table:
     return pa.table({"value": pa.array(known, pa.string()), "count": pa.array(counts, pa.int64())})
 
 
-def _count_side(config: EntityConfig, what: str, ids: HashCount) -> dict[str, int]:
+def _count_side(config: EntityConfig, what: str, ids: _DistinctCount) -> dict[str, int]:
     """Adds the ids of items or users to `ids`; returns the rows of each feature without row 0."""
     known = [feature for feature in config.features if feature.has_vocabulary]
     names = example_columns(config)
     counts: dict[str, Counter[str]] = {feature.name: Counter() for feature in config.features}
     for _, batch in read_all(config, what, raw_columns(config)):
         rows, _ = parse_entities(batch, config)
-        ids.add_texts(rows.column(id_column(config)))
+        ids.add(rows.column(id_column(config)))
         for feature in known:
             tokens = feature.split(rows.column(names[feature.name]))
             for entry in pc.value_counts(tokens).to_pylist():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 from urllib.parse import unquote
@@ -127,11 +127,7 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
 
 
 def read_all(
-    source: SourceConfig,
-    what: str,
-    columns: Sequence[str],
-    sample: int | None = None,
-    advance: Callable[[int], None] | None = None,
+    source: SourceConfig, what: str, columns: Sequence[str]
 ) -> Iterator[tuple[int, RawBatch]]:
     """Yields the rows of all files in this process, each batch with the index of its file.
 
@@ -139,18 +135,10 @@ def read_all(
         source: Files and format.
         what: Key of the source in `data`, for errors.
         columns: Columns to read.
-        sample: Approximate number of rows to read; None: all.
-        advance: Called with the number of bytes of each batch.
     """
-    n_read = 0
     for piece in plan_pieces(source, what, columns, WHOLE_FILES):
         for batch in read_piece(piece):
             yield piece.file_index, batch
-            n_read += batch.n_read
-            if sample is not None and n_read >= sample:
-                return
-            if advance is not None:
-                advance(batch.columns.nbytes)
 
 
 def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] = ()) -> Piece:

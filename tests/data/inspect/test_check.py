@@ -14,12 +14,10 @@ from commands import run_main
 from places import ROOT
 from reading import read_interactions
 
-from recsys.config import SourceConfig
 from recsys.config.load import load_config
 from recsys.data.ingest.spans import check_sources
 from recsys.data.inspect import profile
 from recsys.data.inspect.layout import find_layout
-from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
 
@@ -331,9 +329,10 @@ def test_of_a_large_file_a_sample_reads_the_start(here, monkeypatch):
         return n_bytes[-1]
 
     monkeypatch.setattr(Section, "readinto", counted)
-    source = SourceConfig(files="large.csv")
-    assert sum(b.n_read for _, b in read_all(source, "interactions", ["user"], sample=10)) >= 10
-    assert sum(n_bytes) < 20 << 20
+    layout = find_layout(["large.csv"], "interactions")
+    sample = profile.Sample.of(layout, "interactions", 10, lambda n_bytes: None)
+    assert (sum(batch.n_read for _, batch in sample.batches), sample.is_whole) == (10, False)
+    assert sum(n_bytes) < 40 << 20
 
 
 # --- the parts
