@@ -47,6 +47,7 @@ NO_USER = "empty user id"
 NO_ITEM = "empty item id"
 BAD_USER = f"user id over {LONGEST_ID} bytes, or with a NUL"
 BAD_ITEM = f"item id over {LONGEST_ID} bytes, or with a NUL"
+BAD_IMPRESSION = f"impression id over {LONGEST_ID} bytes, or with a NUL"
 NO_TIME = "timestamp is no time"
 OUT_OF_TIME = "timestamp before 1971 or in the future"
 NO_RATING = "rating is not a finite number"
@@ -221,13 +222,15 @@ def _shown(
     if config.sampled is not None:
         shown[RATE.name] = type_rates(raw(config.sampled.column), config.sampled)
     if names.impression is not None:
-        shown[IMPRESSION.name] = to_ids(raw(names.impression))
+        shown[IMPRESSION.name] = ids = to_ids(raw(names.impression))
+        rules.append((is_bad_id(ids), BAD_IMPRESSION))
     elif config.has_impressions:
         user, item = columns["user_id"], columns["item_id"]
         shown[IMPRESSION.name] = row_impressions(batch, user, item, columns.get(TIME.name))
     if config.has_positions:
         column = None if names.position is None else raw(names.position)
-        shown[SHOWN_AT.name], rules = type_positions(batch, column)
+        shown[SHOWN_AT.name], bad_positions = type_positions(batch, column)
+        rules += bad_positions
     return shown, rules
 
 

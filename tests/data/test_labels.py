@@ -15,7 +15,7 @@ from reading import read_interactions
 import recsys.data.event_features  # noqa: F401 - registers the kinds
 from recsys.config import InteractionsConfig
 from recsys.data.dead_letters import count_reasons
-from recsys.data.interactions import drop_duplicates
+from recsys.data.interactions import BAD_IMPRESSION, drop_duplicates
 from recsys.data.labels import BAD_POSITION, bad_label
 from recsys.data.sources.nested import NO_FIELDS, UNEQUAL
 
@@ -114,7 +114,7 @@ _ROW = st.fixed_dictionaries(
         "u": st.sampled_from("ab"),
         "i": st.sampled_from("xy"),
         "t": st.sampled_from([TIME, TIME + 1, TIME + 86_400]).map(str),
-        "imp": st.sampled_from(["", "1", "2"]),
+        "imp": st.sampled_from(["", "1", "2", "x" * 1025]),
         "event": st.sampled_from(["", " ", "view", "click", "buy"]),
         "seconds": st.sampled_from(["", "0", "2.5", "-1", "3e1", "?"]),
         "pos": st.sampled_from(["", "0", "7", "1.5", "-1"]),
@@ -132,7 +132,7 @@ def expected(rows, positive):
     """Returns the events that the rows are, from the rules one row at a time."""
     events = {}
     for place, row in enumerate(rows):
-        if row["seconds"] == "?" or row["pos"] in ("1.5", "-1"):
+        if row["seconds"] == "?" or row["pos"] in ("1.5", "-1") or len(row["imp"]) > 1024:
             continue
         what = row["event"].strip() or None
         event = {
@@ -178,7 +178,8 @@ def test_rows_of_an_impression_are_one_event_of_maxima(tmp_path_factory, rows, p
     good, n_dropped = drop_duplicates(found.good)
     assert events_in(good) == expected(rows, positive)
     assert len(rows) == good.num_rows + len(found.letters) + n_dropped
-    assert {reason for _, reason in found.reasons()} <= {bad_label("watched"), BAD_POSITION}
+    reasons = {bad_label("watched"), BAD_POSITION, BAD_IMPRESSION}
+    assert {reason for _, reason in found.reasons()} <= reasons
     # The rows of several spans are merged within each span first.
     is_first = np.array([parts >> n & 1 for n in range(found.good.num_rows)], bool)
     spans = [drop_duplicates(found.good.filter(mask))[0] for mask in (is_first, ~is_first)]
