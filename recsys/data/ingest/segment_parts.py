@@ -52,6 +52,7 @@ from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge
 
 USERS, ITEMS, KINDS = "users.parquet", "items.parquet", KINDS_FILE
 EXAMPLES = "examples.parquet"
+_PARTS_AT_ONCE = 8
 INDEX, FOLDER = "segments.json", "segments"
 MISSING: dict[Any, float] = {
     np.int8: -1,
@@ -319,4 +320,11 @@ def counts_of(examples: Path, split: str, file: str) -> pa.Table:
         `id`, `count` (positives), `last_seen`, and `events` if not all events are positives.
     """
     parts = read_parts(examples, split)
-    return merge_counts(in_threads(lambda part: part.counts(file), parts))
+    merged, waiting = COUNTS_SCHEMA.empty_table(), list[pa.Table]()
+    for first in range(0, len(parts), _PARTS_AT_ONCE):
+        some = parts[first : first + _PARTS_AT_ONCE]
+        waiting += in_threads(lambda part: part.counts(file), some)
+        # Merging when as many wait as are merged costs little more than merging once.
+        if sum(table.num_rows for table in waiting) > merged.num_rows:
+            merged, waiting = merge_counts([merged, *waiting]), []
+    return merge_counts([merged, *waiting])

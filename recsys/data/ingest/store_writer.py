@@ -78,9 +78,8 @@ def make_vocabularies(
         RecsysError: No item gets a row, previous rows would move, or the files of items or
             users have no id of the interactions.
     """
-
-    def make(name: str, column: str) -> dict[str, Any]:
-        """Writes the vocabulary of users or items; returns its changes."""
+    diffs = {}
+    for name, column in (("users", "user_id"), ("items", "item_id")):
         file, rules = f"{name}.parquet", getattr(config, name)
         tables = read_split(entities[name], [column]) if name in entities else ()
         ids = pa.chunked_array([c for table in tables for c in table[column].chunks], pa.string())
@@ -90,7 +89,7 @@ def make_vocabularies(
             counted = counted.set_column(2, "last_seen", never)
         if name in entities:
             _check_join(name, counted, ids)
-        vocabulary, changes = grow(
+        vocabulary, diffs[name] = grow(
             None if previous is None else Vocabulary.load(previous / file),
             counted,
             rules,
@@ -107,10 +106,6 @@ def make_vocabularies(
             )
         vocabulary.split = split
         vocabulary.save(out / file)
-        return changes
-
-    sides = {"users": "user_id", "items": "item_id"}
-    diffs = dict(zip(sides, in_threads(lambda side: make(*side), sides.items()), strict=True))
     if changed := _make_kinds(interactions, cut, previous, out):
         diffs["kinds"] = changed
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
