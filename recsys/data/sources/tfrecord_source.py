@@ -68,9 +68,9 @@ class TFRecordSource(Source):
 
     def column_names(self, file: Piece) -> list[str]:
         """Returns the names of the features of the first records."""
-        records = next(_portions(file), [])
-        parts = _decode(_new_decoder(), [data for _, data, is_whole in records if is_whole])
-        names = [name for _, part in parts if part is not None for name in part.schema.names]
+        decoder, records = _new_decoder(), next(_portions(file), [])
+        examples = [_decode(decoder, [data]) for _, data, is_whole in records if is_whole]
+        names = [name for one in examples if one is not None for name in one.schema.names]
         if not names:
             raise RecsysError(
                 "R254",
@@ -147,23 +147,12 @@ def _lost(file: str, offset: int, received: str) -> RecsysError:
     )
 
 
-def _decode(
-    decoder: Any, records: Sequence[bytes], first: int = 0
-) -> Iterator[tuple[range, pa.RecordBatch | None]]:
-    """Yields parts of records, in order, as columns; `None` for one that is no tf.Example.
-
-    Records are decoded together if each feature has one type; otherwise by halves.
-    """
-    places = range(first, first + len(records))
+def _decode(decoder: Any, records: Sequence[bytes]) -> pa.RecordBatch | None:
+    """Returns records as columns; `None` if one is no tf.Example, or a feature has two types."""
     try:
-        yield places, decoder.DecodeBatch(list(records))
+        return decoder.DecodeBatch(list(records))
     except (RuntimeError, ValueError):
-        middle = len(records) // 2
-        if middle == 0:
-            yield places, None
-        else:
-            yield from _decode(decoder, records[:middle], first)
-            yield from _decode(decoder, records[middle:], first + middle)
+        return None
 
 
 def _new_decoder() -> Any:
@@ -210,15 +199,18 @@ def _as_text(column: pa.Array) -> pa.Array:
 
 
 def _batch(piece: Piece, records: Sequence[_Record], decoder: Any) -> RawBatch:
-    whole = [record for record in records if record[2]]
+    good = [record for record in records if record[2]]
     letters = [_letters(piece.file, [record for record in records if not record[2]], DAMAGED)]
-    parts = list(_decode(decoder, [data for _, data, _ in whole]))
-    undecoded = [whole[at] for places, part in parts if part is None for at in places]
-    letters.append(_letters(piece.file, undecoded, NO_EXAMPLE))
-    places = [at for places, part in parts if part is not None for at in places]
-    decoded = [part for _, part in parts if part is not None]
+    parts = [_decode(decoder, [data for _, data, _ in good])]
+    if parts[0] is None:
+        parts = [_decode(decoder, [data]) for _, data, _ in good]
+        judged = list(zip(good, parts, strict=True))
+        undecoded = [record for record, part in judged if part is None]
+        letters.append(_letters(piece.file, undecoded, NO_EXAMPLE))
+        good = [record for record, part in judged if part is not None]
+    decoded = [part for part in parts if part is not None]
     columns = [_column(decoded, name) for name in piece.columns]
-    rows = RawBatch.at(piece, columns, np.array([whole[at][0] for at in places], np.int64))
+    rows = RawBatch.at(piece, columns, np.array([number for number, _, _ in good], np.int64))
     rows = dataclasses.replace(rows, rejected=join_batches([*letters, rows.rejected]))
     return moved(rows, 0)  # The file is one piece.
 

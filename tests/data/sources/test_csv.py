@@ -210,6 +210,13 @@ def test_a_carriage_return_in_quotes_is_text(tmp_path):
     assert (got, letters) == ([("1", "x\ry")], [])
 
 
+def test_ids_lose_their_point_zero_in_rows_with_unusual_quotes_too(tmp_path):
+    path = tmp_path / "f.csv"
+    path.write_bytes(b'a,b\n13.0,x\n14.0,5" disc\n')
+    (piece,) = plan_pieces(SourceConfig(files=str(path)), "items", ["a", "b"], ids=["a"])
+    assert collect(read_piece(piece))[0] == [("13", "x"), ("14", '5" disc')]
+
+
 # --- dialects
 
 
