@@ -198,7 +198,6 @@ def write_data_folder(
     rule: SplitRule = BY_TIME,
     times: np.ndarray | None = None,
     later: Csr | None = None,
-    kinds: Sequence[str] | None = None,
 ) -> None:
     """Writes store, vocabularies, catalogue and features into `folder`.
 
@@ -215,7 +214,6 @@ def write_data_folder(
         times: Time of each event `[entries]` [seconds since 1970]; by default its place
             among its user's.
         later: Events of the same users and items that are held out; None: none.
-        kinds: Kind of each event `[entries]`; None: they have none.
     """
     n_users, n_items = len(train), train.n_items
     sizes = {"users": n_users, "items": n_items}
@@ -224,12 +222,6 @@ def write_data_folder(
         times = np.arange(len(train.items)) - train.offsets[train.users]
     events = _events(train, pa.array(ids["users"]), times.astype(np.int64))
     (folder / "vocabulary").mkdir(parents=True)
-    if kinds is not None:
-        known = pa.array(kinds).dictionary_encode()
-        kind = known.indices.to_numpy()
-        vocabulary = Vocabulary(known.dictionary, np.bincount(kind))
-        vocabulary.save(folder / "vocabulary" / "kinds.parquet")
-        events = events.append_column("kind", pa.array(kind + 1, pa.uint8()))
     cut = int(times.max(initial=0)) + 1 if rule.order == "time" else 0
     held_out = events.slice(0, 0)
     if later is not None:

@@ -46,9 +46,8 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.
         part: The part that the shard belongs to, one of `PARTS`.
         index: Its place among the shards of the part.
         events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
-            since 1970, UTC], and `weight`, `valid` and `kind` (the row of the kind) where the
-            data have them, and `feature:<name>` with a list of each event's tokens or numbers; at
-            least one row.
+            since 1970, UTC], `weight` and `valid` where the data have them, and `feature:<name>`
+            with a list of each event's tokens or numbers; at least one row.
     """
     encoded = events["user_id"].dictionary_encode().combine_chunks()
     codes = encoded.indices.to_numpy()

@@ -31,7 +31,7 @@ class Verdict(Artifact):
 class Vocabularies(Artifact):
     """Files of `recsys.data.vocabulary.Vocabulary`: `users.parquet`, `items.parquet`.
 
-    If events have kinds, `kinds.parquet` too.
+    If events have features, `event_features/` too.
     """
 
     TYPE_NAME = "Vocabularies"

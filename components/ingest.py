@@ -143,13 +143,13 @@ def VocabularyGen(
     users: InputArtifact[Examples] = None,
     previous: InputArtifact[Vocabularies] = None,
 ) -> None:
-    """Assigns rows to users, items and kinds of events; known ids keep their rows.
+    """Assigns rows to users and items; known ids keep their rows.
 
     Args:
         interactions: Examples; rows come only from the split `train`.
         verdict: The DataGate's verdict, required for a training.
-        vocabularies: `users.parquet`, `items.parquet`, `kinds.parquet` if events have kinds,
-            `diff.json` with the changes, and `event_features/` if events have features.
+        vocabularies: `users.parquet`, `items.parquet`, `diff.json` with the changes, and
+            `event_features/` if events have features.
         config: `VocabularySource` as canonical JSON.
         code: Fingerprint of the code.
         items: Examples of the catalogue; all its items get a row.

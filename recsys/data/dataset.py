@@ -31,7 +31,7 @@ from recsys.data.event_features import LearnedFeature, load_event_features
 from recsys.data.event_log import EventLog
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore, verify_store
-from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.formats import counted, html_facts, moment
 from recsys.system import manifest
@@ -252,11 +252,6 @@ class Data:
         return Vocabulary.load(self.folder / "vocabulary" / "items.parquet")
 
     @functools.cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of events; kind `i` has row `i + 1` in the store."""
-        return load_kinds(self.folder / "vocabulary")
-
-    @functools.cached_property
     def catalogue(self) -> Catalogue:
         """Ids, titles and features of the items, by row."""
         return Catalogue.open(self.folder / "catalogue")
@@ -328,9 +323,9 @@ class Data:
         Returns:
             Columns `user_id`, `item_id` (null for items without their own row),
             `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC; for events
-            without times, the number that orders them], and, if the data have them, `weight`,
-            `kind` (null if unknown) and the features: names of tokens (null if unknown) if they
-            have some, else token rows or numbers.
+            without times, the number that orders them], and, if the data have them, `weight`
+            and the features: names of tokens (null if unknown) if they have some, else token rows
+            or numbers.
         """
         log = getattr(self.store, split)
         users = getattr(self.store, f"{split}_users")
@@ -345,9 +340,6 @@ class Data:
         }
         if log.weight is not None:
             columns["weight"] = np.asarray(log.weight)
-        if log.kind is not None:
-            kinds = pa.array([None, *self.kinds], pa.string())
-            columns["kind"] = kinds.take(pa.array(np.asarray(log.kind)))
         for one in self.event_features:
             columns[one.name] = _shown(one, np.asarray(log.features[one.name]))
         return pa.table(columns)

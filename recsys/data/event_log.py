@@ -29,9 +29,6 @@ UNKNOWN = -1
 OLDEST = 1 << 30
 """Ages are clipped to this value, about 34 years [s]."""
 
-MOST_KINDS = 255
-"""Maximum number of kinds of events: the store has a byte per event, and 0 means unknown."""
-
 
 def ages(now: np.ndarray | int, times: np.ndarray) -> np.ndarray:
     """Returns the ages of events at `now` [s] int32, 0 … `OLDEST`.
@@ -155,10 +152,9 @@ COLUMNS = {
     "weight": np.float32,
     "tied": np.int32,
     "valid": np.bool_,
-    "kind": np.uint8,
 }
 """Columns of a log with a value per event."""
-OPTIONAL = ("weight", "valid", "kind")
+OPTIONAL = ("weight", "valid")
 """Columns that exist only if the data have them."""
 
 Column = np.ndarray | ShardedColumn
@@ -177,7 +173,6 @@ class EventShard:
         offsets: Index of each user's first event, and the end `[users + 1]` int64.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
-        kind: Row of each event's kind `[n]` uint8, 0: unknown; None: the data have no kinds.
         features: Features of each event by name: token rows `[n, width]` of an integer type, 0 is
             missing; or numbers `[n, floats]` float32. See `recsys.data.event_features`.
     """
@@ -189,7 +184,6 @@ class EventShard:
     offsets: np.ndarray
     weight: np.ndarray | None = None
     valid: np.ndarray | None = None
-    kind: np.ndarray | None = None
     features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -220,7 +214,6 @@ class EventLog:
         tied: Events of the same user and second directly before each event `[n]` int32.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
-        kind: Row of each event's kind `[n]` uint8, 0: unknown; None: the data have no kinds.
         features: Features of each event by name, `[n, width]`; see `EventShard`.
     """
 
@@ -228,7 +221,7 @@ class EventLog:
         self.shards = shards
         self.user_row, self.item_row = self._column("user_row"), self._column("item_row")
         self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
-        self.weight, self.valid, self.kind = map(self._optional, OPTIONAL)
+        self.weight, self.valid = map(self._optional, OPTIONAL)
         self.features = {
             name: ShardedColumn([shard.features[name] for shard in shards])
             for name in (shards[0].features if shards else ())

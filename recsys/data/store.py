@@ -6,8 +6,7 @@ before it. Layout of a store (docs/store.md):
     store.json                the split, the shards of both parts, and the sha256 of each file
     train/00000/              a shard: all events of some users
         user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value per event
-        valid.npy kind.npy    whether an event is marked for validation, and the row of its
-                              kind, if the data have them
+        valid.npy             whether an event is marked for validation, if the data have marks
         feature.<name>.npy    features of each event
         offsets.npy           index of each user's first event, and the end
         users.parquet         id and user_row of each user, in order

@@ -35,8 +35,6 @@ from recsys.strict import canonical_json
 from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0
-KINDS_FILE = "kinds.parquet"
-"""File of the vocabulary of kinds of events, in the folder of all vocabularies."""
 
 _COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
 _COLUMNS["generation"] = pa.int32()
@@ -208,16 +206,6 @@ class Vocabulary:
             generation=generation[first:],
             split=SplitRule.from_text(facts.get(b"split")),
         )
-
-
-def load_kinds(folder: Path) -> tuple[str, ...]:
-    """Returns the kinds of events; kind `i` always has row `i + 1`.
-
-    Args:
-        folder: Folder of vocabularies; without `kinds.parquet` there are no kinds.
-    """
-    file = folder / KINDS_FILE
-    return tuple(Vocabulary.load(file).own_ids.to_pylist()) if file.exists() else ()
 
 
 def as_texts(ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:

@@ -3,7 +3,7 @@
 model.json        spec, configs, versions, and the variables in order: see `recsys.models.summary`
 weights/N.npy     one file per variable; tables in the order of their rows, large ones of several
                   processes in `weights/N/`: see `recsys.embedding.saved_arrays`
-vocabulary/       users.parquet, items.parquet; kinds.parquet if events have kinds
+vocabulary/       users.parquet, items.parquet
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
 event_features/   what the features of events learned, if there are any

@@ -8,7 +8,6 @@
         timestamp.npy                one value per event; so are the others, if the data have them:
         weight.npy                   weight in the loss
         valid.npy                    whether validation holds the event back
-        kinds.parquet kind.npy       kinds of event, as for items, and index of each event's kind
         feature.<name>.npy           value of a feature, or index of a text; see `_values`
         feature.<name>.parquet       the unique texts, in ascending order
     Split-train/data-….parquet       its rows as examples, in the place that TFX expects
@@ -48,9 +47,9 @@ from recsys.data.ingest.tasks import in_threads
 from recsys.data.labels import FEATURE, IMPRESSION, LABEL
 from recsys.data.split import PART, count_days, event_times
 from recsys.data.store import event_order, map_array
-from recsys.data.vocabulary import COUNTS_SCHEMA, KINDS_FILE, count_codes, merge_counts
+from recsys.data.vocabulary import COUNTS_SCHEMA, count_codes, merge_counts
 
-USERS, ITEMS, KINDS = "users.parquet", "items.parquet", KINDS_FILE
+USERS, ITEMS = "users.parquet", "items.parquet"
 EXAMPLES = "examples.parquet"
 _PARTS_AT_ONCE = 8
 INDEX, FOLDER = "segments.json", "segments"
@@ -60,7 +59,6 @@ MISSING: dict[Any, float] = {
     np.int64: np.iinfo(np.int64).min,
 }
 """Value that stands for null, by the type of a column."""
-_FILES = {"kind": KINDS}
 
 
 def write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def write_events(folder: Path, events: pa.Table) -> int:
     for name, values in _other_columns(events):
         if pa.types.is_string(values.type) or pa.types.is_dictionary(values.type):
             columns[name], texts = _encode(values)
-            _write_ids(folder / _FILES.get(name, f"{name}.parquet"), texts)
+            _write_ids(folder / f"{name}.parquet", texts)
         else:
             columns[name] = _values(values)
     ties = [
@@ -126,8 +124,6 @@ def _other_columns(events: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
         yield "weight", events["weight"]
     if PART.name in names:
         yield "valid", pc.equal(events[PART.name], "valid")
-    if "event" in names:
-        yield "kind", events["event"]
     labels = [name for name in names if name.startswith(LABEL)]
     if labels:
         yield "positive", _is_positive(events)
@@ -246,17 +242,17 @@ class SegmentPart:
         return np.flatnonzero(ends > starts)
 
     def ids(self, file: str) -> pa.Array:
-        """Returns the ids of its users, items or kinds, `large_string`, in ascending order."""
+        """Returns its users or items, or the texts of a feature, `large_string`, ascending."""
         ids = pq.ParquetFile(self.folder / file).read()["id"]
         return pa.chunked_array(ids.chunks, pa.large_string()).combine_chunks()
 
     def counts(self, file: str) -> pa.Table:
-        """Returns the users, items or kinds of the split: see `counts_of`."""
-        inside, codes = self.inside, self.column("item" if file == ITEMS else "kind")
-        if file == USERS:
+        """Returns the users or items of the split: see `counts_of`."""
+        inside = self.inside
+        if file == ITEMS:
+            codes = self.stored("item")
+        else:
             codes = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-        if codes is None:
-            return COUNTS_SCHEMA.empty_table()
         positive = self.column("positive")
         is_positive = None if positive is None else positive[inside]
         return count_codes(self.ids(file), codes[inside], self.time[inside], is_positive)
@@ -314,7 +310,7 @@ def counts_of(examples: Path, split: str, file: str) -> pa.Table:
     Args:
         examples: Folder of the examples.
         split: The split.
-        file: `users.parquet`, `items.parquet`, or `kinds.parquet`, which may be missing.
+        file: `users.parquet` or `items.parquet`.
 
     Returns:
         `id`, `count` (positives), `last_seen`, and `events` if not all events are positives.

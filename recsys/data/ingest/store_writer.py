@@ -17,16 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.config import VocabulariesConfig, VocabularyConfig
+from recsys.data.config import VocabulariesConfig
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.event_features import LearnedFeature
-from recsys.data.event_log import MOST_KINDS, OPTIONAL, EventShard
+from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import read_split
 from recsys.data.ingest.event_values import as_arrow, encoder, smallest
 from recsys.data.ingest.moments import Moments, TrainedTimes, newest_time, numbered
 from recsys.data.ingest.segment_parts import (
     ITEMS,
-    KINDS,
     MISSING,
     USERS,
     SegmentPart,
@@ -63,7 +62,7 @@ def make_vocabularies(
     config: VocabulariesConfig,
     split: SplitRule = BY_TIME,
 ) -> None:
-    """Grows the vocabularies of users, items and kinds by the ids counted in the segments.
+    """Grows the vocabularies of users and items by the ids counted in the segments.
 
     Args:
         interactions: Folder that InteractionGen or `ingest` wrote.
@@ -106,8 +105,6 @@ def make_vocabularies(
             )
         vocabulary.split = split
         vocabulary.save(out / file)
-    if changed := _make_kinds(interactions, cut, previous, out):
-        diffs["kinds"] = changed
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
 
 
@@ -139,35 +136,6 @@ def _check_join(what: str, counted: pa.Table, ids: pa.ChunkedArray) -> None:
     )
 
 
-def _make_kinds(
-    interactions: Path, cut: int, previous: Path | None, out: Path
-) -> dict[str, Any] | None:
-    """Writes the vocabulary of the kinds of events, if the data have or had any.
-
-    Kinds keep their rows forever; only the first `MOST_KINDS` have rows.
-
-    Returns:
-        The changes, as `grow` returns them; None without kinds.
-    """
-    before = previous and previous / KINDS
-    earlier = Vocabulary.load(before) if before and before.exists() else None
-    counted = counts_of(interactions, "train", KINDS)
-    if earlier is None and not counted.num_rows:
-        return None
-    held_out = [part.counts(KINDS) for part in read_parts(interactions, "eval")]
-    grown, changed = grow(earlier, counted, VocabularyConfig(), cut, held_out=held_out)
-    if (n := len(grown.own_ids)) > MOST_KINDS:
-        text = f"of {n} kinds of events {MOST_KINDS} get a row; the others count as unknown"
-        emit("note", step="VocabularyGen", text=text)
-    kinds = Vocabulary(
-        grown.own_ids[:MOST_KINDS], grown.row_counts[1 : 1 + MOST_KINDS], cut=cut,
-        last_seen=grown.last_seen[:MOST_KINDS],
-    )  # fmt: skip
-    kinds.save(out / KINDS)
-    new = len(kinds.own_ids) - changed["kept"]
-    return {**changed, "new": new, "rows_after": kinds.n_rows}
-
-
 def build_store(
     examples: Path,
     vocabularies: Path,
@@ -190,11 +158,7 @@ def build_store(
         label_after_s: Age from which labels are known, at the cut or at the newest event [s].
         most: Approximate number of events per shard; more if a single user has more.
     """
-    known = {
-        name: Vocabulary.load(vocabularies / name)
-        for name in (USERS, ITEMS, KINDS)
-        if (vocabularies / name).exists()
-    }
+    known = {name: Vocabulary.load(vocabularies / name) for name in (USERS, ITEMS)}
     infos: dict[str, list[ShardInfo]] = {}
     trained: TrainedTimes | None = None
     for done, name in enumerate(PARTS):
@@ -367,9 +331,7 @@ class _Source:
             for name in stems
             if name != "offsets" and not name.startswith("feature.")
         }
-        self._rows = {"item": known[ITEMS].rows(part.ids(ITEMS))}
-        if "kind" in self._columns:
-            self._rows["kind"] = known[KINDS].rows(part.ids(KINDS)).astype(np.uint8)
+        self._item_rows = known[ITEMS].rows(part.ids(ITEMS))
         self._encoders = {
             f"feature.{one.name}": encoder(part, one)
             for one in features
@@ -392,7 +354,7 @@ class _Source:
         if name in self._encoders:
             return self._encoders[name](places)
         values = self._columns[name][places]
-        return self._rows[name][values] if name in self._rows else values
+        return self._item_rows[values] if name == "item" else values
 
 
 def _borders(n_events: np.ndarray, most: int) -> list[int]:

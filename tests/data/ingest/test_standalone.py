@@ -14,6 +14,7 @@ from recsys.config import (
     ItemsConfig,
 )
 from recsys.data.catalogue import Catalogue
+from recsys.data.config import read_event_feature
 from recsys.data.dataset import open_data
 from recsys.data.features import CategoriesFeature, WordsFeature
 from recsys.errors import RecsysError, UsageError
@@ -97,7 +98,7 @@ def current(data):
     return {id_ for id_, is_item in zip(*both, strict=True) if is_item}
 
 
-def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):
+def test_features_of_events_are_in_the_data_and_their_tokens_keep_rows(raw):
     rows = [
         *(f"u{n % 3},i{n % 4},{START + n * DAY},{'view' if n % 3 else 'buy'}" for n in range(12)),
         # In one second another kind is another event, and the same kind a duplicate.
@@ -106,29 +107,30 @@ def test_the_kinds_of_events_are_in_the_data_and_keep_their_rows(raw):
         f"u1,i1,{START + DAY},",
     ]
     (raw / "events.csv").write_text("\n".join(["user,item,time,kind", *rows]) + "\n")
-    columns = COLUMNS.model_copy(update={"event": "kind"})
     plain = config(raw)
-    of_kinds = plain.interactions.model_copy(update={"columns": columns})
+    columns = COLUMNS.model_copy(update={"event": "kind"})
+    features = (read_event_feature({"name": "action", "kind": "category", "column": "kind"}),)
+    changed = {"columns": columns, "features": features}
+    of_kinds = plain.interactions.model_copy(update=changed)
     with_kinds = plain.model_copy(update={"interactions": of_kinds})
     data = ingest(with_kinds, raw / "out", progress=False)
     assert (data.counts["good"], data.counts["rejected"], data.counts["duplicates"]) == (13, 1, 1)
     found = [
-        (r["user_id"], r["item_id"], r["timestamp"], r["kind"])
+        (r["user_id"], r["item_id"], r["timestamp"], r["action"])
         for split in ("train", "eval")
         for r in data.events(split).to_pylist()
     ]
     expected = [row.split(",") for row in rows[:13]]
     assert sorted(found) == sorted((u, i, int(time), kind) for u, i, time, kind in expected)
-    assert data.kinds == ("view", "buy")  # The more frequent one first.
     # The next night has a new kind, and one of before that is the most frequent now.
     more = [f"u2,i{n % 4},{START + n * DAY},{('buy', 'buy', 'cart')[n % 3]}" for n in range(12)]
     (raw / "events.csv").write_text("\n".join(["user,item,time,kind", *more]) + "\n")
     later = ingest(with_kinds, raw / "later", previous=data, progress=False)
-    assert later.kinds == ("view", "buy", "cart")
-    # Without their column there are none: what an earlier version wrote, too.
-    without = ingest(plain, raw / "without", progress=False)
-    assert without.kinds == ()
-    assert "kind" not in without.events("train").column_names
+    tokens = [one.feature.token_names(one.learned) for one in later.event_features]
+    assert tokens == [["", "view", "buy", "cart"]]
+    assert [(table.name, table.side, table.rows) for table in later.spec.features] == [
+        ("action", "event", 4)
+    ]
 
 
 def test_an_earlier_result_is_replaced_and_nothing_else(raw):

@@ -27,7 +27,6 @@ _EVENTS = st.lists(
         st.integers(0, 9),
         st.integers(0, 1),
         st.sampled_from([0.5, 1.0, 3.0]),
-        st.sampled_from(["view", "buy", "cart"]),
     ),
     min_size=1,
     max_size=60,
@@ -38,13 +37,11 @@ _TYPES = {
     "timestamp": pa.int64(),
     "label": pa.int64(),
     "weight": pa.float32(),
-    "event": pa.string(),
 }
-_OPTIONAL = ["weight", "event"]
 
 
 def as_table(events):
-    columns = list(zip(*events, strict=True)) if events else [[]] * 6
+    columns = list(zip(*events, strict=True)) if events else [[]] * 5
     return pa.table(
         [pa.array(c, t) for c, t in zip(columns, _TYPES.values(), strict=True)], [*_TYPES]
     )
@@ -94,18 +91,13 @@ def test_every_positive_is_in_the_store_once_with_its_user(
     )
     users.save(folder / "users.parquet")
     items.save(folder / "items.parquet")
-    # One kind is unknown: as one that comes when there is no row left.
-    counted = counts_of(folder, "train", "kinds.parquet")
-    counted = counted.filter(pc.not_equal(counted["id"], "cart"))
-    kinds = grow(None, counted, VocabularyConfig(), _CUT)[0]
-    kinds.save(folder / "kinds.parquet")
     build_store(folder, folder, _CUT, folder / "store", most=most)
     store = InteractionStore.open(folder / "store", verify=True)
     for log, known, some in (
         (store.train, store.train_users, train),
         (store.eval, store.eval_users, held_out),
     ):
-        check_log(log, known, positives_of(some), users, items, kinds)
+        check_log(log, known, positives_of(some), users, items)
         heaviest = max(np.diff(log.offsets), default=0)
         assert all(len(shard) <= most + heaviest for shard in log.shards)
     trained = {event[0]: n for n, event in enumerate(positives_of(train))}
@@ -115,26 +107,22 @@ def test_every_positive_is_in_the_store_once_with_its_user(
             assert store.train_users.ids[int(place)].as_py() == id_
 
 
-def check_log(log, known, positives, users, items, kinds):
+def check_log(log, known, positives, users, items):
     ids = known.ids.to_pylist()
     assert sorted(ids) == sorted({event[0] for event in positives})
     assert known.rows.tolist() == users.rows(ids).tolist()
     for n, id_ in enumerate(ids):
         span = slice(int(log.offsets[n]), int(log.offsets[n + 1]))
-        columns = (log.timestamp, log.item_row, log.weight, log.kind)
+        columns = (log.timestamp, log.item_row, log.weight)
         got = list(zip(*(column[span].tolist() for column in columns), strict=True))
         mine = [event for event in positives if event[0] == id_]
-        rows, of_kinds = (
-            known.rows([event[place] for event in mine]).tolist()
-            for place, known in ((1, items), (5, kinds))
-        )
-        expected = zip(mine, rows, of_kinds, strict=True)
-        assert got == sorted((e[2], row, e[4], kind) for e, row, kind in expected)
+        rows = items.rows([event[1] for event in mine]).tolist()
+        assert got == sorted((e[2], row, e[4]) for e, row in zip(mine, rows, strict=True))
 
 
-def test_events_without_weights_and_kinds_make_a_store_without(tmp_path):
-    positives = as_table([("u", "a", 1, 1, 1.0, "view")])
+def test_events_without_weights_make_a_store_without(tmp_path):
+    positives = as_table([("u", "a", 1, 1, 1.0)])
     write_events(tmp_path / "with", positives)
-    write_events(tmp_path / "without", positives.drop_columns(_OPTIONAL))
+    write_events(tmp_path / "without", positives.drop_columns(["weight"]))
     names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("with", "without")]
-    assert names[0] - names[1] == {"weight.npy", "kind.npy", "kinds.parquet"}
+    assert names[0] - names[1] == {"weight.npy"}

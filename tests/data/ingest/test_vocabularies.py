@@ -9,21 +9,19 @@ from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.example_files import write_examples
 from recsys.data.ingest.segment_parts import FOLDER, SegmentPart, write_events, write_index
 from recsys.data.ingest.store_writer import make_vocabularies
-from recsys.data.vocabulary import Vocabulary, load_kinds
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 CUT = 1_700_000_000
 
 
 def write(folder, parts):
-    """Writes `(user, item)` or `(user, item, kind)` positives of each split, a segment a row."""
+    """Writes `(user, item)` positives of each split, a segment a row."""
     written = []
     for split, rows in parts.items():
-        for at, (user, item, *kind) in enumerate(rows):
+        for at, (user, item) in enumerate(rows):
             name = f"{split}-{at}"
             table = pa.table({"user_id": [user], "item_id": [item], "timestamp": [CUT - 9]})
-            if kind:
-                table = table.append_column("event", pa.array(kind))
             write_events(folder / FOLDER / name, table)
             written.append(SegmentPart(split, folder / FOLDER / name, 1))
     write_index(folder, written, [])
@@ -56,30 +54,6 @@ def test_training_positives_alone_are_counted(examples, tmp_path):
         "items.parquet",
         "users.parquet",
     ]
-
-
-def test_kinds_of_events_keep_their_rows_for_good(tmp_path, monkeypatch):
-    nights = [
-        {"train": [("a", "x", "view"), ("a", "y", "buy"), ("b", "x", "view")], "eval": []},
-        # New kinds are appended; a kind that is only in held-out events is unknown.
-        {"train": [("a", "x", "cart"), ("b", "y", "buy")], "eval": [("a", "y", "like")]},
-        {"train": [("a", "x"), ("b", "y")], "eval": []},
-        {"train": [("a", "x", "like"), ("b", "y", "wish"), ("c", "y", "wish")], "eval": []},
-    ]
-    monkeypatch.setattr("recsys.data.ingest.store_writer.MOST_KINDS", 4)
-    previous, found, changed = None, [], []
-    for number, night in enumerate(nights):
-        out = tmp_path / f"vocabularies-{number}"
-        write(tmp_path / str(number), night)
-        make(tmp_path / str(number), out, previous=previous)
-        found.append(load_kinds(out))
-        diff = json.loads((out / "diff.json").read_text())["kinds"]
-        changed.append((diff["new"], diff["rows_after"], diff["unknown_eval_share"]))
-        previous = out
-    kinds = ("view", "buy", "cart", "wish")
-    assert changed == [(2, 3, 0.0), (1, 4, 1.0), (0, 4, 0.0), (1, 5, 0.0)]
-    assert found == [kinds[:2], kinds[:3], kinds[:3], kinds]
-    assert Vocabulary.load(previous / "kinds.parquet").row_counts.tolist() == [0, 0, 0, 0, 2]
 
 
 def test_a_vocabulary_without_items_is_refused(examples, tmp_path):

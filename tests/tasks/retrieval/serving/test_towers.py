@@ -12,7 +12,6 @@ from tower_models import BARE, DROPPED, POOLINGS, random_values
 
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import FeatureBags
-from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower
 from recsys.models.config import (
     HstuConfig,
@@ -31,7 +30,6 @@ _SCRIPT = SUPPORT / "towers.py"
 _HISTORY, _USERS, _ITEMS = 5, 20, 15
 _MOMENTS = np.int32([3, 6, 9, 12])
 TIMED = HstuConfig(layers=2, heads=2, relative_time=True)
-_KINDS_OF_EVENT = ("view", "buy", "é")
 # Without layers there are no features: such models have a data folder of their own.
 _KINDS = {
     "attention": {"pooling": "attention", "widths": (6,), "activation": "gelu"},
@@ -99,8 +97,6 @@ def write_world_data(folder, with_features):
             "item_row": (item + 1).astype(np.int32),
             "timestamp": rng.integers(0, 1000, 300),
             "weight": np.random.default_rng(6).uniform(0, 9, 300).astype(np.float32),
-            # Row 0 is of kinds that have none.
-            "kind": np.random.default_rng(7).integers(0, 4, 300).astype(np.uint8),
         }
     )
     np.save(folder.parent / "positives.npy", item + 1)
@@ -110,8 +106,6 @@ def write_world_data(folder, with_features):
     plan = FeatureBags("plan", 3, rng.integers(0, 3, (_USERS + 1, 1)).astype(np.int32))
     features = ([genres], [plan]) if with_features else ()
     write_data(folder, 900, events[:280], events[280:], users, items, *features)
-    kinds = Vocabulary(pa.array(_KINDS_OF_EVENT), np.ones(3))
-    kinds.save(folder / "vocabulary" / "kinds.parquet")
 
 
 def write_model(folder, options, data):
