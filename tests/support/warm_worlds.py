@@ -14,7 +14,7 @@ from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order
-from recsys.models import ModelInputs, ModelSpec, TwoTower
+from recsys.models import ModelInputs, TwoTower
 from recsys.tasks.model_folder import save_model
 from recsys.training.optimization import moments_of, seeds_of, table_optimizers, tower_optimizer
 from recsys.training.warm_start import TrainingState, save_state
@@ -134,9 +134,7 @@ def _events(users, user_row, item_row, timestamp):
 
 def compiled(inputs, stage, updates_before=0):
     """A model as a training has it before its first step, on the mesh that is active."""
-    spec = ModelSpec.for_data(
-        stage.model, inputs.users.n_rows, inputs.catalogue, inputs.user_features
-    )
+    spec = inputs.spec(stage.model)
     tables = TwoTower.make_tables(spec, *table_optimizers(stage.train, 10, updates_before))
     model = TwoTower(spec, tables, stage.train.seed)
     model.build()

@@ -6,6 +6,7 @@ import shutil
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ from warm_worlds import (
 )
 
 from recsys.data.catalogue import FeatureBags
+from recsys.data.config import read_event_feature
+from recsys.data.event_features import FOLDER, LearnedFeature, save_event_features
 from recsys.data.store import InteractionStore
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError, UsageError
@@ -127,6 +130,49 @@ def test_a_model_in_parts_is_taken_over_as_one_in_whole_files_is(old, tmp_path):
     flipped = f"weights/{numbers[0]}/shard-1-of-3.npy"
     flip(flipped)(parts)
     assert str(damage_in_share(parts)).startswith(f"{flipped}: ")
+
+
+class Told(World):
+    """A world whose events have a device and an hour."""
+
+    def __init__(self, world, *devices, **options):
+        vars(self).update(vars(world))
+        device = {"name": "device", "column": "device", "kind": "category", **options}
+        hour = {"name": "hour", "column": "timestamp", "kind": "hour"}
+        learned = pa.table({"token": devices}), pa.table({})
+        features = map(read_event_feature, (device, hour))
+        self.event_features = tuple(map(LearnedFeature, features, learned))
+
+    @property
+    def inputs(self):
+        return dataclasses.replace(super().inputs, event_features=self.event_features)
+
+    def save(self, folder, **options):
+        save_event_features(folder / FOLDER, self.event_features)
+        return super().save(folder, **options)
+
+
+def test_tokens_of_events_keep_their_vectors_and_new_ones_grow_the_table(tmp_path):
+    asked, then = stage({"pooling": "attention"}), Told(OLD, "tv", "phone")
+    data = then.save(tmp_path / "data")
+    base = save_base(tmp_path / "model", data, then, asked)
+    model, report, _ = carried(base, Told(NEW, "phone", "tv", "watch"), asked)
+    before = Folder(base)
+    for of_table, kept in zip(
+        table_of(model, "device"), (before.table("device"), before.slot("device")), strict=True
+    ):
+        np.testing.assert_array_equal(of_table[:3], kept[[0, 2, 1]])
+    assert report["device"] == {
+        "rows": 4, "kept": 2, "new": 1, "reset": 0, "dropped": 0, "moved": 2, "neighbours": 0
+    }  # fmt: skip
+    np.testing.assert_array_equal(table_of(model, "hour")[0], before.table("hour"))
+    (kernel,) = [v for v in model.weights if v.path.endswith("attributes/kernel")]
+    assert np.asarray(kernel.value).tobytes() == before.everything()[kernel.path].tobytes()
+    for other in (NEW, Told(NEW, "tv", context=True), Told(NEW, "tv", hash_buckets=7)):
+        with pytest.raises(
+            RecsysError, match=r"R390.*features of events: device \(category"
+        ):
+            choose_by(base, asked, store_of(data), other.inputs)
 
 
 def test_neighbours_of_items_are_no_earlier_model_s(tmp_path):
