@@ -32,7 +32,7 @@ _SPAN = re.compile(r"\{(SPAN|VERSION|YYYY|MM|DD)(:\d+)?\}")
 # Names of the model's other tables and inputs, which features can't have.
 RESERVED_FEATURE_NAMES = frozenset(
     ("users", "items", "item_bias", "item_neighbours", "user_row", "history", "history_rows",
-     "history_item", "history_place", "history_age", "history_weight", "history_kind",
+     "history_item", "history_place", "history_age",
      "asked_age", "asked_at", "segment", "at", "id_row", "item_row", "log_q", "weight", "known")
 )  # fmt: skip
 

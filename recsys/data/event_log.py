@@ -194,7 +194,16 @@ class EventShard:
         return self.item_row if feature is None else self.features[feature]
 
     def histories(self, events: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
-        """Returns the items of each event's user before it; see `EventLog.histories`."""
+        """Returns the items of each event's user before it, or a feature of these events.
+
+        Args:
+            events: Indices of events `[b]` int64.
+            length: Maximum length of a history.
+            feature: Name of the feature; None: the items.
+
+        Returns:
+            As `EventLog.histories`, or the feature `[b, length, …]` int32 or float32.
+        """
         user = np.searchsorted(self.offsets, events, side="right") - 1
         end = events - self.tied[events]
         return newest_first(self.column(feature), self.offsets[user], end, length)
@@ -241,24 +250,22 @@ class EventLog:
         """Returns the index in the log of each event's user `[b]` int64."""
         return np.searchsorted(self.offsets, events, side="right") - 1
 
-    def histories(self, events: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
-        """Returns the items of each event's user before it, or a feature of these events.
+    def histories(self, events: np.ndarray, length: int) -> np.ndarray:
+        """Returns the items of each event's user before it.
 
         Args:
             events: Indices of events `[b]` int64.
             length: Maximum length of a history.
-            feature: Name of the feature; None: the items.
 
         Returns:
-            Item rows `[b, length]` int32, or the feature `[b, length, …]` int32 or float32; the
-            newest first, padded with 0. Events of the same second are left out.
+            Item rows `[b, length]` int32, the newest first, padded with 0.
+            Events of the same second are left out.
         """
         order, starts = np.argsort(events), self.item_row.starts
-        column = self.item_row if feature is None else self.features[feature]
-        out = np.empty((len(events), length, *column.shape[1:]), input_dtype(column.dtype))
+        out = np.empty((len(events), length), np.int32)
         for number, part in split_sorted(events[order], starts):
             to = order[part]
-            out[to] = self.shards[number].histories(events[to] - starts[number], length, feature)
+            out[to] = self.shards[number].histories(events[to] - starts[number], length)
         return out
 
     def _optional(self, name: str) -> ShardedColumn | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from recsys.data.config import AGES, ASKED_AT, Order
+from recsys.data.config import Order
 from recsys.losses.squares import LeastSquares
 from recsys.registry import Choice, name_of
 from recsys.registry.file_option import BY_CONTENT
@@ -282,16 +282,6 @@ class RetrievalConfig(ModelConfig):
     def reads_query_time(self) -> bool:
         """Whether a term of the score reads the time of the query."""
         return any(term.reads_query_time for term in self.score_terms)
-
-    @property
-    def history_facts(self) -> tuple[str, ...]:
-        """Names of the inputs that hold times of history events."""
-        return (AGES,) if self.reads_times else ()
-
-    @property
-    def query_facts(self) -> tuple[str, ...]:
-        """Names of the inputs that hold times of history events or of the query."""
-        return (*self.history_facts, *((ASKED_AT,) if self.reads_query_time else ()))
 
     @property
     def history_features(self) -> bool:

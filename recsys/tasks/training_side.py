@@ -190,10 +190,6 @@ class TrainingSide:
     def adapt(self, model: Any, events: KeptEvents) -> None:
         """Sets the parts of a new model that are computed from the events, not learned."""
 
-    def traits(self, before: ModelInputs) -> list[tuple[str, Any, Any]]:
-        """Returns traits that a warm start requires to be unchanged: name, old and new value."""
-        return []
-
     def reason_against(self, until: int) -> str | None:
         """Returns why a model trained until `until` can't be validated, or None."""
         return None

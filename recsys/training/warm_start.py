@@ -348,7 +348,6 @@ def _differences(
         buckets = (getattr(known, ids).config.hash_buckets for known in (before, inputs))
         pairs.append((f"data.vocabulary.{ids}.hash_buckets", *buckets))
     pairs += _feature_traits(before, inputs)
-    pairs += side.traits(before)
     return [f"{what}: {then} → {now}" for what, then, now in pairs if then != now]
 
 

@@ -169,9 +169,7 @@ def test_tokens_of_events_keep_their_vectors_and_new_ones_grow_the_table(tmp_pat
     (kernel,) = [v for v in model.weights if v.path.endswith("attributes/kernel")]
     assert np.asarray(kernel.value).tobytes() == before.everything()[kernel.path].tobytes()
     for other in (NEW, Told(NEW, "tv", context=True), Told(NEW, "tv", hash_buckets=7)):
-        with pytest.raises(
-            RecsysError, match=r"R390.*features of events: device \(category"
-        ):
+        with pytest.raises(RecsysError, match=r"R390.*features of events: device \(category"):
             choose_by(base, asked, store_of(data), other.inputs)
 
 
