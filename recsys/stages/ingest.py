@@ -6,12 +6,14 @@ there, so that an exported model parses raw values in the same way.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +129,9 @@ class _FolderIngestion:
         self._work.mkdir(parents=True)
         source, interactions = InteractionSource.of(self._data), self._work / "interactions"
         entities = {what: self._work / what for what in self._data.sides}
+        if any(config.features for config in self._data.sides.values()):
+            # TensorFlow takes seconds to load, and Arrow reads files meanwhile.
+            threading.Thread(target=_load_transform, daemon=True).start()
         self._read(source, interactions, entities, cache)
         tokens = self._features(entities)
         vocabularies = self._folder / "vocabulary"
@@ -199,8 +204,6 @@ class _FolderIngestion:
         }
         if not made:
             return made
-        # TensorFlow's messages about GPUs are irrelevant here.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
             from recsys.data.ingest.transform import Side, transform
         except ImportError as error:
@@ -229,6 +232,13 @@ class _FolderIngestion:
         limit = self._data.gate.max_rejected_share
         for remark in check_rejected(what, letters[what], limit):
             emit("note", step=what.capitalize(), text=remark)
+
+
+def _load_transform() -> None:
+    # TensorFlow's messages about GPUs are irrelevant here.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with suppress(ImportError):  # Reported when it is used.
+        importlib.import_module("recsys.data.ingest.transform")
 
 
 @contextmanager
