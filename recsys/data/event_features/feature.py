@@ -114,7 +114,7 @@ class EventFeature(Strict, abc.ABC):
 
         Args:
             counted: `value`, unique and sorted, without nulls; and `count`, its number of events
-                before the cut. For numbers and vectors a sample, see `recsys.data.store`.
+                before the cut. Of numbers a sample, see `recsys.data.ingest.event_values`.
             previous: The result of the run before; tokens must keep their rows.
         """
         del counted, previous

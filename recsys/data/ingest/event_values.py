@@ -131,11 +131,10 @@ def as_arrow(column: np.ndarray) -> pa.Array:
     mask = ~_is_there(column)
     if column.ndim == 1:
         return pa.array(column, mask=mask)
-    flat = np.ascontiguousarray(column, np.float32).ravel()
-    width = pa.scalar(column.shape[1]).as_py()
-    ends = np.cumsum(np.append(0, ~mask) * width).astype(np.int32)
+    width, known = column.shape[1], ~mask
+    ends = np.cumsum(np.append(0, known) * width)
     offsets = pa.array(ends, mask=np.append(mask, False))
-    return pa.ListArray.from_arrays(offsets, pa.array(flat[np.repeat(~mask, width)]))
+    return pa.LargeListArray.from_arrays(offsets, pa.array(column[known].ravel()))
 
 
 def encoder(part: SegmentPart, feature: LearnedFeature) -> Callable[[np.ndarray], np.ndarray]:

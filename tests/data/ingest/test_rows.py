@@ -27,6 +27,7 @@ FEATURES = [
     {"name": "dwell", "column": "s", "kind": "number", "buckets": 4, "outcome": True},
     {"name": "hour", "column": "t", "kind": "hour"},
     {"name": "gap", "kind": "gap"},
+    {"name": "text", "column": "v", "kind": "vector", "width": 2},
     {"name": "both", "kind": "cross", "of": ["device", "hour"], "hash_buckets": 300},
 ]
 SCHEMA = {
@@ -42,6 +43,7 @@ SCHEMA = {
     "feature:device": pa.string(),
     "feature:dwell": pa.float32(),
     "feature:hour": pa.int64(),
+    "feature:text": pa.list_(pa.float32()),
 }
 
 
@@ -68,13 +70,9 @@ def made_up(seed, n=200, first=CUT - 3 * DAY, end=CUT + DAY):
         like = chance.choice([0, 0, 1, None])
         rows[user, item, time] = (
             *(user, item, time, int(like == 1), like, chance.choice([None, 0.5, 9.0])),
-            *(
-                chance.choice([1.0, 0.25]),
-                chance.choice([None, "p", "q"]),
-                chance.choice([None, 3]),
-            ),
-            *(chance.choice(["web", "app", "tv", None]), chance.choice([None, 1.0, 2.5, 3.0, 7.0])),
-            time,
+            *map(chance.choice, ([1.0, 0.25], [None, "p", "q"], [None, 3])),
+            *map(chance.choice, (["web", "app", "tv", None], [None, 1.0, 2.5, 3.0, 7.0])),
+            *(time, chance.choice([None, [0.5, -2.0]])),
         )
     return list(rows.values())
 
@@ -119,20 +117,8 @@ def reference(rows, part, newest):
     numbers = sorted(row[10] for row in rows if row[2] < CUT and row[10] is not None)
     bounds = [numbers[len(numbers) * k // 4] for k in (1, 2, 3)]
     out = []
-    for (
-        user,
-        item,
-        time,
-        positive,
-        like,
-        seen,
-        rate,
-        impression,
-        position,
-        device,
-        dwell,
-        _,
-    ) in rows:
+    for row in rows:
+        user, item, time, positive, like, seen, rate, impression, position, device, dwell = row[:11]
         if (time < CUT) != (part == "train"):
             continue
         is_known = time <= newest - LABEL_AFTER
@@ -144,6 +130,7 @@ def reference(rows, part, newest):
             0 if dwell is None else 1 + sum(dwell >= bound for bound in bounds),
             tokens[1],
             0 if gap is None else math.floor(4 * math.log2(gap)) + 34,
+            [*(row[12] or [0.0, 0.0]), float(row[12] is not None)],
             int(crossed(np.array([tokens]), 300)[0, 0]),
         )
         labels = (
@@ -157,8 +144,8 @@ def reference(rows, part, newest):
             if r[0] == user and r[7] == impression and (r[2] < CUT) == (part == "train")
         ]
         which = min(shown) if impression else None
-        row = (len(in_log), *labels, rate, -1 if position is None else position, which, *derived)
-        out.append((bool(positive), (user, "" if item == "!" else item, time), row))
+        rest = (len(in_log), *labels, rate, -1 if position is None else position, which, *derived)
+        out.append((bool(positive), (user, "" if item == "!" else item, time), rest))
     return out
 
 
@@ -178,7 +165,8 @@ def stored(store, part, item_ids):
     for n, user in enumerate(users):
         number = int(rows.impression[n])
         event = int(rows.history_end[n]) - int(log.offsets[user])
-        features = [int(rows.features[f["name"]][n][0]) for f in FEATURES]
+        values = [rows.features[feature["name"]][n].tolist() for feature in FEATURES]
+        features = [value[0] if len(value) == 1 else value for value in values]
         labels = int(rows.labels["like"][n]), str(rows.labels["seen"][n])
         shown = first[user, number] if number else None
         row = (event, *labels, float(rows.rate[n]), int(rows.position[n]), shown, *features)
@@ -215,8 +203,8 @@ def test_nothing_of_training_depends_on_rows_after_the_cut(tmp_path):
     after = made_up(1, 80, CUT)
     # Tokens, numbers, counts and times that would change all that is learned, if they were seen.
     other = [
-        (*row[:2], row[2] + HOUR, 1 - row[3], 1, 7.0, *row[6:9], "watch", 1e6 * row[2], row[2])
-        for row in made_up(2, 300, CUT)
+        (*r[:2], r[2] + HOUR, 1 - r[3], 1, 7.0, *r[6:9], "watch", 1e6 * r[2], r[2], [3.0, 4.0])
+        for r in made_up(2, 300, CUT)
     ]
     for name, rows in (("one", after), ("two", other)):
         make(tmp_path / name, [*before, *rows], 2)
