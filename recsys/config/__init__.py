@@ -66,8 +66,8 @@ class BeamConfig(Strict):
     """Apache Beam."""
 
     args: tuple[str, ...] = ("--runner=DirectRunner",)
-    """Pipeline arguments for Beam. `DirectRunner`, and no runner at all, mean Beam's FnApiRunner on
-    this machine."""
+    """Pipeline arguments for Beam. `DirectRunner`, and no runner at all, mean this machine: threads
+    of one process for our steps, and Beam's FnApiRunner for TFX's."""
     tfx_args: tuple[str, ...] | None = None
     """Pipeline arguments of the TFX steps StatisticsGen and Transform, for a runner that does not
     support them; `null`: same as `args`."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from recsys.config import Config, DataConfig
+from recsys.config import BeamConfig, Config, DataConfig
 from recsys.config.load import load_config
 from recsys.data import event_features
 from recsys.data.dataset import FACTS, GRAPHS, Data, seal_inputs, verify_inputs
@@ -187,8 +187,8 @@ class _FolderIngestion:
             self._check(what, letters, counts)
 
     def _pipeline(self) -> beam.Pipeline | None:
-        """Returns a pipeline with the options of the config, if there are any."""
-        if not self._args:
+        """Returns a pipeline with the options of the config, if it has other than the default."""
+        if set(self._args) <= {*BeamConfig().args}:
             return None
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
