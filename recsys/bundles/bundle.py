@@ -51,10 +51,8 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     try:
         manifest = manifests.read_manifest(bundle / MANIFEST)
         received = f"format {manifest.get('format')!r}"
-        if manifest.get("format") == _OLDER:
-            manifest = _upgraded(manifest)
-        if manifest.get("format") == _FORMAT:
-            return manifest
+        if manifest.get("format") in (_FORMAT, _OLDER):
+            return _upgraded(manifest)
     except manifests.ManifestError as error:
         received = error.reason
     rule = f"A bundle must have a complete manifest at {str(bundle / MANIFEST)!r}."
@@ -63,10 +61,10 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
 
 
 def _upgraded(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest of the format 1 with the fields of the current one.
+    """Returns a manifest with the fields that earlier versions lack.
 
-    Its bundle takes facts of events by `history_age`, `history_weight`, `history_kind` and
-    `query_time`, in place of raw columns; the first of them lack `direction_width`.
+    A bundle of the format 1 takes facts of events by `history_age`, `history_weight`,
+    `history_kind` and `query_time`, in place of raw columns.
     """
     facts = tuple(manifest.get("history_facts", ()))
     fields = {

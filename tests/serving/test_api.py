@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import httpx
 import requesting
-from serving import IDS, VECTORS, FakeRecommender, Running, make_catalogue
+from serving import IDS, VECTORS, FakeRecommender, Running, make_catalogue, with_context
 
 from recsys.errors import RecsysError
 
@@ -40,6 +40,21 @@ def test_what_is_served_is_reported_the_newest_version_first(server):
     filters = {"only_genre": "genre"}
     about = {"name": "m", "versions": [2, 1], "most": 4, "filters": filters, "context": {}}
     assert get(server, "about") == about
+
+
+def test_context_and_attributes_reach_the_model():
+    with Running(versions=(1,), kind=with_context) as running:
+        assert get(running, "about")["context"] == {"device": "text"}
+        items = [{"item": "i2", "device": "tv"}, "i1"]
+        answer = recommend(running, items=items, context={"device": "phone"})
+        asked = running.pool.model().asked[0]
+        assert asked["context_device"] == [[b"phone"]]
+        assert asked["history_device"] == [[b"tv", b""]]
+        assert ids(answer["history"]) == ["i2", "i1"]
+        wrong = {"user": "u1", "k": 4, "context": {"place": "home"}}
+        refused = requesting.post(f"{running.url}/api/recommend", json=wrong)
+        assert refused.status_code == 400
+        assert "reads device" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from browser import CHROMIUM, Browser
-from serving import FakeRecommender, Running
+from serving import FakeRecommender, Running, with_context
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,6 +90,22 @@ def test_a_taste_of_items_grows_and_shrinks_and_titles_are_never_markup(page):
     page.wait_for("document.querySelectorAll('#taste button').length === 2")
     page.run("document.querySelectorAll('#taste button')[1].click()")
     page.wait_for("document.querySelectorAll('#taste button').length === 1")
+
+
+def test_context_is_set_in_a_field_of_its_column(browser):
+    with Running(versions=(1,), kind=with_context) as running:
+        browser.said.clear()
+        browser.open(f"{running.url}/#user=u1&context+device=phone")
+        shown(browser)
+        assert browser.run("document.querySelector('#context input').value") == "phone"
+        browser.run("document.querySelector('#context input').value = 'tv'")
+        browser.run("document.querySelector('#context input').dispatchEvent(new Event('change'))")
+        browser.wait_for("location.hash.includes('tv')")
+        contexts = [
+            x["context_device"] for x in running.pool.model().asked if "context_device" in x
+        ]
+        assert contexts[0] == [[b"phone"]]
+        assert browser.said == []
 
 
 def test_a_category_is_found_by_keyboard_and_narrows_what_is_recommended(page, server):

@@ -14,6 +14,7 @@ from waiting import wait_for
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.index.search import Ranker
+from recsys.savedmodel.event_columns import Column, EventColumns
 from recsys.savedmodel.signatures import SignatureInput
 from recsys.serving.app import App
 from recsys.serving.catalogue_search import CatalogueSearch
@@ -135,6 +136,20 @@ def FakeRecommender(version=1):
     graph, catalogue = FakeGraph(version), make_catalogue()
     ranker = Ranker(VECTORS, catalogue.items.has_id())
     retriever = Retriever(graph, catalogue, K, ranker, bundle=Path(str(version)))
+    retriever.asked = graph.asked
+    return retriever
+
+
+def with_context(version=1):
+    """Returns a retriever of the fake graph whose queries and histories have a device."""
+    fake = FakeRecommender(version)
+    graph, inputs = fake._graph, {"context_device": _TEXTS, "history_device": _TEXTS}
+    for name in ("recommend", "prepare_query", "recommend_filtered"):
+        graph.signatures[name] = {**graph.signatures[name], **inputs}
+    columns = [{"device": Column(name, "text")} for name in inputs]
+    retriever = Retriever(
+        graph, fake.catalogue, K, fake._ranker, bundle=fake.bundle, events=EventColumns(*columns)
+    )
     retriever.asked = graph.asked
     return retriever
 

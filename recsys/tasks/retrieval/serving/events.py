@@ -151,6 +151,8 @@ class ServedEvents(tf.Module):
             given: Whether the query has a history of its own, in place of the stored `[b]` bool.
         """
         reads, length, inputs = self._reads, self._length, dict[str, tf.Tensor]()
+        if not reads.inputs:
+            return inputs
         context = {
             name: _padded(texts[column.input], 1) for name, column in self.columns.context.items()
         }
