@@ -354,6 +354,19 @@ class PositionConfig(SelfAttentionConfig):
     """Whether to add the mean of the items so far, weighted by learned weights of their distance,
     to the output of self-attention. Training then starts close to `mean`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, raw: Any) -> Any:
+        """Leaves out keys that models of earlier versions have without effect."""
+        if not isinstance(raw, dict):
+            return raw
+        unused = {"event_weight": False, "event_kind": False}
+        return {
+            key: value
+            for key, value in raw.items()
+            if key != "fact_dropout" and unused.get(key, ...) is not value
+        }
+
     @property
     def reads_times(self) -> bool:
         """Whether self-attention depends on the times of the history's events."""

@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from tower_models import BARE, HISTORY, ITEMS, SEQUENCE, USERS, build, run, weights
 
 from recsys.data.event_log import ITEM, PLACE
 from recsys.models import TwoTower
-from recsys.models.config import HstuConfig
+from recsys.models.config import HstuConfig, SasRecConfig
 from recsys.models.inputs import FeatureSpec
 from recsys.tasks.retrieval.training.batches import unique_items
 
@@ -155,3 +156,10 @@ def test_training_starts_from_the_items_alone():
     model = TwoTower(build((TAGS, DWELL), **BARE).spec)
     model.build()
     assert not np.asarray(model.attribute_map.kernel.value).any()
+
+
+def test_models_of_an_earlier_version_are_read_unless_they_read_kinds():
+    unused = {"fact_dropout": 0.1, "event_weight": False, "event_kind": False}
+    assert SasRecConfig.model_validate({"layers": 3, **unused}) == SasRecConfig(layers=3)
+    with pytest.raises(ValidationError, match="event_kind"):
+        SasRecConfig.model_validate({**unused, "event_kind": True})

@@ -8,10 +8,12 @@ from training_runs import Run, assert_same_bits
 from benchmarks.stores import save_catalogue, write_store
 from recsys.data.catalogue import Catalogue
 from recsys.data.config import read_event_feature
+from recsys.data.dataset import open_data
 from recsys.data.event_features import FOLDER, LearnedFeature, save_event_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inference import embed_queries
 from recsys.tasks.model_folder import load_model
+from recsys.tasks.training_side import DataShape
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +100,8 @@ def told(of_context, tmp_path_factory):
 def test_one_user_gets_other_items_on_a_phone_than_on_a_desktop(of_context, told, tmp_path):
     untold = Run(tmp_path / "untold", of_context / "untold", stage(SET), devices=1)
     untold.finish_here()
+    shapes = [DataShape.of(open_data(of_context / name)) for name in ("told", "untold")]
+    assert [shape.has_features for shape in shapes] == [True, False]  # `auto` needs layers.
     assert found(told, SET) > 0.8
     assert found(untold, SET) < 0.6
     # Without a device the model answers as one that knows none: with both kinds of items.
