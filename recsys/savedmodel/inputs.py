@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from recsys.data.event_log import UNKNOWN
 from recsys.data.sources.values import NUMBER
+from recsys.data.sources.vectors import BETWEEN, ENDS
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.savedmodel.event_columns import CLOCK, DAY, ISO, WHOLE
@@ -203,7 +204,7 @@ def typed(name: str, value: str, texts: tf.Tensor, length: int = 0) -> tf.Tensor
         name: Name of the input, for messages.
         value: `text`; `number`: float32, NaN is missing; `time`: int64 [seconds since 1970, UTC],
             the lowest is missing; or `vector`: `[b, n, length]` float32, NaN is missing.
-        texts: The texts; of vectors numbers separated by blanks.
+        texts: The texts; of vectors as `recsys.data.sources.vectors` reads them.
         length: Length of vectors.
     """
     flat, shape = tf.reshape(texts, [-1]), tf.shape(texts)
@@ -220,7 +221,9 @@ def typed(name: str, value: str, texts: tf.Tensor, length: int = 0) -> tf.Tensor
 
 def _vectors(name: str, texts: tf.Tensor, length: int) -> tf.Tensor:
     """Returns the vectors `[n, length]` of texts `[n]`; fails for other lengths."""
-    parts = tf.strings.split(trimmed(texts))
+    parts = tf.strings.split(
+        tf.strings.regex_replace(tf.strings.regex_replace(texts, ENDS, ""), BETWEEN, " ")
+    )
     sizes = parts.row_lengths()
     rule = f"The input {name} must hold vectors of {length} numbers."
     is_right = tf.reduce_all((sizes == length) | (sizes == 0))

@@ -12,7 +12,8 @@ from recsys.formats import counted
 Rules = list[tuple[pa.Array, str]]
 """Masks of rows `[n]`, and the reasons why those are rejected."""
 
-_ENDS = r"^[\s\[({]+|[\s\])}]+$"
+ENDS, BETWEEN = r"^[\s\[({]+|[\s\])}]+$", r"[\s,;|]+"
+"""Patterns (RE2) of what surrounds the numbers of a text, and of what is between two of them."""
 
 
 def to_vectors(
@@ -48,6 +49,6 @@ def _lists(column: pa.Array, decimal: str) -> pa.Array:
         column = column.dictionary_decode()
     if is_list(column.type):
         return column
-    text = pc.replace_substring_regex(pc.fill_null(to_text(column), ""), _ENDS, "")
-    parts = pc.split_pattern_regex(text, r"[\s;|]+" if decimal == "," else r"[\s,;|]+")
+    text = pc.replace_substring_regex(pc.fill_null(to_text(column), ""), ENDS, "")
+    parts = pc.split_pattern_regex(text, r"[\s;|]+" if decimal == "," else BETWEEN)
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, parts.type), parts)
