@@ -14,6 +14,7 @@ _HOSTS = "Write --coordinator, with a scheduler that starts all again, or launch
 COMMAND_LINE: Mapping[str, str] = {
     "publish-vectors --changed-only": "Publish all items, and upsert them; deletions are listed.",
     "publish-vectors --format": "Vectors are Parquet; docs/vectors.md loads them into engines.",
+    "recommend --at": "Write --context COLUMN=TIME with the column of times, such as timestamp=5.",
     "simulate-nights --broken": "Leave it out: nights are replayed without broken spans.",
     "simulate-nights --seed": "Leave it out: nothing is drawn.",
     "train --host": _HOSTS,
