@@ -1,4 +1,4 @@
-"""Maps ids to rows, and grows these maps; the only module that does.
+"""Maps ids to rows.
 
 An *id* identifies a user, an item or another entity outside of the model (text); a *row* is its
 int32 index in a table. The rows of a vocabulary:
@@ -9,18 +9,19 @@ int32 index in a table. The rows of a vocabulary:
 
 Ids without their own row share row 0 or a hash row. The file has one line per row.
 
-When a vocabulary grows, known ids keep their rows, and new ids get new rows. So an earlier table
-still fits: a row has the same id, unless its `generation` increased. Then the row of an id that had
-not been seen for a long time was given to another id.
+When a vocabulary grows (`recsys.data.ingest.growth`), known ids keep their rows, and new ids get
+new rows. So an earlier table still fits: a row has the same id, unless its `generation` increased.
+Then the row of an id that had not been seen for a long time was given to another id.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,15 +30,19 @@ import pyarrow.parquet as pq
 
 from recsys.data.config import VocabularyConfig
 from recsys.data.hashes import fingerprints, hash_buckets, text_bounds
-from recsys.data.split import BY_TIME, DAY_S, SplitRule
+from recsys.data.split import BY_TIME, SplitRule
 from recsys.errors import RecsysError
 from recsys.strict import canonical_json
 from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0
 
-_COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
-_COLUMNS["generation"] = pa.int32()
+_TYPES = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
+_TYPES["generation"] = pa.int32()
+COLUMNS = list(_TYPES)
+"""Columns of the file."""
+GROUP_ROWS = 1 << 20
+"""Lines of a row group of the file."""
 _TRIES = 1 << 16
 """Ids that are hashed at a time, to find some for hash rows."""
 
@@ -166,11 +171,9 @@ class Vocabulary:
             np.concatenate([unused, self.last_seen]),
             np.concatenate([unused, self.generation]).astype(np.int32),
         ]
-        facts = {"cut": str(self.cut), "config": canonical_json(self.config)}
-        if self.split != BY_TIME:
-            facts["split"] = self.split.text
-        schema = pa.schema(list(_COLUMNS.items()), facts)
-        pq.write_table(pa.Table.from_arrays([pa.array(c) for c in columns], schema=schema), path)
+        schema = vocabulary_schema(self.cut, self.config, self.split)
+        table = pa.Table.from_arrays([pa.array(c) for c in columns], schema=schema)
+        pq.write_table(table, path, row_group_size=GROUP_ROWS)
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
@@ -179,33 +182,87 @@ class Vocabulary:
         Raises:
             RecsysError: The file can't be read, is damaged, or is not a vocabulary.
         """
-        try:
-            table = pq.read_table(path)
-            if table.schema.names != list(_COLUMNS):
-                raise ValueError(f"columns {table.schema.names}")
-            facts = table.schema.metadata
-            cut, config = int(facts[b"cut"]), VocabularyConfig.model_validate_json(facts[b"config"])
-        except (*DAMAGE, pa.ArrowException) as error:
-            raise RecsysError(
-                "R212",
-                f"{str(path)!r} must be a vocabulary: a line for each row of the table.",
-                "Name one that VocabularyGen wrote, or build it again: recsys run.",
-                f"{type(error).__name__}: {error}",
-            ) from None
-        first = 1 + config.hash_buckets
-        count, last_seen, generation = (
-            table[name].to_numpy() for name in ("count", "last_seen", "generation")
-        )
+        file = open_vocabulary(path)
+        first = 1 + file.config.hash_buckets
+        with _explained(path):
+            table = pa.concat_tables(file.lines())
+        count, last_seen, generation = (table[name].to_numpy() for name in COLUMNS[1:])
         return cls(
             table["id"].slice(first).combine_chunks(),
             count[first:],
-            config=config,
-            cut=cut,
+            config=file.config,
+            cut=file.cut,
             shared_counts=count[:first],
             last_seen=last_seen[first:],
             generation=generation[first:],
-            split=SplitRule.from_text(facts.get(b"split")),
+            split=file.split,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyFile:
+    """A vocabulary on disk, of which not all rows are held in memory.
+
+    Attributes:
+        path: Its file.
+        n_rows: Number of rows.
+        config: See `Vocabulary`, as the others.
+        cut: End of its training data.
+        split: How its training data were split.
+    """
+
+    path: Path
+    n_rows: int
+    config: VocabularyConfig
+    cut: int
+    split: SplitRule
+
+    def lines(self, columns: Sequence[str] = COLUMNS) -> Iterator[pa.Table]:
+        """Yields the lines of the file, or some of their columns, by row group."""
+        with _explained(self.path), pq.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group, columns)
+
+
+def open_vocabulary(path: Path) -> VocabularyFile:
+    """Opens the vocabulary that `Vocabulary.save` wrote to `path`.
+
+    Raises:
+        RecsysError: The file can't be read, is damaged, or is not a vocabulary.
+    """
+    with _explained(path), pq.ParquetFile(path) as file:
+        if file.schema_arrow.names != COLUMNS:
+            raise ValueError(f"columns {file.schema_arrow.names}")
+        facts = file.schema_arrow.metadata
+        return VocabularyFile(
+            path,
+            file.metadata.num_rows,
+            VocabularyConfig.model_validate_json(facts[b"config"]),
+            int(facts[b"cut"]),
+            SplitRule.from_text(facts.get(b"split")),
+        )
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Converts errors inside the context to ones that say what the file must be."""
+    try:
+        yield
+    except (*DAMAGE, pa.ArrowException) as error:
+        raise RecsysError(
+            "R212",
+            f"{str(path)!r} must be a vocabulary: a line for each row of the table.",
+            "Name one that VocabularyGen wrote, or build it again: recsys run.",
+            f"{type(error).__name__}: {error}",
+        ) from None
+
+
+def vocabulary_schema(cut: int, config: VocabularyConfig, split: SplitRule) -> pa.Schema:
+    """Returns the schema of the file, which has these facts."""
+    facts = {"cut": str(cut), "config": canonical_json(config)}
+    if split != BY_TIME:
+        facts["split"] = split.text
+    return pa.schema(list(_TYPES.items()), facts)
 
 
 def as_texts(ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:
@@ -350,168 +407,3 @@ def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
         wanted = np.setdiff1d(wanted, rows_of_tries)
         tried += _TRIES
     return ids
-
-
-# --- growth
-
-_EXAMPLES = 5
-_NEVER = np.iinfo(np.int64).min
-
-
-def grow(
-    previous: Vocabulary | None,
-    counted: pa.Table,
-    config: VocabularyConfig,
-    cut: int,
-    keep: pa.Array | pa.ChunkedArray | None = None,
-    held_out: Iterable[pa.Table] | None = None,
-) -> tuple[Vocabulary, dict[str, Any]]:
-    """Returns the vocabulary of new training data, and the changes.
-
-    An id keeps its row until it is evicted. Ids with at least `min_count` events, and the
-    ids in `keep`, get a row: first free rows in ascending order, then new ones at the end. The
-    most frequent id is first; ties are in the order of ids.
-
-    Args:
-        previous: The previous vocabulary; None for the first one.
-        counted: Unique ids of the training events, as `merge_counts` returns them.
-        config: Rules for getting and losing a row.
-        cut: End of the training data [seconds since 1970, UTC].
-        keep: Ids of the catalogue, which always have a row.
-        held_out: Tables of the ids of evaluation events, only for the statistics of the changes.
-
-    Returns:
-        The vocabulary; and the changes, as docs/store.md describes `diff.json`.
-
-    Raises:
-        RecsysError: `previous` has another number of hash rows, so rows would move.
-    """
-    before = previous or Vocabulary(pa.array([], pa.large_string()), np.zeros(0), config=config)
-    if before.config.hash_buckets != config.hash_buckets:
-        raise RecsysError(
-            "R211",
-            f"A vocabulary keeps its {before.config.hash_buckets} hash rows permanently: with"
-            " another number every id would move to another row.",
-            f"Set hash_buckets to {before.config.hash_buckets} again, or start in another root.",
-            {"hash_buckets": config.hash_buckets},
-        )
-    ids, counts, n_events, seen, is_kept = _counted(counted, keep, cut)
-    days = config.evict_after_days
-    oldest = _NEVER if days is None else cut - days * DAY_S
-
-    # Ids with a row: which ones lose it?
-    place = before.index.find(ids)
-    known = place >= 0
-    last_seen = before.last_seen.copy()
-    last_seen[place[known]] = np.maximum(last_seen[place[known]], seen[known])
-    # `last_seen` of members is the cut, so that an id that has left is older at the same cut.
-    is_gone = np.ones(len(last_seen), bool)
-    is_gone[place[known]] = False
-    last_seen[is_gone] = np.minimum(last_seen[is_gone], cut - 1)
-    had_id = before.own_ids.is_valid().to_numpy(zero_copy_only=False)
-    is_evicted = had_id & (last_seen < oldest)
-    is_free = is_evicted | ~had_id
-    lives = known.copy()
-    lives[known] = ~is_evicted[place[known]]
-
-    # Ids without a row: which ones get one, and which row?
-    is_often = n_events >= config.min_count
-    admitted = ~lives & (is_kept | (is_often & (seen >= oldest)))
-    new = _most_frequent(ids, n_events, np.flatnonzero(admitted))
-    recycled = np.flatnonzero(is_free)[: len(new)]
-    n_before = len(is_free)
-    n_own = n_before + len(new) - len(recycled)
-    new_place = np.concatenate([recycled, np.arange(n_before, n_own)])
-    place = np.where(lives, place, -1)
-    place[new] = new_place
-    has_row = place >= 0
-
-    own_counts, own_seen = np.zeros((2, n_own), np.int64)
-    generation, source = np.zeros(n_own, np.int32), np.full(n_own, -1, np.int64)
-    own_counts[place[has_row]] = counts[has_row]
-    own_seen[:n_before] = np.where(is_free, 0, last_seen)
-    own_seen[new_place] = seen[new]
-    generation[:n_before] = before.generation
-    generation[recycled] += 1
-    source[:n_before] = np.where(is_free, -1, np.arange(n_before))
-    source[new_place] = n_before + new
-    own_ids = pa.concat_arrays([before.own_ids, ids]).take(pa.array(source, mask=source < 0))
-    grown = Vocabulary(
-        own_ids, own_counts, config=config, cut=cut, last_seen=own_seen, generation=generation
-    )
-    rows = grown.shared_rows(ids.filter(pa.array(~has_row)))
-    # Float64 represents integers up to 2^53 exactly.
-    shared = np.bincount(rows, counts[~has_row], minlength=grown.first_own_row)
-    grown.row_counts[: grown.first_own_row] = shared.astype(np.int64)
-
-    is_seldom = ~has_row & ~is_often & (n_events > 0)
-    is_out_of_date = ~has_row & is_often & (n_events > 0)
-    n_kept, n_evicted = int((had_id & ~is_evicted).sum()), int(is_evicted.sum())
-    evicted_ids = before.own_ids.take(pa.array(np.flatnonzero(is_evicted)[:_EXAMPLES]))
-    examples = {
-        "new": new,
-        "below_min_count": _most_frequent(ids, n_events, np.flatnonzero(is_seldom), _EXAMPLES),
-        "out_of_date": _most_frequent(ids, n_events, np.flatnonzero(is_out_of_date), _EXAMPLES),
-    }
-    return grown, {
-        "new": len(new),
-        "kept": n_kept,
-        "evicted": n_evicted,
-        "recycled": len(recycled),
-        "below_min_count": int(is_seldom.sum()),
-        "below_min_count_events": int(n_events[is_seldom].sum()),
-        "out_of_date": int(is_out_of_date.sum()),
-        "rows_before": before.n_rows if n_kept + n_evicted else 0,
-        "rows_after": grown.n_rows,
-        "unknown_train_share": int(shared.sum()) / max(int(counts.sum()), 1),
-        "unknown_eval_share": None if held_out is None else _unknown_share(grown, held_out),
-        "examples": {
-            "evicted": evicted_ids.to_pylist(),
-            **{
-                k: ids.take(pa.array(which[:_EXAMPLES])).to_pylist()
-                for k, which in examples.items()
-            },
-        },
-    }
-
-
-def _counted(
-    counted: pa.Table, keep: pa.Array | pa.ChunkedArray | None, cut: int
-) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns all counted or kept ids: id, positives, events, time last seen, and if it is kept."""
-    ids = as_texts(counted["id"])
-    kept = pc.unique(as_texts([] if keep is None else keep)).drop_null()
-    place = IdIndex(ids).find(kept) if len(kept) else np.zeros(0, np.int64)
-    unseen = kept.filter(pa.array(place < 0))
-    n_all = len(ids) + len(unseen)
-    is_kept = np.arange(n_all) >= len(ids)
-    is_kept[place[place >= 0]] = True
-    none = np.zeros(len(unseen), np.int64)
-    counts = np.concatenate([counted["count"].to_numpy(), none])
-    n_events = counts
-    if "events" in counted.column_names:
-        n_events = np.concatenate([counted["events"].to_numpy(), none])
-    seen = np.concatenate([counted["last_seen"].to_numpy(), none])
-    seen[is_kept] = np.maximum(seen[is_kept], cut)
-    return pa.concat_arrays([ids, unseen]), counts, n_events, seen, is_kept
-
-
-def _most_frequent(
-    ids: pa.Array, counts: np.ndarray, chosen: np.ndarray, n: int | None = None
-) -> np.ndarray:
-    """Returns the indices `chosen`, all or the first n: the most frequent first, then by id."""
-    if not len(chosen):
-        return chosen
-    table = pa.table({"count": counts[chosen], "id": ids.take(pa.array(chosen))})
-    keys = [("count", "descending"), ("id", "ascending")]
-    order = pc.sort_indices(table, keys) if n is None else pc.select_k_unstable(table, n, keys)
-    return chosen[order.to_numpy()]
-
-
-def _unknown_share(vocabulary: Vocabulary, tables: Iterable[pa.Table]) -> float:
-    n_unknown = n_all = 0
-    for counted in tables:
-        counts = counted["count"].to_numpy()
-        n_unknown += counts[vocabulary.rows(counted["id"]) < vocabulary.first_own_row].sum()
-        n_all += counts.sum()
-    return float(n_unknown / max(n_all, 1))

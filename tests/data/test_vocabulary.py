@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from recsys.config import VocabularyConfig
 from recsys.data import vocabulary as vocabulary_module
 from recsys.data.hashes import fingerprints
+from recsys.data.ingest import buckets, growth
 from recsys.data.vocabulary import (
     COUNTS_SCHEMA,
     IdIndex,
     Vocabulary,
     count_codes,
-    grow,
     merge_counts,
 )
 from recsys.errors import RecsysError
+from tests.support.growing import grow
 
 DAY = 86_400
 IDS = ["a", "b", "c", "d", "e", "f", "g", "007", "7", "é", ""]
@@ -92,7 +93,7 @@ def test_the_most_frequent_come_first_then_the_order_of_ids():
         "rows_before": 0,
         "rows_after": 5,
         "unknown_train_share": 1 / 14,
-        "unknown_eval_share": None,
+        "unknown_eval_share": 0.0,
         "examples": {
             "new": ["c", "a", "b", "z"],
             "evicted": [],
@@ -158,8 +159,11 @@ _RUN = st.tuples(
     min_count=st.integers(1, 3),
     hash_buckets=st.integers(0, 3),
     evict_after_days=st.none() | st.integers(1, 9),
+    most_rows=st.sampled_from([1, 2, 1 << 19]),
 )
-def test_over_any_runs_rows_stay_and_counts_add_up(runs, min_count, hash_buckets, evict_after_days):
+def test_over_any_runs_rows_stay_and_counts_add_up(
+    runs, min_count, hash_buckets, evict_after_days, most_rows
+):
     config = VocabularyConfig(
         min_count=min_count, hash_buckets=hash_buckets, evict_after_days=evict_after_days
     )
@@ -169,7 +173,17 @@ def test_over_any_runs_rows_stay_and_counts_add_up(runs, min_count, hash_buckets
         cut = (start + 7) * DAY
         events = {id_: (n, start + day) for id_, (n, day) in seen.items()}
         before, kept = vocabulary, pa.array(keep, pa.string())
-        vocabulary, diff = grow(before, counted(events), config, cut, kept)
+        made = grow(before, counted(events), config, cut, kept, [counted(events)])
+        with pytest.MonkeyPatch.context() as patch:
+            for module, name in (
+                (buckets, "_BUCKET_IDS"),
+                (buckets, "_RUN_ROWS"),
+                (growth, "GROUP_ROWS"),
+            ):
+                patch.setattr(module, name, most_rows)
+            vocabulary, diff = grow(before, counted(events), config, cut, kept, [counted(events)])
+        # However many buckets and groups there are, the lines are the same.
+        assert (vocabulary.fingerprint(), diff) == (made[0].fingerprint(), made[1])
         check_run(before, vocabulary, diff, events, keep, config)
 
 

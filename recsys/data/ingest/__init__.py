@@ -8,7 +8,8 @@ segments.py       rows → events of each user, by day
 examples.py       the examples for TFX's statistics
 bigquery.py       a query → files
 entity_rows.py    items and users, catalogue and features
-store_writer.py   → vocabularies and the interaction store
+growth.py         ids of events → vocabularies, by bucket: buckets.py
+store_writer.py   → the interaction store
 """
 
 from recsys.system.lean_imports import lazy_contents

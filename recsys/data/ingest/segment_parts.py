@@ -43,15 +43,13 @@ import pyarrow.parquet as pq
 
 from recsys.data.example_files import write_examples
 from recsys.data.hashes import fingerprints
-from recsys.data.ingest.tasks import in_threads
 from recsys.data.labels import FEATURE, IMPRESSION, LABEL
 from recsys.data.split import PART, count_days, event_times
 from recsys.data.store import event_order, map_array
-from recsys.data.vocabulary import COUNTS_SCHEMA, count_codes, merge_counts
+from recsys.data.vocabulary import count_codes
 
 USERS, ITEMS = "users.parquet", "items.parquet"
 EXAMPLES = "examples.parquet"
-_PARTS_AT_ONCE = 8
 INDEX, FOLDER = "segments.json", "segments"
 MISSING: dict[Any, float] = {
     np.int8: -1,
@@ -241,13 +239,21 @@ class SegmentPart:
         starts, ends = self.bounds
         return np.flatnonzero(ends > starts)
 
+    def n_ids(self, file: str) -> int:
+        """Returns the number of its users or items, in any split."""
+        return int(pq.read_metadata(self.folder / file).num_rows)
+
     def ids(self, file: str) -> pa.Array:
         """Returns its users or items, or the texts of a feature, `large_string`, ascending."""
         ids = pq.ParquetFile(self.folder / file).read()["id"]
         return pa.chunked_array(ids.chunks, pa.large_string()).combine_chunks()
 
     def counts(self, file: str) -> pa.Table:
-        """Returns the users or items of the split: see `counts_of`."""
+        """Returns the users or items of the split, each with its counts and its newest time.
+
+        Returns:
+            `id`, `count` (positives), `last_seen`, and `events` if not all events are positives.
+        """
         inside = self.inside
         if file == ITEMS:
             codes = self.stored("item")
@@ -302,25 +308,3 @@ def segments_in_use(examples: Sequence[Path]) -> set[str]:
     """
     indices = [folder / INDEX for folder in examples if (folder / INDEX).is_file()]
     return {name for file in indices for name in json.loads(file.read_text())["kept"]}
-
-
-def counts_of(examples: Path, split: str, file: str) -> pa.Table:
-    """Returns the ids of a split's events, each with its counts and its newest time.
-
-    Args:
-        examples: Folder of the examples.
-        split: The split.
-        file: `users.parquet` or `items.parquet`.
-
-    Returns:
-        `id`, `count` (positives), `last_seen`, and `events` if not all events are positives.
-    """
-    parts = read_parts(examples, split)
-    merged, waiting = COUNTS_SCHEMA.empty_table(), list[pa.Table]()
-    for first in range(0, len(parts), _PARTS_AT_ONCE):
-        some = parts[first : first + _PARTS_AT_ONCE]
-        waiting += in_threads(lambda part: part.counts(file), some)
-        # Merging when as many wait as are merged costs little more than merging once.
-        if sum(table.num_rows for table in waiting) > merged.num_rows:
-            merged, waiting = merge_counts([merged, *waiting]), []
-    return merge_counts([merged, *waiting])

@@ -7,8 +7,11 @@ second are sorted again, by item row. Each thread holds one shard of the store i
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +26,13 @@ from recsys.data.event_features import LearnedFeature
 from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import read_split
 from recsys.data.ingest.event_values import as_arrow, encoder, smallest
+from recsys.data.ingest.growth import Growth
 from recsys.data.ingest.moments import Moments, TrainedTimes, newest_time, numbered
 from recsys.data.ingest.segment_parts import (
     ITEMS,
     MISSING,
     USERS,
     SegmentPart,
-    counts_of,
     read_parts,
 )
 from recsys.data.ingest.tasks import in_threads
@@ -45,12 +48,10 @@ from recsys.data.store import (
     settle,
     write_manifest,
 )
-from recsys.data.vocabulary import Vocabulary, grow
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system.events import emit
-
-_FREQUENT = 10_000
 
 
 def make_vocabularies(
@@ -78,50 +79,54 @@ def make_vocabularies(
             users have no id of the interactions.
     """
     diffs = {}
+    parts, held_out = (read_parts(interactions, name) for name in PARTS)
     for name, column in (("users", "user_id"), ("items", "item_id")):
         file, rules = f"{name}.parquet", getattr(config, name)
-        tables = read_split(entities[name], [column]) if name in entities else ()
-        ids = pa.chunked_array([c for table in tables for c in table[column].chunks], pa.string())
-        counted = counts_of(interactions, "train", file)
-        if split.order != "time":  # Positions and random numbers can't serve as `last_seen`.
-            never = pa.array(np.zeros(counted.num_rows, np.int64))
-            counted = counted.set_column(2, "last_seen", never)
-        if name in entities:
-            _check_join(name, counted, ids)
-        vocabulary, diffs[name] = grow(
-            None if previous is None else Vocabulary.load(previous / file),
-            counted,
-            rules,
-            cut,
-            keep=ids,
-            held_out=(part.counts(file) for part in read_parts(interactions, "eval")),
-        )
-        if name == "items" and not vocabulary.has_id().any():
-            raise RecsysError(
-                "R215",
-                "At least one item must have a row.",
-                "Lower data.vocabulary.items.min_count, or name a catalogue in data.items.",
-                {"data.vocabulary.items.min_count": rules.min_count},
-            )
-        vocabulary.split = split
-        vocabulary.save(out / file)
+        before = None if previous is None else previous / file
+        n_ids = sum(part.n_ids(file) for part in parts)
+        with tempfile.TemporaryDirectory(prefix=".grow-", dir=out) as work:
+            growth = Growth(before, rules, cut, Path(work), n_ids)
+            in_threads(functools.partial(_count, growth, file, split), parts)
+            in_threads(functools.partial(_hold_out, growth, file), held_out)
+            examples: list[str] = []
+            for table in read_split(entities[name], [column]) if name in entities else ():
+                growth.keep(table[column])
+                examples += table[column][: 3 - len(examples)].to_pylist()
+            frequent = growth.decide()
+            if name in entities:
+                _check_join(name, frequent, examples)
+            if name == "items" and not growth.n_with_row:
+                raise RecsysError(
+                    "R215",
+                    "At least one item must have a row.",
+                    "Lower data.vocabulary.items.min_count, or name a catalogue in data.items.",
+                    {"data.vocabulary.items.min_count": rules.min_count},
+                )
+            diffs[name] = growth.write(out / file, split)
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
 
 
-def _check_join(what: str, counted: pa.Table, ids: pa.ChunkedArray) -> None:
+def _count(growth: Growth, file: str, split: SplitRule, part: SegmentPart) -> None:
+    counted = dataclasses.replace(part).counts(file)  # Its maps are closed afterwards.
+    if split.order != "time":  # Positions and random numbers can't serve as `last_seen`.
+        counted = counted.set_column(2, "last_seen", pa.array(np.zeros(len(counted), np.int64)))
+    growth.count(counted)
+
+
+def _hold_out(growth: Growth, file: str, part: SegmentPart) -> None:
+    growth.hold_out(dataclasses.replace(part).counts(file))  # Its maps are closed afterwards.
+
+
+def _check_join(what: str, frequent: pa.Table, examples: list[str]) -> None:
     """Raises an error if the files of `items` or `users` contain none of the frequent ids.
 
     Args:
         what: `items` or `users`.
-        counted: Ids of the training positives, as `counts_of` returns them.
-        ids: Ids of the files.
+        frequent: The most frequent ids of the training events, as `Growth.decide` returns them.
+        examples: Ids of the files.
     """
-    n_frequent = min(_FREQUENT, counted.num_rows)
-    order = pc.select_k_unstable(counted, n_frequent, [("count", "descending")])
-    frequent, counts = counted["id"].take(order).cast(ids.type), counted["count"].take(order)
-    in_files = ids.filter(pc.is_in(ids, value_set=frequent.combine_chunks()))
-    is_known = pc.is_in(frequent, value_set=in_files.combine_chunks())
-    n_known, n_all = (pc.sum(part).as_py() or 0 for part in (counts.filter(is_known), counts))
+    of_known = frequent["count"].filter(frequent["kept"])
+    n_known, n_all = (pc.sum(counts).as_py() or 0 for counts in (of_known, frequent["count"]))
     if n_known >= LEAST_JOIN * n_all:
         return
     raise RecsysError(
@@ -130,8 +135,8 @@ def _check_join(what: str, counted: pa.Table, ids: pa.ChunkedArray) -> None:
         f"Correct the columns or the files: both must write an id alike. Or leave data.{what} out.",
         {
             "share of events": round(n_known / n_all, 4),
-            "ids of the interactions": frequent[:3].to_pylist(),
-            "ids of the files": ids[:3].to_pylist(),
+            "ids of the interactions": frequent["id"][:3].to_pylist(),
+            "ids of the files": examples,
         },
     )
 

@@ -30,13 +30,14 @@ from recsys.data.example_files import read_split
 from recsys.data.ingest import ingestion, segment_parts
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.segment_parts import counts_of, segments_in_use
+from recsys.data.ingest.segment_parts import read_parts, segments_in_use
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.ingest.tasks import LOCAL_RUNNER
 from recsys.data.split import choose_cut, event_times
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import grow
+from recsys.data.vocabulary import merge_counts
 from recsys.errors import RecsysError
+from tests.support.growing import grow
 
 pytestmark = pytest.mark.pipeline
 
@@ -178,7 +179,8 @@ def check(out, summary, previous=None, are_all_spans=True):
     }
     vocabularies = {}
     for name, column in (("users", "user_id"), ("items", "item_id")):
-        counted = counts_of(out / "examples", "train", f"{name}.parquet")
+        parts = read_parts(out / "examples", "train")
+        counted = merge_counts([part.counts(f"{name}.parquet") for part in parts])
         positives = [row for row in wanted["train"] if row[4]]
         plain = {}
         for row in positives:

@@ -11,13 +11,14 @@ from recsys.data.hashes import hash_buckets
 from recsys.data.ingest.segment_parts import (
     FOLDER,
     SegmentPart,
-    counts_of,
+    read_parts,
     write_events,
     write_index,
 )
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import grow
+from recsys.data.vocabulary import merge_counts
+from tests.support.growing import grow
 
 _CUT = 6
 _EVENTS = st.lists(
@@ -85,9 +86,10 @@ def test_every_positive_is_in_the_store_once_with_its_user(
     config = VocabularyConfig(min_count=min_count, hash_buckets=hash_rows)
     parts = {"train": train, "eval": held_out} if is_split else {None: events}
     write_segments(folder, parts, 2)
+    trained_parts = read_parts(folder, "train")
     users, items = (
-        grow(None, counts_of(folder, "train", f"{name}.parquet"), config, _CUT)[0]
-        for name in ("users", "items")
+        grow(None, merge_counts([part.counts(name) for part in trained_parts]), config, _CUT)[0]
+        for name in ("users.parquet", "items.parquet")
     )
     users.save(folder / "users.parquet")
     items.save(folder / "items.parquet")
