@@ -47,7 +47,8 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.
         index: Its place among the shards of the part.
         events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
             since 1970, UTC], `weight` and `valid` where the data have them, and `feature:<name>`
-            with a list of each event's tokens or numbers; at least one row.
+            with a list of each event's tokens or numbers; at least one row. `positive`: which
+            are positives, if histories hold others, too.
     """
     encoded = events["user_id"].dictionary_encode().combine_chunks()
     codes = encoded.indices.to_numpy()
@@ -60,6 +61,8 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> store.
         for name in events.column_names
         if name.startswith(_FEATURE)
     }
+    if "positive" in events.column_names:
+        columns["positive"] = events["positive"].to_numpy()
     shard = sorted_shard(place[codes], n_users=users.num_rows, features=features, **columns)
     return store.commit_shard(folder, part, index, shard, users)
 
@@ -71,6 +74,7 @@ def sorted_shard(
     timestamp: np.ndarray,
     n_users: int,
     features: Mapping[str, np.ndarray] | None = None,
+    positive: np.ndarray | None = None,
     **optional: np.ndarray,
 ) -> EventShard:
     """Returns a shard of events, sorted.
@@ -82,6 +86,7 @@ def sorted_shard(
         timestamp: Time of each event `[n]` [seconds since 1970, UTC].
         n_users: Users of the shard.
         features: Features of each event by name, `[n, width]`; None: there are none.
+        positive: Which events are positives `[n]`; histories hold all. None: all are.
         **optional: `weight`, `valid` and `kind` (its row) of each event `[n]`, if the data have
             them.
     """
@@ -91,7 +96,9 @@ def sorted_shard(
     tied = store.count_tied(user[order], ordered["timestamp"])
     offsets = np.append(0, np.cumsum(np.bincount(user, minlength=n_users)))
     of_events = {name: x[order] for name, x in (features or {}).items()}
-    return EventShard(tied=tied, offsets=offsets, features=of_events, **ordered)
+    shard = EventShard(tied=tied, offsets=offsets, features=of_events, **ordered)
+    everything = np.ones(len(user), bool)
+    return shard if positive is None else store.positives_of(shard, positive[order], everything)
 
 
 def save_catalogue(catalogue: Catalogue, folder: Path) -> None:

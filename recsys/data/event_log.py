@@ -159,6 +159,52 @@ OPTIONAL = ("weight", "valid")
 
 Column = np.ndarray | ShardedColumn
 
+HISTORY_COLUMNS = {
+    "item_row": np.int32,
+    "timestamp": np.int64,
+    "tied": np.int32,
+    "place": np.int64,
+}
+"""Columns of the events of histories; `tied` and `place` have a value per event of the log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryShard:
+    """The events that the histories of some users hold, sorted by (user, time, item row).
+
+    They are the events of an `EventShard` and, with `data.interactions.history_events`, others.
+
+    Attributes:
+        item_row: Row of the item of each event `[m]` int32.
+        timestamp: Time of each event `[m]` int64 [seconds since 1970, UTC].
+        offsets: Index of each user's first event, and the end `[users + 1]` int64.
+        tied: Number of events of the same user and second before each event of the log `[n]` int32.
+        place: Index of each event of the log `[n]` int64; None: the log has the same events.
+        features: Features of each event by name, as in `EventShard`.
+    """
+
+    item_row: np.ndarray
+    timestamp: np.ndarray
+    offsets: np.ndarray
+    tied: np.ndarray
+    place: np.ndarray | None = None
+    features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.item_row)
+
+    def column(self, feature: str | None = None) -> np.ndarray:
+        """Returns a feature of each event `[m, …]`; None: its item row `[m]`."""
+        return self.item_row if feature is None else self.features[feature]
+
+    def places(self, events: np.ndarray) -> np.ndarray:
+        """Returns the indices of events of the log `[b]` int64."""
+        return events if self.place is None else self.place[events]
+
+    def ends(self, events: np.ndarray) -> np.ndarray:
+        """Returns the end of the history of each event of the log `[b]` int64, exclusive."""
+        return self.places(events) - self.tied[events]
+
 
 @dataclasses.dataclass(frozen=True)
 class EventShard:
@@ -175,6 +221,7 @@ class EventShard:
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
         features: Features of each event by name: token rows `[n, width]` of an integer type, 0 is
             missing; or numbers `[n, floats]` float32. See `recsys.data.event_features`.
+        others: What histories hold, if it is more than these events; None: these events.
     """
 
     user_row: np.ndarray
@@ -185,13 +232,18 @@ class EventShard:
     weight: np.ndarray | None = None
     valid: np.ndarray | None = None
     features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    others: HistoryShard | None = None
 
     def __len__(self) -> int:
         return len(self.item_row)
 
-    def column(self, feature: str | None = None) -> np.ndarray:
-        """Returns a feature of each event `[n, …]`; None: its item row `[n]`."""
-        return self.item_row if feature is None else self.features[feature]
+    @property
+    def history(self) -> HistoryShard:
+        """The events that histories hold."""
+        if self.others is not None:
+            return self.others
+        columns = self.item_row, self.timestamp, self.offsets, self.tied
+        return HistoryShard(*columns, features=self.features)
 
     def histories(self, events: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
         """Returns the items of each event's user before it, or a feature of these events.
@@ -204,9 +256,65 @@ class EventShard:
         Returns:
             As `EventLog.histories`, or the feature `[b, length, …]` int32 or float32.
         """
-        user = np.searchsorted(self.offsets, events, side="right") - 1
-        end = events - self.tied[events]
-        return newest_first(self.column(feature), self.offsets[user], end, length)
+        user, past = np.searchsorted(self.offsets, events, side="right") - 1, self.history
+        end = past.ends(events)
+        return newest_first(past.column(feature), past.offsets[user], end, length)
+
+
+class HistoryLog:
+    """The events that the histories of a log hold; concatenated shards.
+
+    Args:
+        shards: The shards.
+
+    Attributes:
+        item_row: Row of the item of each event `[m]` int32.
+        timestamp: Time of each event `[m]` int64 [seconds since 1970, UTC].
+        features: Features of each event by name; see `EventShard`.
+    """
+
+    def __init__(self, shards: Sequence[HistoryShard]) -> None:
+        self._shards = shards
+        self.item_row, self.timestamp, self._tied = (
+            ShardedColumn([getattr(shard, name) for shard in shards], HISTORY_COLUMNS[name])
+            for name in ("item_row", "timestamp", "tied")
+        )
+        self.features = _features(shards)
+
+    def __len__(self) -> int:
+        return len(self.item_row)
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """Index of each user's first event, and the end `[users + 1]` int64; held in memory."""
+        return _offsets(self._shards, self.item_row.starts)
+
+    def user_index(self, events: np.ndarray) -> np.ndarray:
+        """Returns the index in the log of the user of each event here `[b]` int64."""
+        return np.searchsorted(self.offsets, events, side="right") - 1
+
+    def places(self, events: np.ndarray) -> np.ndarray:
+        """Returns the indices of events of the log `[b]` int64."""
+        if self._place is None:
+            return events
+        shard = np.searchsorted(self._tied.starts, events, side="right") - 1
+        return self._place[events] + self.item_row.starts[shard]
+
+    def ends(self, events: np.ndarray) -> np.ndarray:
+        """Returns the end of the history of each event of the log `[b]` int64, exclusive."""
+        return self.places(events) - self._tied[events]
+
+    @property
+    def is_positive(self) -> np.ndarray:
+        """Which events are events of the log `[m]` bool."""
+        flags = np.zeros(len(self), bool)
+        flags[self.places(np.arange(len(self._tied)))] = True
+        return flags
+
+    @functools.cached_property
+    def _place(self) -> ShardedColumn | None:
+        places = [shard.place for shard in self._shards if shard.place is not None]
+        return ShardedColumn(places) if places else None
 
 
 class EventLog:
@@ -231,10 +339,7 @@ class EventLog:
         self.user_row, self.item_row = self._column("user_row"), self._column("item_row")
         self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
         self.weight, self.valid = map(self._optional, OPTIONAL)
-        self.features = {
-            name: ShardedColumn([shard.features[name] for shard in shards])
-            for name in (shards[0].features if shards else ())
-        }
+        self.features = _features(shards)
 
     def __len__(self) -> int:
         return len(self.item_row)
@@ -242,9 +347,17 @@ class EventLog:
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         """Index of each user's first event, and the end `[users + 1]` int64; held in memory."""
-        starts = self.item_row.starts
-        parts = [s.offsets[:-1] + start for s, start in zip(self.shards, starts, strict=False)]
-        return np.concatenate([*parts, starts[-1:]])
+        return _offsets(self.shards, self.item_row.starts)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether histories hold other events, too."""
+        return any(shard.others is not None for shard in self.shards)
+
+    @functools.cached_property
+    def history(self) -> HistoryLog:
+        """The events that histories hold, of the same users."""
+        return HistoryLog([shard.history for shard in self.shards])
 
     def user_index(self, events: np.ndarray) -> np.ndarray:
         """Returns the index in the log of each event's user `[b]` int64."""
@@ -274,6 +387,17 @@ class EventLog:
 
     def _column(self, name: str) -> ShardedColumn:
         return ShardedColumn([getattr(shard, name) for shard in self.shards], COLUMNS[name])
+
+
+def _features(shards: Sequence[EventShard] | Sequence[HistoryShard]) -> dict[str, ShardedColumn]:
+    names = shards[0].features if shards else ()
+    return {name: ShardedColumn([shard.features[name] for shard in shards]) for name in names}
+
+
+def _offsets(shards: Sequence[Any], starts: np.ndarray) -> np.ndarray:
+    """Returns the offsets of shards that start at `starts` `[shards + 1]`, concatenated."""
+    parts = [shard.offsets[:-1] + start for shard, start in zip(shards, starts, strict=False)]
+    return np.concatenate([*parts, starts[-1:]])
 
 
 def input_dtype(dtype: Any) -> np.dtype:

@@ -333,48 +333,63 @@ class KeptShard(_Kept):
     Attributes:
         shard: All events of the shard.
         held: Indices of the held-back events `[h]` int64, ascending.
+        hidden: Indices of the events that are left out of histories `[k]` int64, ascending.
     """
 
     shard: EventShard
     held: np.ndarray
+    hidden: np.ndarray
 
     def __len__(self) -> int:
         return len(self.shard) - len(self.held)
 
-    def newest(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
+    def newest(self, numbers: np.ndarray, length: int) -> np.ndarray:
         """Returns the newest kept items of the events' users, before or after the events.
 
         Args:
             numbers: Kept events of the shard `[b]`.
             length: Maximum number of items per user.
+
+        Returns:
+            Item rows `[b, length]` int32, the newest first, padded with 0. They include the event
+            itself.
+        """
+        user = self._user(numbers)
+        return newest_first(self.item_row, self.offsets[user], self.offsets[user + 1], length)
+
+    def past(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
+        """Returns the histories before events; events of the same second are left out.
+
+        Args:
+            numbers: Kept events of the shard `[b]`.
+            length: Maximum length of a history.
             feature: Name of a feature of these events to return instead of their items.
 
         Returns:
             Item rows `[b, length]` int32, or the feature `[b, length, …]` int32 or float32; the
-            newest first, padded with 0. They include the event itself.
-        """
-        user = self._user(numbers)
-        ends = self.offsets[user + 1]
-        return newest_first(self._column(feature), self.offsets[user], ends, length)
-
-    def past(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
-        """Returns the newest kept items before events; events of the same second are left out.
-
-        Args and results are those of `newest`, without the event itself.
+            newest first, padded with 0.
         """
         indices = self.log_indices(numbers)
         if self._is_past_whole:
             return self.shard.histories(indices, length, feature)
-        ends = indices - self.shard.tied[indices]
-        ends = ends - np.searchsorted(self.held, ends)
-        return newest_first(self._column(feature), self.offsets[self._user(numbers)], ends, length)
+        ends = self.shard.history.ends(indices)
+        ends = ends - np.searchsorted(self.hidden, ends)
+        start = self._history_offsets[self._user(numbers)]
+        return newest_first(self._column(feature), start, ends, length)
 
     def others(self, numbers: np.ndarray, length: int, feature: str | None = None) -> np.ndarray:
-        """Returns the items of `newest` without the events' own (leave one out), or a feature."""
-        end = self.offsets[self._user(numbers) + 1]
-        rows = self.newest(numbers, length + 1, feature)
+        """Returns the newest events of histories, before or after events, without the events' own.
+
+        Args and results are those of `past` (leave one out).
+        """
+        user, places = self._user(numbers), numbers
+        if self.shard.others is not None:
+            places = self.shard.history.places(self.log_indices(numbers))
+            places = places - np.searchsorted(self.hidden, places)
+        start, end = self._history_offsets[user], self._history_offsets[user + 1]
+        rows = newest_first(self._column(feature), start, end, length + 1)
         # Columns count back from the user's last event.
-        is_before = np.arange(length) < (end - 1 - numbers)[:, None]
+        is_before = np.arange(length) < (end - 1 - places)[:, None]
         is_before = is_before.reshape(*is_before.shape, *[1] * (rows.ndim - 2))
         others = np.where(is_before, rows[:, :-1], rows[:, 1:])
         if feature is not None:
@@ -391,13 +406,17 @@ class KeptShard(_Kept):
     @property
     def item_row(self) -> np.ndarray:
         """Items of the kept events `[kept]` int32."""
-        return self._column(None)
+        return self._column(None) if self.shard.others is None else self._own_item_row
+
+    @functools.cached_property
+    def _own_item_row(self) -> np.ndarray:
+        return np.delete(self.shard.item_row, self.held)
 
     def _column(self, feature: str | None) -> np.ndarray:
-        """Returns a feature of the kept events `[kept, …]`; None: their items."""
+        """Returns a feature of the events of histories `[kept, …]`; None: their items."""
         if feature not in self._columns:
-            column = self.shard.column(feature)
-            column = np.delete(column, self.held, axis=0) if len(self.held) else column
+            column = self.shard.history.column(feature)
+            column = np.delete(column, self.hidden, axis=0) if len(self.hidden) else column
             self._columns[feature] = column
         return self._columns[feature]
 
@@ -411,11 +430,19 @@ class KeptShard(_Kept):
         return self.shard.offsets - np.searchsorted(self.held, self.shard.offsets)
 
     @functools.cached_property
+    def _history_offsets(self) -> np.ndarray:
+        """Index of each user's first event in `_column`, and the end `[users + 1]` int64."""
+        offsets = self.shard.history.offsets
+        return offsets - np.searchsorted(self.hidden, offsets)
+
+    @functools.cached_property
     def _is_past_whole(self) -> bool:
         """Whether all events before any kept event of the same user are kept.
 
         This is so for a hold-out of the newest events. Then the column is read without a copy.
         """
+        if len(self.hidden) > len(self.held):
+            return False
         user = np.searchsorted(self.shard.offsets, self.held, side="right") - 1
         is_first = np.append(True, user[1:] != user[:-1])[: len(user)]
         user, first_held = user[is_first], self.held[is_first]
@@ -426,6 +453,12 @@ class KeptShard(_Kept):
 
     def _user(self, numbers: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.offsets, numbers, side="right") - 1
+
+
+def _divided(places: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
+    """Returns ascending indices by shard, relative to the shard's start."""
+    borders = np.searchsorted(places, starts)
+    return [places[a:b] - start for a, b, start in zip(borders, borders[1:], starts, strict=False)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -449,11 +482,41 @@ class KeptEvents(_Kept):
     def shards(self) -> tuple[KeptShard, ...]:
         """The kept events of each shard."""
         starts = self.log.item_row.starts
-        borders = np.searchsorted(self.held, starts)
-        return tuple(
-            KeptShard(shard, self.held[borders[i] : borders[i + 1]] - starts[i])
-            for i, shard in enumerate(self.log.shards)
-        )
+        held = hidden = _divided(self.held, starts)
+        if self.log.has_others:
+            hidden = _divided(self.hidden, self.log.history.item_row.starts)
+        return tuple(map(KeptShard, self.log.shards, held, hidden))
+
+    @functools.cached_property
+    def hidden(self) -> np.ndarray:
+        """Indices in `log.history` of the events left out of histories `[k]` int64, ascending.
+
+        They are the held-back ones and, if held-back events aren't the newest, also other events of
+        the same user and item, which would give them away.
+        """
+        log = self.log
+        if not log.has_others:
+            return self.held
+        places = log.history.places(self.held)
+        if self.draw not in ONE_QUERY_PER_USER or not len(places):
+            return places
+        item, offsets = np.asarray(log.history.item_row), log.history.offsets
+        user = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        pairs = user * (1 + int(item.max())) + item
+        is_other = np.ones(len(pairs), bool)
+        is_other[log.history.places(np.arange(len(log)))] = False
+        is_hidden = is_other & np.isin(pairs, pairs[places])
+        is_hidden[places] = True
+        return np.flatnonzero(is_hidden)
+
+    def history_numbers(self, places: np.ndarray) -> np.ndarray:
+        """Returns how many events of histories are before indices of `log.history` `[b]` int64."""
+        return places - np.searchsorted(self.hidden, places)
+
+    def history_places(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the indices in `log.history` of the events of histories `numbers` `[b]` int64."""
+        before = self.hidden - np.arange(len(self.hidden))
+        return numbers + np.searchsorted(before, numbers, side="right")
 
     def items(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the items `[n]` int32 of the kept events `numbers` `[n]`, in any order."""

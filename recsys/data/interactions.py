@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from recsys.data.config import InteractionsConfig, TimestampUnit
 from recsys.data.hashes import repeated_hashes
 from recsys.data.labels import (
+    HISTORY,
     IMPRESSION,
     RATE,
     SHOWN_AT,
@@ -153,6 +154,8 @@ def parse_interactions(
     shown, bad_shown = _shown(batch, columns, config)
     features, bad_features = type_features(raw_columns, config)
     columns |= label_columns(labels, positive, config) | shown | features
+    if config.history_events:
+        columns[HISTORY.name] = _is_kind(columns["event"], config.history_events).cast(pa.int8())
     columns[POSITION.name] = positions(file_index, batch.position)
     rules += [*bad_labels, *bad_shown, *bad_features]
     schema = pa.schema([*interaction_schema(config), *working_fields(config), POSITION])
@@ -206,12 +209,16 @@ def _positives(
         threshold = np.float32(config.positive_at_least)
         are_positive &= pc.fill_null(columns["rating"], 0.0).to_numpy() >= threshold
     if config.positive_events:
-        kinds = to_ids(pa.array(config.positive_events, pa.string()))
-        is_kind = pc.is_in(columns["event"], value_set=kinds, skip_nulls=True)
+        is_kind = _is_kind(columns["event"], config.positive_events)
         are_positive &= is_kind.to_numpy(zero_copy_only=False)
     if config.columns.weight is not None:
         are_positive &= pc.fill_null(columns["weight"], 0.0).to_numpy() > 0.0
     return pa.array(are_positive.astype(np.int64))
+
+
+def _is_kind(events: pa.Array, kinds: Sequence[str]) -> pa.Array:
+    """Returns which events have one of the kinds `[n]` bool."""
+    return pc.is_in(events, value_set=to_ids(pa.array(kinds, pa.string())), skip_nulls=True)
 
 
 def _shown(

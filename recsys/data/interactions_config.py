@@ -106,6 +106,9 @@ class InteractionsConfig(EventSource):
     """Lowest rating of a positive; `null`: ratings are not used to select positives."""
     positive_events: tuple[str, ...] = ()
     """Kinds of event that are positives; empty: the kind is not used to select positives."""
+    history_events: tuple[str, ...] = ()
+    """Kinds of event that histories hold besides positives, such as `view`. They are never
+    examples, and leave no item out of a recommendation."""
     labels: dict[Name, LabelConfig] = Field(default={})
     """Labels by name. With labels, all good rows are kept, not only positives."""
     positive: Name | None = None
@@ -141,6 +144,13 @@ class InteractionsConfig(EventSource):
             raise ValueError("positive_at_least needs columns.rating")
         if self.positive_events and columns.event is None:
             raise ValueError("positive_events needs columns.event")
+        if self.history_events and columns.event is None:
+            raise ValueError("history_events needs columns.event")
+        if self.history_events and set(self.history_events) <= set(self.positive_events):
+            raise ValueError(
+                "history_events must name a kind that is not in positive_events: positives are in"
+                " histories anyway"
+            )
         if self.order is not None and columns.timestamp is not None:
             raise ValueError(
                 "order replaces timestamps, so order and columns.timestamp exclude each other:"

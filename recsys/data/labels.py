@@ -37,6 +37,8 @@ RATE = pa.field("rate", pa.float32())
 """Share of such rows that the source kept (0..1]."""
 IMPRESSION = pa.field("impression", pa.string())
 """Id of what was shown at once."""
+HISTORY = pa.field("history", pa.int8())
+"""Whether the kind of an event is one of `data.interactions.history_events`."""
 SHOWN_AT = pa.field("shown_at", pa.int32())
 """Position in what was shown, from 0 on."""
 
@@ -67,6 +69,7 @@ def label_fields(config: InteractionsConfig) -> list[pa.Field]:
     fields += [] if config.sampled is None else [RATE]
     fields += [IMPRESSION] if config.has_impressions else []
     fields += [SHOWN_AT] if config.has_positions else []
+    fields += [HISTORY] if config.history_events else []
     return fields + [
         pa.field(f"{FEATURE}{feature.name}", _VALUES[feature.value])
         for feature in config.features
@@ -306,7 +309,7 @@ def _groups(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _takes_maximum(name: str) -> bool:
-    return name.startswith(_POSITIVE) or name in (RATE.name, "weight")
+    return name.startswith(_POSITIVE) or name in (RATE.name, HISTORY.name, "weight")
 
 
 def _maxima(

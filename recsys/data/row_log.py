@@ -26,9 +26,9 @@ class RowShard:
     Attributes:
         item_row: Row of the item of each row `[n]` int32.
         timestamp: Time of each row `[n]` int64 [seconds since 1970, UTC].
-        history_end: Index in the log of the end of the user's history, the events before the row's
-            second `[n]` int64. The history starts at the user's first event in the log; that of a
-            held-out row continues the user's training events.
+        history_end: Index in `EventLog.history` of the end of the user's history, the events before
+            the row's second `[n]` int64. The history starts at the user's first event there; that
+            of a held-out row continues the user's training events.
         offsets: Index of each user's first row, and the end `[users + 1]` int64.
         labels: Labels of each row by name `[n]`: int8, 1, 0 or -1 if unknown; or amounts, float32,
             NaN if unknown.

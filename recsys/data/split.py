@@ -223,7 +223,7 @@ def remark_on_share(positives_of_day: Mapping[int, int], cut: int, wanted: float
 def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa.Table]:
     """Returns rows as `train` and `eval`, for all splits except by time.
 
-    Rows that aren't positives are in `train`, except with `given`, or if there are labels: then
+    Rows that aren't positives are in `train`, except with `given`, or if they are kept: then
     `last_out` holds out those that aren't before the held-out positive of their user, and `random`
     draws them like positives.
 
@@ -248,7 +248,7 @@ def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa
     chosen = table.take(positives)
     is_last = split == "last_out"
     is_held[positives] = _last_of_users(chosen) if is_last else _any(chosen, eval_share)
-    if any(name.startswith("label:") for name in table.column_names):
+    if any(name.startswith("label:") or name == "history" for name in table.column_names):
         others = np.flatnonzero(table["label"].to_numpy() != 1)
         is_held[others] = (
             _not_before(table, np.flatnonzero(is_held))[others]

@@ -11,6 +11,7 @@ before it. Layout of a store (docs/store.md):
         offsets.npy           index of each user's first event, and the end
         users.parquet         id and user_row of each user, in order
         rows/                 all good rows of these users with their labels, if there are labels
+        history/              events of histories, if they are more than the positives
     eval/00000/ …
 
 A shard is written under a hidden name, synced to disk and then renamed.
@@ -33,7 +34,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.event_log import COLUMNS, EventLog, EventShard
+from recsys.data.event_log import (
+    COLUMNS,
+    HISTORY_COLUMNS,
+    OPTIONAL,
+    EventLog,
+    EventShard,
+    HistoryLog,
+    HistoryShard,
+)
 from recsys.data.row_log import OPTIONAL_ROW_COLUMNS, ROW_COLUMNS, RowLog, RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
@@ -104,6 +113,8 @@ class InteractionStore:
             for part in PARTS
         )
         """All good rows of both parts with their labels; None: the data have no labels."""
+        self.has_others = self.train.has_others or self.eval.has_others
+        """Whether histories hold other events than positives."""
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> InteractionStore:
@@ -207,7 +218,24 @@ def _open_shard(
     }
     features = _named_columns(folder, f"{part}/{path.name}/feature.", files, shard["events"])
     offsets = _map_offsets(path / "offsets.npy", shard["users"], shard["events"])
-    return EventShard(**columns, offsets=offsets, features=features)
+    others = _open_history(folder, part, shard, files) if "history" in shard else None
+    return EventShard(**columns, offsets=offsets, features=features, others=others)
+
+
+def _open_history(
+    folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
+) -> HistoryShard:
+    at, n, n_of_log = f"{part}/{shard['name']}/history", shard["history"], shard["events"]
+    return HistoryShard(
+        **{
+            name: _map_column(
+                folder / at / f"{name}.npy", dtype, n_of_log if name in ("tied", "place") else n
+            )
+            for name, dtype in HISTORY_COLUMNS.items()
+        },
+        offsets=_map_offsets(folder / at / "offsets.npy", shard["users"], n),
+        features=_named_columns(folder, f"{at}/feature.", files, n),
+    )
 
 
 def _open_rows(
@@ -289,6 +317,7 @@ class ShardInfo:
         users: Number of users.
         files: `size` and `sha256` of each file, by name.
         rows: Number of rows with labels; None: the data have no labels.
+        history: Number of events of histories; None: they are the events.
     """
 
     name: str
@@ -296,12 +325,14 @@ class ShardInfo:
     users: int
     files: manifest.Files
     rows: int | None = None
+    history: int | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Numbers of events, users, and rows if there are any."""
+        """Numbers of events, users, and rows and events of histories if there are any."""
         sizes = {"events": self.events, "users": self.users}
-        return sizes if self.rows is None else {**sizes, "rows": self.rows}
+        more = {"rows": self.rows, "history": self.history}
+        return sizes | {name: n for name, n in more.items() if n is not None}
 
 
 def write_manifest(
@@ -361,6 +392,9 @@ def commit_shard(
         if rows is not None:
             (temporary / "rows").mkdir()
             _save_columns(temporary / "rows", rows)
+        if shard.others is not None:
+            (temporary / "history").mkdir()
+            _save_columns(temporary / "history", shard.others)
         pq.write_table(users, temporary / _USERS)
         files = manifest.checksums(temporary, manifest.file_names(temporary))
         shutil.rmtree(final, ignore_errors=True)
@@ -369,16 +403,17 @@ def commit_shard(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     n_rows = None if rows is None else len(rows)
-    return ShardInfo(final.name, len(shard), users.num_rows, files, n_rows)
+    n_history = None if shard.others is None else len(shard.others)
+    return ShardInfo(final.name, len(shard), users.num_rows, files, n_rows, n_history)
 
 
-def _save_columns(folder: Path, shard: EventShard | RowShard) -> None:
+def _save_columns(folder: Path, shard: EventShard | RowShard | HistoryShard) -> None:
     """Writes the fields of a shard; fields of several columns have a file each."""
     for name, column in vars(shard).items():
         several = column if isinstance(column, Mapping) else {}
         for key, one in several.items():
             np.save(folder / f"{name.removesuffix('s')}.{key}.npy", one)
-        if column is not None and column is not several:
+        if isinstance(column, np.ndarray):
             np.save(folder / f"{name}.npy", column)
 
 
@@ -407,6 +442,42 @@ def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
     np.maximum.accumulate(first, out=first)
     position -= first
     return position
+
+
+def positives_of(
+    shard: EventShard, is_positive: np.ndarray, inside: np.ndarray | None = None
+) -> EventShard:
+    """Returns the positives of a shard.
+
+    Args:
+        shard: The events.
+        is_positive: Which of them are positives `[n]` bool.
+        inside: Which of them histories hold, all positives among them `[n]` bool; None: the
+            positives.
+    """
+    user = np.repeat(np.arange(len(shard.offsets) - 1), np.diff(shard.offsets))
+
+    def chosen(which: np.ndarray) -> dict[str, Any]:
+        return {
+            "item_row": shard.item_row[which],
+            "timestamp": shard.timestamp[which],
+            "offsets": np.concatenate([[0], np.cumsum(which)])[shard.offsets],
+            "tied": count_tied(user[which], shard.timestamp[which]),
+            "features": {name: column[which] for name, column in shard.features.items()},
+        }
+
+    others = None
+    if inside is not None:
+        place, columns = np.flatnonzero(is_positive[inside]), chosen(inside)
+        others = HistoryShard(**columns | {"tied": columns["tied"][place], "place": place})
+    found = {name: getattr(shard, name) for name in OPTIONAL}
+    optional: dict[str, Any] = {n: x[is_positive] for n, x in found.items() if x is not None}
+    return EventShard(
+        user_row=shard.user_row[is_positive],
+        others=others,
+        **chosen(is_positive),
+        **optional,
+    )
 
 
 _BITS = 63
@@ -462,7 +533,7 @@ def settle(order: np.ndarray, key: np.ndarray, rest: Sequence[np.ndarray]) -> np
 
 @dataclasses.dataclass(frozen=True)
 class ServingHistories:
-    """The positives of every known user in both parts, oldest first.
+    """The events of the histories of every known user in both parts, oldest first.
 
     Attributes:
         ids: Id of each user `[n]` large_string: users of training in the order of the store, then
@@ -475,6 +546,7 @@ class ServingHistories:
             requested, or if the events have none.
         features: Features of each event by name `[events, width]`; see
             `recsys.data.event_log.EventShard`.
+        is_positive: Which events are positives `[events]` bool; None: all.
     """
 
     ids: pa.Array
@@ -483,6 +555,7 @@ class ServingHistories:
     item_rows: np.ndarray
     times: np.ndarray | None = None
     features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    is_positive: np.ndarray | None = None
 
 
 def serving_histories(
@@ -491,7 +564,7 @@ def serving_histories(
     """Joins each user's events of both parts; in a split by time, held-out events come last.
 
     Args:
-        store: The positives.
+        store: The events.
         features: Names of the features of events to include.
         times: Whether to include the times of events, if the store has them.
     """
@@ -502,15 +575,16 @@ def serving_histories(
     eval_index[is_new] = np.arange(n_trained, n_users)
 
     n_train, n_eval = np.zeros((2, n_users), np.int64)
-    n_train[:n_trained] = np.diff(store.train.offsets)
-    n_eval[eval_index] = np.diff(store.eval.offsets)
+    trained, held_out = store.train.history, store.eval.history
+    n_train[:n_trained] = np.diff(trained.offsets)
+    n_eval[eval_index] = np.diff(held_out.offsets)
     offsets = np.zeros(n_users + 1, np.int64)
     np.cumsum(n_train + n_eval, out=offsets[1:])
     of_train = ranges(offsets[:-1], n_train)
     of_eval = ranges((offsets[:-1] + n_train)[eval_index], n_eval[eval_index])
 
-    def joined(read: Callable[[EventLog], Any], dtype: Any = None) -> np.ndarray:
-        logs = ((of_train, store.train), (of_eval, store.eval))
+    def joined(read: Callable[[HistoryLog], Any], dtype: Any = None) -> np.ndarray:
+        logs = ((of_train, trained), (of_eval, held_out))
         parts = [(places, read(log)) for places, log in logs if len(log)]
         like = parts[0][1] if parts else np.zeros(0, dtype)
         column = np.empty((offsets[-1], *like.shape[1:]), like.dtype)
@@ -534,4 +608,5 @@ def serving_histories(
             name: joined(lambda log, name=name: log.features[name], np.int32)  # type: ignore[misc]
             for name in features
         },
+        is_positive=joined(lambda log: log.is_positive, np.bool_) if store.has_others else None,
     )

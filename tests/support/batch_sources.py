@@ -33,13 +33,13 @@ def small_source():
     return make(events, catalogue)
 
 
-def make_log(user, item, time, weight=None, kind=None, features=None):
+def make_log(user, item, time, weight=None, positive=None, features=None):
     """A log of two shards: the users below 4, and the others; user `u` has row `u`."""
     shards = []
     for first, end in ((0, 4), (4, N_USERS)):
         which = (first <= user) & (user < end)
         columns = [column[which] for column in (user, item, time)]
-        optional = {"weight": weight, "kind": kind}
+        optional = {"weight": weight, "positive": positive}
         optional = {name: x[which] for name, x in optional.items() if x is not None}
         own = {name: x[which] for name, x in (features or {}).items()}
         shards.append(sorted_shard(user[which] - first, *columns, end - first, own, **optional))

@@ -32,6 +32,15 @@ def main(folder):
     embedded = [embedding(signatures["embed_query"], query, loaded) for query in asked]
     np.save(folder / "embedded.npy", np.concatenate(embedded))
     answers = {"answers": [in_every_form(loaded, query) for query in asked]}
+    users = sorted({query["user"] for query in asked})
+    stored = signatures["stored_history"](user_id=tf.constant(users))["item_ids"].numpy()
+    answers["stored"] = {
+        user: [id_.decode() for id_ in ids if id_] for user, ids in zip(users, stored, strict=True)
+    }
+    answers["new"] = {
+        user: [item.id for item in loaded.recommend(user, k=K, exclude_seen=True).items]
+        for user in users
+    }
     (folder / "answers.json").write_text(json.dumps(answers))
 
 

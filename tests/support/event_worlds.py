@@ -44,12 +44,14 @@ class Events:
         who: User ids.
         what: Item ids.
         time: Times, in order.
+        positive: Which are positives; histories hold all.
         raw: Values by column; None is missing.
     """
 
     who: np.ndarray
     what: np.ndarray
     time: np.ndarray
+    positive: np.ndarray
     raw: dict
 
 
@@ -66,7 +68,8 @@ def make_events(n=300, seed=0):
         "sent": time - 40_000_000,
     }
     who = rng.choice([f"u{k}" for k in range(12)], n)
-    return Events(who, rng.choice([f"i{k}" for k in range(20)], n), time, raw)
+    what, positive = rng.choice([f"i{k}" for k in range(20)], n), rng.random(n) < 0.4
+    return Events(who, what, time, positive, raw)
 
 
 def typed(value, column):
@@ -121,6 +124,7 @@ def write_world(folder, seed=0):
     for which in (is_train, ~is_train):
         chosen = [row for row, own in zip(rows, which, strict=True) if own]
         table = event_table(chosen, users, items)
+        table = table.append_column("positive", pa.array(events.positive[which]))
         for name, x in encoded.items():
             table = table.append_column(f"feature:{name}", pa.array([*x[which]]))
         tables.append(table)

@@ -27,7 +27,9 @@ class TrainedTimes:
 
     def __init__(self, folder: Path, shards: Sequence[ShardInfo], users: UserOrder) -> None:
         self._users = users
-        folders = [folder / shard.name for shard in shards]
+        folders = [
+            folder / shard.name / ("" if shard.history is None else "history") for shard in shards
+        ]
         self._times = ShardedColumn([map_array(one / "timestamp.npy") for one in folders], np.int64)
         counts = [np.diff(map_array(one / "offsets.npy")) for one in folders]
         self._offsets = np.cumsum(np.concatenate([[0], *counts]))

@@ -12,9 +12,11 @@
         feature.<name>.parquet       the unique texts, in ascending order
     Split-train/data-….parquet       its rows as examples, in the place that TFX expects
 
-Without `data.interactions.labels` the events are the positives. With it they are all good rows:
+Without `data.interactions.labels` the events are the positives and, with `history_events`, those
+of other kinds (then with `positive.npy`). With it they are all good rows:
 
         positive.npy                 whether the event is a positive
+        history.npy                  whether histories hold the event, if not only positives
         label.<name>.npy             int8, 1, 0 or -1 (unknown); amounts: float32, NaN if unknown
         rate.npy                     share of such rows that the source kept
         impression.npy               hash of the impression's id, 0: none
@@ -43,7 +45,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.example_files import write_examples
 from recsys.data.hashes import fingerprints
-from recsys.data.labels import FEATURE, IMPRESSION, LABEL
+from recsys.data.labels import FEATURE, HISTORY, IMPRESSION, LABEL
 from recsys.data.split import PART, count_days, event_times
 from recsys.data.store import event_order, map_array
 from recsys.data.vocabulary import count_codes
@@ -66,7 +68,7 @@ def write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> 
         with (temporary / EXAMPLES).open("wb") as sink:
             write_examples(_as_text(rows), sink)
     has_labels = any(column.startswith(LABEL) for column in rows.column_names)
-    n_events = write_events(temporary, rows if has_labels else rows.filter(_is_positive(rows)))
+    n_events = write_events(temporary, rows if has_labels else rows.filter(_is_in_history(rows)))
     shutil.rmtree(folder / name, ignore_errors=True)
     temporary.rename(folder / name)
     n_positives = pc.sum(_is_positive(rows)).as_py() or 0
@@ -115,6 +117,14 @@ def _is_positive(rows: pa.Table) -> pa.ChunkedArray:
     return pc.equal(rows["label"], 1)
 
 
+def _is_in_history(rows: pa.Table) -> pa.ChunkedArray:
+    """Returns which rows histories hold `[n]` bool."""
+    is_positive = _is_positive(rows)
+    if HISTORY.name not in rows.column_names:
+        return is_positive
+    return pc.or_(is_positive, pc.equal(rows[HISTORY.name], 1))
+
+
 def _other_columns(events: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
     """Yields the columns besides user, item and time that are written, by the names of files."""
     names = events.column_names
@@ -123,8 +133,10 @@ def _other_columns(events: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
     if PART.name in names:
         yield "valid", pc.equal(events[PART.name], "valid")
     labels = [name for name in names if name.startswith(LABEL)]
-    if labels:
+    if labels or HISTORY.name in names:
         yield "positive", _is_positive(events)
+    if labels and HISTORY.name in names:
+        yield "history", _is_in_history(events)
     if "rate" in names:
         yield "rate", pc.fill_null(events["rate"], 1.0)
     if "impression" in names:
@@ -160,7 +172,7 @@ def _as_text(rows: pa.Table) -> pa.Table:
     fields = [
         pa.field(field.name, pa.string()) if pa.types.is_dictionary(field.type) else field
         for field in rows.schema
-        if field.name not in (PART.name, IMPRESSION.name)
+        if field.name not in (PART.name, IMPRESSION.name, HISTORY.name)
     ]
     return rows.select([field.name for field in fields]).cast(pa.schema(fields))
 
@@ -259,9 +271,11 @@ class SegmentPart:
             codes = self.stored("item")
         else:
             codes = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-        positive = self.column("positive")
+        codes, time, positive = codes[inside], self.time[inside], self.column("positive")
         is_positive = None if positive is None else positive[inside]
-        return count_codes(self.ids(file), codes[inside], self.time[inside], is_positive)
+        if is_positive is not None and not any(self.folder.glob("label.*.npy")):
+            codes, time, is_positive = codes[is_positive], time[is_positive], None
+        return count_codes(self.ids(file), codes, time, is_positive)
 
 
 def read_parts(examples: Path, split: str) -> list[SegmentPart]:

@@ -45,6 +45,7 @@ from recsys.data.store import (
     ShardInfo,
     commit_shard,
     count_tied,
+    positives_of,
     settle,
     write_manifest,
 )
@@ -211,10 +212,10 @@ class _PartWriter:
             lambda one: _Source(one[0], one[1], known, features),
             zip(parts, self.users.places_of_parts(), strict=True),
         )
-        self._n_events, self._n_positives = np.zeros((2, self.users.n_users), np.int64)
+        self._n_events, self._n_in_history = np.zeros((2, self.users.n_users), np.int64)
         for source in self._sources:
             self._n_events[source.place] += source.ends - source.starts
-            self._n_positives[source.place] += source.count_positives()
+            self._n_in_history[source.place] += source.count_in_history()
 
     def write(self, most: int) -> list[ShardInfo]:
         """Writes the shards, of about `most` events each."""
@@ -224,7 +225,7 @@ class _PartWriter:
     def _write_shard(self, numbered: tuple[int, tuple[int, int]]) -> ShardInfo:
         index, (first, end) = numbered
         users = self.users.table(first, end)
-        shard, rows = self._shard(first, end, users, int(self._n_positives[:first].sum()))
+        shard, rows = self._shard(first, end, users, int(self._n_in_history[:first].sum()))
         return commit_shard(self._store, self._name, index, shard, users, rows)
 
     def _shard(
@@ -242,24 +243,21 @@ class _PartWriter:
         item_row = item_row[order]
         columns = {name: column[order] for name, column in columns.items()}
         is_positive = columns.pop("positive", None)
-        features = self._encoded(columns, Moments(user, time, is_positive), users)
+        has_labels = any(name.startswith("label.") for name in columns)
+        inside: Any = columns.pop("history", is_positive if has_labels else None)
+        features = self._encoded(columns, Moments(user, time, inside), users)
         optional: dict[str, Any] = {name: columns[name] for name in OPTIONAL if name in columns}
-        if is_positive is None:
-            shard = EventShard(
-                user_row[user], item_row, time, tied, offsets, features=features, **optional
-            )
-            return shard, None
-        n_before = np.concatenate([[0], np.cumsum(is_positive)])
         log = EventShard(
-            user_row[user[is_positive]],
-            item_row[is_positive],
-            time[is_positive],
-            count_tied(user[is_positive], time[is_positive]),
-            n_before[offsets],
-            features={name: column[is_positive] for name, column in features.items()},
-            **{name: column[is_positive] for name, column in optional.items()},
+            user_row[user], item_row, time, tied, offsets, features=features, **optional
         )
+        if is_positive is None:
+            return log, None
+        inside = np.ones(len(user), bool) if inside is None else inside
+        log = positives_of(log, is_positive, None if inside is is_positive else inside)
+        if not has_labels:
+            return log, None
         before = np.arange(len(user)) - tied
+        n_before = np.concatenate([[0], np.cumsum(inside)])
         rows = RowShard(
             item_row,
             time,
@@ -347,11 +345,12 @@ class _Source:
         self.place, self.order = place, np.argsort(place, kind="stable")
         """The indices of the users, and the order that sorts them."""
 
-    def count_positives(self) -> np.ndarray:
-        """Returns the number of positives of each user `[users]` int64."""
-        if "positive" not in self._columns:
+    def count_in_history(self) -> np.ndarray:
+        """Returns the number of events of each user's history `[users]` int64."""
+        inside = self._columns.get("history", self._columns.get("positive"))
+        if inside is None:
             return self.ends - self.starts
-        n_before = np.concatenate([[0], np.cumsum(self._columns["positive"])])
+        n_before = np.concatenate([[0], np.cumsum(inside)])
         return n_before[self.ends] - n_before[self.starts]
 
     def read(self, name: str, places: np.ndarray) -> np.ndarray:

@@ -87,9 +87,10 @@ def save_probe(folder: Path, model: RetrievalModel, inputs: ModelInputs, log: Ev
 
 def _times(log: EventLog, events: np.ndarray, length: int) -> np.ndarray:
     """Returns the times of the events before events `[n, length]`, padded with `MISSING`."""
-    first = log.offsets[log.user_index(events)]
-    places = (events - log.tied[events])[:, None] - 1 - np.arange(length)
-    times = log.timestamp[np.maximum(places, 0)]
+    past = log.history
+    first = past.offsets[log.user_index(events)]
+    places = past.ends(events)[:, None] - 1 - np.arange(length)
+    times = past.timestamp[np.maximum(places, 0)]
     return np.where(places >= first[:, None], times, MISSING)
 
 

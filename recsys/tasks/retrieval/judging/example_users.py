@@ -15,7 +15,7 @@ from recsys.data.event_log import AGES, ASKED_AT, ages, minutes
 from recsys.data.store import InteractionStore
 from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows, ranges
-from recsys.tasks.retrieval.judging.queries import Queries, has_cut, train_slices, values_at
+from recsys.tasks.retrieval.judging.queries import Queries, has_cut, slices_of, values_at
 from recsys.tasks.retrieval.judging.ranking import rank
 from recsys.tasks.retrieval.judging.scores import DotProducts
 from recsys.tasks.retrieval.judging.systems import System
@@ -118,13 +118,15 @@ def _queries_at_cut(
 ) -> Queries:
     """Returns a query for each user at the cut, with the context of the first held-out event."""
     store, n = data.store, len(ids)
-    starts, ends = train_slices(store, trained)
-    places = ranges(starts, ends - starts)
-    offsets = np.concatenate([[0], np.cumsum(ends - starts)])
+    past = store.train.history
+    starts, ends = slices_of(past, trained)
+    places, offsets = ranges(starts, ends - starts), np.cumsum([0, *(ends - starts)])
+    own, own_ends = slices_of(store.train, trained)
+    seen = store.train.item_row[ranges(own, own_ends - own)]
     of_history, of_query = {}, {}
     now = np.full(n, store.cut)
     if store.split.order == "time":
-        times = store.train.timestamp
+        times = past.timestamp
         of_history[AGES] = RaggedRows(ages(store.cut, times[places]), offsets)
         of_query[ASKED_AT] = minutes(now)
         newest = times[np.maximum(ends - 1, 0)] if len(times) else now
@@ -132,8 +134,8 @@ def _queries_at_cut(
     asked = store.eval_users.find(pa.array(ids, pa.large_string()))
     first = np.where(asked >= 0, store.eval.offsets[asked], 0)
     for one in data.event_features:
-        if len(store.train):
-            attribute = RaggedRows(store.train.features[one.name][places], offsets)
+        if len(past):
+            attribute = RaggedRows(past.features[one.name][places], offsets)
             of_history[history_input(one.name)] = attribute
         if one.feature.value in ("time", "gap") and has_cut(store):
             of_query[one.name] = one.encode(values_at(one.feature.value, now, idle_s))
@@ -143,10 +145,11 @@ def _queries_at_cut(
     return Queries(
         np.arange(n),
         np.zeros(n, np.int32),
-        RaggedRows(store.train.item_row[places], offsets),
+        RaggedRows(seen, np.cumsum([0, *(own_ends - own)])),
         RaggedRows.of(held_out),
         of_history=of_history,
         of_query=of_query,
+        history=RaggedRows(past.item_row[places], offsets),
     )
 
 

@@ -20,6 +20,7 @@ from recsys.data.event_log import (
     AGES,
     ASKED_AT,
     EventLog,
+    HistoryLog,
     ages,
     input_dtype,
     minutes,
@@ -48,6 +49,8 @@ class Queries:
         of_history: Inputs of a model with an entry for each of `seen`, in its order: attributes,
             and ages [s] int32.
         of_query: Inputs of a model `[n, …]`: context, and query times [min] int32.
+        history: Item rows of the events before the query that a history holds, if they are more
+            than `seen`; then `of_history` is in its order.
     """
 
     user: np.ndarray
@@ -57,6 +60,7 @@ class Queries:
     idle_s: np.ndarray | None = None
     of_history: Mapping[str, RaggedRows] = dataclasses.field(default_factory=dict)
     of_query: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    history: RaggedRows | None = None
 
     def __len__(self) -> int:
         return len(self.user)
@@ -71,11 +75,12 @@ class Queries:
             None if self.idle_s is None else self.idle_s[chosen],
             {name: lists.select(chosen) for name, lists in self.of_history.items()},
             {name: values[chosen] for name, values in self.of_query.items()},
+            None if self.history is None else self.history.select(chosen),
         )
 
     def histories(self, length: int) -> np.ndarray:
-        """Returns the newest seen items `[n, length]` int32, the newest first, padded with 0."""
-        return self._newest(self.seen, length)
+        """Returns the histories `[n, length]` int32, the newest first, padded with 0."""
+        return self._newest(self.seen if self.history is None else self.history, length)
 
     def given(self, names: Collection[str], length: int) -> dict[str, np.ndarray]:
         """Returns inputs of a model that come from events, those of `names` that are known.
@@ -151,17 +156,23 @@ def make_queries(
         chosen = of_some_users(user, most, seed)
         starts, ends, user = starts[chosen], ends[chosen], user[chosen]
     now = log.timestamp[starts] if kind == "each_moment" else np.full(len(starts), store.cut)
-    idle_s: Any = _idle(store, user, starts, kind)
+    pasts = store.train.history, log.history
+    until = pasts[1].ends(starts) if kind == "each_moment" else pasts[1].offsets[user]
+    idle_s: Any = _idle(store, user, until, now)
+
+    def before(column: Callable[[HistoryLog], Any], now: np.ndarray | None = None) -> RaggedRows:
+        return _before(store, pasts, user, until, column, now)
+
     has_times = store.split.order == "time"
     of_history, of_query = {}, {}
     if AGES in inputs and has_times:
-        of_history[AGES] = _seen(store, user, starts, lambda log: log.timestamp, now)
+        of_history[AGES] = before(lambda log: log.timestamp, now)
     if ASKED_AT in inputs and has_times:
         of_query[ASKED_AT] = minutes(now)
     for one in features:
         name = one.name
         if history_input(name) in inputs:
-            of_history[history_input(name)] = _seen(store, user, starts, _feature(name))
+            of_history[history_input(name)] = before(_feature(name))
         if name in inputs:
             of_query[name] = log.features[name][starts]
             if kind == "at_cut" and has_cut(store) and one.feature.value in ("time", "gap"):
@@ -169,15 +180,16 @@ def make_queries(
     return Queries(
         user=user,
         user_row=store.eval_users.rows[user],
-        seen=_seen(store, user, starts, lambda log: log.item_row),
+        seen=_before(store, (store.train, log), user, starts, lambda log: log.item_row),
         positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
         idle_s=idle_s,
         of_history=of_history,
         of_query=of_query,
+        history=before(lambda log: log.item_row) if store.has_others else None,
     )
 
 
-def _feature(name: str) -> Callable[[EventLog], Any]:
+def _feature(name: str) -> Callable[[HistoryLog], Any]:
     return lambda log: log.features[name]
 
 
@@ -198,22 +210,27 @@ def values_at(value: str, now: np.ndarray, idle_s: np.ndarray) -> pa.Array:
 
 
 def _idle(
-    store: InteractionStore, user: np.ndarray, starts: np.ndarray, kind: Protocol
+    store: InteractionStore, user: np.ndarray, until: np.ndarray, now: np.ndarray
 ) -> np.ndarray | None:
     """Returns the time since the event before each query `[n]` int64 [s]; -1 without one.
 
     None if it is unknown: without times, or if held-out events don't come last.
+
+    Args:
+        store: The events.
+        user: Evaluation user of each query `[n]`.
+        until: End of its history in `store.eval.history` `[n]`.
+        now: Query times `[n]`.
     """
     if not has_cut(store):
         return None
-    train, held_out = store.train, store.eval
-    first, end = train_slices(store, store.trained_user[user])
+    train, held_out = store.train.history, store.eval.history
+    first, end = slices_of(train, store.trained_user[user])
     last = np.full(len(user), -1, np.int64)
     is_known = end > first
     last[is_known] = train.timestamp[end[is_known] - 1]
-    is_later = starts > held_out.offsets[user]
-    last[is_later] = held_out.timestamp[starts[is_later] - 1]
-    now = held_out.timestamp[starts] if kind == "each_moment" else store.cut
+    is_later = until > held_out.offsets[user]
+    last[is_later] = held_out.timestamp[until[is_later] - 1]
     return np.where(is_known | is_later, now - last, -1)
 
 
@@ -253,28 +270,30 @@ def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
     return np.isin(user, users[chosen or [int(counts.argmin())]])
 
 
-def _seen(
+def _before(
     store: InteractionStore,
+    logs: tuple[Any, Any],
     user: np.ndarray,
     starts: np.ndarray,
-    column: Callable[[EventLog], Any],
+    column: Callable[[Any], Any],
     now: np.ndarray | None = None,
 ) -> RaggedRows:
     """Returns a column of each query's events before the cut, then of those up to the query.
 
     Args:
         store: The positives, split at the cut.
+        logs: The events of `store.train` and `store.eval`, or of their histories.
         user: Evaluation user of each query `[n]`.
-        starts: Index of its first held-out event `[n]`.
+        starts: End of the query's held-out events in the second log `[n]`, exclusive.
         column: Returns a column of a log.
         now: Query times `[n]`, of a column of times: their ages are returned; None: the column.
     """
-    train_start, train_end = train_slices(store, store.trained_user[user])
-    eval_start = store.eval.offsets[user]
+    train_start, train_end = slices_of(logs[0], store.trained_user[user])
+    eval_start = logs[1].offsets[user]
     n_train, n_eval = train_end - train_start, starts - eval_start
     offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
-    held_out = column(store.eval)
-    trained = column(store.train) if len(store.train) else held_out
+    held_out = column(logs[1])
+    trained = column(logs[0]) if len(logs[0]) else held_out
     dtype = held_out.dtype if now is None else np.int32
     rows = np.empty((offsets[-1], *held_out.shape[1:]), dtype)
     # One by one: index arrays for all queries would take six times the memory.
@@ -287,15 +306,14 @@ def _seen(
     return RaggedRows(rows, offsets)
 
 
-def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the start and end of the training events of `users` `[b]` int64.
+def slices_of(log: EventLog | HistoryLog, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the start and end of the events of `users` `[b]` int64.
 
     Args:
-        store: The positives, split at the cut.
-        users: Users of the training log `[b]`; -1 without training events, which gives
-            an empty slice.
+        log: Events.
+        users: Users of the log `[b]`; -1 without events, which gives an empty slice.
     """
-    known, offsets = users >= 0, store.train.offsets
+    known, offsets = users >= 0, log.offsets
     start, end = np.zeros((2, len(users)), np.int64)
     start[known], end[known] = offsets[users[known]], offsets[users[known] + 1]
     return start, end

@@ -317,7 +317,7 @@ class Retrieval(tf.Module):
     ) -> tuple[tf.Tensor, tf.RaggedTensor]:
         """Returns the users' numbers `[b]`, and the item rows to mask, including row 0."""
         user = self._users.numbers(user_id)
-        seen = tf.concat([self._users.history(user), self._items(history)], axis=1)
+        seen = tf.concat([self._users.seen(user), self._items(history)], axis=1)
         seen = tf.ragged.boolean_mask(seen, _as_ragged(exclude_seen, seen))
         return user, tf.concat([tf.zeros_like(user, tf.int32)[:, None], seen], axis=1)
 

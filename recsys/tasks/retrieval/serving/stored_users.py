@@ -27,7 +27,7 @@ class StoredUsers(tf.Module):
 
     Args:
         saved: The model.
-        histories: The positives of every user.
+        histories: The events of every user.
     """
 
     def __init__(self, saved: TrainedModel, histories: ServingHistories) -> None:
@@ -43,6 +43,8 @@ class StoredUsers(tf.Module):
         offsets = np.concatenate([[0], histories.offsets, ends])
         self._offsets = constant(offsets, tf.int32 if offsets[-1] < 2**31 else tf.int64)
         self._items = constant(np.append(histories.item_rows, 0), tf.int32)
+        if histories.is_positive is not None:
+            self._masks = constant(np.append(histories.is_positive, False), tf.bool)
         if histories.times is not None:
             # The last entry is the newest time of all, the default query time.
             newest = histories.times.max() if len(histories.times) else 0
@@ -102,6 +104,15 @@ class StoredUsers(tf.Module):
         places = tf.ragged.range(*self._slice(user))
         # Gathers the values, since a ragged gather would copy the whole variable.
         return places.with_values(tf.gather(self._items, places.values))
+
+    def seen(self, user: tf.Tensor) -> tf.RaggedTensor:
+        """Returns the item rows of `history`, but 0 for events that are no positives."""
+        rows = self.history(user)
+        if not hasattr(self, "_masks"):
+            return rows
+        places = tf.ragged.range(*self._slice(user))
+        masks = tf.gather(self._masks, places.values)
+        return rows.with_values(tf.where(masks, rows.values, tf.zeros_like(rows.values)))
 
     def _slice(self, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         bounds = tf.gather(self._offsets, user), tf.gather(self._offsets, user + 1)

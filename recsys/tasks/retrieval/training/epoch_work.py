@@ -321,13 +321,15 @@ def held_back_queries(
     if events.draw in ONE_QUERY_PER_USER:  # The query time is after all events.
         newest = max(int(shard.timestamp.max()) for shard in log.shards if len(shard))
         now = np.full(len(first), newest)
+    past = log.history
+    before = _histories(events, user[first], first) if log.has_others else seen
     of_history, of_query = dict[str, np.ndarray](), {ASKED_AT: minutes(now)}
     for x in of_events:
         if x.name == AGES:
-            asked = np.repeat(now, np.diff(seen.offsets))
-            of_history[x.name] = ages(asked, log.timestamp[seen.rows])
+            asked = np.repeat(now, np.diff(before.offsets))
+            of_history[x.name] = ages(asked, past.timestamp[before.rows])
         elif x.feature is not None and x.of_history:
-            of_history[x.name] = log.features[x.feature][seen.rows]
+            of_history[x.name] = past.features[x.feature][before.rows]
         elif x.feature is not None and each_moment:
             of_query[x.name] = log.features[x.feature][held[first]]
     return Queries(
@@ -335,8 +337,9 @@ def held_back_queries(
         user_row=log.user_row[held[first]],
         seen=RaggedRows(log.item_row[seen.rows], seen.offsets),
         positives=without_twins(log.item_row[places], end - first),
-        of_history={name: RaggedRows(x, seen.offsets) for name, x in of_history.items()},
+        of_history={name: RaggedRows(x, before.offsets) for name, x in of_history.items()},
         of_query=of_query,
+        history=RaggedRows(past.item_row[before.rows], before.offsets) if log.has_others else None,
     )
 
 
@@ -366,3 +369,15 @@ def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows
         kept = np.delete(np.arange(start, end), held[own] - start)
         lists.append(np.concatenate([kept, held[own.start : query]]))
     return RaggedRows(np.concatenate(lists), np.cumsum([len(part) for part in lists]))
+
+
+def _histories(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows:
+    """Returns the indices in `events.log.history` of each query's history; args as in `_seen`."""
+    past = events.log.history
+    starts, ends = past.offsets[user], past.offsets[user + 1]
+    if events.draw in ONE_QUERY_PER_USER:
+        starts, ends = events.history_numbers(starts), events.history_numbers(ends)
+        places = events.history_places(ranges(starts, ends - starts))
+        return RaggedRows(places, np.cumsum([0, *(ends - starts)]))
+    counts = past.ends(events.held[first]) - starts
+    return RaggedRows(ranges(starts, counts), np.cumsum([0, *counts]))

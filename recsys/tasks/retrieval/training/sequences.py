@@ -28,16 +28,21 @@ NO_STATE = -1
 """Column of an example without an earlier item."""
 
 
-def packing(model: RetrievalConfig, train: TrainConfig, multiple: int = 1) -> tuple[int, int]:
+def packing(
+    model: RetrievalConfig, train: TrainConfig, multiple: int = 1, events_of_example: float = 1.0
+) -> tuple[int, int]:
     """Returns the number of rows per batch, and of examples per row.
 
     Args:
         model: The length of a history.
         train: The batch size, and the overlap of rows.
         multiple: Number of devices; the rows are a multiple of it and `train.negative_groups`.
+        events_of_example: Mean number of events in histories per example: more than 1 with
+            `data.interactions.history_events`.
     """
     multiple = math.lcm(multiple, train.negative_groups)
-    new = max(1, model.history - round(model.history * train.window_overlap))
+    new = model.history - round(model.history * train.window_overlap)
+    new = max(1, round(new / events_of_example))
     return max(1, train.batch_size // new // multiple) * multiple, new
 
 
@@ -92,12 +97,18 @@ class SequenceSource(BatchSource):
     @property
     def new(self) -> int:
         """Number of examples per row."""
-        return packing(self.model, self.train, self.multiple)[1]
+        return self._packing[1]
 
     @property
     def rows(self) -> int:
         """Number of rows per batch, a multiple of the number of devices."""
-        return packing(self.model, self.train, self.multiple)[0]
+        return self._packing[0]
+
+    @functools.cached_property
+    def _packing(self) -> tuple[int, int]:
+        log = self.events.log
+        share = len(log.history) / max(1, len(log))
+        return packing(self.model, self.train, self.multiple, share)
 
     @property
     def batch_size(self) -> int:
@@ -125,7 +136,8 @@ class SequenceSource(BatchSource):
             with_items=self.part.is_whole,
             context=self.context,
         )
-        return events | self._windows(end)
+        is_more = self.events.log.has_others
+        return events | (self._windows_of_others(end) if is_more else self._windows(end))
 
     def _numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
         row, place = np.divmod(places, self.new)
@@ -171,6 +183,40 @@ class SequenceSource(BatchSource):
         of_events = places.reshape(numbers.shape)[:, 1:]
         for name in self.attributes:
             x = log.features[name][of_events]
+            windows[of_history(name)] = x.astype(input_dtype(x.dtype), copy=False)
+        return windows
+
+    def _windows_of_others(self, end: np.ndarray) -> Batch:
+        """Reads the histories of rows as `_windows` does, if they hold other events, too.
+
+        Ages are relative to the newest event of the user in the data.
+        """
+        events, log, past = self.events, self.events.log, self.events.log.history
+        examples = events.log_indices((end[:, None] - 1 - np.arange(self.new)).ravel())
+        asking, stop = log.user_index(examples), past.ends(examples)
+        first, stop = map(events.history_numbers, (past.offsets[asking], stop))
+        asking, first, stop = (x.reshape(len(end), self.new) for x in (asking, first, stop))
+        # The history of the newest example ends the row.
+        numbers = stop[:, :1] - 1 - np.arange(self.model.history)
+        places = events.history_places(np.maximum(numbers, 0).ravel()).reshape(numbers.shape)
+        user = np.where(numbers >= 0, past.user_index(places), -1)
+        item = np.where(numbers >= 0, past.item_row[places], 0)
+        at = stop[:, :1] - stop
+        is_there = (stop > first) & (at < self.model.history)
+        windows = {
+            "history": item.astype(np.int32),
+            "segment": (user - user.min(axis=1, keepdims=True)).astype(np.int32),
+            "at": np.where(is_there, at, NO_STATE).astype(np.int32),
+        }
+        if self.model.reads_times:
+            newest = past.offsets[1:] - 1
+            for name, who, time in (
+                (AGES, user, past.timestamp[places]),
+                (ASKED, asking, log.timestamp[examples].reshape(asking.shape)),
+            ):
+                windows[name] = ages(past.timestamp[newest[who]], time)
+        for name in self.attributes:
+            x = past.features[name][places]
             windows[of_history(name)] = x.astype(input_dtype(x.dtype), copy=False)
         return windows
 

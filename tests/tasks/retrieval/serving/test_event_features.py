@@ -149,6 +149,17 @@ def test_all_forms_of_a_request_have_the_same_answer(world):
     assert np.abs(np.subtract(answers[0]["python"], answers[1]["python"])).max() > 1e-3
 
 
+def test_stored_histories_hold_all_events_of_which_positives_are_masked(world):
+    events, answers = world[1], json.loads((world[0] / "answers.json").read_text())
+    for user, stored in answers["stored"].items():
+        own = events.who == user
+        assert sorted(stored) == sorted(events.what[own].tolist())
+        taken, new = set(events.what[own & events.positive]), set(answers["new"][user])
+        assert not taken & new
+        assert len(new) == min(10, 20 - len(taken))
+        assert user == "nobody" or set(events.what[own & ~events.positive]) & new
+
+
 def test_the_manifest_lists_the_raw_columns(world):
     manifest = read_manifest(world[0] / "bundle")
     assert manifest["context"]["a.place"] == {

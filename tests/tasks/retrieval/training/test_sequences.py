@@ -52,14 +52,14 @@ def examples(batch):
         yield int(batch["user_row"][number]), int(batch["item_row"][number]), visible
 
 
-def pasts(log, held):
+def pasts(log, held, others=()):
     """The kept items of each user in earlier seconds, the newest first, by (user, time, item)."""
     places = [place for place in range(len(log)) if place not in held]
     columns = (log.user_row, log.timestamp, log.item_row)
     kept = [tuple(int(column[place]) for column in columns) for place in places]
-    by_event = {}
+    by_event, all_kept = {}, sorted([*kept, *others])
     for user, time, item in kept:
-        before = [i for u, t, i in kept if u == user and t < time][::-1]
+        before = [i for u, t, i in all_kept if u == user and t < time][::-1]
         by_event.setdefault((user, item), []).append(before)
     return by_event
 
@@ -70,32 +70,40 @@ def pasts(log, held):
     history=st.integers(2, 9),
     overlap=st.sampled_from([0.0, 0.25, 0.8]),
     n_held=st.sampled_from([0, 20]),
+    n_others=st.sampled_from([0, 40]),
     seed=st.integers(0, 10**6),
 )
 def test_an_example_sees_the_newest_items_of_its_own_past_and_nothing_else(
-    seconds, history, overlap, n_held, seed
+    seconds, history, overlap, n_held, n_others, seed
 ):
-    events = some_events(seconds=seconds, seed=seed)
-    held = set(np.random.default_rng(seed).choice(103, n_held, replace=False).tolist())
-    source = make(*events, held, history=history, window_overlap=overlap, seed=seed)
-    past = pasts(source.events.log, held)
+    user, item, time = some_events(seconds=seconds, seed=seed)
+    held = set(np.random.default_rng(seed).choice(63, n_held, replace=False).tolist())
+    more = {"positive": np.arange(103) >= n_others} if n_others else {}
+    events = user, item, time
+    source = make(*events, held, more=more, history=history, window_overlap=overlap, seed=seed)
+    others = zip(*(x[:n_others].tolist() for x in (user, time, item)), strict=True)
+    past = pasts(source.events.log, held, others)
     for step in range(len(source)):
         for user, item, visible in examples(source[step]):
             candidates = past[user, item]
             assert any(visible == before[: len(visible)] for before in candidates)
 
 
-def test_a_row_of_one_user_sees_as_much_as_the_overlap_promises():
-    n = 200
+@pytest.mark.parametrize(
+    ("others", "shape", "seen"), [(0, (4, 2), [8, 7, 6, 5]), (1, (2, 5), [8, 6])]
+)
+def test_a_row_of_one_user_sees_as_much_as_the_overlap_promises(others, shape, seen):
+    n, options = 200 * (others + 1), {"history": 8, "window_overlap": 0.5}
     time = np.arange(n)
-    source = make(np.ones(n, int), time % (N_ITEMS - 1) + 1, time, history=8, window_overlap=0.5)
-    assert (source.new, source.rows) == (4, 2)
+    options["more"] = {"positive": time % 2 == 0} if others else None
+    source = make(np.ones(n, int), time % (N_ITEMS - 1) + 1, time, **options)
+    assert (source.new, source.rows) == shape
     lengths = [
         len(visible) for step in range(len(source)) for _, _, visible in examples(source[step])
     ]
-    rows = np.reshape(lengths, (-1, 4))
+    rows = np.reshape(lengths, (-1, len(seen)))
     # All but those at the very beginning of the data.
-    assert (rows == [8, 7, 6, 5]).all(axis=1).sum() >= len(rows) - 2 * source.epochs
+    assert (rows == seen).all(axis=1).sum() >= len(rows) - 2 * source.epochs
     assert (np.diff(rows, axis=1) <= 0).all()
 
 
