@@ -41,7 +41,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         time.sleep(0.2)
     time.sleep(3)  # In the second night.
     os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+    first.communicate()
     assert len(journal.read_text().splitlines()) == 1
     again = _start(made.config, out)
     said, _ = again.communicate()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -221,14 +222,26 @@ def test_the_entry_point_names_models_as_the_platform_does():
     }
 
 
+def write_ratings(folder):
+    """Writes ratings of films in two groups of taste, each user in one."""
+    folder.mkdir(parents=True)
+    chance, rows = random.Random(7), set()
+    while len(rows) < 900:
+        user, item = chance.randrange(40), chance.randrange(15)
+        item += user % 2 * 15
+        rows.add(f"u{user:02},i{item:02},{10**9 + chance.randrange(50 * 86_400)}")
+    (folder / "ratings.csv").write_text("\n".join(["user,item,time", *sorted(rows)]) + "\n")
+    films = [f"i{i:02},Film {i},{('comedy', 'crime')[i % 2]}|drama" for i in range(30)]
+    (folder / "films.csv").write_text("\n".join(["id,name,genres", *films]) + "\n")
+
+
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # A step's process would not make errors of them.
 def test_the_compiled_job_runs_two_nights(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     from kubeflow_platform_stand_in import Job
-    from test_runs import write_data
 
-    write_data(tmp_path / "gcs/bucket")
+    write_ratings(tmp_path / "gcs/bucket")
     job = tmp_path / "pipeline.json"
     kubeflow.compile_pipeline(write(tmp_path, "gs://bucket", warm_start="{}"), IMAGE, job)
     text = job.read_text().replace("/gcs/bucket", str(tmp_path / "gcs/bucket"))
