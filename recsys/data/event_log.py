@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -221,7 +221,7 @@ class EventShard:
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
         features: Features of each event by name: token rows `[n, width]` of an integer type, 0 is
             missing; or numbers `[n, floats]` float32. See `recsys.data.event_features`.
-        others: What histories hold, if it is more than these events; None: these events.
+        longer_history: The events that histories hold, if they are more than these; None: these.
     """
 
     user_row: np.ndarray
@@ -232,7 +232,7 @@ class EventShard:
     weight: np.ndarray | None = None
     valid: np.ndarray | None = None
     features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    others: HistoryShard | None = None
+    longer_history: HistoryShard | None = None
 
     def __len__(self) -> int:
         return len(self.item_row)
@@ -240,8 +240,8 @@ class EventShard:
     @property
     def history(self) -> HistoryShard:
         """The events that histories hold."""
-        if self.others is not None:
-            return self.others
+        if self.longer_history is not None:
+            return self.longer_history
         columns = self.item_row, self.timestamp, self.offsets, self.tied
         return HistoryShard(*columns, features=self.features)
 
@@ -261,37 +261,65 @@ class EventShard:
         return newest_first(past.column(feature), past.offsets[user], end, length)
 
 
-class HistoryLog:
-    """The events that the histories of a log hold; concatenated shards.
+ShardT = TypeVar("ShardT")
+
+
+class UserLog(Generic[ShardT]):
+    """Concatenated shards, each with all entries of some users.
 
     Args:
-        shards: The shards.
+        shards: The shards. No user is in two of them.
 
     Attributes:
-        item_row: Row of the item of each event `[m]` int32.
-        timestamp: Time of each event `[m]` int64 [seconds since 1970, UTC].
-        features: Features of each event by name; see `EventShard`.
+        shards: The shards.
+        item_row: Row of the item of each entry `[n]` int32.
+        timestamp: Time of each entry `[n]` int64 [seconds since 1970, UTC].
+        features: Features of each entry by name, `[n, width]`; see `EventShard`.
     """
 
-    def __init__(self, shards: Sequence[HistoryShard]) -> None:
-        self._shards = shards
-        self.item_row, self.timestamp, self._tied = (
-            ShardedColumn([getattr(shard, name) for shard in shards], HISTORY_COLUMNS[name])
-            for name in ("item_row", "timestamp", "tied")
-        )
-        self.features = _features(shards)
+    def __init__(self, shards: Sequence[ShardT]) -> None:
+        self.shards = tuple(shards)
+        self.item_row = self._column("item_row", np.int32)
+        self.timestamp = self._column("timestamp", np.int64)
+        self.features = self._columns("features")
 
     def __len__(self) -> int:
         return len(self.item_row)
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """Index of each user's first event, and the end `[users + 1]` int64; held in memory."""
-        return _offsets(self._shards, self.item_row.starts)
+        """Index of each user's first entry, and the end `[users + 1]` int64; held in memory."""
+        shards: Sequence[Any] = self.shards
+        starts = self.item_row.starts
+        parts = [shard.offsets[:-1] + start for shard, start in zip(shards, starts, strict=False)]
+        return np.concatenate([*parts, starts[-1:]])
 
-    def user_index(self, events: np.ndarray) -> np.ndarray:
-        """Returns the index in the log of the user of each event here `[b]` int64."""
-        return np.searchsorted(self.offsets, events, side="right") - 1
+    def user_index(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the index in the log of each entry's user `[b]` int64."""
+        return np.searchsorted(self.offsets, entries, side="right") - 1
+
+    def _column(self, name: str, dtype: Any = None) -> ShardedColumn:
+        return ShardedColumn([getattr(shard, name) for shard in self.shards], dtype)
+
+    def _optional(self, name: str) -> ShardedColumn | None:
+        """Returns a column, or None if the shards don't have it."""
+        is_there = bool(self.shards) and getattr(self.shards[0], name) is not None
+        return self._column(name) if is_there else None
+
+    def _columns(self, name: str) -> dict[str, ShardedColumn]:
+        """Returns the columns that the shards hold by name in an attribute."""
+        keys = getattr(self.shards[0], name) if self.shards else ()
+        return {
+            key: ShardedColumn([getattr(shard, name)[key] for shard in self.shards]) for key in keys
+        }
+
+
+class HistoryLog(UserLog[HistoryShard]):
+    """The events that the histories of a log hold."""
+
+    def __init__(self, shards: Sequence[HistoryShard]) -> None:
+        super().__init__(shards)
+        self._tied = self._column("tied", HISTORY_COLUMNS["tied"])
 
     def places(self, events: np.ndarray) -> np.ndarray:
         """Returns the indices of events of the log `[b]` int64."""
@@ -313,55 +341,33 @@ class HistoryLog:
 
     @functools.cached_property
     def _place(self) -> ShardedColumn | None:
-        places = [shard.place for shard in self._shards if shard.place is not None]
-        return ShardedColumn(places) if places else None
+        return self._optional("place")
 
 
-class EventLog:
-    """Concatenated shards of events.
-
-    Args:
-        shards: The shards. No user is in two of them.
+class EventLog(UserLog[EventShard]):
+    """The events of many users.
 
     Attributes:
-        shards: The shards.
         user_row: Row of the user of each event `[n]` int32.
-        item_row: Row of the item of each event `[n]` int32.
-        timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
         tied: Events of the same user and second directly before each event `[n]` int32.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
         valid: Whether the data mark an event for validation `[n]` bool; None: no marks.
-        features: Features of each event by name, `[n, width]`; see `EventShard`.
     """
 
-    def __init__(self, shards: tuple[EventShard, ...]) -> None:
-        self.shards = shards
-        self.user_row, self.item_row = self._column("user_row"), self._column("item_row")
-        self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
+    def __init__(self, shards: Sequence[EventShard]) -> None:
+        super().__init__(shards)
+        self.user_row, self.tied = (self._column(n, COLUMNS[n]) for n in ("user_row", "tied"))
         self.weight, self.valid = map(self._optional, OPTIONAL)
-        self.features = _features(shards)
-
-    def __len__(self) -> int:
-        return len(self.item_row)
-
-    @functools.cached_property
-    def offsets(self) -> np.ndarray:
-        """Index of each user's first event, and the end `[users + 1]` int64; held in memory."""
-        return _offsets(self.shards, self.item_row.starts)
 
     @property
     def has_others(self) -> bool:
         """Whether histories hold other events, too."""
-        return any(shard.others is not None for shard in self.shards)
+        return any(shard.longer_history is not None for shard in self.shards)
 
     @functools.cached_property
     def history(self) -> HistoryLog:
         """The events that histories hold, of the same users."""
         return HistoryLog([shard.history for shard in self.shards])
-
-    def user_index(self, events: np.ndarray) -> np.ndarray:
-        """Returns the index in the log of each event's user `[b]` int64."""
-        return np.searchsorted(self.offsets, events, side="right") - 1
 
     def histories(self, events: np.ndarray, length: int) -> np.ndarray:
         """Returns the items of each event's user before it.
@@ -380,24 +386,6 @@ class EventLog:
             to = order[part]
             out[to] = self.shards[number].histories(events[to] - starts[number], length)
         return out
-
-    def _optional(self, name: str) -> ShardedColumn | None:
-        is_there = bool(self.shards) and getattr(self.shards[0], name) is not None
-        return self._column(name) if is_there else None
-
-    def _column(self, name: str) -> ShardedColumn:
-        return ShardedColumn([getattr(shard, name) for shard in self.shards], COLUMNS[name])
-
-
-def _features(shards: Sequence[EventShard] | Sequence[HistoryShard]) -> dict[str, ShardedColumn]:
-    names = shards[0].features if shards else ()
-    return {name: ShardedColumn([shard.features[name] for shard in shards]) for name in names}
-
-
-def _offsets(shards: Sequence[Any], starts: np.ndarray) -> np.ndarray:
-    """Returns the offsets of shards that start at `starts` `[shards + 1]`, concatenated."""
-    parts = [shard.offsets[:-1] + start for shard, start in zip(shards, starts, strict=False)]
-    return np.concatenate([*parts, starts[-1:]])
 
 
 def input_dtype(dtype: Any) -> np.dtype:

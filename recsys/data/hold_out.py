@@ -383,7 +383,7 @@ class KeptShard(_Kept):
         Args and results are those of `past` (leave one out).
         """
         user, places = self._user(numbers), numbers
-        if self.shard.others is not None:
+        if self.shard.longer_history is not None:
             places = self.shard.history.places(self.log_indices(numbers))
             places = places - np.searchsorted(self.hidden, places)
         start, end = self._history_offsets[user], self._history_offsets[user + 1]
@@ -406,7 +406,7 @@ class KeptShard(_Kept):
     @property
     def item_row(self) -> np.ndarray:
         """Items of the kept events `[kept]` int32."""
-        return self._column(None) if self.shard.others is None else self._own_item_row
+        return self._column(None) if self.shard.longer_history is None else self._own_item_row
 
     @functools.cached_property
     def _own_item_row(self) -> np.ndarray:

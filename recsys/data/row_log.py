@@ -7,12 +7,11 @@ Rows exist if the config has `data.interactions.labels`. The users are those of 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from recsys.data.event_log import ShardedColumn
+from recsys.data.event_log import UserLog
 
 ROW_COLUMNS = {"item_row": np.int32, "timestamp": np.int64, "history_end": np.int64}
 OPTIONAL_ROW_COLUMNS = {"rate": np.float32, "impression": np.int32, "position": np.int32}
@@ -54,47 +53,16 @@ class RowShard:
         return len(self.item_row)
 
 
-class RowLog:
-    """Concatenated shards of rows.
-
-    Args:
-        shards: The shards, with the users of the log's shards.
+class RowLog(UserLog[RowShard]):
+    """All good rows of many users, in the order of the log's.
 
     Attributes:
-        shards: The shards.
-        item_row, timestamp, history_end, labels, rate, impression, position, features: The columns
-            of the shards, concatenated; see `RowShard`.
+        history_end, labels, rate, impression, position: Columns of the shards, concatenated; see
+            `RowShard`.
     """
 
-    def __init__(self, shards: tuple[RowShard, ...]) -> None:
-        self.shards = shards
-        self.item_row, self.timestamp, self.history_end = (
-            ShardedColumn([getattr(shard, name) for shard in shards], dtype)
-            for name, dtype in ROW_COLUMNS.items()
-        )
+    def __init__(self, shards: Sequence[RowShard]) -> None:
+        super().__init__(shards)
+        self.history_end = self._column("history_end", ROW_COLUMNS["history_end"])
         self.rate, self.impression, self.position = map(self._optional, OPTIONAL_ROW_COLUMNS)
-        self.labels, self.features = (
-            {
-                name: ShardedColumn([getattr(shard, what)[name] for shard in shards])
-                for name in (getattr(shards[0], what) if shards else ())
-            }
-            for what in ("labels", "features")
-        )
-
-    def __len__(self) -> int:
-        return len(self.item_row)
-
-    @functools.cached_property
-    def offsets(self) -> np.ndarray:
-        """Index of each user's first row, and the end `[users + 1]` int64; held in memory."""
-        starts = self.item_row.starts
-        parts = [s.offsets[:-1] + start for s, start in zip(self.shards, starts, strict=False)]
-        return np.concatenate([*parts, starts[-1:]])
-
-    def user_index(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the index in the log of each row's user `[b]` int64."""
-        return np.searchsorted(self.offsets, rows, side="right") - 1
-
-    def _optional(self, name: str) -> ShardedColumn | None:
-        is_there = bool(self.shards) and getattr(self.shards[0], name) is not None
-        return ShardedColumn([getattr(shard, name) for shard in self.shards]) if is_there else None
+        self.labels = self._columns("labels")

@@ -218,8 +218,8 @@ def _open_shard(
     }
     features = _named_columns(folder, f"{part}/{path.name}/feature.", files, shard["events"])
     offsets = _map_offsets(path / "offsets.npy", shard["users"], shard["events"])
-    others = _open_history(folder, part, shard, files) if "history" in shard else None
-    return EventShard(**columns, offsets=offsets, features=features, others=others)
+    longer = _open_history(folder, part, shard, files) if "history" in shard else None
+    return EventShard(**columns, offsets=offsets, features=features, longer_history=longer)
 
 
 def _open_history(
@@ -392,9 +392,9 @@ def commit_shard(
         if rows is not None:
             (temporary / "rows").mkdir()
             _save_columns(temporary / "rows", rows)
-        if shard.others is not None:
+        if shard.longer_history is not None:
             (temporary / "history").mkdir()
-            _save_columns(temporary / "history", shard.others)
+            _save_columns(temporary / "history", shard.longer_history)
         pq.write_table(users, temporary / _USERS)
         files = manifest.checksums(temporary, manifest.file_names(temporary))
         shutil.rmtree(final, ignore_errors=True)
@@ -403,7 +403,7 @@ def commit_shard(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     n_rows = None if rows is None else len(rows)
-    n_history = None if shard.others is None else len(shard.others)
+    n_history = None if shard.longer_history is None else len(shard.longer_history)
     return ShardInfo(final.name, len(shard), users.num_rows, files, n_rows, n_history)
 
 
@@ -466,15 +466,15 @@ def positives_of(
             "features": {name: column[which] for name, column in shard.features.items()},
         }
 
-    others = None
+    longer = None
     if inside is not None:
         place, columns = np.flatnonzero(is_positive[inside]), chosen(inside)
-        others = HistoryShard(**columns | {"tied": columns["tied"][place], "place": place})
+        longer = HistoryShard(**columns | {"tied": columns["tied"][place], "place": place})
     found = {name: getattr(shard, name) for name in OPTIONAL}
     optional: dict[str, Any] = {n: x[is_positive] for n, x in found.items() if x is not None}
     return EventShard(
         user_row=shard.user_row[is_positive],
-        others=others,
+        longer_history=longer,
         **chosen(is_positive),
         **optional,
     )
