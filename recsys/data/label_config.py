@@ -44,7 +44,7 @@ class SampledConfig(Strict):
     """Rows of which the source kept only a share, such as rows without a click."""
 
     column: str
-    """Column whose value says whether the source kept only a share, such as the one of clicks."""
+    """Column of the value that decides which share of rows the source kept, such as `clicked`."""
     rates: Annotated[dict[str, Annotated[float, Field(gt=0.0, le=1.0)]], Field(min_length=1)]
     """Share of the rows with a value that the source kept, by value; 1 for other values (0..1]."""
 
