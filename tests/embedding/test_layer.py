@@ -64,8 +64,10 @@ def test_weights_may_be_left_out_for_some_features():
     ids = {"a": np.array([[1, 2]]), "b": np.array([[1, 2]])}
     for weights in ({"a": np.array([[0.5, 0]])}, {"a": np.array([[0.5, 0]]), "b": None}):
         out = layer(ids, weights)
-        np.testing.assert_allclose(out["a"][0], rows["one"][1] / 2, rtol=1e-6)
-        np.testing.assert_allclose(out["b"][0], rows["two"][[1, 2]].sum(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(out["a"][0], rows["one"][1] / 2, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            out["b"][0], rows["two"][[1, 2]].sum(axis=0), rtol=1e-6, atol=1e-7
+        )
 
 
 def test_configs_of_one_name_are_one_table():
@@ -79,7 +81,9 @@ def test_a_config_of_keras_rs_is_taken():
     layer.build()
     rows = layer.get_embedding_tables()["t"]
     expected = rows[[1, 2]].sum(axis=0) / 2**0.5
-    np.testing.assert_allclose(layer({"f": np.array([[1, 2]])})["f"][0], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        layer({"f": np.array([[1, 2]])})["f"][0], expected, rtol=1e-6, atol=1e-7
+    )
     again = ShardedEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
 
@@ -95,11 +99,11 @@ def test_a_partial_batch_can_be_predicted_with_the_layer(mesh):
         assert np.array_equal(layer({"f": np.arange(5)})["f"], rows[:5])
         bags = np.arange(10).reshape(5, 2)
         np.testing.assert_allclose(
-            layer({"f": bags})["f"], rows[:10].reshape(5, 2, DIM).mean(axis=1), rtol=1e-6
+            layer({"f": bags})["f"], rows[:10].reshape(5, 2, DIM).mean(axis=1), rtol=1e-6, atol=1e-7
         )
         bags = ragged([[1], [2, 3], [], [4, 5, 6], [7]], capacity=8)
         means = [rows[1], rows[2:4].mean(axis=0), 0 * rows[0], rows[4:7].mean(axis=0), rows[7]]
-        np.testing.assert_allclose(layer({"f": bags})["f"], means, rtol=1e-6)
+        np.testing.assert_allclose(layer({"f": bags})["f"], means, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
