@@ -21,8 +21,16 @@ from recsys.models.config import LEARNED_TEMPERATURE
 _EPSILON = 1e-6
 
 
+class InputDtypeLayer(keras.layers.Layer):
+    """A layer that computes in the dtype of its inputs, which Keras must not cast."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, autocast=False)
+        self._convert_input_args = False
+
+
 @keras.saving.register_keras_serializable(package="recsys")
-class Linear(keras.layers.Layer):
+class Linear(InputDtypeLayer):
     """A linear map of the last axis.
 
     Args:
@@ -30,6 +38,8 @@ class Linear(keras.layers.Layer):
         use_bias: Whether to add a bias vector.
         seed: Seed of the initial weights (Glorot uniform).
         starts_at_zero: Whether all weights are initially 0.
+        copies: Number of maps, each with its own weights; `(2, 3)` for 2 groups of 3. They are the
+            leading axes of the output, and of inputs that differ between the maps.
     """
 
     def __init__(
@@ -38,33 +48,36 @@ class Linear(keras.layers.Layer):
         use_bias: bool = True,
         seed: int = 0,
         starts_at_zero: bool = False,
+        copies: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs, autocast=False)
-        self._convert_input_args = False
+        super().__init__(**kwargs)
         self.units, self.use_bias, self.seed = units, use_bias, seed
-        self.starts_at_zero = starts_at_zero
+        self.starts_at_zero, self.copies = starts_at_zero, tuple(copies)
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights for inputs `[..., in]`."""
-        glorot = keras.initializers.GlorotUniform(seed=self.seed)
+        # Keras divides the variance by the number of copies, as by a convolution's window.
+        scale = float(math.prod(self.copies))
+        glorot = keras.initializers.VarianceScaling(scale, "fan_avg", "uniform", seed=self.seed)
         self.kernel = self.add_weight(
             name="kernel",
-            shape=(input_shape[-1], self.units),
+            shape=(*self.copies, input_shape[-1], self.units),
             initializer="zeros" if self.starts_at_zero else glorot,
         )
         self.bias: Any = None
         if self.use_bias:
-            self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
+            shape = (*self.copies, 1, self.units) if self.copies else (self.units,)
+            self.bias = self.add_weight(name="bias", shape=shape, initializer="zeros")
 
     def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns `[..., units]` of `x` `[..., in]`, in its dtype."""
+        """Returns `[*copies, ..., units]` of `x` `[..., in]`, in its dtype."""
         out = ops.matmul(x, ops.cast(self.kernel, x.dtype))
         return out if self.bias is None else out + ops.cast(self.bias, x.dtype)
 
 
 @keras.saving.register_keras_serializable(package="recsys")
-class Norm(keras.layers.Layer):
+class Norm(InputDtypeLayer):
     """Layer normalisation of the last axis (Ba et al., 2016), computed in float32.
 
     Args:
@@ -72,8 +85,7 @@ class Norm(keras.layers.Layer):
     """
 
     def __init__(self, scale: float = 1.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs, autocast=False)
-        self._convert_input_args = False
+        super().__init__(**kwargs)
         self.scale = scale
 
     def build(self, input_shape: Any) -> None:
@@ -115,6 +127,49 @@ class Dropout:
         if self.generator is None or not training:
             return x
         return keras.random.dropout(x, self.rate, seed=self.generator)
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class Mlp(InputDtypeLayer):
+    """Linear layers, each followed by an activation and dropout.
+
+    Args:
+        widths: Widths of the layers [floats]; empty for no layer.
+        seed: Seed of the initial weights and of the dropout.
+        activation: Keras name of the activation.
+        dropout: Dropout rate of the activations [0..1).
+        copies: Number of networks, each with its own weights; see `Linear`.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        seed: int = 0,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        copies: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.widths, self.seed, self.dropout = tuple(widths), seed, dropout
+        self.hidden = [
+            Linear(width, seed=seed + i, copies=copies, name=f"hidden_{i}")
+            for i, width in enumerate(self.widths)
+        ]
+        self._activate = keras.activations.get(activation)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights for inputs `[..., in]`."""
+        self._drop = Dropout(self.dropout, self.seed)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        for layer, width_in in zip(self.hidden, (input_shape[-1], *self.widths), strict=False):
+            layer.build((None, width_in))
+
+    def call(self, x: keras.KerasTensor, training: bool = False) -> keras.KerasTensor:
+        """Returns `[*copies, ..., widths[-1]]` of `x` `[..., in]`, in its dtype."""
+        for layer in self.hidden:
+            x = self._drop(self._activate(layer(x)), training)
+        return x
 
 
 @keras.saving.register_keras_serializable(package="recsys")

@@ -21,7 +21,7 @@ from keras import ops
 
 from recsys.data.event_log import AGES, ASKED, OLDEST
 from recsys.models.encoders import HistoryEncoder, masked_softmax
-from recsys.models.layers import Dropout, Linear, Norm
+from recsys.models.layers import Dropout, InputDtypeLayer, Linear, Norm
 from recsys.registry import register_encoder
 
 _BESIDE_MEAN = 0.05
@@ -198,7 +198,7 @@ def in_blocks(
 
 
 @keras.saving.register_keras_serializable(package="recsys")
-class AttentionBlock(keras.layers.Layer):
+class AttentionBlock(InputDtypeLayer):
     """Multi-head attention, then a feed-forward layer, each with a residual connection.
 
     Args:
@@ -212,8 +212,7 @@ class AttentionBlock(keras.layers.Layer):
     def __init__(
         self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs, autocast=False)
-        self._convert_input_args = False
+        super().__init__(**kwargs)
         self.dim, self.heads, self.width = dim, heads, width
         self.dropout, self.seed = dropout, seed
         self.norm, self.feed_norm = Norm(name="norm"), Norm(name="feed_norm")
@@ -250,6 +249,12 @@ class AttentionBlock(keras.layers.Layer):
             training: Whether to apply dropout.
         """
         attended = self._attended(self.norm(x), self.norm(seen), mask, training)
+        return self._fed(x, attended, training)
+
+    def _fed(
+        self, x: keras.KerasTensor, attended: keras.KerasTensor, training: bool
+    ) -> keras.KerasTensor:
+        """Returns the output of the block, given that of its attention `[batch, n, dim]`."""
         x = x + self._drop(self.out(attended), training)
         inner = self._drop(ops.relu(self.widen(self.feed_norm(x))), training)
         return x + self._drop(self.narrow(inner), training)
@@ -270,7 +275,8 @@ class AttentionBlock(keras.layers.Layer):
         return ops.reshape(attended, (-1, x.shape[1], self.dim))
 
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
-        return ops.reshape(x, (-1, x.shape[1], self.heads, self.dim // self.heads))
+        # A served request may have any number of candidates.
+        return ops.reshape(x, (-1, ops.shape(x)[1], self.heads, self.dim // self.heads))
 
 
 @register_encoder("sasrec")
@@ -426,7 +432,7 @@ class Hstu(PositionEncoder):
 
 
 @keras.saving.register_keras_serializable(package="recsys")
-class HstuBlock(keras.layers.Layer):
+class HstuBlock(InputDtypeLayer):
     """Gated attention with pointwise weights `silu(q k + b) / length` (Zhai et al., eq. 1–3).
 
     `b` is a learned bias of the distance between two columns of a row, plus, with `relative_time`,
@@ -451,8 +457,7 @@ class HstuBlock(keras.layers.Layer):
         relative_time: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs, autocast=False)
-        self._convert_input_args = False
+        super().__init__(**kwargs)
         self.length, self.dim, self.heads = length, dim, heads
         self.dropout, self.seed, self.relative_time = dropout, seed, relative_time
         self.norm, self.inner_norm = Norm(name="norm"), Norm(name="inner_norm")
