@@ -112,8 +112,7 @@ class CandidateBlock(AttentionBlock):
         seed: Seed of the initial weights and of the dropout.
     """
 
-    # The parameters differ from those of `AttentionBlock`, whose parts this block uses.
-    def call(  # type: ignore[override]
+    def call(
         self,
         history: keras.KerasTensor,
         candidates: keras.KerasTensor,

@@ -1,5 +1,4 @@
-"""Layers of rankers with inputs and weights that are equal on all backends; on TensorFlow, saves
-their outputs."""
+"""Layers of rankers, with the same inputs and weights on JAX and TensorFlow."""
 
 import sys
 from pathlib import Path
@@ -80,9 +79,20 @@ def outputs(layer, inputs):
 
 
 def main(folder):
+    """Runs graphs for any batch and any number of candidates, as exported ones are."""
+    import tensorflow as tf  # Tests' own processes have Keras on JAX.
+
     found = {}
     for name in LAYERS:
-        for number, values in enumerate(outputs(*built(name))):
+        layer, inputs = built(name)
+        shapes = [(None, *x.shape[1:]) for x in inputs]
+        any_number = {(None, CANDIDATES, DIM): (None, None, DIM)}
+        specs = [
+            tf.TensorSpec(any_number.get(shape, shape), x.dtype)
+            for shape, x in zip(shapes, inputs, strict=True)
+        ]
+        graph = tf.function(layer.__call__, input_signature=specs)
+        for number, values in enumerate(outputs(graph, inputs)):
             found[f"{name}/{number}"] = values
     np.savez(folder / "outputs.npz", **found)
 
