@@ -209,6 +209,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 " at_cut"
             )
         self.model.check_order(order)
+        self.evaluate.check_task(self.model.task)
         if unknown:
             raise ValueError(
                 "evaluate.slices must be features of items or users that have tokens"

@@ -6,13 +6,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from recsys.registry import BUILT_INS, Choice, name_of
+from recsys.registry import BUILT_INS, Choice, get, name_of, names
 from recsys.registry.choice import Stage
 from recsys.strict import Share, Strict
 
 BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")
-METRICS = tuple(BUILT_INS["metric"])
 Ratio = Annotated[float, Field(ge=0.0)]
+
+
+def metric_names(task: str) -> list[str]:
+    """Returns the names of the metrics of a task, built-in ones first."""
+    return [name for name in names("metric") if getattr(get("metric", name), "task", "") == task]
+
+
+METRICS = tuple(name for name in metric_names("retrieval") if name in BUILT_INS["metric"])
 
 
 class EvaluateConfig(Strict):
@@ -71,6 +78,16 @@ class EvaluateConfig(Strict):
         """Keys of the metrics of which lower values are better."""
         lower = [metric for metric in self.metrics if metric.better == "lower"]
         return frozenset(key for metric in lower for key in metric.keys(self.k))
+
+    def check_task(self, task: str) -> None:
+        """Raises `ValueError` if a metric measures the answers of another task."""
+        other = [metric for metric in self.metrics if metric.task != task]
+        if other:
+            raise ValueError(
+                f"evaluate.metrics must be of the model's task, {task}:"
+                f" {', '.join(metric_names(task)) or 'none is registered'}; received"
+                f" {other[0].name!r}, a metric of {other[0].task}"
+            )
 
     @model_validator(mode="after")
     def _nothing_twice(self) -> Self:

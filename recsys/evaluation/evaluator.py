@@ -71,7 +71,8 @@ def open_systems(
         The judging side of their task, and the systems by name.
 
     Raises:
-        RecsysError: As `open_system`, or the two have different tasks (R414).
+        RecsysError: As `open_system`, or the two models, or the metrics, have different tasks
+            (R414).
     """
     models = {MODEL: model} | ({} if blessed is None else {BLESSED: blessed})
     configs = {name: _model_config(model) for name, model in models.items()}
@@ -83,6 +84,15 @@ def open_systems(
             "Evaluate the model alone: --set bless.over_blessed=0.",
             tasks,
         )
+    try:
+        stage.evaluate.check_task(tasks[0])
+    except ValueError as error:
+        raise RecsysError(
+            "R414",
+            "Metrics must be of the model's task.",
+            "Name those of its task in evaluate.metrics, and one of them in bless.metric.",
+            str(error),
+        ) from error
     side = side_of(configs[MODEL], "judging")(stage, data)
     names = {MODEL: "the model", BLESSED: "the last blessed model"}
     return side, {n: open_system(side, model, names[n], mesh) for n, model in models.items()}

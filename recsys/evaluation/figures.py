@@ -43,11 +43,16 @@ def resampled_means(columns: np.ndarray, resamples: int, seed: int = 0) -> np.nd
     return np.concatenate(means)
 
 
-def resampled_values(statistics: Statistics, resamples: int, seed: int = 0) -> np.ndarray:
-    """Returns the values `[resamples]` of a pooled metric for the same resampled users."""
-    of_users, of_sums = statistics
-    draws = _draws(len(of_users), resamples, seed)
-    return np.concatenate([np.asarray(of_sums(n @ of_users), np.float64) for n in draws])
+def resampled_values(
+    statistics: Iterable[Statistics], resamples: int, seed: int = 0
+) -> list[np.ndarray]:
+    """Returns the values `[resamples]` of pooled metrics for the same resampled users."""
+    pooled = list(statistics)
+    values: list[list[np.ndarray]] = [[] for _ in pooled]
+    for n in _draws(len(pooled[0].counts), resamples, seed):
+        for own, (counts, of_counts) in zip(values, pooled, strict=True):
+            own.append(np.asarray(of_counts(n if counts.all() else n * counts), np.float64))
+    return [np.concatenate(own) for own in values]
 
 
 def _draws(n_users: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
@@ -123,8 +128,8 @@ class UserMeans:
 
         Args:
             key: Key of the mean.
-            values: Value of each query `[queries]`, or NaN; or the statistics of each user, in
-                ascending order of the users.
+            values: Value of each query `[queries]`, or NaN; or a pooled metric, whose users are in
+                ascending order.
         """
         if isinstance(values, np.ndarray):
             values = per_user(values, self._user, self.n_users)
@@ -146,7 +151,7 @@ class UserMeans:
         column = self._columns[key]
         if isinstance(column, np.ndarray):
             return float(np.nanmean(column))
-        value = float(column.of_sums(column.of_users.sum(axis=0)))
+        value = column.value
         return None if np.isnan(value) else value
 
     def users_of(self, key: Key) -> int:
@@ -156,21 +161,25 @@ class UserMeans:
             return 0
         if isinstance(column, np.ndarray):
             return int((~np.isnan(column)).sum())
-        return int(column.of_users.any(axis=1).sum())
+        return int((column.counts > 0).sum())
 
     def resample(self, keys: Iterable[Key]) -> None:
         """Resamples the means of `keys`, all with the same draws of users."""
         means: dict[Key, np.ndarray] = {}
+        pooled: dict[Key, Statistics] = {}
         for key in dict.fromkeys(keys):
             column = self._columns.get(key)
             if isinstance(column, np.ndarray):
                 means[key] = column
             elif column is not None:
-                self._samples[key] = resampled_values(column, self._draws, self._seed)
+                pooled[key] = column
         if means:
             columns = np.stack([*means.values()], axis=1)
             samples = resampled_means(columns, self._draws, self._seed)
             self._samples.update(zip(means, samples.T, strict=True))
+        if pooled:
+            values = resampled_values(pooled.values(), self._draws, self._seed)
+            self._samples.update(zip(pooled, values, strict=True))
 
     def interval(self, key: Key) -> Interval | None:
         """Returns the interval of a mean; None if too few users have a value."""

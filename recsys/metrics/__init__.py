@@ -5,8 +5,10 @@ of all candidates without those that the user has seen. Items with equal scores 
 row, so no two items share a rank. A metric is averaged over the queries of each user, then over
 users, so a user with a thousand events counts as much as one with a single event.
 
-The built-in metrics are in `recsys.metrics.rankings`: recall, precision, hit_rate, ndcg, map, mrr,
-auc; novelty, diversity, popularity_lift, coverage, gini. Another class is registered with
+The built-in metrics of retrieval are in `recsys.metrics.rankings`: recall, precision, hit_rate,
+ndcg, map, mrr, auc; novelty, diversity, popularity_lift, coverage, gini. Those of ranking are in
+`recsys.metrics.scores`: roc_auc, gauc, log_loss, normalized_entropy, calibration_error, list_ndcg;
+squared_error, absolute_error. Another class is registered with
 `recsys.register_metric`, see `examples/custom_metric.py`.
 """
 
@@ -139,6 +141,8 @@ class Metric(Strict):
     """Display name in the report."""
     meaning: ClassVar[str]
     """Meaning of a value, in one line of the report."""
+    task: ClassVar[str] = "retrieval"
+    """Name of the task whose answers it measures."""
     better: ClassVar[Literal["higher", "lower"] | None] = "higher"
     """Which values are better; None for neither."""
     decides: ClassVar[bool] = True
@@ -212,10 +216,41 @@ class CatalogueMetric(Metric):
         raise NotImplementedError
 
 
-class PooledMetric(Metric):
-    """A metric of all users together, computed from sums over them: AUC, calibration error.
+class Statistics(NamedTuple):
+    """A `PooledMetric` as a function of how often each user counts.
 
-    The bootstrap recomputes it from the sums over the drawn users.
+    Attributes:
+        counts: How often each user counts `[n_users]`: 1, or 0 without anything measured.
+        of_counts: Computes values `[...]` from counts `[..., n_users]` float64.
+    """
+
+    counts: np.ndarray
+    of_counts: Callable[[np.ndarray], np.ndarray]
+
+    @classmethod
+    def of_sums(
+        cls, of_users: np.ndarray, of_sums: Callable[[np.ndarray], np.ndarray]
+    ) -> Statistics:
+        """Returns the function that sums over users.
+
+        Args:
+            of_users: Statistics of each user `[n_users, n_statistics]` float64.
+            of_sums: Computes values `[...]` from sums over users `[..., n_statistics]`.
+        """
+        has_any = np.asarray(of_users.any(axis=1))
+        return cls(has_any, lambda counts: of_sums(counts @ of_users))
+
+    @property
+    def value(self) -> float:
+        """Value of all users; NaN if there is none."""
+        return float(self.of_counts(self.counts.astype(np.float64)))
+
+
+class PooledMetric(Metric):
+    """A metric of all users together: AUC, calibration error.
+
+    The bootstrap recomputes it for the drawn users, from sums over them. One that is not computed
+    from sums overrides `statistics` instead of `of_users` and `of_sums`.
     """
 
     has_cut_off: ClassVar[bool] = False
@@ -225,7 +260,7 @@ class PooledMetric(Metric):
 
         Args:
             answers: Measured answers, as the task's judging side returns them; `RankedLists` for
-                retrieval. Users are in the order of `np.unique`.
+                retrieval, `ScoredRows` for ranking. Users are in the order of `np.unique`.
         """
         raise NotImplementedError
 
@@ -233,22 +268,14 @@ class PooledMetric(Metric):
         """Returns the values `[...]` of sums over users `[..., n_statistics]`; NaN for none."""
         raise NotImplementedError
 
-
-class Statistics(NamedTuple):
-    """Statistics of users, and the function that computes a `PooledMetric` from their sums.
-
-    Attributes:
-        of_users: Statistics of each user `[n_users, n_statistics]` float64.
-        of_sums: Computes values `[...]` from sums over users `[..., n_statistics]`.
-    """
-
-    of_users: np.ndarray
-    of_sums: Callable[[np.ndarray], np.ndarray]
+    def statistics(self, answers: Any) -> Statistics:
+        """Returns the metric as a function of how often each user counts."""
+        return Statistics.of_sums(self.of_users(answers), self.of_sums)
 
 
 Metrics = dict[str, np.ndarray]
 Values = Mapping[str, "np.ndarray | Statistics"]
-"""Value of each query `[n_queries]` float64, or statistics of each user, by key."""
+"""Value of each query `[n_queries]` float64, or of all users, by key."""
 
 
 def per_query(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> Metrics:
@@ -274,7 +301,7 @@ def totals(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> 
 def pooled(metrics: Iterable[Metric], answers: Any) -> dict[str, Statistics]:
     """Returns the statistics of the pooled metrics by key."""
     own = (metric for metric in metrics if isinstance(metric, PooledMetric))
-    return {metric.name: Statistics(metric.of_users(answers), metric.of_sums) for metric in own}
+    return {metric.name: metric.statistics(answers) for metric in own}
 
 
 def per_user(values: np.ndarray, user: np.ndarray, n_users: int) -> np.ndarray:

@@ -185,8 +185,8 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
     ) -> Values:
         """Returns the values in a slice, NaN for queries that are not in it.
 
-        By default this masks the values of queries, and drops users from statistics. A metric
-        with statistics is left out if the slice has only some queries of a user.
+        By default this masks the values of queries, and drops users from pooled metrics. A pooled
+        metric is left out if the slice has only some queries of a user.
 
         Args:
             part: The slice, with a mask.
@@ -203,7 +203,7 @@ class JudgingSide(abc.ABC, Generic[SystemT, CaseT, MeasuredT]):
             if isinstance(x, np.ndarray):
                 values[key] = np.where(part.which, x, np.nan)
             elif is_whole:
-                values[key] = x._replace(of_users=x.of_users * (n_inside > 0)[:, None])
+                values[key] = x._replace(counts=x.counts * (n_inside > 0))
         return values
 
     def more(

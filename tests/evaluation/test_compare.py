@@ -136,7 +136,7 @@ def auc_of_sums(sums):
 def test_a_pooled_metric_is_recomputed_from_the_rows_of_each_draw():
     user = np.repeat(np.arange(30), 4)
     labels, bucket = RNG.integers(0, 2, 120), RNG.integers(0, 5, 120)
-    statistics = Statistics(auc_statistics(user, labels, bucket, 30, 5), auc_of_sums)
+    statistics = Statistics.of_sums(auc_statistics(user, labels, bucket, 30, 5), auc_of_sums)
     found = UserMeans(user, 100, 0.9, seed=3)
     found.add(MODEL, statistics)
     found.resample([MODEL])
@@ -150,7 +150,7 @@ def test_a_pooled_metric_is_recomputed_from_the_rows_of_each_draw():
 
 def test_a_pooled_metric_and_a_mean_of_the_same_users_are_paired():
     values = RNG.uniform(size=40)
-    as_sums = Statistics(
+    as_sums = Statistics.of_sums(
         np.stack([values, np.ones(40)], axis=1), lambda sums: sums[..., 0] / sums[..., 1]
     )
     found = UserMeans(np.arange(40), 200, 0.95)
@@ -166,7 +166,7 @@ def test_a_pooled_metric_without_a_value_is_none():
     found = UserMeans(np.arange(20), 100, 0.95)
     found.add(
         MODEL,
-        Statistics(
+        Statistics.of_sums(
             auc_statistics(np.arange(20), np.ones(20, int), np.zeros(20, int), 20, 5), auc_of_sums
         ),
     )

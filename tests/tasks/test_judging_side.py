@@ -10,7 +10,9 @@ from recsys.metrics import Statistics
 from recsys.tasks.judging_side import JudgingSide, Measured, Slice
 
 USER = np.array([7, 7, 8, 9])
-POOLED = Statistics(np.array([[1.0, 2], [3, 4], [5, 6]]), lambda sums: sums[..., 0] / sums[..., 1])
+POOLED = Statistics.of_sums(
+    np.array([[1.0, 2], [3, 4], [5, 6]]), lambda sums: sums[..., 0] / sums[..., 1]
+)
 
 
 @pytest.mark.parametrize(

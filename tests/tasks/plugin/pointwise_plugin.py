@@ -9,7 +9,8 @@ from keras import ops
 
 import recsys
 from recsys.data.catalogue import bags_of
-from recsys.metrics import Metric, PooledMetric, pooled
+from recsys.metrics import pooled
+from recsys.metrics.scores import LogLoss, RocAuc, ScoredRows
 from recsys.tasks import Task
 from recsys.tasks.judging_side import JudgingSide, Measured
 from recsys.tasks.model_folder import load_model
@@ -143,10 +144,9 @@ class Judging(JudgingSide):
         return self._measured(case, baseline.fit(self.data)[case.item_row])
 
     def _measured(self, case, probability):
-        answers = case, np.clip(probability, 1e-6, 1 - 1e-6)
-        metrics = self.stage.evaluate.metrics
-        by_row = {m.name: m.per_query(answers, 0) for m in metrics if m.name == "log_loss"}
-        return Measured({**by_row, **pooled(metrics, answers)}, {}, 0.0)
+        users, user = np.unique(case.user, return_inverse=True)
+        rows = ScoredRows(probability, case.label, None, user, len(users))
+        return Measured(pooled(self.stage.evaluate.metrics, rows), {}, 0.0)
 
     @property
     def _inputs(self):
@@ -154,35 +154,14 @@ class Judging(JudgingSide):
         return recsys.models.ModelInputs(data.users, data.items, data.catalogue, data.user_features)
 
 
-@recsys.register_metric("log_loss")
-class LogLoss(Metric):
-    title: ClassVar[str] = "Log loss"
-    meaning: ClassVar[str] = "Mean negative log likelihood of the labels."
-    better: ClassVar[str] = "lower"
-    has_cut_off: ClassVar[bool] = False
-
-    def per_query(self, answers, k):
-        case, p = answers
-        return -np.where(case.label > 0, np.log(p), np.log1p(-p))
+@recsys.register_metric("pair_log_loss")
+class PairLogLoss(LogLoss):
+    task: ClassVar[str] = "pointwise"
 
 
-@recsys.register_metric("roc_auc")
-class RocAuc(PooledMetric):
-    title: ClassVar[str] = "AUC"
-    meaning: ClassVar[str] = "Probability that a positive of all scores above a negative."
-
-    def of_users(self, answers):
-        """Returns of each user the labels by bucket of the score `[users, 2 * buckets]`."""
-        case, p = answers
-        bucket = np.minimum((p * 256).astype(int), 255) + 256 * (case.label > 0)
-        users, user = np.unique(case.user, return_inverse=True)
-        return np.bincount(user * 512 + bucket, minlength=512 * len(users)).reshape(-1, 512) * 1.0
-
-    def of_sums(self, sums):
-        negative, positive = sums[..., :256], sums[..., 256:]
-        below = np.cumsum(negative, axis=-1) - negative / 2
-        n = positive.sum(-1) * negative.sum(-1)
-        return (positive * below).sum(-1) / np.where(n, n, np.nan)
+@recsys.register_metric("pair_auc")
+class PairAuc(RocAuc):
+    task: ClassVar[str] = "pointwise"
 
 
 @recsys.register_baseline("constant")
