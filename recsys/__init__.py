@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from recsys.evaluation.result import Comparison as Comparison
     from recsys.evaluation.result import EvaluationResult as EvaluationResult
     from recsys.losses import Loss as Loss
+    from recsys.losses import ScoreLoss as ScoreLoss
     from recsys.metrics import Metric as Metric
     from recsys.metrics import RankedLists as RankedLists
     from recsys.models import HistoryEncoder as HistoryEncoder
@@ -95,7 +96,7 @@ _NAMES = {
     "recsys.errors": "ConfigError RecsysError UsageError",
     "recsys.evaluation.api": "compare evaluate",
     "recsys.evaluation.result": "Comparison EvaluationResult",
-    "recsys.losses": "Loss losses",
+    "recsys.losses": "Loss ScoreLoss losses",
     "recsys.metrics": "Metric RankedLists metrics",
     "recsys.models": "HistoryEncoder LookupModel RetrievalModel Term TwoTower models",
     "recsys.models.layers": "layers",

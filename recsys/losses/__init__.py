@@ -1,4 +1,6 @@
-"""Losses of retrieval training; docs/losses.md has their mathematics.
+"""Losses of training; docs/losses.md has their mathematics.
+
+Of retrieval, each a `Loss`:
 
 - `SampledSoftmax`: softmax over the candidates of the batch and drawn negatives, with logQ
   correction.
@@ -10,16 +12,38 @@
 
 `CandidateSharing` sets which candidates a query is compared with, and how devices send them.
 
-Each is a `Loss`, chosen by `train.loss`; `sampled_softmax`, `bilateral_softmax`,
-`cosine_contrastive`, `least_squares` and `bpr` are their functions.
+`sampled_softmax`, `bilateral_softmax`, `cosine_contrastive`, `least_squares` and `bpr` are their
+functions.
+
+Of ranking, each a `ScoreLoss`:
+
+- `Binary`: cross-entropy of yes/no labels.
+- `Squared`: squared error of amounts.
+- `Pairwise`: logistic loss of the pairs in an impression.
+- `Listwise`: softmax over an impression.
+
+`sum_over_labels` adds up the losses of several labels; `joint_logits` and `joint_labels` are of
+labels given others; `thinned_logits` and `unthinned_logits` correct for thinned negatives.
+
+`train.loss` chooses one.
 """
 
 from recsys.losses.contrastive import CosineContrastive as CosineContrastive
 from recsys.losses.contrastive import cosine_contrastive as cosine_contrastive
+from recsys.losses.labels import joint_labels as joint_labels
+from recsys.losses.labels import joint_logits as joint_logits
+from recsys.losses.labels import sum_over_labels as sum_over_labels
+from recsys.losses.labels import thinned_logits as thinned_logits
+from recsys.losses.labels import unthinned_logits as unthinned_logits
 from recsys.losses.loss import CandidateSharing as CandidateSharing
 from recsys.losses.loss import Loss as Loss
 from recsys.losses.pairwise import Bpr as Bpr
 from recsys.losses.pairwise import bpr as bpr
+from recsys.losses.score_loss import ScoreLoss as ScoreLoss
+from recsys.losses.scores import Binary as Binary
+from recsys.losses.scores import Listwise as Listwise
+from recsys.losses.scores import Pairwise as Pairwise
+from recsys.losses.scores import Squared as Squared
 from recsys.losses.softmax import BilateralSoftmax as BilateralSoftmax
 from recsys.losses.softmax import FullSoftmax as FullSoftmax
 from recsys.losses.softmax import SampledSoftmax as SampledSoftmax

@@ -47,6 +47,7 @@ class Loss(Strict):
                 ...
 
     Attributes:
+        task: Task of the models that it trains.
         title: Display name in the model card and the report.
         negatives: `drawn`: the candidates are the batch's positives and the negatives of
             `train.uniform_negatives` and `train.hard_negatives`; `catalogue`: the batch's
@@ -57,6 +58,7 @@ class Loss(Strict):
             It is passed if `train.negative_groups` or `train.negatives_dtype` is set.
     """
 
+    task: ClassVar[str] = "retrieval"
     title: ClassVar[str] = ""
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "drawn"
     takes_hard_negatives: ClassVar[bool] = True

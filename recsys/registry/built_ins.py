@@ -31,11 +31,15 @@ BUILT_INS = {
     },
     "loss": {
         "bilateral_softmax": "recsys.losses.softmax:BilateralSoftmax",
+        "binary": "recsys.losses.scores:Binary",
         "cosine_contrastive": "recsys.losses.contrastive:CosineContrastive",
         "bpr": "recsys.losses.pairwise:Bpr",
         "sampled_softmax": "recsys.losses.softmax:SampledSoftmax",
         "full_softmax": "recsys.losses.softmax:FullSoftmax",
         "least_squares": "recsys.losses.squares:LeastSquares",
+        "listwise": "recsys.losses.scores:Listwise",
+        "pairwise": "recsys.losses.scores:Pairwise",
+        "squared": "recsys.losses.scores:Squared",
     },
     "metric": {
         "recall": "recsys.metrics.rankings:Recall",

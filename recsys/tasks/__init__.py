@@ -26,11 +26,14 @@ class Task(Strict):
         training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.
         judging: `module:Class` of a `recsys.tasks.judging_side.JudgingSide`.
         serving: `module:Class` of a `recsys.tasks.serving_side.ServingSide`.
+        loss: Name of the loss of a config without `train.loss`; None: the default of that key,
+            which a model may ignore.
     """
 
     training: ClassVar[str]
     judging: ClassVar[str]
     serving: ClassVar[str]
+    loss: ClassVar[str | None] = None
 
 
 def side_of(config: Any, name: Literal["training", "judging", "serving"]) -> Any:

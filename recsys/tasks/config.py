@@ -13,10 +13,10 @@ from pydantic import (
     model_validator,
 )
 
+from recsys import registry
 from recsys.data.config import ShuffleConfig, ValidationConfig
 from recsys.distributed.config import LayoutRules, MeshConfig
 from recsys.embedding.config import AdagradConfig, RowOptimizerConfig
-from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
 from recsys.models.config import AutoConfig
 from recsys.registry import Choice
@@ -66,10 +66,12 @@ class CheckpointConfig(Strict):
 class TrainConfig(Strict):
     """The training loop."""
 
-    loss: Annotated[Loss, Choice("loss")] = SampledSoftmax()
-    """Loss: `sampled_softmax`, `full_softmax` (over the whole catalogue), `bilateral_softmax` (two
-    temperatures), `cosine_contrastive` (SimpleX), `least_squares` (iALS), `bpr`, or one of a
-    plugin. With options `{type: sampled_softmax, decoupled: true}`."""
+    loss: Annotated[Any, Choice("loss")] = SampledSoftmax()
+    """Loss, one of the model's task. Retrieval: `sampled_softmax`, `full_softmax` (over the whole
+    catalogue), `bilateral_softmax` (two temperatures), `cosine_contrastive` (SimpleX),
+    `least_squares` (iALS), `bpr`. Ranking: `binary`, its default, `squared` (of amounts),
+    `pairwise` or `listwise` (over an impression). Or one of a plugin. With options `{type:
+    sampled_softmax, decoupled: true}`."""
     batch_size: PositiveInt = 256
     """Number of examples per step, over all devices."""
     uniform_negatives: NonNegativeInt = 256
@@ -162,6 +164,30 @@ class TrainConfig(Strict):
         return self
 
 
+def of_task(train: TrainConfig, task: str) -> TrainConfig:
+    """Returns `train` with the default loss of the task, if it sets none.
+
+    A task for which no loss is registered has models that ignore `train.loss`.
+
+    Raises:
+        ValueError: Its loss belongs to another task.
+    """
+    if train.loss.task == task:
+        return train
+    default = registry.get("task", task).loss
+    if default is not None and "loss" not in train.model_fields_set:
+        train = train.model_copy()  # `update` would count the loss as set.
+        train.__dict__["loss"] = Choice("loss").read(default)  # It is frozen.
+        return train
+    losses = [name for name in registry.names("loss") if registry.get("loss", name).task == task]
+    if losses:
+        raise ValueError(
+            f"train.loss must be a loss of the model's task, {task}: {', '.join(losses)};"
+            f" received {registry.name_of('loss', train.loss)}, of {train.loss.task}"
+        )
+    return train
+
+
 class WarmStartConfig(Strict):
     """Training that starts from an earlier model."""
 
@@ -199,6 +225,7 @@ class TrainStage(Stage):
 
     @model_validator(mode="after")
     def _training_suits_the_model(self) -> Self:
+        self.__dict__["train"] = of_task(self.train, self.model.task)  # It is frozen.
         self.model.check(self.train)
         return self
 

@@ -24,7 +24,7 @@ from recsys.models.inputs import ModelInputs
 from recsys.models.lookups import model_class
 from recsys.strict import Repeats
 from recsys.tasks import side_of
-from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig
+from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig, of_task
 from recsys.tasks.training_side import trained_inputs, unknown_share
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows, steps_in
 from recsys.training.loop import PrintEpochs, TrainingRun
@@ -94,13 +94,14 @@ class Trainer:
         tensorboard: str | Path | None = None,
         verbose: Verbose = "auto",
     ) -> None:
-        self.stage = TrainStage(
-            train=config,
+        stage = TrainStage(
             warm_start=warm_start,
             repeats=repeats,
             mesh=mesh,
             layout=dict(layout or {}),
         )
+        # `fit` checks it against its model.
+        self.stage = stage.model_copy(update={"train": config})
         self.callbacks = tuple(callbacks)
         self.checkpoints = Path(checkpoints).absolute()
         self.base = None if base is None else Path(base)
@@ -148,8 +149,13 @@ class Trainer:
                 "Register the class with @recsys.register_model, with a Config of its own.",
                 type(model).__qualname__,
             )
+        try:
+            train = of_task(self.stage.train, model.spec.config.task)
+        except ValueError as error:
+            cure = "Set train.loss, or leave it out."
+            raise _unsuitable("be trained by a loss of its task", cure, str(error)) from error
         side = side_of(model.spec.config, "training")
-        config = side.resolved(model.spec.config, self.stage.train, data)
+        config = side.resolved(model.spec.config, train, data)
         spec = model.spec.model_copy(update={"config": config})
         if spec != ModelInputs.of_data(data).spec(config):
             raise _unsuitable(
@@ -158,8 +164,8 @@ class Trainer:
                 f"{spec.user_rows} user rows, {spec.item_rows} item rows",
             )
         model.spec = spec
-        model.train_by(self.stage.train)
-        return self.stage.model_copy(update={"model": config})
+        model.train_by(train)
+        return self.stage.model_copy(update={"model": config, "train": train})
 
 
 def _unsuitable(rule: str, cure: str, received: str) -> UsageError:

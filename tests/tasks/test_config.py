@@ -1,0 +1,74 @@
+"""The loss of a config is one of its model's task."""
+
+from typing import ClassVar
+
+import pytest
+from pydantic import ValidationError
+
+import recsys
+from recsys.config import TrainConfig, TrainStage
+from recsys.losses import SampledSoftmax
+from recsys.tasks import Task
+
+
+@recsys.register_task("scored_here")
+class Scored(Task):
+    loss: ClassVar[str] = "scored_here"
+
+
+@recsys.register_loss("scored_here")
+class Scale(recsys.ScoreLoss):
+    task: ClassVar[str] = "scored_here"
+    factor: float = 2.0
+
+
+@recsys.register_model("scored_here")
+class Model(recsys.LookupModel):
+    class Config(recsys.ModelConfig):
+        task: ClassVar[str] = "scored_here"
+
+
+@recsys.register_task("without_losses")
+class WithoutLosses(Task):
+    pass
+
+
+@recsys.register_model("without_losses")
+class Free(recsys.LookupModel):
+    class Config(recsys.ModelConfig):
+        task: ClassVar[str] = "without_losses"
+
+
+def stage_of(model, **train):
+    return TrainStage.model_validate({"model": model, "train": train})
+
+
+def test_a_config_without_a_loss_has_that_of_its_task():
+    stage = stage_of("scored_here", epochs=3)
+    assert (stage.train.loss, stage.train.epochs) == (Scale(), 3)
+    assert stage_of("without_losses").train.loss == SampledSoftmax()
+    assert stage_of("two_tower").train.loss == SampledSoftmax()
+    # A saved config names it, and `auto` may still choose one.
+    read = TrainStage.model_validate_json(stage.model_dump_json())
+    assert read == stage
+    assert "loss" not in TrainStage().model.keep
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "expected"),
+    [
+        ("scored_here", "bpr", "task, scored_here: scored_here; received bpr, of retrieval"),
+        ("two_tower", "binary", r"task, retrieval: .*bpr, .*; received binary, of ranking"),
+        ("auto", "listwise", r"task, retrieval: .*; received listwise, of ranking"),
+    ],
+)
+def test_a_loss_of_another_task_is_refused_with_those_that_fit(model, loss, expected):
+    with pytest.raises(
+        ValidationError, match=f"train.loss must be a loss of the model's {expected}"
+    ):
+        stage_of(model, loss=loss)
+
+
+def test_the_trainer_takes_a_config_of_another_task(tmp_path):
+    trainer = recsys.Trainer(TrainConfig(loss=Scale()), tmp_path)
+    assert trainer.stage.train.loss == Scale()
