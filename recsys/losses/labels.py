@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from recsys.losses.score_loss import ScoreLoss
 
 if TYPE_CHECKING:
     import keras
-
-T = TypeVar("T")
 
 
 def joint_logits(
@@ -95,7 +93,7 @@ def sum_over_labels(
     return ops.sum(ops.stack(terms))
 
 
-def thinned_logits(logit: T, log_rate: float | T) -> T:
+def thinned_logits(logit: Any, log_rate: Any) -> Any:
     """Returns the log odds among the kept rows, if only a share of the negatives was kept.
 
     If all positives and a share r of the negatives are kept, then for given features
@@ -115,12 +113,12 @@ def thinned_logits(logit: T, log_rate: float | T) -> T:
         logit: Log odds among all rows, an array of any library.
         log_rate: Logarithm of r, for all rows or for each.
     """
-    return logit - log_rate  # type: ignore[operator]
+    return logit - log_rate
 
 
-def unthinned_logits(logit: T, log_rate: float | T) -> T:
+def unthinned_logits(logit: Any, log_rate: Any) -> Any:
     """Returns the log odds among all rows, of a model that was trained on kept rows only.
 
     The inverse of `thinned_logits`, for a model whose loss was not corrected.
     """
-    return logit + log_rate  # type: ignore[operator]
+    return logit + log_rate

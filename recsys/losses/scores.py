@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from recsys.losses.score_loss import ScoreLoss
 from recsys.registry import register_loss
@@ -76,8 +76,7 @@ class Pairwise(ScoreLoss):
     The loss is the mean of `loss_g`, weighted by the mean weight of the group's rows, over the
     groups with such a pair.
 
-    Work and memory grow with the square of the batch: 4 B² bytes for each of a few matrices,
-    64 MiB at B = 4,096. Use at most that many rows per step, or `listwise`, which needs none.
+    Work grows with the batch times the rows of its longest group; memory grows with the batch.
     """
 
     title: ClassVar[str] = "Pairs of an impression"
@@ -96,13 +95,51 @@ class Pairwise(ScoreLoss):
         from keras import ops
 
         groups = _grouped(weight, group)
-        is_pair = ops.logical_and(
-            groups.index[:, None] == groups.index[None, :], label[:, None] > label[None, :]
+        fixed = ops.stop_gradient(logit)
+        loss, slope, pair_weight = _sums_over_pairs(fixed, label, groups)
+        # The loop has no derivative of its own: its slopes are those of `loss`.
+        return groups.mean(loss + slope * (logit - fixed), pair_weight)
+
+
+def _sums_over_pairs(
+    logit: keras.KerasTensor, label: keras.KerasTensor, groups: _Groups
+) -> tuple[keras.KerasTensor, ...]:
+    """Returns each row's part of the groups' sums over pairs `[batch]`.
+
+    They are the weighted losses, the derivatives of these sums by the row's logit, and the weights.
+    Step d of a loop compares each row with the d-th after it, in the order of the groups.
+    """
+    from keras import ops
+
+    n_rows, position = groups.size, ops.arange(groups.size, dtype="int32")
+    order = ops.argsort(groups.index)
+    rows = [ops.take(x, order) for x in (groups.index, groups.weight, logit, label)]
+    longest = ops.max(groups.sum(ops.ones((n_rows,), "int32")))
+
+    def add(distance: Any, loss: Any, slope: Any, weight: Any) -> tuple[Any, ...]:
+        after = ops.minimum(position + distance, n_rows - 1)
+        (index, own, score, y), (of_other, other, below, z) = (
+            rows,
+            [ops.take(x, after) for x in rows],
         )
-        pair_weight = groups.weight[:, None] * groups.weight[None, :]
-        pair_weight = ops.where(is_pair, pair_weight, 0.0)
-        of_row = ops.sum(pair_weight * ops.softplus(logit[None, :] - logit[:, None]), axis=-1)
-        return groups.mean(of_row, ops.sum(pair_weight, axis=-1))
+        is_pair = ops.logical_and(index == of_other, position + distance < n_rows)
+        sign = ops.where(is_pair, ops.sign(y - z), 0.0)
+        pair_weight = own * other * ops.abs(sign)
+        margin = sign * (score - below)
+        push = -sign * pair_weight * ops.sigmoid(-margin)
+        pushed = ops.take(push, ops.maximum(position - distance, 0))
+        return (
+            distance + 1,
+            loss + pair_weight * ops.softplus(-margin),
+            slope + push - ops.where(position < distance, 0.0, pushed),
+            weight + pair_weight,
+        )
+
+    zeros = ops.zeros((n_rows,))
+    start = (ops.ones((), "int32"), zeros, zeros, zeros)
+    _, *sums = ops.while_loop(lambda distance, *_: distance < longest, add, start)
+    back = ops.argsort(order)
+    return tuple(ops.take(x, back) for x in sums)
 
 
 @register_loss("listwise")
@@ -157,7 +194,8 @@ class _Groups(NamedTuple):
     """Groups of the rows of a batch.
 
     Attributes:
-        index: Position of the first row of each row's group `[batch]` int32.
+        index: Position of the first row of each row's group `[batch]` int32; of a row without
+            weight, its own.
         weight: Weight of each row `[batch]` float32; 0 without a group.
     """
 
@@ -194,7 +232,7 @@ def _grouped(weight: keras.KerasTensor, group: keras.KerasTensor | None) -> _Gro
 
     from recsys.losses.batch import first_positions
 
-    if group is None:
-        return _Groups(ops.zeros(weight.shape, "int32"), weight)
-    group = ops.cast(group, "int32")
-    return _Groups(first_positions(group, group), ops.where(group < 0, 0.0, weight))
+    group = ops.zeros(weight.shape, "int32") if group is None else ops.cast(group, "int32")
+    weight = ops.where(group < 0, 0.0, weight)
+    own = ops.arange(weight.shape[0], dtype="int32")
+    return _Groups(ops.where(weight > 0.0, first_positions(group, group), own), weight)

@@ -102,8 +102,10 @@ class Isotonic(Strict):
         values, row = np.unique(rows.logit, return_inverse=True)
         if not len(values):
             return cls(logit=(0.0,), probability=(0.5,))
-        mass = np.bincount(row, rows.weight)
-        starts, means = _pooled(np.bincount(row, rows.weight * rows.label), mass)
+        positive, mass = (
+            np.bincount(row, x).astype(np.float64) for x in (rows.weight * rows.label, rows.weight)
+        )
+        starts, means = _pooled(positive, mass)
         ends = np.append(starts[1:], len(values)) - 1
         least = 1 / (float(mass.sum()) + 2)
         # A block of one value has one point.

@@ -174,12 +174,13 @@ def of_task(train: TrainConfig, task: str) -> TrainConfig:
     """
     if train.loss.task == task:
         return train
-    default = registry.get("task", task).loss
+    default = getattr(registry.get("task", task), "loss", None)
     if default is not None and "loss" not in train.model_fields_set:
         train = train.model_copy()  # `update` would count the loss as set.
         train.__dict__["loss"] = Choice("loss").read(default)  # It is frozen.
         return train
-    losses = [name for name in registry.names("loss") if registry.get("loss", name).task == task]
+    known = {name: registry.get("loss", name) for name in registry.names("loss")}
+    losses = [name for name, loss in known.items() if getattr(loss, "task", None) == task]
     if losses:
         raise ValueError(
             f"train.loss must be a loss of the model's task, {task}: {', '.join(losses)};"

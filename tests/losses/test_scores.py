@@ -186,7 +186,7 @@ def test_joint_logits_of_any_size_are_finite_with_their_gradients(click, buy):
     assert float(found) <= min(click, buy) + 1e-3
     assert np.isfinite(found)
     # d joint / d click = P(no click) / P(no purchase).
-    inverse = [np.exp(min(-click, 600.0)), np.exp(min(-buy, 600.0))]
+    inverse = [np.exp(min(-click, 300.0)), np.exp(min(-buy, 300.0))]
     total = inverse[0] + inverse[1] + inverse[0] * inverse[1]
     if np.isfinite(total) and total > 0:
         wanted = [x * (1 + y) / total for x, y in (inverse, inverse[::-1])]
