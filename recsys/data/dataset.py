@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +27,9 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
 from recsys.data.event_features import FOLDER as EVENT_FEATURES
-from recsys.data.event_features import LearnedFeature, load_event_features
+from recsys.data.event_features import LearnedFeature, labels_of, load_event_features
 from recsys.data.event_log import EventLog
+from recsys.data.label_config import LabelConfig
 from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore, verify_store
 from recsys.data.vocabulary import Vocabulary
@@ -124,7 +125,7 @@ class FeatureTable:
 
     Attributes:
         name: Name of the feature, and of the model's input.
-        side: Side that has the feature.
+        side: What has the feature; a row is a pair of a query and an item.
         rows: Rows of the table, row 0 (padding) included; 0 for a feature of numbers.
         width: Number of token rows per item, user or event, padded with 0.
         floats: Number of float32 values; 0 for a feature of tokens.
@@ -133,7 +134,7 @@ class FeatureTable:
     """
 
     name: str
-    side: Literal["item", "user", "event"]
+    side: Literal["item", "user", "event", "row"]
     rows: int
     width: int
     floats: int = 0
@@ -143,7 +144,7 @@ class FeatureTable:
     @property
     def needs_layers(self) -> bool:
         """Whether only the layers of a model read the feature: not so if it is an attribute."""
-        return self.side != "event" or self.is_context
+        return self.side in ("item", "user") or (self.side == "event" and self.is_context)
 
     @property
     def entry(self) -> tuple[tuple[int], str]:
@@ -166,7 +167,7 @@ def feature_tables(
     of_events = (
         FeatureTable(
             name=one.name,
-            side="event",
+            side=one.feature.side,
             rows=one.rows,
             width=one.feature.width,
             floats=one.feature.floats,
@@ -188,6 +189,7 @@ class DataSpec:
         features: Features of the items, then of the users, then of the events.
         has_weight: Whether events have weights.
         split: How the held-out events were chosen, and the order of events.
+        labels: Labels of events by name, each after its `given`.
     """
 
     user_rows: int
@@ -195,6 +197,7 @@ class DataSpec:
     features: tuple[FeatureTable, ...]
     has_weight: bool
     split: SplitRule
+    labels: Mapping[str, LabelConfig] = dataclasses.field(default_factory=dict)
 
 
 class Data:
@@ -266,6 +269,11 @@ class Data:
         """Features of the events, with what they learned."""
         return load_event_features(self.folder / EVENT_FEATURES)
 
+    @functools.cached_property
+    def labels(self) -> dict[str, LabelConfig]:
+        """Labels of the events by name, each after its `given`."""
+        return labels_of(self.folder / EVENT_FEATURES)
+
     @property
     def titles(self) -> Sequence[str]:
         """Title of each item row; the id if it has no title, empty if it is no item."""
@@ -282,6 +290,7 @@ class Data:
             ),
             has_weight=self.train.weight is not None,
             split=self.store.split,
+            labels=self.labels,
         )
 
     @functools.cached_property

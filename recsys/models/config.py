@@ -78,6 +78,8 @@ class ModelConfig(Strict):
     """
 
     task: ClassVar[str]
+    reads_labels: ClassVar[bool] = False
+    """Whether examples are rows with labels and with features of pairs, not positives."""
     summary: ClassVar[str] = "A model over the ids and features of users and items."
     FREE: ClassVar[frozenset[str]] = frozenset(
         {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from recsys.data import event_features
 from recsys.data.catalogue import (
@@ -22,13 +22,14 @@ from recsys.data.catalogue import (
 from recsys.data.dataset import Data, FeatureTable, feature_tables, verify_inputs
 from recsys.data.event_features import LearnedFeature, load_event_features
 from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN
+from recsys.data.label_config import LabelConfig
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 from recsys.errors import UsageError
 from recsys.models.config import ModelConfig, RetrievalConfig
 from recsys.registry import Choice
 from recsys.strict import Strict
 
-Side = Literal["user", "item", "event"]
+Side = Literal["user", "item", "event", "row"]
 Given = Mapping[str, np.ndarray]
 """Inputs of queries that come from events, by name: context, attributes and times."""
 
@@ -114,7 +115,9 @@ class ModelSpec(Strict):
     item_rows: PositiveInt
     """Rows of the item table."""
     features: tuple[FeatureSpec, ...]
-    """Features of the items, then of the users, then of the events."""
+    """Features of the items, then of the users, then of the events and of rows."""
+    labels: dict[str, LabelConfig] = Field(default={})
+    """Labels of events by name, each after its `given`, if the model learns them."""
 
     @classmethod
     def of(
@@ -123,6 +126,7 @@ class ModelSpec(Strict):
         user_rows: int,
         item_rows: int,
         features: Iterable[FeatureTable] = (),
+        labels: Mapping[str, LabelConfig] | None = None,
     ) -> Self:
         """Returns the spec of a model for tables of these sizes.
 
@@ -132,8 +136,15 @@ class ModelSpec(Strict):
         with_dim = tuple(
             FeatureSpec(**dataclasses.asdict(feature), dim=feature.floats or config.feature_dim)
             for feature in features
+            if feature.side != "row" or config.reads_labels
         )
-        spec = cls(config=config, user_rows=user_rows, item_rows=item_rows, features=with_dim)
+        spec = cls(
+            config=config,
+            user_rows=user_rows,
+            item_rows=item_rows,
+            features=with_dim,
+            labels=dict(labels or {}) if config.reads_labels else {},
+        )
         spec.check()
         return spec
 
@@ -198,6 +209,7 @@ class ModelInputs:
         catalogue: Features of the items, and which rows are items.
         user_features: Features of the users.
         event_features: Features of the events.
+        labels: Labels of the events by name, each after its `given`.
     """
 
     users: Vocabulary
@@ -205,6 +217,7 @@ class ModelInputs:
     catalogue: Catalogue
     user_features: tuple[FeatureBags, ...] = ()
     event_features: tuple[LearnedFeature, ...] = ()
+    labels: Mapping[str, LabelConfig] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -220,7 +233,8 @@ class ModelInputs:
         )
         features = open_user_features(folder / "user_features", users.n_rows)
         of_events = load_event_features(folder / event_features.FOLDER)
-        return cls(users, items, Catalogue.open(folder / "catalogue"), features, of_events)
+        labels = event_features.labels_of(folder / event_features.FOLDER)
+        return cls(users, items, Catalogue.open(folder / "catalogue"), features, of_events, labels)
 
     @classmethod
     def of_data(cls, data: Data) -> Self:
@@ -231,6 +245,7 @@ class ModelInputs:
             data.catalogue,
             data.user_features,
             data.event_features,
+            data.labels,
         )
 
     def spec(self, config: ModelConfig) -> ModelSpec:
@@ -240,7 +255,8 @@ class ModelInputs:
             UsageError: There is no such model.
         """
         features = feature_tables(self.catalogue.features, self.user_features, self.event_features)
-        return ModelSpec.of(config, self.users.n_rows, self.catalogue.n_rows, features)
+        n_users, n_items = self.users.n_rows, self.catalogue.n_rows
+        return ModelSpec.of(config, n_users, n_items, features, self.labels)
 
     def features(self, side: str) -> tuple[FeatureBags, ...]:
         """Returns the features of `users`, or of `items`."""

@@ -184,7 +184,7 @@ class LookupModel(SparseModel):
                 " config.train. Or name a key of model.",
                 "model: auto",
             )
-        spec = ModelSpec.of(own, sizes.user_rows, sizes.item_rows, sizes.features)
+        spec = ModelSpec.of(own, sizes.user_rows, sizes.item_rows, sizes.features, sizes.labels)
         model = cls(spec, **kwargs)
         if train is not None:
             model.train_by(train)

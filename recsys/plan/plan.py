@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys import registry
 from recsys.config import Config
+from recsys.data.label_config import dependencies_first
 from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof, sent_collectives
 from recsys.embedding.table import Table, TablePlacement, planned
@@ -138,7 +139,10 @@ def model_spec(config: Config, rows: TableRows) -> ModelSpec:
         dataclasses.replace(feature, rows=rows.rows.get(feature.name, 0))
         for feature in rows.features
     ]
-    return ModelSpec.of(config.model, rows.rows["users"], rows.rows["items"], features)
+    labels = config.data.interactions.labels
+    ordered = {name: labels[name] for name in dependencies_first(labels)}
+    n_users, n_items = rows.rows["users"], rows.rows["items"]
+    return ModelSpec.of(config.model, n_users, n_items, features, ordered)
 
 
 def _tables(config: Config, spec: ModelSpec) -> Tables:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 BUILT_INS = {
     "task": {
         "retrieval": "recsys.tasks.retrieval:Retrieval",
+        "ranking": "recsys.tasks.ranking:Ranking",
     },
     "model": {
         "auto": "recsys.tasks.retrieval.training.auto:AutoModel AutoConfig",

@@ -28,10 +28,13 @@ class Choice:
         kind: Kind of the class, a key of `BUILT_INS`.
         default: Name that a map without `type` refers to; None: `type` is required.
         key: Key of the name in the map.
+        optional: Whether the field may be None.
     """
 
-    def __init__(self, kind: str, default: str | None = None, key: str = "type") -> None:
-        self.kind, self.default, self.key = kind, default, key
+    def __init__(
+        self, kind: str, default: str | None = None, key: str = "type", optional: bool = False
+    ) -> None:
+        self.kind, self.default, self.key, self.optional = kind, default, key, optional
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: pydantic.GetCoreSchemaHandler
@@ -56,7 +59,8 @@ class Choice:
             "required": [self.key],
         }
         by_name = {"type": "string", "examples": known}
-        return {"anyOf": [by_name, *(o for o in options if o), other]}
+        none = [{"type": "null"}] if self.optional else []
+        return {"anyOf": [by_name, *(o for o in options if o), other, *none]}
 
     def _options(self, name: str, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
         core = config_type(self.kind, name).__pydantic_core_schema__
@@ -76,6 +80,8 @@ class Choice:
         Raises:
             ValueError: The name is not registered, or the options are invalid.
         """
+        if value is None and self.optional:
+            return None
         if isinstance(value, str):
             value = {self.key: value}
         if isinstance(value, pydantic.BaseModel):  # From Python code.
@@ -101,8 +107,10 @@ class Choice:
         # JSON mode converts lists to tuples, and no other types.
         return config.model_validate_json(json.dumps(options), context=context)
 
-    def write(self, config: pydantic.BaseModel, context: Any = None) -> Any:
+    def write(self, config: pydantic.BaseModel | None, context: Any = None) -> Any:
         """Returns the JSON-serializable input of `read`."""
+        if config is None:
+            return None
         name = name_of(self.kind, config)
         options = config.model_dump(mode="json", context=context)
         return {self.key: name, **options} if options else name
@@ -133,7 +141,7 @@ def modules_of(*parts: Any) -> list[str]:
                 choice = choice_of(field)
                 if choice is not None:
                     value = getattr(part, name)
-                    values = value if isinstance(value, tuple) else (value,)
+                    values = value if isinstance(value, tuple) else (value,) if value else ()
                     modules.update(*(_chosen_modules(choice.kind, value) for value in values))
     return sorted(modules)
 

@@ -7,6 +7,7 @@ training_side     the training examples, and the work between epochs
 judging_side      the case on which models are measured, and their values
 serving_side      the contents of a bundle
 retrieval         models that rank the items of a catalogue for a query
+ranking           models that predict labels of pairs of a query and an item
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Task(Strict):
         training: `module:Class` of a `recsys.tasks.training_side.TrainingSide`.
         judging: `module:Class` of a `recsys.tasks.judging_side.JudgingSide`.
         serving: `module:Class` of a `recsys.tasks.serving_side.ServingSide`.
+        model: Name of the model of a config that names only the task; None: it must name one.
         loss: Name of the loss of a config without `train.loss`; None: the default of that key,
             which a model may ignore.
     """
@@ -33,6 +35,7 @@ class Task(Strict):
     training: ClassVar[str]
     judging: ClassVar[str]
     serving: ClassVar[str]
+    model: ClassVar[str | None] = None
     loss: ClassVar[str | None] = None
 
 

@@ -19,7 +19,7 @@ from recsys.distributed.config import LayoutRules, MeshConfig
 from recsys.embedding.config import AdagradConfig, RowOptimizerConfig
 from recsys.losses.softmax import SampledSoftmax
 from recsys.models.config import AutoConfig
-from recsys.registry import Choice
+from recsys.registry import Choice, name_of
 from recsys.registry.choice import Stage
 from recsys.strict import Share, Strict
 
@@ -207,6 +207,9 @@ class WarmStartConfig(Strict):
 class TrainStage(Stage):
     """The parts of a config that training needs."""
 
+    task: Annotated[Any, Choice("task", optional=True)] = None
+    """Task: `retrieval`, which items a user takes; `ranking`, the labels of pairs of a user and an
+    item; or one of a plugin. `null`: the model's. Without `model` its default model is used."""
     model: Annotated[Any, Choice("model", "two_tower")] = AutoConfig()
     """The model: `two_tower`, which is implied if one of its keys is set; a model of a plugin,
     `{type: name, …}`; or `auto`, which chooses the model, and the keys of `train` that are not
@@ -223,6 +226,21 @@ class TrainStage(Stage):
     model]` the output of a layer. Everything else is replicated."""
     warm_start: WarmStartConfig | None = None
     """Warm start from the last blessed model; `null`: each training starts from scratch."""
+
+    @model_validator(mode="after")
+    def _model_is_of_the_task(self) -> Self:
+        if self.task is None or (task := name_of("task", self.task)) == self.model.task:
+            return self
+        default = type(self.task).model
+        if default is not None and "model" not in self.model_fields_set:
+            self.__dict__["model"] = Choice("model").read(default)  # It is frozen.
+            return self
+        known = {name: registry.config_type("model", name) for name in registry.names("model")}
+        models = [name for name, of in known.items() if getattr(of, "task", None) == task]
+        raise ValueError(
+            f"model must be of the config's task, {task}: {', '.join(models)}; received"
+            f" {name_of('model', self.model)}, a model of {self.model.task}"
+        )
 
     @model_validator(mode="after")
     def _training_suits_the_model(self) -> Self:

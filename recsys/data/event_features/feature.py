@@ -40,6 +40,7 @@ from pydantic import model_validator
 
 from recsys import registry
 from recsys.data.config import read_event_feature, write_event_feature
+from recsys.data.label_config import LabelConfig, dependencies_first
 from recsys.errors import RecsysError
 from recsys.strict import Name, Strict
 from recsys.system.files import DAMAGE, read_json
@@ -53,6 +54,9 @@ Graph = Callable[[Any], Any]
 """Maps typed values `[n]` to what `encode` returns, with TensorFlow. A missing text is empty, a
 missing number NaN, a missing time or gap the lowest int64. Vectors are `[n, length]`, NaN if
 missing, and tokens `[n, features]` int64."""
+
+Side = Literal["event", "row"]
+"""What has a feature: an event; or a row, a pair of a query and an item."""
 
 FOLDER, SUMMARY = "event_features", "features.json"
 TIME_COLUMN = "timestamp"
@@ -76,6 +80,8 @@ class EventFeature(Strict, abc.ABC):
     """Type that raw values are parsed as."""
     width: ClassVar[int] = 1
     """Number of tokens per event."""
+    side: ClassVar[Side] = "event"
+    """What has the feature; only models that learn labels read features of rows."""
 
     @model_validator(mode="after")
     def _has_one_use(self) -> Self:
@@ -199,7 +205,10 @@ def encode_features(
 
 
 def save_event_features(
-    folder: Path, features: Sequence[LearnedFeature], time_column: str | None = None
+    folder: Path,
+    features: Sequence[LearnedFeature],
+    time_column: str | None = None,
+    labels: Mapping[str, LabelConfig] | None = None,
 ) -> None:
     """Writes event features into `folder`, created if missing.
 
@@ -207,12 +216,18 @@ def save_event_features(
         folder: The folder.
         features: The features.
         time_column: Raw column of the times of events; None: `TIME_COLUMN`.
+        labels: Labels of events by name; None: there are none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for one in features:
         pq.write_table(one.learned, folder / f"{one.name}.parquet")
     options = [write_event_feature(one.feature) for one in features]
-    summary = {"time_column": time_column or TIME_COLUMN, "features": options}
+    ordered = {name: (labels or {})[name] for name in dependencies_first(labels or {})}
+    summary = {
+        "time_column": time_column or TIME_COLUMN,
+        "features": options,
+        "labels": {name: label.model_dump(mode="json") for name, label in ordered.items()},
+    }
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
 
 
@@ -229,12 +244,7 @@ def load_event_features(folder: Path) -> tuple[LearnedFeature, ...]:
         features = [read_event_feature(one) for one in options]
         tables = [pq.read_table(folder / f"{feature.name}.parquet") for feature in features]
     except (*DAMAGE, pa.ArrowException) as error:
-        raise RecsysError(
-            "R230",
-            f"{str(folder)!r} must hold the features of events.",
-            "Name the folder that the InteractionEncoder wrote, or run again.",
-            f"{type(error).__name__}: {error}",
-        ) from None
+        raise _damaged(folder, error) from None
     return tuple(map(LearnedFeature, features, tables))
 
 
@@ -247,3 +257,30 @@ def time_column_of(folder: Path) -> str:
     if not (folder / SUMMARY).is_file():
         return TIME_COLUMN
     return str(read_json(folder / SUMMARY).get("time_column", TIME_COLUMN))
+
+
+def labels_of(folder: Path) -> dict[str, LabelConfig]:
+    """Returns the labels of events by name, each after its `given`; none if there are none.
+
+    Args:
+        folder: Folder that `save_event_features` wrote; it may be missing.
+
+    Raises:
+        RecsysError: The folder is damaged (R230).
+    """
+    if not (folder / SUMMARY).is_file():
+        return {}
+    try:
+        labels = read_json(folder / SUMMARY).get("labels", {})
+        return {name: LabelConfig.model_validate(label) for name, label in labels.items()}
+    except DAMAGE as error:
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> RecsysError:
+    return RecsysError(
+        "R230",
+        f"{str(folder)!r} must hold the features of events.",
+        "Name the folder that the InteractionEncoder wrote, or run again.",
+        f"{type(error).__name__}: {error}",
+    )

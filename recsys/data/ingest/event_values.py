@@ -37,9 +37,9 @@ def learn_event_features(
         examples: Folder that InteractionGen or `ingest` wrote.
         config: The features, and the column of times.
         previous: Folder of the previous run's event features, whose tokens keep their rows.
-        out: Folder to write; nothing is written without features.
+        out: Folder to write; nothing is written without features and labels.
     """
-    if not config.features:
+    if not (config.features or config.labels):
         return
     parts = read_parts(examples, "train")
     before = {one.name: one for one in load_event_features(previous)} if previous else {}
@@ -49,7 +49,7 @@ def learn_event_features(
         is_alike = earlier is not None and earlier.feature.kind == feature.kind
         table = earlier.learned if earlier and is_alike and earlier.learned.num_columns else None
         learned.append(LearnedFeature(feature, feature.learn(_counted(parts, feature), table)))
-    save_event_features(out, learned, config.columns.timestamp)
+    save_event_features(out, learned, config.columns.timestamp, config.labels)
 
 
 def _counted(parts: Sequence[SegmentPart], feature: EventFeature) -> pa.Table:

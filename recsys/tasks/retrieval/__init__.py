@@ -15,3 +15,4 @@ class Retrieval(Task):
     training: ClassVar[str] = "recsys.tasks.retrieval.training.side:RetrievalTraining"
     judging: ClassVar[str] = "recsys.tasks.retrieval.judging.side:RetrievalJudging"
     serving: ClassVar[str] = "recsys.tasks.retrieval.serving.side:RetrievalServing"
+    model: ClassVar[str | None] = "auto"
