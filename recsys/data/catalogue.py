@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import GROUP_ROWS, Vocabulary, as_texts
 from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE, read_json
 
@@ -277,15 +277,25 @@ def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) ->
         items: Vocabulary of the items.
         titles: Columns `item_id` and `title`, in any order; the title may be null.
     """
-    names = np.array(items.names_of_rows(), object)
-    ids = np.where(items.is_current(), names, "").tolist()
+    names = items.ids_of_rows.fill_null("")
+    place, texts = np.arange(items.n_rows), [names]
+    n_texts = items.n_rows
     for table in titles:
         known = table.filter(table["title"].is_valid())
         rows = items.rows(known["item_id"])
         is_own = rows >= items.first_own_row
-        names[rows[is_own]] = np.array(known["title"].to_pylist(), object)[is_own]
+        place[rows[is_own]] = n_texts + np.flatnonzero(is_own)
+        texts.append(as_texts(known["title"]))
+        n_texts += len(known)
+    is_item, both = items.is_current(), pa.chunked_array(texts)
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": ids[1:], "title": names[1:].tolist()}), folder / TITLES)
+    schema = pa.schema({"id": pa.string(), "title": pa.string()})
+    with pq.ParquetWriter(folder / TITLES, schema) as writer:
+        for first in range(1, max(2, items.n_rows), GROUP_ROWS):
+            lines = slice(first, first + GROUP_ROWS)
+            ids = pc.if_else(pa.array(is_item[lines]), names[lines], "")
+            columns = [ids, both.take(pa.array(place[lines])).combine_chunks()]
+            writer.write_table(pa.table([c.cast(pa.string()) for c in columns], schema))
 
 
 def write_features(

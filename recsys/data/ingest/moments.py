@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recsys.data.event_log import ShardedColumn
+from recsys.data.ingest.id_places import IdPlaces, numbered_ids
 from recsys.data.ingest.segment_parts import MISSING, SegmentPart
-from recsys.data.ingest.user_order import UserOrder
 from recsys.data.store import ShardInfo, count_tied, map_array
+from recsys.data.vocabulary import as_texts
 from recsys.ragged import ranges
 
 
@@ -22,21 +24,24 @@ class TrainedTimes:
     Args:
         folder: Folder of the training part of the store.
         shards: Its shards.
-        users: Its users.
+        work: Folder of temporary files.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[ShardInfo], users: UserOrder) -> None:
-        self._users = users
+    def __init__(self, folder: Path, shards: Sequence[ShardInfo], work: Path) -> None:
+        own = [folder / shard.name for shard in shards]
         folders = [
-            folder / shard.name / ("" if shard.history is None else "history") for shard in shards
+            one if shard.history is None else one / "history"
+            for one, shard in zip(own, shards, strict=True)
         ]
         self._times = ShardedColumn([map_array(one / "timestamp.npy") for one in folders], np.int64)
         counts = [np.diff(map_array(one / "offsets.npy")) for one in folders]
         self._offsets = np.cumsum(np.concatenate([[0], *counts]))
+        tables = numbered_ids(pq.read_table(one / "users.parquet") for one in own)
+        self._users = IdPlaces(tables, len(self._offsets), work)
 
     def of(self, users: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         """Returns the index in `users` and the time `[n]` of each of their events."""
-        place = self._users.find(users)
+        place = self._users.find(as_texts(users["id"]))
         known = np.flatnonzero(place >= 0)
         starts = self._offsets[place[known]]
         counts = self._offsets[place[known] + 1] - starts

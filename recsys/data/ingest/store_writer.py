@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import read_split
 from recsys.data.ingest.event_values import as_arrow, encoder, smallest
 from recsys.data.ingest.growth import Growth
+from recsys.data.ingest.id_places import IdRows
 from recsys.data.ingest.moments import Moments, TrainedTimes, newest_time, numbered
 from recsys.data.ingest.segment_parts import (
     ITEMS,
@@ -36,20 +36,21 @@ from recsys.data.ingest.segment_parts import (
     read_parts,
 )
 from recsys.data.ingest.tasks import in_threads
-from recsys.data.ingest.user_order import UserOrder
+from recsys.data.ingest.user_order import UserOrder, first_rows
 from recsys.data.row_log import RowShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import (
     EVENTS_OF_A_SHARD,
     PARTS,
+    USERS_SCHEMA,
     ShardInfo,
     commit_shard,
     count_tied,
+    map_array,
     positives_of,
     settle,
     write_manifest,
 )
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system.events import emit
@@ -164,18 +165,25 @@ def build_store(
         label_after_s: Age from which labels are known, at the cut or at the newest event [s].
         most: Approximate number of events per shard; more if a single user has more.
     """
-    known = {name: Vocabulary.load(vocabularies / name) for name in (USERS, ITEMS)}
     infos: dict[str, list[ShardInfo]] = {}
     trained: TrainedTimes | None = None
-    for done, name in enumerate(PARTS):
-        parts = read_parts(examples, name)
-        end = cut if name == "train" else newest_time(parts)
-        writer = _PartWriter(store, name, parts, known, features, end - label_after_s, trained)
-        infos[name] = writer.write(most)
-        if any(one.feature.value == "gap" for one in features):
-            trained = TrainedTimes(store / name, infos[name], writer.users)
-        text = f"{name} events written"
-        emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
+    store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".join-", dir=store) as name_of_work:
+        work = Path(name_of_work)
+        known = {name: IdRows(vocabularies / name, work / name) for name in (USERS, ITEMS)}
+        for done, name in enumerate(PARTS):
+            parts = read_parts(examples, name)
+            end = cut if name == "train" else newest_time(parts)
+            users = UserOrder(parts, known[USERS], name == "train", most, work)
+            sources = in_threads(lambda part: _Source(part, known[ITEMS], features, work), parts)
+            writer = _PartWriter(
+                store, name, users, sources, features, end - label_after_s, trained
+            )
+            infos[name] = in_threads(writer.write_shard, range(users.n_shards))
+            if any(one.feature.value == "gap" for one in features):
+                trained = TrainedTimes(store / name, infos[name], work / f"times-{name}")
+            text = f"{name} events written"
+            emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
     write_manifest(store, cut, infos, split)
 
 
@@ -185,57 +193,47 @@ class _PartWriter:
     Args:
         store: Folder of the store.
         name: Name of the part.
-        parts: Its events.
-        known: The vocabularies by file.
+        users: Its users.
+        sources: Its events.
         features: Features of the events.
         labels_until: Time of the newest event whose labels are known [seconds since 1970, UTC].
         trained: Times of the training events, of which the part's users have some; None: unused.
-
-    Attributes:
-        users: Its users.
     """
 
     def __init__(
         self,
         store: Path,
         name: str,
-        parts: Sequence[SegmentPart],
-        known: Mapping[str, Vocabulary],
+        users: UserOrder,
+        sources: Sequence[_Source],
         features: Sequence[LearnedFeature],
         labels_until: int,
         trained: TrainedTimes | None,
     ) -> None:
         self._store, self._name, self._features = store, name, features
+        self._users, self._sources = users, sources
         self._labels_until, self._trained = labels_until, trained
-        self.users = UserOrder(parts, known[USERS], by_row=name == "train")
-        self._sources = in_threads(
-            lambda one: _Source(one[0], one[1], known, features),
-            zip(parts, self.users.places_of_parts(), strict=True),
-        )
-        self._n_events, self._n_in_history = np.zeros((2, self.users.n_users), np.int64)
-        for source in self._sources:
-            self._n_events[source.place] += source.ends - source.starts
-            self._n_in_history[source.place] += source.count_in_history()
 
-    def write(self, most: int) -> list[ShardInfo]:
-        """Writes the shards, of about `most` events each."""
-        borders = itertools.pairwise(_borders(self._n_events, most))
-        return in_threads(self._write_shard, enumerate(borders))
-
-    def _write_shard(self, numbered: tuple[int, tuple[int, int]]) -> ShardInfo:
-        index, (first, end) = numbered
-        users = self.users.table(first, end)
-        shard, rows = self._shard(first, end, users, int(self._n_in_history[:first].sum()))
+    def write_shard(self, index: int) -> ShardInfo:
+        """Writes a shard."""
+        users, offsets, columns = self._gather(self._users.users(index))
+        pa.default_memory_pool().release_unused()
+        shard, rows = self._shard(users, offsets, columns, self._users.n_written[index])
         return commit_shard(self._store, self._name, index, shard, users, rows)
 
     def _shard(
-        self, first: int, end: int, users: pa.Table, n_written: int
+        self, users: pa.Table, offsets: np.ndarray, columns: dict[str, np.ndarray], n_written: int
     ) -> tuple[EventShard, RowShard | None]:
-        """Returns the log, and all rows if there are labels, of the users `first` … `end` - 1."""
+        """Returns the log, and all rows if there are labels.
+
+        Args:
+            users: The users.
+            offsets: Index of each user's first event, and the end.
+            columns: Columns of the events by name, in the order of the users.
+            n_written: Number of positives of earlier shards.
+        """
         user_row = users["user_row"].to_numpy()
-        offsets = np.concatenate([[0], np.cumsum(self._n_events[first:end])])
-        columns = self._gather(first, end, offsets)
-        user = np.repeat(np.arange(end - first, dtype=np.int32), np.diff(offsets))
+        user = np.repeat(np.arange(len(users), dtype=np.int32), np.diff(offsets))
         time, item_row = columns.pop("timestamp"), columns.pop("item")
         tied, order = count_tied(user, time), np.arange(len(user))
         ties = [columns[name] for name in OPTIONAL if name in columns]
@@ -271,15 +269,24 @@ class _PartWriter:
         )
         return log, rows
 
-    def _gather(self, first: int, end: int, offsets: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the stored columns of users, whose events start at `offsets`, in that order."""
+    def _gather(self, lines: pa.Table) -> tuple[pa.Table, np.ndarray, dict[str, np.ndarray]]:
+        """Returns the users of lines, the offsets of their events, and the stored columns.
+
+        Args:
+            lines: Users by part, see `UserOrder.users`.
+        """
+        is_first = first_rows(lines)
+        users = lines.filter(pa.array(is_first)).select(USERS_SCHEMA.names).combine_chunks()
+        of_line = np.cumsum(is_first, dtype=np.int32) - 1
+        part, starts, ends = (lines[name].to_numpy() for name in ("part", "start", "end"))
+        n_events = np.bincount(of_line, ends - starts, len(users)).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(n_events)])
         columns: dict[str, np.ndarray] = {}
         free = offsets[:-1].copy()
-        for source in self._sources:
-            low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
-            users = source.order[low:high]
-            to, start = source.place[users] - first, source.starts[users]
-            length = source.ends[users] - start
+        for number in np.unique(part).tolist():
+            source, mine = self._sources[number], np.flatnonzero(part == number)
+            to, start = of_line[mine], starts[mine]
+            length = ends[mine] - start
             here, there = ranges(free[to], length), ranges(start, length)
             for name in source.names:
                 values = source.read(name, there)
@@ -288,7 +295,7 @@ class _PartWriter:
                     columns[name] = np.zeros(shape, values.dtype)
                 columns[name][here] = values
             free[to] += length
-        return columns
+        return users.cast(USERS_SCHEMA), offsets, columns
 
     def _encoded(
         self, columns: dict[str, np.ndarray], moments: Moments, users: pa.Table
@@ -312,64 +319,37 @@ class _Source:
     """The events of a bucket of a segment.
 
     Args:
-        part: Their files; columns are memory-mapped.
-        place: Index of each of its users among the users of the log `[users]` int32.
-        known: The vocabularies by file.
+        part: Their files.
+        items: Rows of items.
         features: Features of the events.
+        work: Folder of temporary files.
 
     Attributes:
         names: Names of the columns.
     """
 
     def __init__(
-        self,
-        part: SegmentPart,
-        place: np.ndarray,
-        known: Mapping[str, Vocabulary],
-        features: Sequence[LearnedFeature],
+        self, part: SegmentPart, items: IdRows, features: Sequence[LearnedFeature], work: Path
     ) -> None:
-        stems = [file.stem for file in sorted(part.folder.glob("*.npy"))]
-        self._columns = {
-            name: part.stored(name)
-            for name in stems
-            if name != "offsets" and not name.startswith("feature.")
-        }
-        self._item_rows = known[ITEMS].rows(part.ids(ITEMS))
+        self._part, self._item_rows = part, work / f"{part.folder.name}.npy"
+        if not self._item_rows.exists():  # Both splits may be in one folder.
+            np.save(self._item_rows, items.rows(part.ids(ITEMS)))
         self._encoders = {
             f"feature.{one.name}": encoder(part, one)
             for one in features
             if one.feature.value not in ("gap", "tokens")
         }
-        self.names = [*self._columns, *self._encoders]
-        self.starts, self.ends = (bound[part.users] for bound in part.bounds)
-        self.place, self.order = place, np.argsort(place, kind="stable")
-        """The indices of the users, and the order that sorts them."""
-
-    def count_in_history(self) -> np.ndarray:
-        """Returns the number of events of each user's history `[users]` int64."""
-        inside = self._columns.get("history", self._columns.get("positive"))
-        if inside is None:
-            return self.ends - self.starts
-        n_before = np.concatenate([[0], np.cumsum(inside)])
-        return n_before[self.ends] - n_before[self.starts]
+        stems = [file.stem for file in sorted(part.folder.glob("*.npy"))]
+        columns = [stem for stem in stems if stem != "offsets" and not stem.startswith("feature.")]
+        self.names = [*columns, *self._encoders]
 
     def read(self, name: str, places: np.ndarray) -> np.ndarray:
         """Returns a column at indices `[n]`: items as vocabulary rows, features encoded."""
         if name in self._encoders:
             return self._encoders[name](places)
-        values = self._columns[name][places]
-        return self._item_rows[values] if name == "item" else values
-
-
-def _borders(n_events: np.ndarray, most: int) -> list[int]:
-    """Returns the index of each shard's first user, and the end."""
-    if not len(n_events):
-        return []
-    ends = np.cumsum(n_events)
-    n = max(1, -(-int(ends[-1]) // most))
-    shares = np.arange(1, n) * (ends[-1] / n)
-    inside = np.unique(np.searchsorted(ends, shares, side="left") + 1)
-    return [0, *inside[inside < len(ends)].tolist(), len(ends)]
+        # Files are mapped only while they are read, so that they don't stay in memory.
+        values: np.ndarray = self._part.stored(name)[places]
+        return map_array(self._item_rows)[values] if name == "item" else values
 
 
 def _labels(columns: Mapping[str, np.ndarray], is_known: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,89 +1,106 @@
-"""The users of a part of the store, in its order, found by row rather than by id.
-
-A row of its own identifies a user, so only the ids of users who share a row are compared.
-"""
+"""The users of a part of the store in its order, in files of which a shard is read at a time."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from recsys.data.ingest.buckets import Run, in_order, merge_runs
+from recsys.data.ingest.id_places import IdRows
 from recsys.data.ingest.segment_parts import USERS, SegmentPart
 from recsys.data.ingest.tasks import in_threads
-from recsys.data.store import USERS_SCHEMA, order_users
-from recsys.data.vocabulary import IdIndex, Vocabulary
 
 
 class UserOrder:
-    """The users of a part of the store.
+    """The users of a part of the store, divided into shards.
 
     Args:
         parts: The part's events.
-        known: The vocabulary of users.
+        known: Rows of users.
         by_row: Whether users are sorted by (row, id), as in `train`, or by id.
+        most: Approximate number of events per shard; more if a single user has more.
+        work: Folder of temporary files.
     """
 
-    def __init__(self, parts: Sequence[SegmentPart], known: Vocabulary, by_row: bool) -> None:
-        self._known, first = known, known.first_own_row
-        has_events = np.zeros(known.n_rows, bool)
+    def __init__(
+        self, parts: Sequence[SegmentPart], known: IdRows, by_row: bool, most: int, work: Path
+    ) -> None:
+        self._known, self._by_row, self._work = known, by_row, work
+        made = in_threads(self._run, enumerate(parts))
+        self._runs = [run for run, _ in made]
+        n_events = sum(n for _, n in made)
+        self.n_shards, self.n_written = 0, [0]
+        """Number of shards, and number of events of histories before each."""
+        self._borders = [np.zeros(len(parts), np.int64)]
+        if n_events:
+            self._divide(n_events, max(1, -(-n_events // most)))
+            self.n_shards = len(self._borders) - 1
 
-        def find(part: SegmentPart) -> tuple[np.ndarray, pa.Array]:
-            ids = part.ids(USERS).take(pa.array(part.users))
-            rows = known.rows(ids)
-            has_events[rows] = True
-            return rows, ids.filter(pa.array(rows < first))
+    def users(self, shard: int) -> pa.Table:
+        """Returns the users of a shard, one line for each part that has events of the user.
 
-        found = in_threads(find, parts)
-        self._rows = [rows for rows, _ in found]
-        sharing = [pa.array([], pa.large_string()), *(ids for _, ids in found)]
-        own = first + np.flatnonzero(has_events[first:]).astype(np.int32)
-        ids = pa.concat_arrays(sharing)
-        unique = ids.unique()
-        rows = np.concatenate([known.rows(unique), own])
-        if by_row:
-            # Shared rows come first.
-            place, table = order_users(unique, rows[: len(unique)], by_row)
-            place = np.concatenate([place, len(unique) + np.arange(len(own), dtype=np.int32)])
-        else:
-            place, table = order_users(pa.concat_arrays([unique, self._ids(own)]), rows, by_row)
-        self._index = IdIndex(unique)
-        self._place = place[: len(unique)]
-        self._place_of_row = np.full(known.n_rows, -1, np.int32)
-        self._place_of_row[own] = place[len(unique) :]
-        self._table, self._own = table, own
-        self._lengths = [len(part) for part in sharing[1:]]
-        self._sharing = ids
-        self.n_users = len(rows)
+        Returns:
+            `id`, `user_row`; `part`, index of the part; `start` and `end` of its events there.
+        """
+        first, end = self._borders[shard : shard + 2]
+        bounds = zip(self._runs, first.tolist(), end.tolist(), strict=True)
+        rows = [run.rows(low, high) for run, low, high in bounds if high > low]
+        table = rows[0] if len(rows) == 1 else in_order(pa.concat_tables(rows))
+        return table.drop_columns(["order", "in_history"])
 
-    def _ids(self, own: np.ndarray) -> pa.Array:
-        return self._known.own_ids.take(pa.array(own - self._known.first_own_row))
+    def _run(self, numbered: tuple[int, SegmentPart]) -> tuple[Run, int]:
+        """Returns the users of a part, and the number of its events."""
+        number, part = numbered
+        part = dataclasses.replace(part)  # Its maps are closed afterwards.
+        users, (starts, ends) = part.users, part.bounds
+        ids = part.ids(USERS).take(pa.array(users))
+        rows = self._known.rows(ids)
+        order = rows if self._by_row else np.zeros(len(rows), np.int32)
+        sorting = np.argsort(order, kind="stable")  # Ids are in ascending order.
+        start, end = starts[users], ends[users]
+        inside = part.column("history")
+        inside = part.column("positive") if inside is None else inside
+        n_in_history = end - start
+        if inside is not None:
+            n_before = np.concatenate([[0], np.cumsum(inside)])
+            n_in_history = n_before[end] - n_before[start]
+        columns = {"order": order, "user_row": rows, "start": start, "end": end}
+        columns |= {"in_history": n_in_history, "part": np.full(len(rows), number)}
+        # A part has fewer than 2³¹ events.
+        table = {name: column[sorting].astype(np.int32) for name, column in columns.items()}
+        run = Run(self._work, pa.table({"id": ids.take(pa.array(sorting)), **table}))
+        return run, int((end - start).sum())
 
-    def places_of_parts(self) -> list[np.ndarray]:
-        """Returns the index of each user of each part `[users]` int32."""
-        ends = np.cumsum([0, *self._lengths])
-        return [
-            self._places(rows, self._sharing.slice(start, n))
-            for rows, start, n in zip(self._rows, ends, self._lengths, strict=False)
-        ]
+    def _divide(self, n_events: int, n: int) -> None:
+        """Divides the users into `n` shards of about the same number of events."""
+        shares = np.arange(1, n) * (n_events / n)
+        n_seen, n_in_history, at = 0, 0, self._borders[0]
+        for rows in merge_runs(self._runs) if n > 1 else ():
+            starts, part = np.flatnonzero(first_rows(rows)), rows["part"].to_numpy()
+            length = rows["end"].to_numpy() - rows["start"].to_numpy()
+            ends = n_seen + np.cumsum(np.add.reduceat(length, starts, dtype=np.int64))
+            inside = shares[(shares > n_seen) & (shares <= ends[-1])]
+            upto = np.append(starts, len(rows))
+            for last in upto[np.unique(np.searchsorted(ends, inside, side="left") + 1)].tolist():
+                self._borders.append(at + np.bincount(part[:last], minlength=len(at)))
+                of_histories = rows["in_history"].slice(0, last)
+                self.n_written.append(n_in_history + (pc.sum(of_histories).as_py() or 0))
+            at = at + np.bincount(part, minlength=len(at))
+            n_seen, n_in_history = int(ends[-1]), n_in_history + pc.sum(rows["in_history"]).as_py()
+        end = np.array([len(run) for run in self._runs])
+        if len(self._borders) == 1 or (self._borders[-1] < end).any():
+            self._borders.append(end)
 
-    def find(self, users: pa.Table) -> np.ndarray:
-        """Returns the index of each user `[n]` int32 of `users` (`USERS_SCHEMA`); -1: not found."""
-        rows = users["user_row"].to_numpy()
-        shares = pa.array(rows < self._known.first_own_row)
-        return self._places(rows, users["id"].combine_chunks().filter(shares))
 
-    def _places(self, rows: np.ndarray, sharing: pa.Array) -> np.ndarray:
-        """Returns the index of users with `rows` `[n]`; `sharing` are the ids of shared ones."""
-        place = self._place_of_row[rows]
-        at = self._index.find(sharing)
-        place[rows < self._known.first_own_row] = np.append(self._place, np.int32(-1))[at]
-        return place
-
-    def table(self, first: int, end: int) -> pa.Table:
-        """Returns the users `first` … `end` - 1 in the columns of `USERS_SCHEMA`."""
-        n = self._table.num_rows
-        listed = self._table.slice(first, max(0, min(end, n) - first))
-        own = self._own[max(first - n, 0) : max(end - n, 0)] if n < self.n_users else self._own[:0]
-        return pa.concat_tables([listed, pa.table([self._ids(own), own], USERS_SCHEMA)])
+def first_rows(rows: pa.Table) -> np.ndarray:
+    """Returns which of rows sorted by user are the first of their users `[n]` bool."""
+    ids = rows["id"].combine_chunks()
+    is_first = np.ones(len(ids), bool)
+    changes = pc.not_equal(ids.slice(1), ids.slice(0, max(0, len(ids) - 1)))
+    is_first[1:] = changes.to_numpy(zero_copy_only=False)
+    return is_first
