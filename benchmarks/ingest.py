@@ -11,6 +11,8 @@ take turns, round after round. The lines:
 - `ours/polars csv rows=R`, …: our rows/s over theirs, round by round (over 1: we are faster);
 - `ours csv rows=R2/R1`: rows/s at the most rows over those at the fewest (1: linear).
 
+`--ids N` draws from N users and N items, to see what memory they take.
+
 All stores must be the same, digest by digest. Peers run under `uv run --script`, which
 builds their environments at the first run.
 """
@@ -47,6 +49,7 @@ def main(
     format: list[Format] = _FORMATS,
     peers: list[Peer] = _NO_PEERS,
     rounds: int = 3,
+    ids: int = 0,
 ) -> None:
     """Runs all cases in turns and prints their lines."""
     everyone = [OURS, *([*Peer][:-1] if "all" in peers else peers)]
@@ -55,7 +58,7 @@ def main(
         folder = Path(name)
         files = {case: folder / "{1}.{0}".format(*case) for case in itertools.product(format, rows)}
         for (kind, n), file in files.items():
-            write_events(file, n, kind)
+            write_events(file, n, kind, ids)
         for _, (kind, n) in itertools.product(range(rounds), files):
             for who, watched in _round(files[kind, n], everyone).items():
                 runs[who, kind, n].append(watched)
@@ -147,11 +150,11 @@ _CHUNK = 2_000_000
 _SCHEMA = pa.schema([("user", pa.string()), ("item", pa.string()), ("timestamp", pa.int64())])
 
 
-def write_events(file: Path, rows: int, kind: Format) -> None:
+def write_events(file: Path, rows: int, kind: Format, ids: int = 0) -> None:
     """Writes an event log.
 
-    There are as many users as a 50th of the rows and as many items as a 200th, both
-    drawn by a power law; one row of a thousand is the one before it once more.
+    There are as many users as a 50th of the rows and as many items as a 200th, or `ids` of
+    both, drawn by a power law; one row of a thousand is the one before it once more.
     """
     options = pa_csv.WriteOptions(quoting_style="none")
     with (
@@ -159,13 +162,13 @@ def write_events(file: Path, rows: int, kind: Format) -> None:
         if kind == "parquet"
         else pa_csv.CSVWriter(file, _SCHEMA, write_options=options)
     ) as writer:
-        for chunk in _chunks(rows):
+        for chunk in _chunks(rows, ids):
             writer.write_table(chunk, 1 << 20)
 
 
-def _chunks(rows: int) -> Iterator[pa.Table]:
+def _chunks(rows: int, ids: int) -> Iterator[pa.Table]:
     random = np.random.default_rng(0)
-    users, items = max(2, rows // 50), max(2, rows // 200)
+    users, items = ids or max(2, rows // 50), ids or max(2, rows // 200)
     for start in range(0, rows, _CHUNK):
         n = min(_CHUNK, rows - start)
         user = _power_law(random, users, n)

@@ -74,13 +74,16 @@ class Run:
 
     Args:
         folder: Folder of the file.
-        rows: The rows, sorted by `order` and `id`, which are unique.
+        schema: Its columns.
+        tables: The rows, sorted by `order` and `id`.
     """
 
-    def __init__(self, folder: Path, rows: pa.Table) -> None:
-        self._file, self._schema, self._n = folder / uuid.uuid4().hex, rows.schema, len(rows)
-        with pa.OSFile(str(self._file), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as out:
-            out.write_table(rows.combine_chunks(), _RUN_ROWS)
+    def __init__(self, folder: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+        self._file, self._schema, self._n = folder / uuid.uuid4().hex, schema, 0
+        with pa.OSFile(str(self._file), "wb") as sink, pa.ipc.new_file(sink, schema) as out:
+            for rows in regroup(tables, _RUN_ROWS):
+                out.write_table(rows)
+                self._n += len(rows)
 
     def __len__(self) -> int:
         return self._n
@@ -102,21 +105,18 @@ def merge_runs(runs: Sequence[Run]) -> Iterator[pa.Table]:
     """Yields the rows of runs in the order of `order` and `id`; equal ones in the same table."""
     sources = [iter(run) for run in runs if len(run)]
     heads: dict[int, pa.Table] = {at: next(source) for at, source in enumerate(sources)}
-    while len(heads) > 1:
+    while heads:
         bound = min(_key(head, len(head) - 1) for head in heads.values())
         taken = []
-        for at, head in list(heads.items()):
-            n = bisect.bisect_right(range(len(head)), bound, key=functools.partial(_key, head))
-            taken.append(head.slice(0, n))
-            rest = head.slice(n) if n < len(head) else next(sources[at], None)
-            if rest is None:
-                del heads[at]
-            else:
-                heads[at] = rest
-        yield in_order(pa.concat_tables(taken))
-    for at, head in heads.items():
-        yield head
-        yield from sources[at]
+        for at in list(heads):
+            while at in heads and _key(heads[at], 0) <= bound:
+                head = heads.pop(at)
+                n = bisect.bisect_right(range(len(head)), bound, key=functools.partial(_key, head))
+                taken.append(head.slice(0, n))
+                rest = head.slice(n) if n < len(head) else next(sources[at], None)
+                if rest is not None:
+                    heads[at] = rest
+        yield taken[0] if len(taken) == 1 else in_order(pa.concat_tables(taken))
 
 
 def in_order(rows: pa.Table) -> pa.Table:

@@ -221,7 +221,7 @@ class Growth:
         tables["frequent"] = _first(every.filter(pc.greater(every["count"], 0)), FREQUENT)
         new = every.filter(pa.array(admitted)).select(_NEW.names)
         return _Grown(
-            Run(self._work, in_order(new)),
+            Run(self._work, new.schema, [in_order(new)]),
             shared.astype(np.int64),
             Counter({name: int(n) for name, n in sums.items()}),
             tables,

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from recsys.data.config import VocabulariesConfig
 from recsys.data.entities import LEAST_JOIN
 from recsys.data.event_features import LearnedFeature
 from recsys.data.event_log import OPTIONAL, EventShard
-from recsys.data.example_files import read_split
+from recsys.data.example_files import example_files, read_split
 from recsys.data.ingest.event_values import as_arrow, encoder, smallest
 from recsys.data.ingest.growth import Growth
 from recsys.data.ingest.id_places import IdRows
@@ -85,7 +86,9 @@ def make_vocabularies(
     for name, column in (("users", "user_id"), ("items", "item_id")):
         file, rules = f"{name}.parquet", getattr(config, name)
         before = None if previous is None else previous / file
+        files = example_files(entities[name]) if name in entities else []
         n_ids = sum(part.n_ids(file) for part in parts)
+        n_ids += sum(pq.read_metadata(one).num_rows for one in files)
         with tempfile.TemporaryDirectory(prefix=".grow-", dir=out) as work:
             growth = Growth(before, rules, cut, Path(work), n_ids)
             in_threads(functools.partial(_count, growth, file, split), parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from recsys.data.ingest.buckets import Run, in_order, merge_runs
 from recsys.data.ingest.id_places import IdRows
 from recsys.data.ingest.segment_parts import USERS, SegmentPart
 from recsys.data.ingest.tasks import in_threads
+
+_MOST_RUNS = 64
+"""Number of files that are merged at once; of more parts, some are merged before."""
+_NUMBERS = ("order", "user_row", "start", "end", "in_history", "part")
+_SCHEMA = pa.schema([("id", pa.large_string()), *((name, pa.int32()) for name in _NUMBERS)])
 
 
 class UserOrder:
@@ -32,11 +38,16 @@ class UserOrder:
     ) -> None:
         self._known, self._by_row, self._work = known, by_row, work
         made = in_threads(self._run, enumerate(parts))
-        self._runs = [run for run, _ in made]
+        self._runs, self._run_of_part = [run for run, _ in made], np.arange(len(parts))
+        if len(parts) > _MOST_RUNS:
+            width = math.isqrt(len(parts))
+            starts = range(0, len(parts), width)
+            self._runs = in_threads(lambda at: self._merged(self._runs[at : at + width]), starts)
+            self._run_of_part //= width
         n_events = sum(n for _, n in made)
         self.n_shards, self.n_written = 0, [0]
         """Number of shards, and number of events of histories before each."""
-        self._borders = [np.zeros(len(parts), np.int64)]
+        self._borders = [np.zeros(len(self._runs), np.int64)]
         if n_events:
             self._divide(n_events, max(1, -(-n_events // most)))
             self.n_shards = len(self._borders) - 1
@@ -73,24 +84,28 @@ class UserOrder:
         columns |= {"in_history": n_in_history, "part": np.full(len(rows), number)}
         # A part has fewer than 2³¹ events.
         table = {name: column[sorting].astype(np.int32) for name, column in columns.items()}
-        run = Run(self._work, pa.table({"id": ids.take(pa.array(sorting)), **table}))
-        return run, int((end - start).sum())
+        users_of_part = pa.table({"id": ids.take(pa.array(sorting)), **table}, _SCHEMA)
+        return Run(self._work, _SCHEMA, [users_of_part]), int((end - start).sum())
+
+    def _merged(self, runs: Sequence[Run]) -> Run:
+        return Run(self._work, _SCHEMA, merge_runs(runs))
 
     def _divide(self, n_events: int, n: int) -> None:
         """Divides the users into `n` shards of about the same number of events."""
         shares = np.arange(1, n) * (n_events / n)
         n_seen, n_in_history, at = 0, 0, self._borders[0]
         for rows in merge_runs(self._runs) if n > 1 else ():
-            starts, part = np.flatnonzero(first_rows(rows)), rows["part"].to_numpy()
+            starts = np.flatnonzero(first_rows(rows))
+            run = self._run_of_part[rows["part"].to_numpy()]
             length = rows["end"].to_numpy() - rows["start"].to_numpy()
             ends = n_seen + np.cumsum(np.add.reduceat(length, starts, dtype=np.int64))
             inside = shares[(shares > n_seen) & (shares <= ends[-1])]
             upto = np.append(starts, len(rows))
             for last in upto[np.unique(np.searchsorted(ends, inside, side="left") + 1)].tolist():
-                self._borders.append(at + np.bincount(part[:last], minlength=len(at)))
+                self._borders.append(at + np.bincount(run[:last], minlength=len(at)))
                 of_histories = rows["in_history"].slice(0, last)
                 self.n_written.append(n_in_history + (pc.sum(of_histories).as_py() or 0))
-            at = at + np.bincount(part, minlength=len(at))
+            at = at + np.bincount(run, minlength=len(at))
             n_seen, n_in_history = int(ends[-1]), n_in_history + pc.sum(rows["in_history"]).as_py()
         end = np.array([len(run) for run in self._runs])
         if len(self._borders) == 1 or (self._borders[-1] < end).any():

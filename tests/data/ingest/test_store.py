@@ -4,10 +4,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given
 
 from recsys.config import VocabularyConfig
 from recsys.data.hashes import hash_buckets
+from recsys.data.ingest import buckets, user_order
 from recsys.data.ingest.segment_parts import (
     FOLDER,
     SegmentPart,
@@ -93,7 +95,11 @@ def test_every_positive_is_in_the_store_once_with_its_user(
     )
     users.save(folder / "users.parquet")
     items.save(folder / "items.parquet")
-    build_store(folder, folder, _CUT, folder / "store", most=most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(user_order, "_MOST_RUNS", 1 + most % 4)
+        patch.setattr(buckets, "_BUCKET_IDS", 1 + most % 3)
+        patch.setattr(buckets, "_RUN_ROWS", 1 + most % 5)
+        build_store(folder, folder, _CUT, folder / "store", most=most)
     store = InteractionStore.open(folder / "store", verify=True)
     for log, known, some in (
         (store.train, store.train_users, train),
