@@ -14,7 +14,13 @@ import numpy as np
 from recsys.data.event_log import UserLog
 
 ROW_COLUMNS = {"item_row": np.int32, "timestamp": np.int64, "history_end": np.int64}
-OPTIONAL_ROW_COLUMNS = {"rate": np.float32, "impression": np.int32, "position": np.int32}
+OPTIONAL_ROW_COLUMNS = {
+    "rate": np.float32,
+    "impression": np.int32,
+    "position": np.int32,
+    "weight": np.float32,
+    "valid": np.bool_,
+}
 """Columns that exist only if the data have them."""
 
 
@@ -36,6 +42,8 @@ class RowShard:
             there is none; None: the data have no impressions.
         position: Position in the impression `[n]` int32, from 0 on, -1 if unknown; None: the data
             have no positions.
+        weight: Weight of each row in the loss `[n]` float32; None: all are 1.
+        valid: Whether the data mark a row for validation `[n]` bool; None: no marks.
         features: Features of each row by name, as in `recsys.data.event_log.EventShard`.
     """
 
@@ -47,6 +55,8 @@ class RowShard:
     rate: np.ndarray | None = None
     impression: np.ndarray | None = None
     position: np.ndarray | None = None
+    weight: np.ndarray | None = None
+    valid: np.ndarray | None = None
     features: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -57,12 +67,14 @@ class RowLog(UserLog[RowShard]):
     """All good rows of many users, in the order of the log's.
 
     Attributes:
-        history_end, labels, rate, impression, position: Columns of the shards, concatenated; see
-            `RowShard`.
+        history_end, labels, rate, impression, position, weight, valid: Columns of the shards,
+            concatenated; see `RowShard`.
     """
 
     def __init__(self, shards: Sequence[RowShard]) -> None:
         super().__init__(shards)
         self.history_end = self._column("history_end", ROW_COLUMNS["history_end"])
-        self.rate, self.impression, self.position = map(self._optional, OPTIONAL_ROW_COLUMNS)
+        self.rate, self.impression, self.position, self.weight, self.valid = map(
+            self._optional, OPTIONAL_ROW_COLUMNS
+        )
         self.labels = self._columns("labels")

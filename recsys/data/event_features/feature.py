@@ -272,7 +272,9 @@ def labels_of(folder: Path) -> dict[str, LabelConfig]:
         return {}
     try:
         labels = read_json(folder / SUMMARY).get("labels", {})
-        return {name: LabelConfig.model_validate(label) for name, label in labels.items()}
+        return {
+            name: LabelConfig.model_validate(label, strict=False) for name, label in labels.items()
+        }
     except DAMAGE as error:
         raise _damaged(folder, error) from None
 

@@ -268,6 +268,7 @@ class _PartWriter:
             rate=columns.get("rate"),
             impression=numbered(user, columns["impression"]) if "impression" in columns else None,
             position=columns.get("position"),
+            **optional,
             features=features,
         )
         return log, rows

@@ -1,0 +1,1 @@
+"""The training side of ranking: rows, batches, negatives, validation, calibration."""
