@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from recsys.cli.options import ConfigArgument, Count, Force, Json, Out, Seed, Sets
+from recsys.cli.options import ConfigArgument, Count, Force, Json, MaybeCount, Out, Seed, Sets
 from recsys.cli.show import emit
 from recsys.errors import UsageError
 from recsys.system.files import storage_error
@@ -104,8 +104,9 @@ def _taken(path: str) -> UsageError:
 def synth(
     users: Count,
     items: Count,
-    interactions: Count,
     out: Out,
+    interactions: MaybeCount = None,
+    impressions: MaybeCount = None,
     seed: Seed = 0,
 ) -> None:
     """Generate synthetic data of any size, with learnable structure, and a config for them.
@@ -113,13 +114,20 @@ def synth(
     Args:
         users: Number of users.
         items: Number of items.
-        interactions: Number of interactions.
+        interactions: Number of interactions, for retrieval.
+        impressions: Number of impressions, for ranking: ten items each, with labels of known
+            probability.
         seed: Random seed; the same seed gives the same data.
     """
-    from recsys.synth import synthesize
+    from recsys.synth import synthesize, synthesize_impressions
 
-    summary = synthesize(out, users=users, items=items, interactions=interactions, seed=seed)
-    emit(summary, as_json=True)
+    if interactions is not None and impressions is None:
+        emit(synthesize(out, users, items, interactions, seed), as_json=True)
+    elif impressions is not None and interactions is None:
+        emit(synthesize_impressions(out, users, items, impressions, seed), as_json=True)
+    else:
+        rule = "recsys synth needs exactly one of --interactions and --impressions."
+        raise UsageError("R705", rule, "Name one: --interactions 100000.", None)
 
 
 def freeze_schema(

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from recsys import synth
 from recsys.config.load import load_config
 from recsys.errors import UsageError
-from recsys.synth import SynthSummary, synthesize
+from recsys.synth import SynthSummary, files, synthesize
 
 USERS, ITEMS, INTERACTIONS = 3_000, 2_000, 100_000
 
@@ -168,7 +167,7 @@ def test_extreme_shapes_keep_the_promises(
 
 
 def test_memory_is_bounded_by_the_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synth, "CHUNK_ROWS", 10_000)
+    monkeypatch.setattr(files, "CHUNK_ROWS", 10_000)
 
     def peak_bytes(interactions: int) -> int:
         tracemalloc.start()
