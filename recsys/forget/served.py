@@ -46,8 +46,8 @@ from recsys.savedmodel.event_columns import EventColumns
 from recsys.savedmodel.parity import difference
 from recsys.savedmodel.signatures import WARMUP_FILE, input_names, write_warmup
 from recsys.system.files import retire
-from recsys.tasks.retrieval.serving.parity import warm_up_requests
-from recsys.tasks.retrieval.serving.stored_users import StoredIds
+from recsys.tasks.serving.requests import warm_up_requests
+from recsys.tasks.serving.stored_users import StoredIds
 
 _PROBES = 64
 _STRANGER = "?"

@@ -6,6 +6,7 @@ TensorFlow, the server neither. So a task has three sides, each imported only wh
 training_side     the training examples, and the work between epochs
 judging_side      the case on which models are measured, and their values
 serving_side      the contents of a bundle
+serving           parts of bundles that tasks share
 retrieval         models that rank the items of a catalogue for a query
 ranking           models that predict labels of pairs of a query and an item
 """

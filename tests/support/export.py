@@ -39,9 +39,9 @@ from recsys.tasks.retrieval.serving.parity import (  # noqa: E402
     Answers,
     RetrievalReference,
     compare_scores,
-    raw_probes,
 )
 from recsys.tasks.retrieval.serving.side import RetrievalServing  # noqa: E402
+from recsys.tasks.serving.requests import raw_probes  # noqa: E402
 
 stage = load_stage(folder / "export.json", ExportStage)
 refused = {}
@@ -85,7 +85,7 @@ def shorten(path):
 def open_with_stored_graph():
     """Returns the sources whose users' graph lies where `recsys.ingest` stores it."""
     stored = shutil.copytree(folder / "user_transform", data / "graphs" / "users")
-    with mock.patch("recsys.tasks.retrieval.serving.side.emit") as told:
+    with mock.patch("recsys.tasks.serving.folders.emit") as told:
         opened = RetrievalServing(stage, Sources(folder / "model", data))
     shutil.rmtree(stored.parent)
     assert opened.users is not None

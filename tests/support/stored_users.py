@@ -1,7 +1,6 @@
 """Takes users out of the variables of a saved `StoredUsers`, and looks at all who stay."""
 
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import tensorflow as tf
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.savedmodel import variables
-from recsys.tasks.retrieval.serving.stored_users import StoredIds, StoredUsers
+from recsys.tasks.serving.stored_users import StoredIds, StoredUsers
 
 N = 50
 
@@ -21,7 +20,7 @@ class Bundle(tf.Module):
 
     def __init__(self, users, histories):
         super().__init__()
-        self._users = StoredUsers(types.SimpleNamespace(users=users), histories)
+        self._users = StoredUsers(users, histories)
         self._of_user_rows = [tf.Variable(np.arange(2.0 * users.n_rows).reshape(-1, 2) + 1)]
 
 

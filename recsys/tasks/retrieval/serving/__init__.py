@@ -3,6 +3,5 @@
 side                the contents of a bundle
 graph               the signatures, and the stored users and items
 candidates          exact top-k inside the graph, and item embeddings in fewer bits
-stored_users        users with their histories
 parity              the results in training that a bundle must reproduce, and requests
 """

@@ -16,18 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
 from recsys.data.catalogue import read_is_item
-from recsys.data.vocabulary import Vocabulary, as_texts, stand_ins
+from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.ragged import slices
 from recsys.savedmodel.parity import (
     Reference,
@@ -41,6 +40,7 @@ from recsys.savedmodel.parity import (
 from recsys.savedmodel.row_slices import read_rows
 from recsys.savedmodel.signatures import ENCODED, POPULAR, POPULARITY, Arrays
 from recsys.tasks.retrieval.serving.candidates import Kind, best_scores, check_parity, stored
+from recsys.tasks.serving.requests import example
 
 _PROBES, _ENCODED, _POPULARITY = "probes.parquet", "encoded.npz", "popularity.npy"
 _OPTIONS = "options.json"
@@ -318,75 +318,3 @@ def _blocks(
         scores = reference.query @ block.floats(slice(None)).T
         scores[is_popular] = reference.popularity[part]
         yield part, scores
-
-
-# --- raw requests
-
-
-def raw_probes(
-    users: Vocabulary, items: Vocabulary, user_row: np.ndarray, history: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns user ids `[n]` and histories `[n, length + 1]`, as a client sends them.
-
-    An unknown id follows each history, so that an empty one isn't replaced by the stored
-    history.
-
-    Args:
-        users: Vocabulary of the users.
-        items: Vocabulary of the items.
-        user_row: User row of each probe `[n]`.
-        history: Item rows of each probe `[n, length]`, the newest first.
-    """
-    user_of_row, item_of_row = stand_ins(users, user_row), stand_ins(items, history)
-    unknown = "?"
-    while any(
-        pc.index(known.own_ids, pa.scalar(unknown, pa.large_string())).as_py() >= 0
-        for known in (users, items)
-    ):
-        unknown += "?"
-    if users.first_own_row == 1:
-        user_of_row[0] = unknown
-    last = np.full((len(user_row), 1), unknown, object)
-    return user_of_row[user_row], np.concatenate([item_of_row[history], last], axis=1)
-
-
-def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict[str, Arrays]:
-    """Returns inputs by signature, a row for each probe; other inputs are padding.
-
-    Args:
-        names: Names of the inputs by signature.
-        probes: Texts of queries by input, including `user_id` `[n]` and `history` `[n, length]`.
-    """
-    users, histories = probes["user_id"], probes["history"]
-    n = len(users)
-    known = {
-        **probes,
-        "item_id": histories[:, 0],
-        "exclude_seen": np.ones(n, bool),
-        "examples": np.array(list(map(example, users, histories))),
-    }
-    padding = np.full((n, 1), "", object)
-    return {
-        signature: {name: known.get(name, padding) for name in inputs}
-        for signature, inputs in names.items()
-        if signature != ENCODED  # Clients don't call it.
-    }
-
-
-def example(
-    user_id: str,
-    history: Iterable[str],
-    events: Mapping[str, Iterable[str]] | None = None,
-    **flags: int,
-) -> bytes:
-    """Returns a serialized tf.Example for a user with a history."""
-    made = tf.train.Example()
-    feature = made.features.feature
-    feature["user_id"].bytes_list.value.append(user_id.encode())
-    feature["history"].bytes_list.value.extend(id_.encode() for id_ in history)
-    for name, texts in (events or {}).items():
-        feature[name].bytes_list.value.extend(text.encode() for text in texts)
-    for name, flag in flags.items():
-        feature[name].int64_list.value.append(flag)
-    serialized: bytes = made.SerializeToString(deterministic=True)
-    return serialized

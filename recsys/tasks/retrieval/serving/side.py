@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 
 from recsys.data import event_features
-from recsys.data.catalogue import write_catalogue
-from recsys.data.dataset import CANDIDATES, GRAPHS, verify_candidates
-from recsys.data.event_features import load_event_features, time_column_of
-from recsys.data.store import InteractionStore, ServingHistories, serving_histories
-from recsys.data.vocabulary import Vocabulary
-from recsys.errors import RecsysError
+from recsys.data.dataset import CANDIDATES, verify_candidates
+from recsys.data.event_features import time_column_of
 from recsys.index.search import build_index
-from recsys.models.inputs import Side, trained_rows
+from recsys.models.inputs import trained_rows
 from recsys.models.summary import damaged
-from recsys.savedmodel.inputs import RawFeatures
 from recsys.savedmodel.signatures import (
     FEATURES,
     HISTORY,
@@ -29,18 +24,15 @@ from recsys.savedmodel.signatures import (
     encoded_name,
 )
 from recsys.savedmodel.variables import without_rows
-from recsys.system.events import emit
 from recsys.tasks.model_folder import TrainedModel, load_model
 from recsys.tasks.retrieval.probe import read_probe
 from recsys.tasks.retrieval.serving.candidates import popularity_shares
-from recsys.tasks.retrieval.serving.events import EventReads
 from recsys.tasks.retrieval.serving.graph import Retrieval
-from recsys.tasks.retrieval.serving.parity import (
-    RetrievalReference,
-    raw_probes,
-    warm_up_requests,
-)
-from recsys.tasks.serving_side import STEP, ServingSide, Sources, tell
+from recsys.tasks.retrieval.serving.parity import RetrievalReference
+from recsys.tasks.serving.events import EventReads
+from recsys.tasks.serving.folders import checked_histories, copy_catalogue, raw_features
+from recsys.tasks.serving.requests import raw_probes, warm_up_requests
+from recsys.tasks.serving_side import ServingSide, Sources, tell
 
 
 class RetrievalServing(ServingSide):
@@ -60,9 +52,9 @@ class RetrievalServing(ServingSide):
         self.saved = load_model(sources.model, without_rows)
         self._reads = EventReads.of(self.saved)
         self._time_column = time_column_of(sources.model / event_features.FOLDER)
-        self.histories = _histories(sources.data, self.saved, self._reads)
-        self.items = _raw_features(sources.transform, sources.data, "item", self.saved)
-        self.users = _raw_features(sources.user_transform, sources.data, "user", self.saved)
+        self.histories = checked_histories(sources.data, self.saved, self._reads)
+        self.items = raw_features(sources.transform, sources.data, "item", self.saved)
+        self.users = raw_features(sources.user_transform, sources.data, "user", self.saved)
         self.probe = read_probe(sources.model)
         self._is_item = self.saved.catalogue.is_item
         self._n_items = int(self._is_item.sum())
@@ -89,11 +81,7 @@ class RetrievalServing(ServingSide):
         model = self.sources.model
         verify_candidates(model)
         shutil.copyfile(model / CANDIDATES, folder / "item_embeddings.npy")
-        for part in ("vocabulary", event_features.FOLDER):
-            if (model / part).exists():
-                shutil.copytree(model / part, folder / part)
-        shutil.copyfile(model / "catalogue" / "titles.parquet", folder / "titles.parquet")
-        write_catalogue(folder, self.saved.catalogue)
+        copy_catalogue(model, folder, self.saved.catalogue)
 
         def report(done: int, total: int) -> None:
             tell(f"{done:,} of {total:,} items indexed", done, total)
@@ -181,47 +169,3 @@ def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> 
         np.logical_or.reduce([np.zeros_like(own), *has_features]),
     ]
     return np.select(has, [USER, HISTORY, FEATURES], POPULARITY).astype(object)
-
-
-def _raw_features(
-    folder: Path | None, data: Path, side: Side, saved: TrainedModel
-) -> RawFeatures | None:
-    """Returns the transform from raw columns of items or users to token rows.
-
-    Args:
-        folder: Output of Transform; None: the one that `ingest` stored in `data`, if the
-            model reads features of this side.
-        data: The data folder.
-        side: Side of the columns.
-        saved: The model.
-    """
-    widths = {f.name: f.floats or f.width for f in saved.model.spec.of_side(side)}
-    if folder is None and widths:
-        folder = data / GRAPHS / f"{side}s"
-        if not folder.is_dir():
-            text = (
-                f"the bundle takes no raw columns of {side}s, as {str(data)!r} has no transform"
-                " graph of theirs; `transforms` of recsys.export names one"
-            )
-            emit("note", step=STEP, text=text)
-            return None
-    return None if folder is None else RawFeatures(folder, f"{side}_id", widths)
-
-
-def _histories(data: Path, saved: TrainedModel, reads: EventReads) -> ServingHistories:
-    """Returns the histories of `data`, after a check that its rows are the model's."""
-    cure = "Export with the data folder that the model was trained on."
-    for name, of_model in (("users", saved.users), ("items", saved.items)):
-        of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
-        if of_model.fingerprint() != of_data.fingerprint():
-            rule = f"The {name} of the model must match those of the data folder {str(data)!r}."
-            received = {"model": of_model.n_rows, "data": of_data.n_rows}
-            raise RecsysError("R524", rule, cure, received)
-    of_events = {f.name: f for f in load_event_features(data / event_features.FOLDER)}
-    other = [f.name for f in reads.attributes if not f.is_same(of_events.get(f.name))]
-    if other:
-        rule = f"Features of events must match those of the data folder {str(data)!r}."
-        raise RecsysError("R524", rule, cure, other)
-    names = [one.name for one in reads.attributes]
-    store = InteractionStore.open(data / "store")
-    return serving_histories(store, names, times=reads.needs_times)

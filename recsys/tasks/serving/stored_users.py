@@ -16,7 +16,6 @@ from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.savedmodel.inputs import IdTable, hash_rows, places_of
 from recsys.savedmodel.variables import constant
-from recsys.tasks.model_folder import TrainedModel
 
 Rows = dict[str, dict[int, Any]]
 """New values of rows, by the key of a variable and the row."""
@@ -26,14 +25,14 @@ class StoredUsers(tf.Module):
     """The users of the data, numbered from 1; unknown users have the number 0.
 
     Args:
-        saved: The model.
+        users: Vocabulary of the users.
         histories: The events of every user.
     """
 
-    def __init__(self, saved: TrainedModel, histories: ServingHistories) -> None:
+    def __init__(self, users: Vocabulary, histories: ServingHistories) -> None:
         super().__init__(name="stored_users")
-        self._n_hash_rows = saved.users.first_own_row - 1
-        silent, silent_rows = _without_events(saved.users, histories)
+        self._n_hash_rows = users.first_own_row - 1
+        silent, silent_rows = _without_events(users, histories)
         ids = pa.concat_arrays([histories.ids, silent])
         self._table = IdTable(ids, np.arange(1, len(ids) + 1))
         # Index 0 is the unknown user, without events.

@@ -22,7 +22,7 @@ from recsys.savedmodel.event_columns import ATTRIBUTE, CONTEXT, Column, EventCol
 from recsys.savedmodel.inputs import minutes_of, typed
 from recsys.savedmodel.signatures import encoded_name, event_inputs
 from recsys.tasks.model_folder import TrainedModel
-from recsys.tasks.retrieval.serving.stored_users import StoredUsers
+from recsys.tasks.serving.stored_users import StoredUsers
 
 _Tensors = dict[str, tf.Tensor]
 
@@ -140,21 +140,28 @@ class ServedEvents(tf.Module):
         self._of_history = EventEncoder(reads.attribute_parts)
 
     def inputs(
-        self, texts: Mapping[str, tf.Tensor], users: StoredUsers, user: tf.Tensor, given: tf.Tensor
-    ) -> _Tensors:
-        """Returns the inputs of the model by name.
+        self,
+        texts: Mapping[str, tf.Tensor],
+        users: StoredUsers,
+        user: tf.Tensor,
+        given: tf.Tensor,
+        n_values: int | tf.Tensor = 1,
+    ) -> tuple[_Tensors, _Tensors]:
+        """Returns the inputs of the model by name, and the context `[b, n_values, …]` by feature.
 
         Args:
             texts: Texts `[b, any]` by input of `columns`.
             users: The stored events.
             user: Numbers of the users `[b]`.
             given: Whether the query has a history of its own, in place of the stored `[b]` bool.
+            n_values: Number of values of the context; further ones are ignored.
         """
         reads, length, inputs = self._reads, self._length, dict[str, tf.Tensor]()
         if not reads.inputs:
-            return inputs
+            return inputs, {}
         context = {
-            name: _padded(texts[column.input], 1) for name, column in self.columns.context.items()
+            name: _padded(texts[column.input], n_values)
+            for name, column in self.columns.context.items()
         }
         # One event more than the history, for the gap of the oldest.
         history = {
@@ -162,7 +169,7 @@ class ServedEvents(tf.Module):
             for name, column in self.columns.history.items()
         }
         times = self._times(ATTRIBUTE, history)
-        encoded = self._encoded(ATTRIBUTE, reads.attribute_parts, history, lambda: _gaps(times))
+        encoded = self._encoded(ATTRIBUTE, history, length + 1, lambda: _gaps(times))
         for one in reads.attributes:
             stored = users.feature(one.name, user, length)
             own = encoded[one.name][:, :length]
@@ -171,17 +178,14 @@ class ServedEvents(tf.Module):
         if reads.needs_times:
             before = tf.where(given[:, None], times, users.times(user, length + 1))
         now = self._times(CONTEXT, context)
-
-        def gaps() -> tf.Tensor:
-            return _gaps(tf.concat([now, before], axis=1))[:, :1]
-
-        encoded = self._encoded(CONTEXT, reads.context_parts, context, gaps)
-        inputs |= {one.name: encoded[one.name][:, 0] for one in reads.context}
+        encoded = self._encoded(
+            CONTEXT, context, n_values, lambda: _gaps_to(now, before[:, None, :])
+        )
         if reads.ages:
             inputs[AGES] = _ages(now[:, 0], before[:, :length], users.newest_time)
         if reads.now:
             inputs[ASKED_AT] = minutes_of(now[:, 0])
-        return inputs
+        return inputs, {one.name: encoded[one.name] for one in reads.context}
 
     def _times(self, prefix: str, texts: _Tensors) -> tf.Tensor:
         """Returns the times `[b, n]`; missing ones if there is no column of times."""
@@ -193,12 +197,13 @@ class ServedEvents(tf.Module):
     def _encoded(
         self,
         prefix: str,
-        features: Sequence[LearnedFeature],
         texts: _Tensors,
+        n: int | tf.Tensor,
         gaps: Callable[[], tf.Tensor],
     ) -> _Tensors:
         """Returns token rows int32 or numbers `[b, n, …]` of texts `[b, n]`, by feature."""
-        values = {}
+        is_context, values = prefix == CONTEXT, {}
+        features = self._reads.context_parts if is_context else self._reads.attribute_parts
         for one in features:
             column, value = one.feature.column, one.feature.value
             if value == "gap":
@@ -207,8 +212,7 @@ class ServedEvents(tf.Module):
                 size = getattr(one.feature, "length", 0)
                 found = typed(prefix + column, value, texts[column], size)
                 values[one.name] = tf.reshape(found, [-1, size] if size else [-1])
-        encoder = self._of_history if prefix == ATTRIBUTE else self._of_context
-        n = self._length + 1 if prefix == ATTRIBUTE else 1
+        encoder = self._of_context if is_context else self._of_history
         sizes = {one.name: one.feature.floats or one.feature.width for one in features}
         made = {name: tf.reshape(x, [-1, n, sizes[name]]) for name, x in encoder(values).items()}
         return {
@@ -238,17 +242,28 @@ def _gaps(times: tf.Tensor) -> tf.Tensor:
     """
     n = tf.shape(times)[1]
     is_before = (tf.range(n)[None, :] > tf.range(n)[:, None])[None]
-    is_before &= times[:, None, :] < times[:, :, None]
-    before = tf.reduce_max(tf.where(is_before, times[:, None, :], MISSING), axis=2)
+    return _gaps_to(times, tf.where(is_before, times[:, None, :], MISSING))
+
+
+def _gaps_to(times: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Returns the time from each event to the newest of `before` in an earlier second `[b, n]`.
+
+    Args:
+        times: Times of the events `[b, n]`.
+        before: Times of other events `[b, n or 1, any]`.
+    """
+    before = tf.where(before < times[:, :, None], before, MISSING)
+    before = tf.reduce_max(before, axis=2)
     is_known = (times != MISSING) & (before != MISSING)
     return tf.where(is_known, times - before, MISSING)
 
 
-def _padded(texts: tf.Tensor, length: int) -> tf.Tensor:
+def _padded(texts: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
     """Returns the first texts `[b, length]` of `[b, any]`, padded with empty ones."""
     missing = tf.maximum(0, length - tf.shape(texts)[1])
     padded = tf.pad(texts[:, :length], [[0, 0], [0, missing]], constant_values="")
-    return tf.ensure_shape(padded, [None, length])
+    # Layers need the static shape.
+    return tf.ensure_shape(padded, [None, length if isinstance(length, int) else None])
 
 
 def encoded_inputs(inputs: Sequence[EventInput], length: int) -> dict[str, tf.TensorSpec]:
