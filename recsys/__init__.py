@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from recsys import models as models
     from recsys.config import Config as Config
     from recsys.config import ModelConfig as ModelConfig
+    from recsys.config import RankingConfig as RankingConfig
     from recsys.config import RetrievalConfig as RetrievalConfig
     from recsys.config import TermConfig as TermConfig
     from recsys.config import TrainConfig as TrainConfig
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from recsys.metrics import RankedLists as RankedLists
     from recsys.models import HistoryEncoder as HistoryEncoder
     from recsys.models import LookupModel as LookupModel
+    from recsys.models import RankingModel as RankingModel
     from recsys.models import RetrievalModel as RetrievalModel
     from recsys.models import Term as Term
     from recsys.models import TwoTower as TwoTower
@@ -83,7 +85,9 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _NAMES = {
-    "recsys.config": "Config ModelConfig RetrievalConfig TermConfig TrainConfig TwoTowerConfig",
+    "recsys.config": (
+        "Config ModelConfig RankingConfig RetrievalConfig TermConfig TrainConfig TwoTowerConfig"
+    ),
     "recsys.config.load": "load_config",
     "recsys.data.dataset": "Data open_data",
     "recsys.data.event_features": "EventFeature",
@@ -98,7 +102,7 @@ _NAMES = {
     "recsys.evaluation.result": "Comparison EvaluationResult",
     "recsys.losses": "Loss ScoreLoss losses",
     "recsys.metrics": "Metric RankedLists metrics",
-    "recsys.models": "HistoryEncoder LookupModel RetrievalModel Term TwoTower models",
+    "recsys.models": "HistoryEncoder LookupModel RankingModel RetrievalModel Term TwoTower models",
     "recsys.models.layers": "layers",
     "recsys.registry": (
         "register_baseline register_encoder register_event_feature register_feature register_loss "

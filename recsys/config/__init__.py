@@ -45,6 +45,7 @@ from recsys.models.config import ModelConfig as ModelConfig
 from recsys.models.config import RetrievalConfig as RetrievalConfig
 from recsys.models.config import TermConfig as TermConfig
 from recsys.models.config import TwoTowerConfig as TwoTowerConfig
+from recsys.models.ranking_config import RankingConfig as RankingConfig
 from recsys.registry import Choice
 from recsys.registry.choice import stage_of as stage_of
 from recsys.strict import Repeats as Repeats
@@ -209,6 +210,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 " at_cut"
             )
         self.model.check_order(order)
+        self.model.check_labels(self.data.interactions.labels)
         self.evaluate.check_task(self.model.task)
         if unknown:
             raise ValueError(

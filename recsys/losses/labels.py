@@ -65,7 +65,7 @@ def sum_over_labels(
     logits: Mapping[str, keras.KerasTensor],
     labels: Mapping[str, keras.KerasTensor],
     *,
-    weight: keras.KerasTensor,
+    weight: keras.KerasTensor | Mapping[str, keras.KerasTensor],
     group: keras.KerasTensor | None = None,
     label_weights: Mapping[str, float] | None = None,
 ) -> keras.KerasTensor:
@@ -78,15 +78,16 @@ def sum_over_labels(
         losses: Loss of each label.
         logits: Scores of each label `[batch]`.
         labels: Labels `[batch]`; NaN if unknown.
-        weight: Weight of each row `[batch]`.
+        weight: Weight of each row `[batch]`, or of each row by label.
         group: See `ScoreLoss.__call__`.
         label_weights: Weight of each label, by default 1. A label of weight 0 is left out.
     """
     from keras import ops
 
     of_label = {name: (label_weights or {}).get(name, 1.0) for name in losses}
+    by_label = weight if isinstance(weight, Mapping) else dict.fromkeys(losses, weight)
     terms = [
-        of_label[name] * loss(logits[name], labels[name], weight=weight, group=group)
+        of_label[name] * loss(logits[name], labels[name], weight=by_label[name], group=group)
         for name, loss in losses.items()
         if of_label[name]
     ]

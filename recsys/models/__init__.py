@@ -1,7 +1,7 @@
 """Models over sharded tables.
 
-`LookupModel` is the base class, `RetrievalModel` the base class of retrieval models; `TwoTower` is
-built in.
+`LookupModel` is the base class, `RetrievalModel` that of retrieval models and `RankingModel` that
+of ranking models.
 """
 
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from recsys.models.inputs import ModelSpec as ModelSpec
     from recsys.models.lookups import LookupModel as LookupModel
     from recsys.models.lookups import model_class as model_class
+    from recsys.models.ranking_model import RankingModel as RankingModel
     from recsys.models.retrieval_model import RetrievalModel as RetrievalModel
     from recsys.models.terms import Term as Term
     from recsys.models.two_tower import TwoTower as TwoTower
@@ -23,6 +24,7 @@ _NAMES = {
     "recsys.models.encoders": "HistoryEncoder",
     "recsys.models.inputs": "FeatureSpec ModelInputs ModelSpec",
     "recsys.models.lookups": "LookupModel model_class",
+    "recsys.models.ranking_model": "RankingModel",
     "recsys.models.retrieval_model": "RetrievalModel",
     "recsys.models.terms": "Term",
     "recsys.models.two_tower": "TwoTower",

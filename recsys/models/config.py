@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from recsys.data.config import Order
+from recsys.data.label_config import LabelConfig
 from recsys.losses.squares import LeastSquares
 from recsys.registry import Choice, name_of
 from recsys.registry.file_option import BY_CONTENT
@@ -147,25 +149,19 @@ class ModelConfig(Strict):
     def check_order(self, order: Order) -> None:
         """Raises `ValueError` if the model can't be trained on events in this order."""
 
+    def check_labels(self, labels: Mapping[str, LabelConfig]) -> None:
+        """Raises `ValueError` if the model can't learn from the labels of the data."""
+
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights depend on, by key."""
         dumped = self.model_dump(mode="json", context=BY_CONTENT)
         return {key: value for key, value in dumped.items() if key not in self.FREE}
 
 
-class RetrievalConfig(ModelConfig):
-    """Keys that every retrieval model has. A model's own config is a subclass.
+class QueryConfig(ModelConfig):
+    """Keys of the models whose queries have a user and a history."""
 
-    Data loading, evaluation and serving depend on these keys.
-    """
-
-    task: ClassVar[str] = "retrieval"
-    summary: ClassVar[str] = (
-        "A retrieval model: it embeds a user, by id, history and features, and an item with its"
-        " features."
-    )
     FREE: ClassVar[frozenset[str]] = ModelConfig.FREE | {
-        "temperature",
         "id_dropout",
         "item_id_dropout",
         "history_dropout",
@@ -178,6 +174,51 @@ class RetrievalConfig(ModelConfig):
     their histories and features only."""
     history: PositiveInt = 20
     """Maximum length of a history: the newest positives of a user are kept [items]."""
+    id_dropout: Dropout = 0.1
+    """Share of ids that training replaces by the unknown id, so that row 0 learns to represent
+    users and items without a row [0..1)."""
+    item_id_dropout: Dropout | None = None
+    """The same share for candidate items only, so that their features learn to represent items
+    without events; `null`: same as `id_dropout` [0..1)."""
+    history_dropout: Dropout = 0.0
+    """Share of history items that training drops [0..1)."""
+    attribute_dropout: Dropout = 0.1
+    """Share of training histories whose attributes and times are hidden, and of training examples
+    whose context is hidden, so that the model also handles queries without them [0..1). Has no
+    effect if events have no features and the model reads no times."""
+    new_user_share: Dropout = 0.1
+    """Share of training examples that are trained as new users, without id and history, so that
+    the model learns what to recommend to new users [0..1)."""
+
+    @property
+    def reads_attributes(self) -> bool:
+        """Whether a query depends on the attributes of its history events."""
+        return True
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether a query depends on the times of its history events."""
+        return False
+
+    @property
+    def reads_query_time(self) -> bool:
+        """Whether a term of the score reads the time of the query."""
+        return any(term.reads_query_time for term in self.score_terms)
+
+
+class RetrievalConfig(QueryConfig):
+    """Keys that every retrieval model has. A model's own config is a subclass.
+
+    Data loading, evaluation and serving depend on these keys.
+    """
+
+    task: ClassVar[str] = "retrieval"
+    summary: ClassVar[str] = (
+        "A retrieval model: it embeds a user, by id, history and features, and an item with its"
+        " features."
+    )
+    FREE: ClassVar[frozenset[str]] = QueryConfig.FREE | {"temperature"}
+
     history_of: Literal["past", "others"] | None = None
     """Contents of a training example's history. `past`: the user's positives before the example;
     `others`: all other positives of the user; `null`: `past` if the data have an order, else
@@ -200,21 +241,6 @@ class RetrievalConfig(ModelConfig):
     """Divisor of the similarity in the loss."""
     learn_temperature: bool = False
     """Whether the temperature is trained, starting from `temperature`."""
-    id_dropout: Dropout = 0.1
-    """Share of ids that training replaces by the unknown id, so that row 0 learns to represent
-    users and items without a row [0..1)."""
-    item_id_dropout: Dropout | None = None
-    """The same share for candidate items only, so that their features learn to represent items
-    without events; `null`: same as `id_dropout` [0..1)."""
-    history_dropout: Dropout = 0.0
-    """Share of history items that training drops [0..1)."""
-    attribute_dropout: Dropout = 0.1
-    """Share of training histories whose attributes and times are hidden, and of training examples
-    whose context is hidden, so that the model also handles queries without them [0..1). Has no
-    effect if events have no features and the model reads no times."""
-    new_user_share: Dropout = 0.1
-    """Share of training examples that are trained as new users, without id and history, so that
-    the model learns what to recommend to new users [0..1)."""
 
     @model_validator(mode="after")
     def _temperature_can_be_learned(self) -> Self:
@@ -274,16 +300,6 @@ class RetrievalConfig(ModelConfig):
     def reads_attributes(self) -> bool:
         """Whether a query depends on the attributes of its history events."""
         return self.reads_history and self.trains_on_history
-
-    @property
-    def reads_times(self) -> bool:
-        """Whether a query depends on the times of its history events."""
-        return False
-
-    @property
-    def reads_query_time(self) -> bool:
-        """Whether a term of the score reads the time of the query."""
-        return any(term.reads_query_time for term in self.score_terms)
 
     @property
     def history_features(self) -> bool:

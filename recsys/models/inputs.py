@@ -25,7 +25,8 @@ from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN
 from recsys.data.label_config import LabelConfig
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 from recsys.errors import UsageError
-from recsys.models.config import ModelConfig, RetrievalConfig
+from recsys.models.config import ModelConfig, QueryConfig, RetrievalConfig
+from recsys.models.ranking_config import RankingConfig
 from recsys.registry import Choice
 from recsys.strict import Strict
 
@@ -86,7 +87,7 @@ class EventInput(NamedTuple):
 
 
 def event_inputs(
-    config: RetrievalConfig, features: Iterable[FeatureTable | FeatureSpec]
+    config: QueryConfig, features: Iterable[FeatureTable | FeatureSpec]
 ) -> tuple[EventInput, ...]:
     """Returns the inputs of a model's queries that come from events: times, then features.
 
@@ -169,8 +170,17 @@ class ModelSpec(Strict):
         """Checks the config against the data.
 
         Raises:
-            UsageError: The data has features, but the model has no layer that reads them.
+            UsageError: The data has features, but the model has no layer that reads them (R345),
+                or labels that the model can't learn (R378).
         """
+        try:
+            self.config.check_labels(self.labels)
+        except ValueError as error:
+            raise UsageError(
+                "R378",
+                f"The model must fit the labels of the data: {error}.",
+                "Change model.labels, or data.interactions.labels and ingest again.",
+            ) from None
         read = [f.name for f in self.features if f.side != "event" or f.is_context]
         if read and not self.config.reads_features:
             raise UsageError(
@@ -183,17 +193,17 @@ class ModelSpec(Strict):
             )
 
     def of_side(self, side: Side) -> tuple[FeatureSpec, ...]:
-        """Returns the features of the users, of the items, or of the events."""
+        """Returns the features of the users, of the items, of the events, or of rows."""
         return tuple(feature for feature in self.features if feature.side == side)
 
     @property
     def context(self) -> tuple[FeatureSpec, ...]:
-        """The features of events that a query of a retrieval model has."""
+        """The features of events that a query has."""
         return tuple(feature for feature in self.of_side("event") if feature.is_context)
 
     @property
     def attributes(self) -> tuple[FeatureSpec, ...]:
-        """The features of events that a history of a retrieval model has."""
+        """The features of events that a history has."""
         if not self.config.reads_attributes:
             return ()
         return tuple(feature for feature in self.of_side("event") if feature.is_attribute)
@@ -266,7 +276,7 @@ class ModelInputs:
         self,
         user_row: np.ndarray,
         history: np.ndarray,
-        model: RetrievalConfig,
+        model: RetrievalConfig | RankingConfig,
         given: Given | None = None,
     ) -> dict[str, Any]:
         """Returns the inputs of queries by name.
@@ -290,7 +300,7 @@ class ModelInputs:
             **bags_of_histories(of_items, history),
         }
 
-    def event_inputs(self, model: RetrievalConfig) -> tuple[EventInput, ...]:
+    def event_inputs(self, model: QueryConfig) -> tuple[EventInput, ...]:
         """Returns the inputs of a model's queries that come from events."""
         return event_inputs(model, feature_tables((), (), self.event_features))
 

@@ -1,4 +1,4 @@
-"""The base classes of models over sharded tables.
+"""The base class of models over sharded tables.
 
 Inputs are rows of tables, never ids; `LookupModel.inputs_of_sides` lists them:
 
@@ -7,18 +7,7 @@ Inputs are rows of tables, never ids; `LookupModel.inputs_of_sides` lists them:
     <feature>  [batch, width]  token rows of the user or the item; 0 is padding; a feature of
                                numbers is [batch, floats] float32, and has no table
 
-In addition a retrieval model (`RetrievalLookups`) has
-
-    history    [batch, history]   rows of the item table, the newest first; 0 is padding
-    <feature>  [batch, width]     context of the query: token rows, or numbers, of a feature of
-                                  events; 0 is missing
-    history.<feature>  [batch, history, width]  attributes of the history's events, likewise
-    history_age  [batch, history] ages of the history's events [s], -1: unknown; of models that
-                                  read times
-    asked_at   [batch]            time of the query [min], -1: after all training events;
-                                  of models with a term that reads it
-
-Its `id_row` and features of items have a row for each candidate of the batch.
+`recsys.models.history_lookups` adds the inputs of a query.
 
 Training, evaluation and the exported graph feed the same inputs, so a model is written with
 `keras.ops` alone: it trains on JAX, and is exported on TensorFlow.
@@ -34,27 +23,20 @@ import keras
 from keras import ops
 
 from recsys import registry
-from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
-from recsys.data.event_log import AGES, ASKED, ASKED_AT, ITEM, PLACE
 from recsys.data.hold_out import KeptEvents
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
 from recsys.losses.loss import TrainOptions
 from recsys.models.config import AutoConfig, ModelConfig
-from recsys.models.inputs import FeatureSpec, ModelInputs, ModelSpec, Side, event_inputs
+from recsys.models.inputs import ModelInputs, ModelSpec, Side
 from recsys.models.layers import keras_seeds, name_attributes
 from recsys.models.terms import Lookup, Tensors, Term, TermTable, terms_of
 
 Tables = dict[str, TableConfig]
 SMALL = 0.05
 """Entries of the features that a model is built with; zero vectors would have no direction."""
-
-
-_PASSED = ("segment", "at", ASKED, AGES, PLACE)
-"""Inputs that `query` gets without a lookup. `asked_at` has no lookup either, and `query` doesn't
-get it."""
 
 
 class InputSpec(NamedTuple):
@@ -78,7 +60,8 @@ class LookupModel(SparseModel):
 
     `recsys.Trainer` trains such a model by the task of its config. A subclass creates its layers in
     `__init__`, as any Keras model, and implements `call` and `compute_loss`; `Config` is its typed
-    config. `RetrievalModel` is the subclass for queries and candidates.
+    config. `RetrievalModel` is the subclass for queries and candidates, `RankingModel` that for
+    rows with labels.
 
         @recsys.register_model("pointwise")
         class Pointwise(recsys.LookupModel):
@@ -397,148 +380,6 @@ class LookupModel(SparseModel):
         names = {name for term in self.terms.values() for name in term.lookups}
         own = {name: x for name, x in features.items() if name not in names}
         return own, {name: x for name, x in features.items() if name in names}
-
-
-class RetrievalLookups(LookupModel):
-    """Reads a query, with its history, and candidates from the tables of a retrieval model."""
-
-    @classmethod
-    def table_sizes(cls, spec: ModelSpec) -> dict[str, tuple[int, int]]:
-        """Returns rows and width of each table; `users` only with `user_id`."""
-        sizes = super().table_sizes(spec)
-        return {n: size for n, size in sizes.items() if n != "users" or spec.config.user_id}
-
-    def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
-        """Returns weights `[batch, history]` by which the lookup averages histories, or None.
-
-        `query` then gets `history` as `[batch, dim]`; the single items are never in memory. A model
-        that returns weights must set `averages_history`.
-
-        Args:
-            rows: The histories `[batch, history]` int32.
-        """
-        return None
-
-    @property
-    def averages_history(self) -> bool:
-        """Whether the lookup averages histories by `history_weights`."""
-        return False
-
-    @property
-    def inputs_of_sides(self) -> tuple[InputSpec, ...]:
-        """The inputs of the query, then of the candidate."""
-        config = self.spec.config
-        own = super().inputs_of_sides
-        history = InputSpec("history", "user", (config.history,))
-        events = [
-            InputSpec(
-                x.name, "user", (config.history, *x.shape) if x.of_history else x.shape, x.dtype
-            )
-            for x in event_inputs(config, self.spec.features)
-        ]
-        user = [x for x in own if x.side == "user" and (config.user_id or x.name != "user_row")]
-        of_items = [
-            InputSpec(of_history(f.name), "user", (config.history, *f.entry[0]), f.entry[1])
-            for f in (self.spec.of_side("item") if config.history_features else ())
-        ]
-        return (history, *events, *user, *of_items, *(x for x in own if x.side == "item"))
-
-    @property
-    def lookups(self) -> dict[str, Lookup]:
-        """Table and shape of each input that reads a table."""
-        config, own = self.spec.config, super().lookups
-        user_row = own.pop("user_row")
-        users = {"user_row": user_row} if config.user_id else {}
-        # The items of a history that is not averaged are single ids `[batch * history]`.
-        history = (None, config.history) if self.averages_history else (None,)
-        context = {f.name: f for f in self.spec.context if not f.floats}
-        attributes = {of_history(f.name): f for f in self.spec.attributes if not f.floats}
-        length = config.history if self.averages_history else 1
-        return {
-            **users,
-            "history": ("items", history),
-            **own,
-            **{name: (f.name, (None, f.width)) for name, f in context.items()},
-            **{name: (f.name, (None, f.width)) for name, f in self._item_bags.items()},
-            **{name: (f.name, (None, length * f.width)) for name, f in attributes.items()},
-        }
-
-    @property
-    def _item_bags(self) -> dict[str, FeatureSpec]:
-        """The tokens of the items of histories that the query reads, by input."""
-        read = self.spec.of_side("item") if self.spec.config.history_features else ()
-        return {of_history(f.name): f for f in read if not f.floats}
-
-    def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the features float32 of inputs, as `query` and `candidate` get them.
-
-        The result also has the lookups of terms, such as `item_bias` `[candidates, 1]`, which
-        `query` and `candidate` don't get.
-        """
-        names = [name for name in names if name not in (*_PASSED, ASKED_AT)]
-        read, numbers = self._rows_and_numbers(inputs, names)
-        ids, weights = self._ids_and_weights(read)
-        if "history" not in ids:
-            return {**self.embedding(ids, weights=weights), **numbers}
-        rows = inputs["history"]
-        attributes = {of_history(f.name): f for f in self.spec.attributes}
-        if self.averages_history:
-            of_items = self.history_weights(rows)
-            weights["history"] = of_items
-            shares = {}
-            for name in attributes:
-                if name in numbers:
-                    numbers[name] = _mean_of_events(numbers[name], of_items)
-                elif name in ids:
-                    ids[name], weights[name] = _token_weights(ids[name], of_items)
-                    shares[name] = _share(weights[name], of_items)
-            features = self.embedding(ids, weights=weights)
-            features |= {name: features[name] * share for name, share in shares.items()}
-            return {**features, **numbers, "history_rows": rows}
-        # Single ids are sent only to the device that has their rows.
-        ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
-        bags = {n: f for n, f in {**self._item_bags, **attributes}.items() if n in ids}
-        for name, feature in bags.items():
-            ids[name] = ops.reshape(ids[name], (-1, feature.width))
-            weights[name] = self.weights_of_tokens(feature.name, ids[name])
-        features = self.embedding(ids, weights=weights)
-        by_item = ("history", *self._item_bags) if PLACE in inputs else ()
-        for name in (name for name in ("history", *bags) if name not in by_item):
-            shape = (-1, self.spec.config.history, features[name].shape[-1])
-            features[name] = ops.reshape(features[name], shape)
-        passed = {name: inputs[name] for name in _PASSED if name in inputs}
-        return {**features, **numbers, "history_rows": rows, **passed}
-
-
-def _mean_of_events(numbers: keras.KerasTensor, weights: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns the weighted means `[batch, floats]` of histories `[batch, history, floats]`."""
-    total = ops.sum(weights, axis=1, keepdims=True)
-    return ops.sum(weights[..., None] * numbers, axis=1) / ops.where(total > 0, total, 1.0)
-
-
-def _token_weights(
-    tokens: keras.KerasTensor, weights: keras.KerasTensor
-) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Returns the tokens of histories and their weights, both `[batch, history * width]`.
-
-    Args:
-        tokens: Token rows `[batch, history, width]`; 0 is missing.
-        weights: Weights of the events `[batch, history]`; an event's tokens have equal shares.
-    """
-    is_there = ops.cast(tokens > 0, "float32")
-    n = ops.maximum(ops.sum(is_there, axis=-1, keepdims=True), 1.0)
-    of_tokens = weights[..., None] * is_there / n
-    shape = (-1, tokens.shape[1] * tokens.shape[2])
-    return ops.reshape(tokens, shape), ops.reshape(of_tokens, shape)
-
-
-def _share(of_tokens: keras.KerasTensor, weights: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns the weight of the events that have tokens relative to that of all `[batch, 1]`.
-
-    The lookup divides by the first; the mean over all events, missing ones as 0, by the second.
-    """
-    total = ops.sum(weights, axis=1, keepdims=True)
-    return ops.sum(of_tokens, axis=1, keepdims=True) / ops.where(total > 0, total, 1.0)
 
 
 def tables_of_terms(spec: ModelSpec) -> dict[str, TermTable]:

@@ -13,16 +13,15 @@ import numpy as np
 from keras import ops
 
 from recsys import registry
-from recsys.data.catalogue import of_history
-from recsys.data.event_log import AGES, ASKED_AT, UNKNOWN
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 from recsys.losses import CandidateSharing, Loss
 from recsys.losses.batch import check_pair, check_scalar, check_vectors
 from recsys.losses.loss import SHARED_BY_ALL, TrainOptions
 from recsys.models.config import RetrievalConfig
-from recsys.models.inputs import ModelSpec, Side
+from recsys.models.history_lookups import RetrievalLookups
+from recsys.models.inputs import ModelSpec
 from recsys.models.layers import Latest, LogTemperature
-from recsys.models.lookups import SMALL, RetrievalLookups, Tables
+from recsys.models.lookups import Tables
 from recsys.models.terms import Tensors
 
 REGULARIZATION, OF_LAYERS = "regularization", "added_losses"
@@ -109,15 +108,7 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             UsageError: It regularises a table that doesn't exist.
         """
         self.sharing = CandidateSharing.of_config(train)
-        missing = sorted(set(train.table_regularisation) - set(self.table_configs))
-        if missing:
-            raise UsageError(
-                "R369",
-                "train.table_regularisation must name tables that the model has.",
-                f"Leave {', '.join(missing)} out, or set model.user_id or model.item_bias to true.",
-                dict(train.table_regularisation),
-            )
-        self.regularisation = {str(name): x for name, x in train.table_regularisation.items()}
+        self.regularisation = self._penalties(train)
 
     # --- methods of a subclass
 
@@ -193,17 +184,6 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
             self.temperature.build()
             self.temperature_log = Latest(name="temperature")
-
-    @property
-    def _read_by_id(self) -> dict[str, str]:
-        """Names of the lookups of single rows of users or candidates, by table."""
-        of_terms = {
-            table: name
-            for term in self.terms.values()
-            for name, (table, shape) in term.lookups.items()
-            if shape == (None,)
-        }
-        return {**of_terms, "users": "user_row", "items": "id_row"}
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns query vectors `[batch, config.vector_dim]` float32, of norm 1 for a cosine.
@@ -311,44 +291,6 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         check_vectors(vectors, self._result_of("candidate"), features["id_row"].shape[0])
         return vectors
 
-    def _result_of(self, method: str) -> str:
-        return f"The result of {type(self).__name__}.{method}()"
-
-    @contextlib.contextmanager
-    def _naming_missing(self, features: Tensors, method: str) -> Iterator[None]:
-        """Turns a KeyError of a missing feature in `method` into an error that lists all."""
-        there = sorted(features)
-        try:
-            yield
-        except KeyError as error:
-            if not _asks(error, features):
-                raise
-            raise UsageError(
-                "R339",
-                f"A feature that {type(self).__name__}.{method}() reads must be one of"
-                f" {', '.join(there)}.",
-                "Read one of these, or add a feature of this name to data.users.features or"
-                " data.items.features; user_row needs model.user_id.",
-                error.args[0],
-            ) from error
-
-    def _check_finite(self, method: str, vectors: keras.KerasTensor) -> None:
-        """Checks the vectors that `method` returned for small numbers and an empty history.
-
-        Raises:
-            RecsysError: One has entries that are not finite (R334).
-        """
-        if not _is_concrete(vectors) or bool(ops.all(ops.isfinite(vectors))):
-            return
-        raise RecsysError(
-            "R334",
-            f"{self._result_of(method)} must be finite. It is not before any training, for small"
-            " inputs and an empty history.",
-            "Look there for a division by 0, or a logarithm or root of 0 or less, such as the mean"
-            " of no items.",
-            "NaN or infinity",
-        )
-
     def _query_vectors(
         self, inputs: Tensors, features: Tensors, training: bool
     ) -> keras.KerasTensor:
@@ -425,49 +367,11 @@ class RetrievalModel(RetrievalLookups, makes_layers=False):
         squares = ops.sum(ops.square(vectors), axis=-1, keepdims=True)
         return vectors / ops.sqrt(squares + 1e-12)
 
-    def _examples(self, side: Side) -> Tensors:
-        """Returns small numbers as features of one query without history, or of one candidate."""
-        config, spec, features = self.spec.config, self.spec, {}
-        widths = {f.name: f.dim for f in spec.features}
-        of_entry = {
-            "history": config.dim,
-            **{of_history(f.name): f.dim for f in (*spec.of_side("item"), *spec.attributes)},
-        }
-        per_event = () if self.averages_history else (config.history,)
-        for name in self.names_of_side(side):
-            if name in of_entry:
-                features[name] = ops.full((1, *per_event, of_entry[name]), SMALL)
-            elif name == AGES:
-                features[name] = ops.full((1, config.history), UNKNOWN, "int32")
-            elif name != ASKED_AT:
-                features[name] = ops.full((1, widths.get(name, config.dim)), SMALL)
-        if side == "user":
-            features["history_rows"] = ops.zeros((1, config.history), "int32")
-        return features
-
 
 def _joined(vectors: keras.KerasTensor, columns: Iterable[Any]) -> keras.KerasTensor:
     """Returns vectors with the columns of the terms appended."""
     there = [x for x in columns if x is not None]
     return ops.concatenate([vectors, *there], axis=-1) if there else vectors
-
-
-def _asks(error: KeyError, features: Tensors) -> bool:
-    """Returns whether an error was raised by `features[name]` and not by another dict."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    is_there = trace is not None and any(x is features for x in trace.tb_frame.f_locals.values())
-    return is_there and error.args[0] not in features
-
-
-def _is_concrete(x: Any) -> bool:
-    """Returns whether a tensor has values, and isn't traced."""
-    if keras.backend.backend() != "jax":
-        return False
-    import jax  # JAX is not installed where a model is exported.
-
-    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
 # --- auxiliary losses

@@ -172,7 +172,7 @@ def _step(
     tables_of_layout = list(tables.values())
     activate(table_layout(tables_of_layout, None, mesh, config.layout, train.node_devices))
     cls = model_class(spec.config)
-    model = cls(spec, tables, **cls.options_of(train))
+    model = cls(spec, tables=tables, **cls.options_of(train))
     model.train_by(train)
     optimizer = tower_optimizer(train, 1)
     with keras.StatelessScope(initialize_variables=False):

@@ -13,6 +13,7 @@ BUILT_INS = {
     "model": {
         "auto": "recsys.tasks.retrieval.training.auto:AutoModel AutoConfig",
         "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
+        "dcn_v2": "recsys.models.dcn:DcnV2 recsys.models.ranking_config:DcnV2Config",
     },
     "encoder": {
         "mean": "recsys.models.encoders:PositionWeights MeanConfig",
@@ -109,7 +110,8 @@ BUILT_INS = {
         "ray": "recsys.distributed.launchers:RayLauncher",
     },
 }
-"""Built-in classes by kind and name: `module:Class`, and the config if the class imports Keras."""
+"""Built-in classes by kind and name: `module:Class`, and the config if the class imports Keras,
+in the module that `CONFIGS` names or its own."""
 CONFIGS = {
     "model": "recsys.models.config",
     "encoder": "recsys.models.config",
@@ -134,6 +136,12 @@ def built_ins(kind: str) -> dict[str, BuiltIn]:
     """Returns the built-in classes of a kind by name."""
     located = {name: text.split() for name, text in BUILT_INS[kind].items()}
     return {
-        name: BuiltIn(path, f"{CONFIGS[kind]}:{config[0]}" if config else None)
+        name: BuiltIn(path, _config_path(kind, *config))
         for name, (path, *config) in located.items()
     }
+
+
+def _config_path(kind: str, config: str | None = None) -> str | None:
+    if config is None or ":" in config:
+        return config
+    return f"{CONFIGS[kind]}:{config}"

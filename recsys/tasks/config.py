@@ -123,10 +123,9 @@ class TrainConfig(Strict):
     """Learning rate of the user table; `null`: `table_learning_rate`."""
     table_weight_decay: NonNegativeFloat = 0.0
     """Weight decay, times the learning rate, of the rows that a step reads."""
-    table_regularisation: dict[Literal["users", "items", "item_bias"], NonNegativeFloat] = Field(
-        default={}
-    )
-    """L2 penalty on the rows of a table that a step reads (BPR-MF, iALS): `{users: 0.01}`."""
+    table_regularisation: dict[str, NonNegativeFloat] = Field(default={})
+    """L2 penalty on the rows of a table that a step reads by id or token, by table: `users`,
+    `items`, `item_bias`, or the name of a feature (BPR-MF, iALS): `{users: 0.01}`."""
     tower_optimizer: Literal["adam", "adamw", "adagrad", "lion", "rmsprop", "sgd"] = "adam"
     """Keras optimizer of the towers."""
     tower_learning_rate: PositiveFloat = 0.001
