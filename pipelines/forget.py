@@ -31,6 +31,7 @@ from recsys.forget.files import (
     start_record,
 )
 from recsys.forget.model_folder import forget_in_model, forget_in_vocabularies
+from recsys.forget.served_log import forget_in_served_logs
 from recsys.runs.index import write_index
 from recsys.runs.retention import GONE, Thing
 from recsys.system.events import emit
@@ -99,12 +100,13 @@ def _forget(config: Config, root: Path, names: Names) -> dict[str, Any]:
     kept = remove_marked(root, store, [*rests, *things])
     done["removed"] = len(things) - len(kept)
     done["texts"] = files.forget_in_texts(root, names)
+    done["logs"] = forget_in_served_logs(root, config.data.interactions, names)
     done["metadata"] = 0 if store is None else _forget_in_metadata(store, names)
     if (root / DATABASE_NAME).is_file():
         files.compact(root / DATABASE_NAME)
     if (root / "runs").is_dir():
         write_index(root)
-    counted = ("versions", "models", "vocabularies", "statistics", "texts", "metadata")
+    counted = ("versions", "models", "vocabularies", "statistics", "texts", "logs", "metadata")
     found = bool(failed) or any(done[name] for name in counted)
     return {**done, "found": found, "failed": [*failed, *kept]}
 

@@ -7,7 +7,7 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,9 @@ from recsys.system.installation import install_extra
 
 if TYPE_CHECKING:
     from recsys.serving.batch_file import Answered
+    from recsys.serving.pool import ServerMetrics
     from recsys.serving.recommendations import Recommendations
+    from recsys.serving.served_log import ServedLog
 
 
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:
@@ -63,7 +65,8 @@ def serve(
     """Serve the pushed model over HTTP and gRPC, with a web page.
 
     The protocols are TensorFlow Serving's and Open Inference. Prints the URL once the server is
-    ready. New versions are loaded when they are pushed.
+    ready. New versions are loaded when they are pushed. What a ranking model serves is logged if
+    `serving.log` in the config says so.
 
     Args:
         model_dir: Folder of the versions. Default: the run's.
@@ -91,8 +94,30 @@ def serve(
         sys.stderr.write(f"Serving {served} from {visible(str(folder))}; stop with Ctrl+C.\n")
 
     served = name or folder.name
-    service = Service(served, folder, host, port, grpc_port, versions, hosts=tuple(hosts or ()))
+    log = None if model_dir is not None else _served_log(config, root, served)
+    service = Service(
+        served, folder, host, port, grpc_port, versions, hosts=tuple(hosts or ()), log=log
+    )
     serve_until_stopped(service, ready)
+
+
+def _served_log(
+    config: Path | None, root: Path | None, name: str
+) -> Callable[[ServerMetrics], ServedLog] | None:
+    """Returns a function that opens the log of the config; None if there is no config or no log."""
+    from recsys.config.load import load_config
+    from recsys.data.served_log import FOLDER
+    from recsys.serving.served_log import ServedLog
+
+    if root is not None and config is None:
+        return None
+    loaded = load_config(config)
+    if loaded.serving.log is None:
+        return None
+    folder = (root or loaded.root_folder) / FOLDER / name
+    forget = None if loaded.data.forget is None else Path(loaded.data.forget)
+    log, interactions = loaded.serving.log, loaded.data.interactions
+    return lambda metrics: ServedLog(folder, interactions, log.days, log.mib, metrics, forget)
 
 
 def _folder(

@@ -125,6 +125,22 @@ class PushConfig(Strict):
     """Number of newest versions to keep in the serving folder."""
 
 
+class ServedLogConfig(Strict):
+    """The log of what a ranking model served, in `served/NAME` under `root`."""
+
+    days: PositiveInt = 30
+    """Days for which files are kept."""
+    mib: PositiveInt = 1024
+    """Highest size of all files together; the oldest are removed first [MiB]."""
+
+
+class ServingConfig(Strict):
+    """`recsys serve`."""
+
+    log: ServedLogConfig | None = None
+    """Log of what was served, if the server has a config; `null`: none."""
+
+
 class KeepConfig(Strict):
     """Retention of earlier runs; `null` removes nothing.
 
@@ -174,6 +190,8 @@ class Config(TrainStage, EvaluateStage, ExportStage):
     """The data, from raw files to the interaction store."""
     push: PushConfig = PushConfig()
     """The serving folder."""
+    serving: ServingConfig = ServingConfig()
+    """`recsys serve`."""
     beam: BeamConfig = BeamConfig()
     """Apache Beam."""
     launcher: Annotated[Launcher, Choice("launcher", "local", key="kind")] = LocalLauncher()

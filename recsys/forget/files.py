@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from recsys.data import served_log
 from recsys.data.forgotten import words_of
 from recsys.runs.retention import Thing
 from recsys.system import files
@@ -139,7 +140,7 @@ REBUILT = (
 cache keys or of the cache keys of earlier steps."""
 
 _TEXTS = (".html", ".json", ".jsonl", ".log", ".txt", ".yaml", ".yml", ".md", ".pbtxt", ".csv")
-_OWN = ("segments", "serving", "checkpoints")
+_OWN = ("segments", "serving", "checkpoints", served_log.FOLDER)
 _OWN_STEPS = ("Trainer", "VocabularyGen", *REBUILT)
 _DATABASE = ".db"
 """Database of Optuna's studies."""

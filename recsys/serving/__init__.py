@@ -1,8 +1,11 @@
 """Recommendations and scores from a bundle: from Python, for a file of users, and served.
 
 served_model      `Retriever` and `Scorer`: one way to answer, for all of them
+label_scorer      `LabelScorer`: predicts the labels of given items
+opening           opens a bundle of any kind
 catalogue_search  users and items by name; filters by features
 recommendations   `load_bundle`: answers in Python, with tables for notebooks
+ranking           answers of `rank` in Python
 batch_file        a file of users in, of any format; a file of recommendations out
 
 `recsys serve`, a model over HTTP and gRPC as TensorFlow Serving serves it, and a page:
@@ -10,6 +13,8 @@ batch_file        a file of users in, of any format; a file of recommendations o
 service           the process: sockets, signals, the watcher of new versions
 app               all routes together, the page, and the checks before them
 tf_serving        the REST API of TensorFlow Serving
+rank_api          rankings of given items, over REST and gRPC
+served_log        the log of what was served
 open_inference    the Open Inference protocol, over REST and gRPC
 grpc_server       the gRPC services
 page_api          the JSON API behind the page

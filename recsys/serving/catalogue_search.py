@@ -144,7 +144,8 @@ class CatalogueSearch:
         user_ids: Ids of the users `[users]` large_string.
         items: Vocabulary of the items.
         titles: Title of each item row `[item rows]` large_string; empty for rows without an item.
-        embeddings: Item embeddings `[item rows, dim]`, a memory map.
+        embeddings: Item embeddings `[item rows, dim]`, a memory map; of width 0 if
+            the bundle has none.
         is_item: Whether each item row is a candidate `[item rows]` bool.
         width: Number of an embedding's entries that define similarity, see
             `recsys.models.summary.direction_width`.
@@ -161,12 +162,15 @@ class CatalogueSearch:
     width: int | None = None
 
     @classmethod
-    def open(cls, bundle: Path, width: int | None = None) -> CatalogueSearch:
+    def open(
+        cls, bundle: Path, width: int | None = None, *, has_embeddings: bool = True
+    ) -> CatalogueSearch:
         """Reads a bundle whose files match its manifest.
 
         Args:
             bundle: The bundle.
             width: See the attribute.
+            has_embeddings: Whether the bundle has item embeddings.
 
         Raises:
             RecsysError: A file is missing or damaged (R544).
@@ -180,15 +184,17 @@ class CatalogueSearch:
                 user_ids=users.combine_chunks().drop_null().cast(pa.large_string()),
                 items=items,
                 titles=pa.concat_arrays([_BLANK, titles.combine_chunks().cast(pa.large_string())]),
-                embeddings=np.load(path, mmap_mode="r", allow_pickle=False),
+                embeddings=np.load(path, mmap_mode="r", allow_pickle=False)
+                if has_embeddings
+                else np.zeros((items.n_rows, 0), np.float32),
                 is_item=read_is_item(bundle),
                 features=read_catalogue(bundle, items.n_rows),
                 width=width,
             )
         except (OSError, ValueError, KeyError, EOFError, pa.ArrowException) as error:
             rule = (
-                "To recommend, a bundle must hold titles.parquet, vocabulary/, catalogue/ and"
-                f" item_embeddings.npy; {str(bundle)!r} doesn't."
+                "To be served, a bundle must hold titles.parquet, vocabulary/ and catalogue/, and"
+                f" one of lists item_embeddings.npy; {str(bundle)!r} doesn't."
             )
             cure = "Export the model again: recsys export."
             raise RecsysError("R544", rule, cure, f"{type(error).__name__}: {error}") from None

@@ -51,13 +51,18 @@ Write = Callable[[ServedModel, Any, Arrays], Any]
 """Returns the answer of a version to a message, with outputs."""
 
 
-@functools.cache
 def messages(name: str) -> Any:
     """Returns a message class of the protocol."""
-    text = resources.files(__package__).joinpath("open_inference.pbtxt").read_text("utf-8")
+    return message_class("open_inference.pbtxt", f"inference.{name}")
+
+
+@functools.cache
+def message_class(file: str, name: str) -> Any:
+    """Returns a message class by its full name, from a FileDescriptorProto of this package."""
+    text = resources.files(__package__).joinpath(file).read_text("utf-8")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference.{name}"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
 
 def router(predictor: Predictor) -> APIRouter:

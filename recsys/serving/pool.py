@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ class Pool:
         metrics: Metrics of the server.
 
     Attributes:
+        metrics: Metrics of the server.
         loading: Number of the version that is being loaded.
         models: Loaded versions, the newest last.
         failures: Errors of versions that can't be loaded, by number.
@@ -73,7 +74,7 @@ class Pool:
     ) -> None:
         self.name = name
         self._folder, self._load, self._keep = folder, load, keep
-        self._metrics = metrics
+        self.metrics = metrics
         self._loaded: dict[_Identity, Any] = {}
         self._failures: dict[_Identity, _Failure] = {}
         self._retired: list[weakref.ref[Any]] = []
@@ -131,7 +132,7 @@ class Pool:
             self.loading = None
         seconds = time.monotonic() - started
         self._failures.pop(identity, None)
-        self._metrics.load_seconds.observe(seconds)
+        self.metrics.load_seconds.observe(seconds)
         _LOG.info("version %d loaded in %.1f s", identity[0], seconds)
         return model
 
@@ -143,7 +144,7 @@ class Pool:
         retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2**tries, _LONGEST_RETRY_S)
         self._failures[identity] = _Failure(error, tries + 1, retry_at)
         self.failures = {**self.failures, identity[0]: error}
-        self._metrics.load_failures.inc()
+        self.metrics.load_failures.inc()
         _LOG.error("version %d refused: %s", identity[0], error)
 
     def _serve(self, models: dict[_Identity, Any]) -> None:
@@ -155,7 +156,7 @@ class Pool:
         self._retired += [weakref.ref(old) for old in before if old not in self.models]
         is_swap = bool(before) and before[-1] is not self.models[-1]
         newest = max(now)[0]
-        self._metrics.serving(newest, len(now), is_swap)
+        self.metrics.serving(newest, len(now), is_swap)
         if not before or is_swap:
             _LOG.info("version %d is served", newest)
 
@@ -264,6 +265,7 @@ class ServerMetrics:
     Attributes:
         load_failures: Versions that couldn't be loaded.
         load_seconds: Time to load a version [s].
+        logged, not_logged: Rows of the log of what was served, and requests left out of it.
     """
 
     def __init__(self) -> None:
@@ -282,6 +284,11 @@ class ServerMetrics:
         self.load_failures: Counter = self._add(Counter, "model_load_failures", text)
         text = "Time to check, load and warm up a version [s]."
         self.load_seconds: Histogram = self._add(Histogram, "model_load_seconds", text)
+        text = "Values of the context that a default replaced: missing, or unknown to training."
+        self._defaults = self._add(Counter, "context_defaults", text, ("column", "reason"))
+        self.logged: Counter = self._add(Counter, "served_log_rows", "Rows of served items logged.")
+        text = "Requests that were not logged: the queue was full, or writing failed."
+        self.not_logged: Counter = self._add(Counter, "served_log_dropped", text)
 
     def _add(self, kind: Any, name: str, text: str, labels: Any = (), **more: Any) -> Any:
         return kind(f"recsys_{name}", text, labels, registry=self._registry, **more)
@@ -295,6 +302,11 @@ class ServerMetrics:
         self._version.set(newest)
         self._loaded.set(n_loaded)
         self._swaps.inc(is_swap)
+
+    def context_defaults(self, reason: str, columns: Mapping[str, int]) -> None:
+        """Counts values of the context that a default replaced, by column."""
+        for column, n in columns.items():
+            self._defaults.labels(column, reason).inc(n)
 
     @contextmanager
     def request(self, labels: Callable[[], tuple[str, str, str]]) -> Iterator[None]:

@@ -27,6 +27,7 @@ from recsys.serving.requests import (
     too_large,
     wrong,
 )
+from recsys.serving.served_log import ServedLog
 from recsys.serving.served_model import ServedModel
 
 _MOST_JOINED_ROWS = 8
@@ -65,10 +66,13 @@ class Predictor:
         pool: The loaded versions.
         work: The threads.
         limits: Limits of a request.
+        log: Log of what was served; None: none.
     """
 
-    def __init__(self, pool: Pool, work: MicroBatcher, limits: Limits) -> None:
-        self.pool, self.work, self.limits = pool, work, limits
+    def __init__(
+        self, pool: Pool, work: MicroBatcher, limits: Limits, log: ServedLog | None = None
+    ) -> None:
+        self.pool, self.work, self.limits, self.log = pool, work, limits, log
 
     async def predict(self, n_bytes: int, read: Callable[[], tuple[ServedModel, Question]]) -> Any:
         """Returns the response to a request.

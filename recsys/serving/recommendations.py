@@ -22,6 +22,9 @@ from recsys.bundles.publishing import latest
 from recsys.errors import UsageError
 from recsys.formats import counted, html_table
 from recsys.savedmodel.signatures import SCORE
+from recsys.serving.label_scorer import LabelScorer, RankQuery
+from recsys.serving.opening import open_bundle
+from recsys.serving.ranking import RankedItem, Ranking
 from recsys.serving.served_model import (
     Retriever,
     Scorer,
@@ -29,7 +32,6 @@ from recsys.serving.served_model import (
     check_k,
     events_of,
     normal_id,
-    open_bundle,
     text_of,
 )
 
@@ -198,23 +200,50 @@ class LoadedBundle:
         items: Sequence[str | int],
         *,
         k: int | None = None,
+        context: Mapping[str, Any] | None = None,
+        history: History = (),
+        features: Mapping[str, Sequence[str] | str] | None = None,
         **inputs: Any,
-    ) -> list[tuple[str, float]]:
+    ) -> Ranking:
         """Returns items with their scores, the best first, from a bundle that answers scores.
 
         Args:
-            user: Id of the user.
+            user: Id of the user; the empty id means no user.
             items: Ids of the items to rank.
             k: Number of items to return; None: all.
-            **inputs: Other inputs of the signature `score`, one value each for all rows.
+            context: Values by raw column of events, such as `{"device": "phone"}`: one, or a list
+                of one per item. `columns` lists the columns. A default is in place of a missing or
+                unknown value.
+            history: Items, the newest first, in place of the stored history: ids, or objects such
+                as `{"item": 50, "device": "phone"}`.
+            features: Raw values of the user by column, in place of the stored features.
+            **inputs: Other inputs of the signature `score` of a bundle without labels, one value
+                each for all rows.
 
         Raises:
-            UsageError: As `score`, or `k` is below 1 (R541).
+            UsageError: The bundle answers lists (R545), an id is invalid (R540), `k` is below 1
+                (R541), or a column or input is unknown, missing or invalid (R549).
         """
-        return self._scorer.rank(_id(user), _ids(items), k, inputs)
+        ids = _ids(items)
+        if isinstance(self.model, LabelScorer):
+            if inputs:
+                rule = "A bundle that predicts labels takes values as context, history or features."
+                raise UsageError("R549", rule, "Write context={NAME: value}.", sorted(inputs))
+            columns = {name: _texts(values) for name, values in (features or {}).items()}
+            given = [history] if isinstance(history, Mapping) else list(_listed(history))
+            query = RankQuery(_id(user), ids, k, context or {}, given, columns)
+            return Ranking.of(query.user, ids, self.model.rank(query))
+        others = {"history": history, "features": features}
+        inputs |= {name: value for name, value in others.items() if value} | dict(context or {})
+        scored = self._scorer.rank(_id(user), ids, k, inputs)
+        found = [RankedItem(id_, {SCORE: score}) for id_, score in scored]
+        return Ranking(_id(user), None, (SCORE,), found)
 
     @property
     def _scorer(self) -> Scorer:
+        if isinstance(self.model, LabelScorer):
+            rule = f"score needs the signature 'score', which {str(self.path)!r} doesn't have."
+            raise UsageError("R545", rule, "Use rank.", list(self.model.signatures))
         if not isinstance(self.model, Scorer):
             raise wrong_answers(self.path, self.model.answers, "scores")
         return self.model
@@ -231,8 +260,8 @@ class LoadedBundle:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Raw columns of events that `recommend` reads, of the `context` and of the `history`."""
-        events = self.retriever.events
+        """Raw columns of events that the model reads, of the `context` and of the `history`."""
+        events = getattr(self.model, "events", None) or self.retriever.events
         return {"context": [*events.context], "history": [*events.history]}
 
     @property
@@ -245,6 +274,8 @@ class LoadedBundle:
         if isinstance(self.model, Scorer):
             names = ", ".join(self.model.signatures[SCORE])
             return f"<Bundle {str(self.path)!r}: scores of {names}>"
+        if isinstance(self.model, LabelScorer):
+            return f"<Bundle {str(self.path)!r}: ranks by {', '.join(self.model.labels)}>"
         catalogue = self.retriever.catalogue
         users, n_items = len(catalogue.user_ids), int(catalogue.is_item.sum())
         return (

@@ -36,6 +36,7 @@ class Limits:
         all_bodies_bytes: Maximum size of all bodies that are held at once.
         rows: Maximum rows of a batch.
         values: Maximum values of one input.
+        items: Maximum items to rank in a request.
         threads: Threads that call TensorFlow.
         queue: Maximum requests that wait for a thread.
         connections: Maximum open connections, and maximum requests at once.
@@ -48,6 +49,7 @@ class Limits:
     all_bodies_bytes: int = 256 * MIB
     rows: int = 1024
     values: int = 1_000_000
+    items: int = 5000
     threads: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)
     queue: int = 64
     connections: int = 1000

@@ -6,7 +6,7 @@ that is faster. The SavedModel answers queries without any information, by popul
 outputs are the same as of `recommend` and `recommend_filtered` in
 `recsys.tasks.retrieval.serving.graph`.
 
-A `Scorer` scores pairs of users and items.
+A `Scorer` scores pairs of users and items. For a `LabelScorer` see `recsys.serving.label_scorer`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import answers_of, check_answers, read_manifest, verify
+from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.bundles.publishing import is_version
 from recsys.data.sources.values import plain_id
 from recsys.errors import UsageError
@@ -93,16 +93,6 @@ class ServedModel:
 
     def check_inputs(self, inputs: Arrays) -> None:
         """Raises a UsageError for values without a possible answer."""
-
-
-def open_bundle(folder: Path) -> ServedModel:
-    """Loads a bundle of either kind, which answers lists or scores.
-
-    Raises:
-        RecsysError: As `load_bundle`.
-    """
-    answers = answers_of(read_manifest(folder))
-    return Scorer.open(folder) if answers == "scores" else Retriever.open(folder)
 
 
 # --- lists of items
@@ -479,6 +469,8 @@ def text_of(value: Any) -> str:
     """Returns a raw value as the text that a client sends; empty for None."""
     if isinstance(value, list | tuple | np.ndarray):  # A vector.
         return " ".join(map(str, value))
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()  # As in JSON.
     return "" if value is None else str(value)
 
 

@@ -24,10 +24,12 @@ from recsys.errors import UsageError
 from recsys.savedmodel.signatures import DTYPES
 from recsys.serving import grpc_server
 from recsys.serving.app import App, Lifespan
+from recsys.serving.opening import open_bundle
 from recsys.serving.pool import Pool, ServerMetrics
 from recsys.serving.predictor import MicroBatcher, Predictor
 from recsys.serving.requests import HEAD_BYTES, HEAD_LINES, Limits
-from recsys.serving.served_model import ServedModel, open_bundle
+from recsys.serving.served_log import ServedLog
+from recsys.serving.served_model import ServedModel
 from recsys.system.process import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
@@ -55,6 +57,7 @@ class Service:
         poll_s: Interval at which the folder is read [s].
         hosts: Further allowed values of the Host header.
         limits: Limits of requests.
+        log: Returns the log of what was served, given the metrics; None: no log.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Service:
     poll_s: float = 2.0
     hosts: tuple[str, ...] = ()
     limits: Limits = dataclasses.field(default_factory=Limits)
+    log: Callable[[ServerMetrics], ServedLog] | None = None
 
 
 def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
@@ -95,7 +99,8 @@ def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
     metrics = ServerMetrics()
     pool = Pool(service.name, service.folder, load_version, service.keep, metrics)
     limits = with_enough_files(service.limits)
-    predictor = Predictor(pool, MicroBatcher(limits), limits)
+    log = service.log and service.log(metrics)
+    predictor = Predictor(pool, MicroBatcher(limits), limits, log)
     app = App(predictor, metrics, hosts, lifespan(grpc_address, predictor, metrics))
     server = uvicorn.Server(server_config(app, limits))
     is_over = threading.Event()
@@ -107,6 +112,8 @@ def serve(service: Service, ready: Callable[[str, str | None], None]) -> None:
         ready(f"http://{at}:{port}", grpc_address)
         server.run(sockets=[listener])
         predictor.work.close()
+        if log is not None:
+            log.close()
     is_over.set()
     watcher.join(_LOAD_END_S)
     if watcher.is_alive():

@@ -101,12 +101,15 @@ def test_rows_are_scored_from_python(loaded):
 
 
 def test_items_are_ranked_for_a_user(loaded):
-    more = {"price": [0.0, 0.0], "count": 0}
-    assert loaded.rank("u1", ["i1", "i2", "i3"], **more) == [("i2", 3.0), ("i3", 2.0), ("i1", 1.0)]
-    assert loaded.rank("u2", ["i1", "i2", "i3"], k=1, **more) == [("i1", -1.0)]
+    def ranked(*of, **more):
+        return [(item.id, item.score) for item in loaded.rank(*of, **more, **pair)]
+
+    pair = {"price": [0.0, 0.0], "count": 0}
+    assert ranked("u1", ["i1", "i2", "i3"]) == [("i2", 3.0), ("i3", 2.0), ("i1", 1.0)]
+    assert ranked("u2", ["i1", "i2", "i3"], k=1) == [("i1", -1.0)]
     # Ties keep their order.
-    assert loaded.rank("?", ["i3", "i1"], **more) == [("i3", 0.0), ("i1", 0.0)]
-    assert loaded.rank("u1", [], **more) == []
+    assert ranked("?", ["i3", "i1"]) == [("i3", 0.0), ("i1", 0.0)]
+    assert ranked("u1", []) == []
 
 
 @pytest.mark.parametrize(

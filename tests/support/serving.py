@@ -173,13 +173,19 @@ class Running:
     """
 
     def __init__(
-        self, limits=None, hosts=("127.0.0.1", "::1", "localhost"), versions=(3,), kind=FakeModel
+        self,
+        limits=None,
+        hosts=("127.0.0.1", "::1", "localhost"),
+        versions=(3,),
+        kind=FakeModel,
+        log=lambda metrics: None,
     ):
         self.metrics = ServerMetrics()
         self.pool = Pool("m", Path("nowhere"), kind, 1, self.metrics)
         self.pool.models = tuple(kind(version) for version in versions)
         limits = limits or Limits()
-        self.predictor = Predictor(self.pool, MicroBatcher(limits), limits)
+        self.log = log(self.metrics)
+        self.predictor = Predictor(self.pool, MicroBatcher(limits), limits, self.log)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.grpc = f"127.0.0.1:{free.getsockname()[1]}"
         beside = lifespan(self.grpc, self.predictor, self.metrics)

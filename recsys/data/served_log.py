@@ -1,0 +1,127 @@
+"""Files of the log of what was served: JSON Lines that the ingestion reads.
+
+    <root>/served/<model>/2026-11-27-000001.jsonl     a row for each item of an answer
+
+A row has the columns of `data.interactions` in the config: user, item, time of the request,
+impression, position in the answer, and context. Labels and other columns are null. Rows with labels
+that name the same impression are merged with it by the ingestion (`recsys.data.labels`). The
+columns `SCORES` and `VERSION` are added.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from recsys.data.config import InteractionsConfig
+from recsys.data.forgotten import words_of
+from recsys.data.sources.values import plain_id, to_times
+from recsys.system.files import only_writer
+
+FOLDER = "served"
+"""Folder of the logs in a root."""
+SCORES, VERSION = "served_scores", "served_version"
+"""Columns of the scores by label, `served_scores.<label>`, and of the version of the model."""
+_UNFINISHED = ".new-"
+_TICKS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+
+
+class Served(NamedTuple):
+    """An answer.
+
+    Attributes:
+        time: Time of the request [seconds since 1970, UTC].
+        user: Id of the user.
+        impression: Id of the answer.
+        version: Version of the model.
+        items: Ids of the items, in the order of the answer.
+        context: Values of the request by column.
+        by_item: Values of each item by column, in that order.
+        scores: Scores of the items by label.
+    """
+
+    time: float
+    user: str
+    impression: str
+    version: int
+    items: Sequence[str]
+    context: Mapping[str, Any]
+    by_item: Mapping[str, Sequence[Any]]
+    scores: Mapping[str, Sequence[float]]
+
+
+class ServedRows:
+    """Converts answers to rows of the log.
+
+    Args:
+        config: The interactions of the config; lists of events (`explode`) become rows.
+    """
+
+    def __init__(self, config: InteractionsConfig) -> None:
+        self._config, names = config, config.columns
+        self.user, self.item = names.user, names.item
+        self.impression = names.impression or "impression"
+        self._position = names.position or "position"
+        self._timestamp = names.timestamp or "timestamp"
+        # A file lacks no column that the ingestion reads.
+        self._nothing = dict.fromkeys(config.raw_names())
+
+    def lines(self, served: Served) -> Iterator[str]:
+        """Yields the row of each item as JSON."""
+        shared = {
+            **self._nothing,
+            **served.context,
+            self.user: served.user,
+            self._timestamp: self._written(served),
+            self.impression: served.impression,
+            VERSION: served.version,
+        }
+        own = {self.item, self._position, *served.by_item}
+        start = _json({name: x for name, x in shared.items() if name not in own})[:-1]
+        for place, item in enumerate(served.items):
+            row = {self.item: item, self._position: place}
+            row |= {name: values[place] for name, values in served.by_item.items()}
+            row[SCORES] = {label: scores[place] for label, scores in served.scores.items()}
+            yield f"{start},{_json(row)[1:]}\n"
+
+    def is_of(self, line: str, users: frozenset[str]) -> bool:
+        """Returns whether a row is of one of some users; a damaged one may be."""
+        try:
+            return plain_id(str(json.loads(line)[self.user]).strip()) in users
+        except (ValueError, KeyError, TypeError):
+            return not users.isdisjoint(words_of(line))
+
+    def _written(self, served: Served) -> Any:
+        """Returns the query time, or else the time of the request, as the raw data have it."""
+        seconds, given = served.time, served.context.get(self._timestamp)
+        if given not in (None, ""):
+            text = pa.array([str(given)])
+            units = ("seconds", "iso8601")
+            found = [to_times(text, unit)[0].as_py() for unit in units]  # type: ignore[arg-type]
+            seconds = next((x for x in found if x is not None), seconds)
+        moment = dt.datetime.fromtimestamp(int(seconds), dt.UTC)
+        if self._config.timestamp_format is not None:
+            return moment.strftime(self._config.timestamp_format)
+        if self._config.timestamp_unit == "iso8601":
+            return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return int(seconds * _TICKS[self._config.timestamp_unit])
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def log_files(folder: Path) -> list[Path]:
+    """Returns the files of a log, the oldest first."""
+    return sorted(folder.glob("*.jsonl"))
+
+
+def only_log_writer(folder: Path) -> AbstractContextManager[None]:
+    """Waits for other writers of a log: servers, and `recsys forget`."""
+    return only_writer(folder, _UNFINISHED)

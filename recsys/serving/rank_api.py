@@ -1,0 +1,208 @@
+"""Rankings of given items, over REST and gRPC, from raw ids and raw columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from recsys.bundles.bundle import check_answers
+from recsys.errors import UsageError
+from recsys.serving.label_scorer import LabelScorer, RankedItems, RankQuery
+from recsys.serving.open_inference import message_class
+from recsys.serving.page_api import Id, invalid
+from recsys.serving.predictor import Predictor
+from recsys.serving.requests import as_json, too_large
+from recsys.serving.served_model import EVENT_ITEM, ServedModel, normal_id
+
+_Id = Id | int
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of the context; raises ValueError for an object, or too deep a list."""
+    values = value if isinstance(value, list) else [value]
+    parts = [part for one in values for part in (one if isinstance(one, list) else [one])]
+    if any(isinstance(part, list | dict) for part in parts):
+        raise ValueError("must be a value, or a list of one value for each item")
+    return value
+
+
+_Values = dict[Id, Annotated[Any, pydantic.AfterValidator(_plain)]]
+
+
+class RankRequest(pydantic.BaseModel):
+    """A request to rank items for a user."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    user: _Id = ""
+    """Id of the user; empty: none."""
+    items: Annotated[list[_Id], pydantic.Field(min_length=1), pydantic.FailFast()]
+    """Ids of the items to rank."""
+    k: Annotated[int, pydantic.Field(ge=1)] | None = None
+    """Number of items to return; all by default."""
+    context: _Values = {}
+    """Values by raw column of events: one, or a list of one per item."""
+    history: Annotated[list[_Id | _Values], pydantic.FailFast()] = []
+    """Items, the newest first, in place of the user's history: ids, or objects with the id `item`
+    and values by raw column of events."""
+    features: dict[Id, Id | list[Id]] = {}
+    """Raw values of the user by column, in place of the stored features."""
+    impression: Id | None = None
+    """Id of what is shown, for the log; by default a new one."""
+
+
+_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": RankRequest.model_json_schema()}},
+}
+
+
+def router(predictor: Predictor) -> APIRouter:
+    """Returns the routes below `/v1/models`; each takes a version in its path or as a parameter."""
+    routes = APIRouter(prefix="/v1/models", tags=["ranking"])
+
+    @routes.post("/{name}:rank", openapi_extra={"requestBody": _BODY})
+    @routes.post("/{name}/versions/{version}:rank", openapi_extra={"requestBody": _BODY})
+    async def rank(request: Request, name: str, version: str = "") -> Response:
+        """Return items in the order of the first label's predictions."""
+        body = await request.body()
+
+        def answer() -> bytes:
+            model, wish = predictor.pool.find(name, version), read_request(body)
+            query = RankQuery(
+                normal_id(str(wish.user)),
+                [normal_id(str(id_)) for id_ in wish.items],
+                wish.k,
+                wish.context,
+                wish.history,
+                {k: v if isinstance(v, list) else [v] for k, v in wish.features.items()},
+            )
+            ranked, impression = rank_and_log(predictor, model, query, wish.impression)
+            fields = {"version": model.version, **written(query, ranked)}
+            fields |= {} if impression is None else {"impression": impression}
+            return json.dumps(fields).encode()
+
+        return Response(await predictor.work.run(answer), media_type="application/json")
+
+    return routes
+
+
+def read_request(body: bytes) -> RankRequest:
+    """Returns the request in a body.
+
+    Raises:
+        HttpError: A field is missing, unknown or invalid (422); it is named.
+    """
+    try:
+        return RankRequest.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["body", *(str(part) for part in first["loc"])])
+        raise invalid(where, first["msg"], first["input"]) from None
+
+
+def rank_and_log(
+    predictor: Predictor, model: ServedModel, query: RankQuery, impression: str | None
+) -> tuple[RankedItems, str | None]:
+    """Returns the ranked items, and the id of the impression if they are logged.
+
+    Raises:
+        HttpError: The items are too many (413).
+        UsageError: The model doesn't predict labels (R545), or as `LabelScorer.rank`.
+    """
+    if len(query.items) > predictor.limits.items:
+        raise too_large("items", predictor.limits.items, len(query.items))
+    scorer, metrics = label_scorer(model), predictor.pool.metrics
+    ranked = scorer.rank(query)
+    metrics.context_defaults("missing", ranked.missing)
+    metrics.context_defaults("unknown", ranked.unknown)
+    if predictor.log is None:
+        return ranked, None
+    return ranked, predictor.log.add(query, ranked, model.version, impression)
+
+
+def label_scorer(model: ServedModel) -> LabelScorer:
+    """Returns a model that predicts labels.
+
+    Raises:
+        UsageError: It doesn't (R545).
+    """
+    check_answers(model.bundle, model.answers, LabelScorer.answers)
+    if not isinstance(model, LabelScorer):
+        rule = f"The bundle {str(model.bundle)!r} must predict labels to rank items here."
+        raise UsageError("R545", rule, "Ask for the signature 'score'.", model.answers)
+    return model
+
+
+def written(query: RankQuery, ranked: RankedItems) -> dict[str, Any]:
+    """Returns the fields of an answer in JSON."""
+    names = tuple(ranked.scores)
+    columns = zip(*(as_json(name, values) for name, values in ranked.scores.items()), strict=True)
+    rows = zip(ranked.places.tolist(), ranked.known_items.tolist(), columns, strict=True)
+    return {
+        "known": ranked.known,
+        "labels": names,
+        "items": [
+            {
+                "id": query.items[place],
+                "known": known,
+                "scores": dict(zip(names, scores, strict=True)),
+            }
+            for place, known, scores in rows
+        ],
+        "missing": ranked.missing,
+        "unknown": ranked.unknown,
+    }
+
+
+# --- gRPC
+
+
+def messages(name: str) -> Any:
+    """Returns a message class of the gRPC service."""
+    return message_class("ranking.pbtxt", f"recsys.{name}")
+
+
+async def _rank(predictor: Predictor, request: bytes) -> bytes:
+    def answer() -> bytes:
+        message = messages("RankRequest").FromString(request)
+        model = predictor.pool.find(message.model, message.version)
+        query = RankQuery(
+            normal_id(message.user),
+            list(map(normal_id, message.items)),
+            message.k or None,
+            _columns(message.context),
+            [{EVENT_ITEM: event.item, **event.attributes} for event in message.history],
+            {name: list(one.values) for name, one in message.features.items()},
+        )
+        ranked, impression = rank_and_log(predictor, model, query, message.impression or None)
+        response = messages("RankResponse")(
+            version=model.version,
+            known=ranked.known,
+            labels=list(ranked.scores),
+            items=[query.items[place] for place in ranked.places.tolist()],
+            known_items=ranked.known_items.tolist(),
+            missing=ranked.missing,
+            unknown=ranked.unknown,
+            impression=impression or "",
+        )
+        for scores in ranked.scores.values():
+            response.scores.add(values=scores.tolist())
+        return bytes(response.SerializeToString())
+
+    return await predictor.work.run(answer)
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by column: one, or a list of one per item."""
+    listed = {name: list(one.values) for name, one in values.items()}
+    return {name: one[0] if len(one) == 1 else one for name, one in listed.items()}
+
+
+METHODS: dict[str, Callable[[Predictor, bytes], Awaitable[bytes]]] = {"Rank": _rank}
+"""Methods of the gRPC service by name."""
