@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from recsys.data.config import InteractionsConfig
 from recsys.data.forgotten import Forgotten
@@ -33,6 +34,31 @@ _FILES = 16
 _CLEAN_S, _END_S = 3600.0, 10.0
 _DAY, _DIGITS = "%Y-%m-%d", 6
 """Format of the day in the name of a file, and digits of the number after it."""
+
+
+class _Answer(NamedTuple):
+    """A request and its answer."""
+
+    time: float
+    impression: str
+    version: int
+    query: RankQuery
+    ranked: RankedItems
+
+    def served(self) -> Served:
+        """Returns the items in the order of the answer."""
+        query, ranked = self.query, self.ranked
+        places, of_items = ranked.places.tolist(), ranked.by_item
+        return Served(
+            self.time,
+            query.user,
+            self.impression,
+            self.version,
+            [query.items[place] for place in places],
+            {name: x for name, x in query.context.items() if name not in of_items},
+            {name: [query.context[name][place] for place in places] for name in of_items},
+            {label: x.astype(float).round(7).tolist() for label, x in ranked.scores.items()},
+        )
 
 
 class ServedLog:
@@ -61,7 +87,7 @@ class ServedLog:
         self._rows, self._forget = ServedRows(interactions), forget
         self._forgotten: tuple[int, Forgotten | None] = (0, None)
         self._file: Path | None = None
-        self._queue: queue.Queue[Served | None] = queue.Queue(_QUEUE)
+        self._queue: queue.Queue[_Answer | None] = queue.Queue(_QUEUE)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._thread = threading.Thread(target=self._run, name="recsys-served-log", daemon=True)
         self._thread.start()
@@ -81,23 +107,13 @@ class ServedLog:
         """
         if not query.user:
             return None
-        places, of_items = ranked.places.tolist(), ranked.by_item
-        served = Served(
-            time.time(),
-            query.user,
-            impression or uuid.uuid4().hex,
-            version,
-            [query.items[place] for place in places],
-            {name: x for name, x in query.context.items() if name not in of_items},
-            {name: [query.context[name][place] for place in places] for name in of_items},
-            {label: x.astype(float).round(7).tolist() for label, x in ranked.scores.items()},
-        )
+        impression = impression or uuid.uuid4().hex
         try:
-            self._queue.put_nowait(served)
+            self._queue.put_nowait(_Answer(time.time(), impression, version, query, ranked))
         except queue.Full:
             self._metrics.not_logged.inc()
             return None
-        return served.impression
+        return impression
 
     def close(self) -> None:
         """Writes what waits, for at most 10 s."""
@@ -108,28 +124,28 @@ class ServedLog:
     def _run(self) -> None:
         is_over = False
         while not is_over:
-            waiting: list[Served | None] = []
+            waiting: list[_Answer | None] = []
             with suppress(queue.Empty):
                 waiting.append(self._queue.get(timeout=_CLEAN_S))
                 while len(waiting) < _AT_ONCE:
                     waiting.append(self._queue.get_nowait())
             is_over = None in waiting
-            served = [one for one in waiting if one is not None]
+            answers = [one for one in waiting if one is not None]
             try:
-                self._write(served)
+                self._write(answers)
             except (OSError, RecsysError) as error:
-                self._metrics.not_logged.inc(len(served))
+                self._metrics.not_logged.inc(len(answers))
                 _LOG.error("what was served could not be logged: %s", error)
 
-    def _write(self, served: Sequence[Served]) -> None:
-        kept = [one for one in served if not self._is_forgotten(one.user)]
-        lines = [line for one in kept for line in self._rows.lines(one)]
-        content = "".join(lines).encode("utf-8", "surrogatepass")
+    def _write(self, answers: Sequence[_Answer]) -> None:
+        kept = [one for one in answers if not self._is_forgotten(one.query.user)]
+        content = "".join(self._rows.lines(one.served()) for one in kept)
+        encoded = content.encode("utf-8", "surrogatepass")
         with only_log_writer(self._folder):
-            file = self._open_file(len(content))
-            if lines:
-                _append(file, content)
-        self._metrics.logged.inc(len(lines))
+            file = self._open_file(len(encoded))
+            if encoded:
+                _append(file, encoded)
+        self._metrics.logged.inc(content.count("\n"))
 
     def _is_forgotten(self, user: str) -> bool:
         if self._forget is None or not self._forget.exists():
