@@ -99,6 +99,8 @@ def evaluate(
     sets: Sets = None,
     plugin_folder: PluginFolder = None,
     against: Path | None = None,
+    served: Path | None = None,
+    labels: list[str] | None = None,
     processes: Processes = 1,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
@@ -112,17 +114,25 @@ def evaluate(
     they go to stderr, and the result to stdout as JSON. With several processes, each holds a
     part of the tables and of the catalogue, and the first one writes and prints.
 
+    With --served it compares a log of what was served with the training data instead, and writes
+    served.json.
+
     Args:
         measured: Bundle or model folder.
         model: The same as an option.
         config: Config file. Default: ./recsys.yaml, else the defaults.
         against: Last blessed model, to compare with.
+        served: Log of what was served, in place of a model: a folder of `serving.log`, or a file.
+        labels: File of rows with labels of what was served; repeatable.
     """
     named = [path for path in (measured, model) if path is not None]
-    if len(named) != 1:
+    if served is not None and not named:
+        _compare_served(served, labels or [], data, out, config, sets or [], as_json=as_json)
+        return
+    if len(named) != 1 or served is not None:
         rule = "An evaluation needs exactly one model."
         cure = "Name a bundle or a model folder: recsys evaluate MODEL --data DIR --out DIR."
-        raise UsageError("R905", rule, cure, [str(path) for path in named])
+        raise UsageError("R905", rule, cure, [str(path) for path in (*named, served) if path])
     from recsys.evaluation.result import EvaluationResult
 
     loaded, origin = _evaluation_config(config, sets or [], named[0], plugin_folder)
@@ -145,6 +155,38 @@ def evaluate(
             **{name: result[name] for name in ("evaluation", "report")},
             **verdict_for_people(result),
         }
+    emit(result, as_json=as_json or not sys.stdout.isatty(), people=people, beside=True)
+
+
+def _compare_served(
+    served: Path,
+    labels: list[str],
+    data: Path,
+    out: Path,
+    config: Path | None,
+    sets: list[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Compares what was served with the training data, and prints tables."""
+    from recsys.config.load import load_config
+    from recsys.data.dataset import Data
+    from recsys.evaluation.served import compare_served, warning
+    from recsys.system.files import commit_text
+
+    loaded = load_config(config, sets)
+    interactions, limit = loaded.data.interactions, loaded.data.gate.max_skew
+    result = compare_served(served, interactions, Data(data), labels=labels, limit=limit)
+    out.mkdir(parents=True, exist_ok=True)
+    commit_text(json.dumps(result, indent=1) + "\n", out / "served.json")
+    metrics = [{"label": name, **values} for name, values in result["metrics"].items()]
+    people = {
+        **{name: result[name] for name in ("rows", "requests", "users", "from", "to", "versions")},
+        "Context, beside the training data": result["drift"],
+        "Metrics of the served scores": metrics,
+        "warning": warning(result),
+        "written": str(out / "served.json"),
+    }
     emit(result, as_json=as_json or not sys.stdout.isatty(), people=people, beside=True)
 
 

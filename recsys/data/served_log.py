@@ -69,7 +69,7 @@ class ServedRows:
         self.user, self.item = names.user, names.item
         self.impression = names.impression or "impression"
         self._position = names.position or "position"
-        self._timestamp = names.timestamp or "timestamp"
+        self.timestamp = names.timestamp or "timestamp"
         # A file lacks no column that the ingestion reads.
         self._nothing = dict.fromkeys(config.raw_names())
 
@@ -79,7 +79,7 @@ class ServedRows:
             **self._nothing,
             **served.context,
             self.user: served.user,
-            self._timestamp: self._written(served),
+            self.timestamp: self._written(served),
             self.impression: served.impression,
             VERSION: served.version,
         }
@@ -97,6 +97,10 @@ class ServedRows:
         template = f"{start},{fields}}}\n"
         return "".join(template % row for row in zip(*columns, strict=True))
 
+    def times(self, column: pa.Array) -> pa.Array:
+        """Returns the times of rows `[n]` int64 [seconds since 1970, UTC]."""
+        return to_times(column, self._config.timestamp_unit, self._config.timestamp_format)
+
     def is_of(self, line: str, users: frozenset[str]) -> bool:
         """Returns whether a row is of one of some users; a damaged one may be."""
         try:
@@ -106,7 +110,7 @@ class ServedRows:
 
     def _written(self, served: Served) -> Any:
         """Returns the query time, or else the time of the request, as the raw data have it."""
-        seconds, given = served.time, served.context.get(self._timestamp)
+        seconds, given = served.time, served.context.get(self.timestamp)
         if given not in (None, ""):
             text = pa.array([str(given)])
             units = ("seconds", "iso8601")
