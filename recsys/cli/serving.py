@@ -219,7 +219,7 @@ def recommend(
     """
     from recsys.bundles.publishing import latest
 
-    of_query = _context(context or [])
+    of_query = context_of(context or [])
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
     named = [name for name, value in options.items() if value is not None]
     answer: Recommendations | Answered
@@ -239,7 +239,7 @@ def recommend(
     emit(result, as_json=as_json, people=people)
 
 
-def _context(pairs: Sequence[str]) -> dict[str, str]:
+def context_of(pairs: Sequence[str]) -> dict[str, str]:
     """Returns the values of options `COLUMN=VALUE` by column.
 
     Raises:

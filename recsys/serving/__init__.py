@@ -7,6 +7,7 @@ catalogue_search  users and items by name; filters by features
 recommendations   `load_bundle`: answers in Python, with tables for notebooks
 ranking           answers of `rank` in Python
 batch_file        a file of users in, of any format; a file of recommendations out
+rank_file         a file of users with items in; a file of rankings out
 
 `recsys serve`, a model over HTTP and gRPC as TensorFlow Serving serves it, and a page:
 

@@ -276,7 +276,7 @@ class UsersFile:
             rule = "The file of users must exist."
             cure = "Name a file of ids: CSV, Parquet, JSON Lines, or text with one id per line."
             raise UsageError("R546", rule, cure, str(file))
-        source, name, names = _look(str(file), column)
+        source, name, names = detect(str(file), column)
         context = tuple(n for n in names if n.startswith(CONTEXT) and n != name)
         columns = [name, *context]
         return cls(name, context, plan_pieces(source, "users", columns, _PIECE_BYTES, [name]))
@@ -305,8 +305,8 @@ class UsersFile:
             yield nobody, _NO_LETTERS, piece.n_bytes
 
 
-def _look(path: str, column: str | None) -> tuple[SourceConfig, str, list[str]]:
-    """Returns the config for reading a file, the column of the ids, and the names of all."""
+def detect(path: str, column: str | None) -> tuple[SourceConfig, str, list[str]]:
+    """Returns the config for reading a file, the column of the users, and the names of all."""
     file = open_source(SourceFile(path, file_size(path)), SourceConfig(files=path))
     name = registry.name_of("source", file.source)
     source = SourceConfig(files=path, format=name)

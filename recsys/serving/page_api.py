@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from recsys.bundles.bundle import check_answers
+from recsys.serving.label_scorer import LabelScorer, RankQuery
 from recsys.serving.pool import Pool
 from recsys.serving.predictor import Predictor
 from recsys.serving.requests import INVALID, NOT_FOUND, HttpError, wrong
@@ -25,6 +26,7 @@ _SHOWN_HISTORY = 100
 
 Id = Annotated[str, pydantic.StringConstraints(max_length=_LONGEST_ID)]
 _Ids = Annotated[list[Id], pydantic.Field(max_length=_LONGEST_TASTE), pydantic.FailFast()]
+_Candidates = Annotated[list[Id], pydantic.Field(max_length=_MOST_RESULTS), pydantic.FailFast()]
 _Tokens = Annotated[list[Id], pydantic.Field(max_length=_MOST_RESULTS), pydantic.FailFast()]
 _Values = Annotated[dict[Id, Id], pydantic.Field(max_length=_MOST_RESULTS)]
 _Taste = Annotated[
@@ -46,6 +48,9 @@ class RecommendRequest(pydantic.BaseModel):
     `item` and values by raw column of events."""
     context: _Values = {}
     """Values of the query by raw column of events."""
+    candidates: _Candidates = []
+    """Ids of the items to rank, for a model that predicts labels; by default the 100 items with the
+    most events."""
     exclude: _Ids = []
     """Ids of items to exclude."""
     only: _Filters = {}
@@ -88,9 +93,9 @@ def router(predictor: Predictor) -> APIRouter:
     pool = predictor.pool
     routes = APIRouter(prefix=PREFIX, tags=["page"], dependencies=[Depends(check_parameters)])
 
-    async def respond(version: int | None, find: Callable[[Retriever], dict[str, Any]]) -> Response:
+    async def respond(version: int | None, find: Callable[[Any], dict[str, Any]]) -> Response:
         """Computes and serializes the answer in a thread."""
-        model = lists_of(pool, version)
+        model = page_model(pool, version)
 
         def write() -> str:
             started = time.perf_counter()
@@ -104,26 +109,30 @@ def router(predictor: Predictor) -> APIRouter:
     async def state() -> dict[str, Any]:
         """Tell whether a version is loaded, and why none is."""
         ready, sentence = pool.state()
-        if ready and pool.model().answers != "lists":
+        if ready and not isinstance(pool.model(), _SHOWN):
             ready, sentence = False, f"{pool.name} answers scores; this page shows lists of items."
         return {"name": pool.name, "ready": ready, "sentence": sentence}
 
     @routes.get("/about")
     async def about() -> dict[str, Any]:
         """Tell what is served."""
-        filters = lists_of(pool).filters.feature_of
-        models = [model for model in pool.models[::-1] if model.answers == "lists"]
-        versions = [model.version for model in models]
-        most = min(model.max_k for model in models)
-        context = {name: column.type for name, column in lists_of(pool).events.context.items()}
-        fields = {"name": pool.name, "versions": versions, "most": most, "filters": filters}
-        return {**fields, "context": context}
+        newest = page_model(pool)
+        models = [model for model in pool.models[::-1] if isinstance(model, type(newest))]
+        is_ranked = isinstance(newest, LabelScorer)
+        return {
+            "name": pool.name,
+            "versions": [model.version for model in models],
+            "most": _MOST_RESULTS if is_ranked else min(model.max_k for model in models),
+            "filters": {} if is_ranked else newest.filters.feature_of,
+            "context": {name: column.type for name, column in newest.events.context.items()},
+            "labels": newest.labels if is_ranked else [],
+        }
 
     @routes.get("/users")
     async def users(prefix: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find users by the beginning of their ids."""
 
-        def find(model: Retriever) -> dict[str, Any]:
+        def find(model: PageModel) -> dict[str, Any]:
             ids = model.catalogue.find_users(normal_id(prefix), n)
             return {"users": [{"id": id_} for id_ in ids]}
 
@@ -142,6 +151,7 @@ def router(predictor: Predictor) -> APIRouter:
         """Find the values of a filter by words."""
 
         def find(model: Retriever) -> dict[str, Any]:
+            check_answers(model.bundle, model.answers, Retriever.answers)
             _check_filters(model, [filter])
             names = model.filters.tokens(filter, normal_id(words), n)
             return {"tokens": [{"id": name} for name in names]}
@@ -153,6 +163,7 @@ def router(predictor: Predictor) -> APIRouter:
         """Find the items with the most similar embeddings."""
 
         def find(model: Retriever) -> dict[str, Any]:
+            check_answers(model.bundle, model.answers, Retriever.answers)
             [row] = model.catalogue.item_rows([normal_id(item)])
             if not row:
                 rule = "The item must be in the catalogue of the model."
@@ -165,21 +176,68 @@ def router(predictor: Predictor) -> APIRouter:
 
     @routes.post("/recommend")
     async def recommend(wish: RecommendRequest) -> Any:
-        """Recommend items to a user, or for a history."""
-        return await respond(wish.version, lambda model: recommended(model, wish))
+        """Recommend items to a user, or for a history; or rank candidates by predicted labels."""
+
+        def find(model: PageModel) -> dict[str, Any]:
+            return (
+                ranked(model, wish) if isinstance(model, LabelScorer) else recommended(model, wish)
+            )
+
+        return await respond(wish.version, find)
 
     return routes
 
 
-def lists_of(pool: Pool, version: int | None = None) -> Retriever:
-    """Returns a version that answers lists, the newest by default.
+PageModel = Retriever | LabelScorer
+_SHOWN = (Retriever, LabelScorer)
+
+
+def page_model(pool: Pool, version: int | None = None) -> Any:
+    """Returns a version that the page can show, a `PageModel`; the newest by default.
 
     Raises:
-        UsageError: It answers scores (R545).
+        UsageError: It answers only scores of pairs (R545).
     """
-    model: Retriever = pool.model(version)
-    check_answers(model.bundle, model.answers, "lists")
+    model = pool.model(version)
+    if not isinstance(model, _SHOWN):
+        check_answers(model.bundle, model.answers, Retriever.answers)
     return model
+
+
+def ranked(model: LabelScorer, wish: RecommendRequest) -> dict[str, Any]:
+    """Returns the candidates in the order of the first label, with the scores of each label.
+
+    Raises:
+        UsageError: A column is unknown, or a value is invalid (R549).
+    """
+    catalogue = model.catalogue
+    popular = [one["id"] for one in catalogue.find_items("", _MOST_RESULTS)]
+    items = [id_ for id_ in wish.candidates or popular if id_ not in wish.exclude]
+    answer = model.rank(RankQuery(wish.user, items, wish.k, wish.context, wish.items))
+    ids = [normal_id(items[place]) for place in answer.places.tolist()]
+    rows = catalogue.item_rows(ids)
+    scores = {label: values.tolist() for label, values in answer.scores.items()}
+    # An unknown item has a row without a title.
+    shown = catalogue.shown(rows, scores[model.labels[0]])
+    given, _ = events_of(wish.items)
+    taste = catalogue.item_rows([normal_id(id_) for id_ in given])
+    return {
+        "known": answer.known,
+        "source": "labels",
+        "history": catalogue.shown([row for row in taste if row][:_SHOWN_HISTORY]),
+        "unknown_items": [id_ for id_, row in zip(given, taste, strict=True) if not row],
+        "items": [
+            {
+                **item,
+                "id": id_,
+                "title": item["title"] or id_,
+                "scores": {label: values[place] for label, values in scores.items()},
+            }
+            for place, (id_, item) in enumerate(zip(ids, shown, strict=True))
+        ],
+        "missing": answer.missing,
+        "unknown": answer.unknown,
+    }
 
 
 def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:

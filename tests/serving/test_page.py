@@ -7,6 +7,8 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from browser import CHROMIUM, Browser
 from serving import FakeRecommender, Running, with_context
 
+from recsys.serving.opening import open_bundle
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed"),
@@ -244,3 +246,25 @@ def test_while_a_version_is_loading_the_page_says_so_and_then_goes_on_by_itself(
     page.wait_for("document.querySelector('#status').innerText.includes('items for u1')")
     assert not page.run("document.querySelector('#wish').inert")
     assert page.said == []
+
+
+def test_candidates_are_ranked_and_chosen_on_the_page(browser, tmp_path):
+    pytest.importorskip("tensorflow", reason="needs the extra `serve`")
+    from ranking_bundle import write_ranking_bundle
+
+    bundle = write_ranking_bundle(tmp_path / "1")
+    with Running(versions=(1,), kind=lambda _: open_bundle(bundle)) as running:
+        browser.said.clear()
+        browser.open("about:blank")
+        browser.open(f"{running.url}/#user=u1&context+device=tv")
+        assert shown(browser) == ["Two", "One", "i4", "i3"]
+        assert browser.text("#score-a") == "click"
+        assert "buy 0." in browser.texts("#list-a .more")[0]
+        assert browser.text("#status").endswith("Context missing: price.")
+        browser.run("document.querySelector('#candidate').focus()")
+        browser.type("new")
+        browser.press("Enter")
+        browser.wait_for("document.querySelectorAll('#list-a .title').length === 1")
+        assert browser.texts("#candidates button") == ["new ×"]
+        assert browser.run("location.hash.includes('rank=new')")
+        assert browser.said == []

@@ -1,6 +1,9 @@
 """Items ranked by predicted labels, from Python, over HTTP and over gRPC."""
 
+import json
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
@@ -11,6 +14,8 @@ from ranking_bundle import ITEMS, expected, write_ranking_bundle
 from serving import FakeRecommender, Running
 
 import recsys
+from recsys.bundles.publishing import publish
+from recsys.cli import main
 from recsys.errors import UsageError
 from recsys.serving.opening import open_bundle
 from recsys.serving.rank_api import messages
@@ -178,3 +183,58 @@ def test_what_predicts_no_labels_cannot_rank(loaded):
     with Running(versions=(1,), kind=FakeRecommender) as running:
         answer = running.predict(BODY, "/v1/models/m:rank")
         assert (answer.status_code, "R545" in answer.json()["error"]) == (400, True)
+
+
+def test_the_page_ranks_candidates_or_those_with_the_most_events(server):
+    about = requesting.get(f"{server.url}/api/about").json()
+    assert (about["labels"], about["filters"]) == (["click", "buy"], {})
+    assert about["context"] == {"device": "text", "price": "number"}
+    assert requesting.get(f"{server.url}/api/state").json()["ready"]
+    wish = {"user": "u1", "context": {"device": "tv"}, "exclude": ["i4"]}
+    post = f"{server.url}/api/recommend"
+    popular = requesting.post(post, json=wish).json()
+    assert [item["id"] for item in popular["items"]] == ["i2", "i1", "i3"]
+    assert [item["title"] for item in popular["items"]] == ["Two", "One", "i3"]
+    right = expected("u1", ["i2", "i1", "i3"], "tv")
+    found = [item["scores"]["buy"] for item in popular["items"]]
+    np.testing.assert_allclose(found, right["buy"], rtol=1e-6)
+    assert popular["missing"] == {"price": 1}
+    chosen = requesting.post(
+        post, json={**wish, "candidates": ["new", "i3"], "items": ["i2"]}
+    ).json()
+    assert [(item["id"], item["title"]) for item in chosen["items"]] == [
+        ("new", "new"),
+        ("i3", "i3"),
+    ]
+    assert [item["id"] for item in chosen["history"]] == ["i2"]
+    similar = requesting.get(f"{server.url}/api/similar?item=i1")
+    assert (similar.status_code, "R545" in similar.json()["error"]) == (400, True)
+
+
+def test_a_file_of_users_with_items_is_ranked(bundle, tmp_path, capsys):
+    publish(bundle, tmp_path / "serving" / "sums", 1)
+    rows = [
+        {"who": "u1", "items": ["i1", "i2", "new"], "context_price": [1.5, 40, None]},
+        {"who": "u2", "items": ["i3", "i1"], "context_price": [0, 0], "history": ["i2"]},
+        {"who": "u1", "items": ["i1"], "context_price": [1, 2]},
+        {"who": None, "items": ["i4"], "context_price": [2]},
+    ]
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out.parquet"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    words = ["--out", out, "--root", tmp_path, "--context", "device=phone", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["rank", str(file), *map(str, words)])
+    assert not ended.value.code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["items"], told["unknown"], told["rejected"]) == (3, 6, 1, 2)
+    letters = pq.read_table(told["rejected_file"]).to_pylist()
+    assert [one["line"] for one in letters] == [5, 3]
+    assert "context_price" in letters[1]["row"]
+    assert "price must have one value" in letters[1]["reason"]
+    found = pq.read_table(out).to_pylist()
+    assert [one["item_ids"] for one in found] == [["i1", "new", "i2"], ["i1", "i3"], ["i4"]]
+    right = expected("u1", ["i1", "new", "i2"], "phone", [1.5, 0.0, 40.0])
+    np.testing.assert_allclose(found[0]["score_buy"], right["buy"], rtol=1e-6)
+    history = [{"item": "i2", "device": ""}]
+    right = expected("u2", ["i1", "i3"], "phone", 0.0, history)
+    np.testing.assert_allclose(found[1]["score_click"], right["click"], rtol=1e-6)

@@ -3,12 +3,13 @@
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 5;
-const state = { user: "", taste: [], out: [], only: [], versions: [], asked: 0 };
+const state = { user: "", taste: [], out: [], only: [], ranked: [], labels: [], versions: [], asked: 0 };
 const SOURCES = {
   user: "by the trained embedding of this user",
   history: "by these items",
   features: "by the user's features only",
   popularity: "by popularity: this user is unknown",
+  labels: "by predicted labels",
 };
 
 function element(tag, properties = {}, ...children) {
@@ -125,7 +126,7 @@ class Finder {
     const typed = this.input.value.trim();
     const one = this.options.find((option) => option.id === typed);
     if (one) { this.close(); this.choose(one); }
-    else if (typed && this.input.id === "user") { this.close(); this.choose({ id: typed }); }
+    else if (typed && ["user", "candidate"].includes(this.input.id)) { this.close(); this.choose({ id: typed }); }
     else if (this.options.length) this.pick(0);
   }
 }
@@ -147,9 +148,10 @@ function row(item, inBoth) {
     element("span", { className: "score", textContent: item.score === undefined ? "" : item.score.toFixed(4) }));
   const features = Object.entries(item.features).filter(([, values]) => values.length)
     .map(([name, values]) => `${name.replaceAll("_", " ")}: ${values.join(", ")}`);
-  made.append(element("span", { className: "more", textContent: [item.id, ...features].join(" · ") }));
+  const labels = Object.entries(item.scores ?? {}).slice(1).map(([name, score]) => `${name} ${score.toFixed(4)}`);
+  made.append(element("span", { className: "more", textContent: [item.id, ...labels, ...features].join(" · ") }));
   made.append(element("div", { className: "actions" },
-    button("Similar", `Similar to ${item.title}`, () => similar(item.id)),
+    ...(state.labels.length ? [] : [button("Similar", `Similar to ${item.title}`, () => similar(item.id))]),
     button("Like", `Add ${item.title} to the chosen items`, () => like(item)),
     button("Hide", `Hide ${item.title}`, () => hide(item))));
   return made;
@@ -180,7 +182,7 @@ function chips(list, items, remove) {
 
 function wish(side) {
   return { user: state.user, items: state.taste.map((item) => item.id), version: version(side),
-    exclude: state.out.map((item) => item.id), only: wanted(), context: asked(),
+    candidates: state.ranked.map((item) => item.id), exclude: state.out.map((item) => item.id), only: wanted(), context: asked(),
     k: Number($("k").value) };
 }
 
@@ -221,6 +223,7 @@ function focusKept() {
 
 async function recommend() {
   const keepFocus = focusKept();
+  chips($("candidates"), state.ranked, (item) => { state.ranked = without(state.ranked, item); recommend(); });
   chips($("filters"), state.only, (one) => { state.only = state.only.filter((other) => other !== one); recommend(); });
   chips($("taste"), state.taste, (item) => { state.taste = without(state.taste, item); recommend(); });
   chips($("hidden-items"), state.out, (item) => { state.out = without(state.out, item); recommend(); });
@@ -250,20 +253,24 @@ function show(answers, milliseconds) {
   const ids = answers.map((answer) => new Set(answer.items.map((item) => item.id)));
   $("history-title").textContent = state.taste.length ? "Chosen items" : "History, newest first";
   fillHistory(a.history);
-  $("title-a").textContent = `Recommended by version ${a.version}`;
+  const done = state.labels.length ? "Ranked" : "Recommended";
+  $("title-a").textContent = `${done} by version ${a.version}`;
   fill($("list-a"), a.items, "No items.", ids[1]);
   $("section-b").hidden = !b;
   if (b) {
-    $("title-b").textContent = `Recommended by version ${b.version}`;
+    $("title-b").textContent = `${done} by version ${b.version}`;
     fill($("list-b"), b.items, "No items.", ids[0]);
   }
   $("lists").hidden = false;
-  const isNew = !a.known && a.source !== "popularity";  // Whose source says that the user is unknown.
+  const isNew = state.user && !a.known && a.source !== "popularity";  // Whose source says that the user is unknown.
   const who = state.user ? `for ${state.user}${isNew ? ", unknown to the model" : ""}` : "for the chosen items";
   const source = SOURCES[a.source] ? `, ${SOURCES[a.source]}` : "";
   const times = answers.map((one) => `version ${one.version} in ${one.milliseconds.toFixed(1)} ms`).join(", ");
   const shared = b ? ` ${[...ids[0]].filter((id) => ids[1].has(id)).length} in both.` : "";
-  say(`${counted(a.items.length, "item")} ${who}${source}: ${times}; ${milliseconds.toFixed(0)} ms with the network.${shared}`);
+  const replaced = [["missing", a.missing], ["unknown", a.unknown]].map(([why, columns]) =>
+    [why, Object.keys(columns ?? {}).join(", ")]).filter(([, names]) => names)
+    .map(([why, names]) => ` Context ${why}: ${names}.`).join("");
+  say(`${counted(a.items.length, "item")} ${who}${source}: ${times}; ${milliseconds.toFixed(0)} ms with the network.${shared}${replaced}`);
 }
 
 async function similar(id) {
@@ -288,6 +295,7 @@ function remember() {
   const kept = new URLSearchParams();
   if (state.user) kept.set("user", state.user);
   state.taste.forEach((item) => kept.append("item", item.id));
+  state.ranked.forEach((item) => kept.append("rank", item.id));
   state.only.forEach((one) => kept.append(one.filter, one.id));
   Object.entries(asked()).forEach(([name, value]) => kept.append(`context ${name}`, value));
   history.replaceState(null, "", `#${kept}`);
@@ -301,6 +309,7 @@ async function recall() {
     ask(`/api/items?${new URLSearchParams({ words: id, n: 100 })}`).then((answer) =>
       answer.items.find((item) => item.id === id))));
   state.taste = found.filter((item) => item);
+  state.ranked = kept.getAll("rank").map((id) => ({ id, title: id }));
   state.only = [...$("feature").options].flatMap(({ value, textContent }) =>
     kept.getAll(value).map((id) => restriction(value, textContent, id)));
   for (const input of $("context").querySelectorAll("input")) input.value = kept.get(`context ${input.name}`) ?? "";
@@ -336,6 +345,13 @@ async function start() {
   new Finder($("item"), $("item-list"),
     async (words) => (await ask(`/api/items?${new URLSearchParams({ words, version: version("a") })}`)).items,
     (one) => { $("item").value = ""; like(one); });
+  new Finder($("candidate"), $("candidate-list"),
+    async (words) => (await ask(`/api/items?${new URLSearchParams({ words, version: version("a") })}`)).items,
+    (one) => {
+      $("candidate").value = "";
+      state.ranked = [...without(state.ranked, one), { title: one.id, ...one }];
+      recommend();
+    });
   new Finder($("filter"), $("filter-list"),
     async (words) => (await ask(`/api/tokens?${new URLSearchParams({
       filter: $("feature").value, words, version: version("a") })}`)).tokens,
@@ -350,6 +366,9 @@ async function start() {
     document.title = $("name").textContent = about.name;
     fillVersions(about.versions);
     fillFilters(about.filters);
+    state.labels = about.labels;
+    $("candidate-field").hidden = !about.labels.length;
+    $("score-a").textContent = $("score-b").textContent = about.labels[0] ?? "score";
     fillContext(about.context);
     $("k").max = about.most;
     $("k").value = Math.min(Number($("k").value), about.most);
