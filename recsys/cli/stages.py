@@ -222,7 +222,7 @@ def compare(
         with followed():
             run_process("recsys.stages.evaluate", "jax", stage, words)
         evaluation = EvaluationResult.load(scratch).content
-    comparison = Comparison(evaluation, stage.bless.metric)
+    comparison = Comparison(evaluation, evaluation["verdict"]["metric"])
     comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
     if out is not None:
         comparison.save(out)

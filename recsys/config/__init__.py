@@ -229,7 +229,8 @@ class Config(TrainStage, EvaluateStage, ExportStage):
             )
         self.model.check_order(order)
         self.model.check_labels(self.data.interactions.labels)
-        self.evaluate.check_task(self.model.task)
+        judged = self.of_task(self.model.task)
+        self.__dict__.update(evaluate=judged.evaluate, bless=judged.bless)  # It is frozen.
         if unknown:
             raise ValueError(
                 "evaluate.slices must be features of items or users that have tokens"

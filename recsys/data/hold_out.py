@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from recsys.data.config import ValidationConfig
-from recsys.data.event_log import EventLog, EventShard, ShardedColumn, newest_first
+from recsys.data.event_log import EventLog, EventShard, ShardedColumn, UserLog, newest_first
 from recsys.data.hashes import mix
 from recsys.data.shuffle import Permutation
 from recsys.data.split import SplitRule
@@ -149,7 +149,7 @@ def newest_share(events: EventLog, share: float) -> np.ndarray:
     return newest_events(events, min(max(round(share * n), 1), n - 1))
 
 
-def newest_events(events: EventLog, most: int) -> np.ndarray:
+def newest_events(events: UserLog[Any], most: int) -> np.ndarray:
     """Returns the indices of the newest `most` events `[n]` int64, ascending.
 
     Ties within the second of the border are broken at random, but reproducibly: data without
@@ -168,7 +168,7 @@ def newest_events(events: EventLog, most: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _newest_times(events: EventLog, most: int) -> np.ndarray:
+def _newest_times(events: UserLog[Any], most: int) -> np.ndarray:
     """Returns the `most` newest times, in any order; holds no more than those and a shard."""
     newest = np.zeros(0, np.int64)
     for shard in events.shards:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from recsys.data.dataset import Data
 from recsys.evaluation.config import EvaluateConfig, EvaluateStage
-from recsys.evaluation.evaluator import Evaluator, open_evaluation_data, open_systems, repeats_of
+from recsys.evaluation.evaluator import (
+    Evaluator,
+    open_evaluation_data,
+    open_systems,
+    repeats_of,
+    task_of,
+)
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.registry.choice import stage_of
 from recsys.tasks.judging_side import SystemProgress
@@ -29,19 +35,19 @@ def evaluate(
     config: EvaluateStage | None = None,
     progress: bool | SystemProgress = True,
 ) -> EvaluationResult:
-    """Evaluates a model on held-out events, exactly, over the whole catalogue.
+    """Evaluates a model on held-out events, exactly.
 
     Args:
         model: Path of a model folder or a bundle, a `TrainedModel` from `load_model`, a model
-            trained by `Trainer.fit`, or another built retrieval model for the rows of `data`.
+            trained by `Trainer.fit`, or another built model for the rows of `data`.
         data: Data with held-out events, or the path of its folder.
         baselines: Baselines to compare with: names, dicts with options (`{"type": "ials", "dim":
             64}`), or objects; None: from `config`.
         metrics: Metrics to compute, in the same form; None: from `config`.
         k: Cut-offs of the metrics; None: from `config`.
         blessed: Last blessed model to compare with, in the same form as `model`; None: none.
-        config: Config of the evaluation and of the thresholds; None: the defaults, with
-            `repeats` from the training of the model.
+        config: Config of the evaluation and of the thresholds; None: the defaults of the model's
+            task, with `repeats` from its training.
         progress: Whether to show progress bars, or a callable that takes the name of a system,
             the number of finished queries and the total.
 
@@ -53,7 +59,8 @@ def evaluate(
             or a score is not finite.
         pydantic.ValidationError: A name is unknown, or an option is invalid.
     """
-    stage, by_config = _stage(config, baselines, metrics, k), config is not None
+    stage = _stage(config, task_of(model), baselines, metrics, k)
+    by_config = config is not None
     with _reporter(progress) as report:
         return measured(model, data, blessed, stage, report, by_config=by_config)
 
@@ -86,10 +93,11 @@ def compare(
         RecsysError: As in `evaluate`.
         pydantic.ValidationError: As in `evaluate`.
     """
-    stage, by_config = _stage(config, (), metrics, k).of_two_models(), config is not None
+    stage = _stage(config, task_of(b), (), metrics, k).of_two_models()
+    by_config = config is not None
     with _reporter(progress) as report:
         result = measured(b, data, a, stage, report, by_config=by_config)
-    return Comparison(result.content, stage.bless.metric)
+    return Comparison(result.content, result.content["verdict"]["metric"])
 
 
 def measured(
@@ -118,11 +126,12 @@ def measured(
     if not by_config:
         stage = stage.model_copy(update={"repeats": repeats_of(model)})
     side, systems = open_systems(stage, opened, model, blessed, mesh)
-    return EvaluationResult(Evaluator(stage, side, report).run(systems))
+    return EvaluationResult(Evaluator(side.stage, side, report).run(systems))
 
 
 def _stage(
     config: EvaluateStage | None,
+    task: str,
     baselines: Iterable[Any] | None,
     metrics: Iterable[Any] | None,
     k: Sequence[int] | None,
@@ -133,9 +142,10 @@ def _stage(
     changed = {name: tuple(values) for name, values in chosen.items() if values is not None}
     if not changed:
         return stage
-    own = {name: getattr(stage.evaluate, name) for name in EvaluateConfig.model_fields}
-    evaluation = EvaluateConfig(**(own | changed))
-    bless, known = stage.bless, evaluation.deciding_keys
+    own = {name: getattr(stage.evaluate, name) for name in stage.evaluate.model_fields_set}
+    evaluation = EvaluateConfig(**(own | changed)).of_task(task)
+    known = evaluation.deciding_keys
+    bless = stage.bless.of_task(task, known)
     over = {n: ratio for n, ratio in bless.over.items() if n in evaluation.baseline_names}
     metric = bless.metric if bless.metric in known else next(iter(known), bless.metric)
     rules = tuple(rule for rule in bless.rules if rule.metric in known)

@@ -164,6 +164,25 @@ def _outcomes(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
     for other, ratio in others:
         if ratio:
             yield _ratio_outcome(key, other, ratio, evidence)
+    if evidence.has_blessed and rule.sure_loss == "refuse":
+        yield _loss_outcome(key, evidence)
+
+
+def _loss_outcome(key: Key, evidence: Evidence) -> RuleOutcome:
+    """Returns whether the model is not significantly worse than the last blessed one."""
+    ruling = _ratio_outcome(key, BLESSED, 1.0, evidence)
+    difference = evidence.means.difference(key, BLESSED)
+    if difference is None or ruling.value is None or ruling.other is None:
+        return dataclasses.replace(ruling, passed=True)
+    ends = difference.difference_interval
+    lost = ends is not None and evidence.gain(key, ends)[1] < -_ROUNDING
+    text = (
+        f"{_subject(key)} is {ruling.value:.4f}, that of {evidence.title(BLESSED)}"
+        f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)},"
+        f" {'significantly worse' if lost else 'not significantly worse'}"
+    )
+    # The picture of an interval has the line of a ratio, which this rule hasn't.
+    return dataclasses.replace(ruling, passed=not lost, text=text, interval=None)
 
 
 def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:

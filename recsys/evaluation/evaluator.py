@@ -68,7 +68,8 @@ def open_systems(
         mesh: As in `open_system`.
 
     Returns:
-        The judging side of their task, and the systems by name.
+        The judging side of their task, whose config has the task's defaults, and the systems by
+        name.
 
     Raises:
         RecsysError: As `open_system`, or the two models, or the metrics, have different tasks
@@ -85,13 +86,13 @@ def open_systems(
             tasks,
         )
     try:
-        stage.evaluate.check_task(tasks[0])
+        stage = stage.of_task(tasks[0])
     except ValueError as error:
         raise RecsysError(
             "R414",
-            "Metrics must be of the model's task.",
-            "Name those of its task in evaluate.metrics, and one of them in bless.metric.",
-            str(error),
+            f"Metrics, baselines and thresholds must be of the model's task: {error}.",
+            "Name those of its task in evaluate.metrics, evaluate.baselines and bless, or leave"
+            " them out for its defaults.",
         ) from error
     side = side_of(configs[MODEL], "judging")(stage, data)
     names = {MODEL: "the model", BLESSED: "the last blessed model"}
@@ -125,6 +126,11 @@ def open_system(
         return side.open_folder(path, name, mesh)
     manifest = agreed(lambda: verify(path))
     return side.open_bundle(path, manifest, name, mesh)
+
+
+def task_of(model: Any) -> str:
+    """Returns the name of the task of a model that `open_system` takes; loads its plugins."""
+    return str(_model_config(model).task)
 
 
 def _model_config(model: Any) -> Any:
@@ -252,7 +258,7 @@ class Evaluator:
             n_sampled=config.sampled_negatives,
             small_slice=config.small_slice,
             titles=descriptions["baselines"],
-            lower=config.lower_keys,
+            lower=figures.lower,
         )
         verdict = dataclasses.asdict(judge(self.stage.bless, evidence))
         return {

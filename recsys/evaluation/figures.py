@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsys.evaluation.config import EvaluateStage
-from recsys.metrics import Statistics, per_user
+from recsys.metrics import Statistics, metric_name, per_user, without_label
 from recsys.tasks.judging_side import BLESSED, MODEL, Case, JudgingSide, Measured, Slice
 
 Interval = tuple[float, float]
@@ -233,6 +233,7 @@ class Figures:
 
     Attributes:
         means: Means over users, with their intervals.
+        lower: Keys of the metrics of which lower values are better.
     """
 
     def __init__(
@@ -243,12 +244,13 @@ class Figures:
         measured: Mapping[str, Measured],
         slices: Iterable[Slice] = (),
     ) -> None:
-        config, ks = stage.evaluate, sorted(stage.evaluate.k)
+        config = stage.evaluate
         self._stage, self._measured, self._slices = stage, measured, list(slices)
         self._others = [name for name in measured if name != MODEL]
         values, rules = measured[MODEL].values, {rule.metric for rule in stage.bless.all_rules()}
-        deciding = [metric for metric in config.metrics if metric.decides]
-        keys = {m.name: [key for key in m.keys(ks) if key in values] for m in deciding}
+        deciding = [metric.name for metric in config.metrics if metric.decides]
+        keys = {name: [key for key in values if metric_name(key) == name] for name in deciding}
+        self.lower = frozenset(key for key in values if without_label(key) in config.lower_keys)
         self._accuracy = [key for own in keys.values() for key in own]
         usual = {key for name in side.sliced for key in keys.get(name, ())}
         self._sliced = [key for key in self._accuracy if key in usual | rules]

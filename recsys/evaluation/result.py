@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from recsys import registry
 from recsys.errors import UsageError
 from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
+from recsys.metrics import metric_name
 from recsys.system.files import commit_text, read_result
 from recsys.tasks.judging_side import BLESSED
 
@@ -35,6 +36,8 @@ class Shown:
     def title(self) -> str:
         """Returns the title: the queries and the candidates."""
         queries = counted(self.content["queries"], "query", "queries")
+        if "rows" in self.content:
+            queries = counted(self.content["rows"], "row", "rows")
         users = counted(self.content["users"], "user", "users")
         sampled, candidates = map(self.content.get, ("sampled_negatives", "candidates"))
         if candidates is None:
@@ -127,7 +130,7 @@ class EvaluationResult(Shown):
     def rows(self) -> list[list[str]]:
         """Returns a row for each of the most important metrics."""
         metrics = self.content["metrics"]
-        names = [name for name in metrics if name.partition("@")[0] in _SHOWN]
+        names = [name for name in metrics if metric_name(name) in _SHOWN]
         if self.content["verdict"].get("metric") not in [*names, None]:
             names = list(self.content["intervals"] or metrics)
         return [
@@ -188,6 +191,7 @@ class Comparison(Shown):
         }
         text = metrics[deciding]["text"] if deciding in metrics else f"{deciding} has no value."
         self.content = {name: evaluation.get(name) for name in _FACTS}
+        self.content |= {name: evaluation[name] for name in ("state", "rows") if name in evaluation}
         self.content |= {"metric": deciding, "sentence": text, "metrics": metrics}
 
     @property
@@ -250,7 +254,7 @@ def plain(text: str) -> str:
 def _compared(
     name: str, evaluation: Mapping[str, Any], difference: Mapping[str, Any]
 ) -> dict[str, Any]:
-    described = metric_description(name.partition("@")[0], evaluation)
+    described = metric_description(metric_name(name), evaluation)
     better = _better(difference, is_lower=described["better"] == "lower")
     values = {"a": evaluation[BLESSED][name], "b": evaluation["metrics"][name]}
     text = _comparison_text(name, better, difference, evaluation["confidence"])

@@ -273,6 +273,16 @@ class PooledMetric(Metric):
         return Statistics.of_sums(self.of_users(answers), self.of_sums)
 
 
+def without_label(key: str) -> str:
+    """Returns the key of a metric without its label: `roc_auc` of `roc_auc.buy`."""
+    return key.partition(".")[0]
+
+
+def metric_name(key: str) -> str:
+    """Returns the metric's name in a key: `recall` of `recall@10`, `roc_auc` of `roc_auc.buy`."""
+    return without_label(key).partition("@")[0]
+
+
 Metrics = dict[str, np.ndarray]
 Values = Mapping[str, "np.ndarray | Statistics"]
 """Value of each query `[n_queries]` float64, or of all users, by key."""

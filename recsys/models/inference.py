@@ -1,9 +1,9 @@
-"""Embeddings of many queries and of the whole catalogue, in blocks of one shape."""
+"""Embeddings and scores of many rows, in blocks of one shape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import keras
@@ -13,14 +13,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from recsys.data.shuffle import held_part
 from recsys.distributed.coordination import ending_after
 from recsys.models.inputs import Given, ModelInputs
+from recsys.models.lookups import LookupModel
 from recsys.models.retrieval_model import RetrievalModel
+
+if TYPE_CHECKING:
+    from recsys.models.ranking_model import RankingModel
 
 _BLOCK, _UNIT = 1024, 128
 """Maximum number of rows that a device embeds at a time, and a divisor of that number."""
+ModelT = TypeVar("ModelT", bound=LookupModel)
 
 
-class Inference:
-    """Computes embeddings with the current weights of a model; compiled once.
+class _Blocks(Generic[ModelT]):
+    """Runs functions of a model over blocks of one shape, with its current weights.
 
     Args:
         model: The model. All processes must make the same calls.
@@ -29,8 +34,66 @@ class Inference:
         model: The model.
     """
 
-    def __init__(self, model: RetrievalModel) -> None:
+    def __init__(self, model: ModelT) -> None:
         self.model = model
+
+    def _variables(self) -> list[Any]:
+        return [variable.value for variable in self.model.variables]
+
+    def _blocks(
+        self, run: Any, inputs: Callable[[np.ndarray], dict[str, Any]], n: int
+    ) -> Iterator[np.ndarray]:
+        """Runs a function over blocks of one shape, so that it compiles once.
+
+        Each device computes its part of a block. Its process makes the inputs of that part, and
+        waits once per block.
+        """
+        variables = self._variables()
+        sharding = _sharding(by_rows=True)
+        n_parts = 1 if sharding is None else int(sharding.mesh.shape[sharding.spec[0]])
+        unit = n_parts * _UNIT
+        length = -(-min(max(n, _BLOCK), _BLOCK * n_parts) // unit) * unit
+        for start in range(0, n, length):
+            size = min(length, n - start)
+            if sharding is None:
+                own = inputs(np.arange(start, start + size))
+                block: dict[str, Any] = {name: _padded(x, length) for name, x in own.items()}
+            else:
+                block = _split(sharding, length, size, inputs, start)
+            with ending_after():
+                computed = np.asarray(run(variables, block))
+            yield computed[:size]
+
+
+class ScoreInference(_Blocks["RankingModel"]):
+    """Computes the scores of rows with the current weights of a model; compiled once."""
+
+    def __init__(self, model: RankingModel) -> None:
+        super().__init__(model)
+
+        def scores(inputs: dict[str, Any]) -> Any:
+            joint = model.joint_scores(model(inputs))
+            return keras.ops.stack([joint[name] for name in model.label_names], axis=1)
+
+        self._scores = _compiled(model, scores, _sharding())
+
+    def blocks(
+        self, inputs: Callable[[np.ndarray], dict[str, Any]], n: int
+    ) -> Iterator[np.ndarray]:
+        """Yields log odds and amounts `[b, labels]` float32, see `RankingModel.joint_scores`.
+
+        Args:
+            inputs: Returns the model's inputs of rows `[b]`.
+            n: Number of rows.
+        """
+        return self._blocks(self._scores, inputs, n)
+
+
+class Inference(_Blocks[RetrievalModel]):
+    """Computes embeddings with the current weights of a model; compiled once."""
+
+    def __init__(self, model: RetrievalModel) -> None:
+        super().__init__(model)
         self._query = _compiled(model, model.embed_query, _sharding())
         self._candidate = _compiled(model, model.embed_candidate, _sharding())
         self._in_place = _compiled(model, model.embed_candidate, _sharding(by_rows=True))
@@ -81,9 +144,6 @@ class Inference:
             embedded: jax.Array = self._in_place(self._variables(), block)
         return embedded
 
-    def _variables(self) -> list[Any]:
-        return [variable.value for variable in self.model.variables]
-
     def _whole(self, blocks: Iterable[np.ndarray], n: int) -> np.ndarray:
         out, start = np.empty((0, self.model.spec.config.vector_dim), np.float32), 0
         for block in blocks:
@@ -91,30 +151,6 @@ class Inference:
             out[start : start + len(block)] = block
             start += len(block)
         return out
-
-    def _blocks(
-        self, run: Any, inputs: Callable[[np.ndarray], dict[str, Any]], n: int
-    ) -> Iterator[np.ndarray]:
-        """Runs a tower over blocks of one shape, so that it compiles once.
-
-        Each device embeds its part of a block. Its process makes the inputs of that part, and waits
-        once per block.
-        """
-        variables = self._variables()
-        sharding = _sharding(by_rows=True)
-        n_parts = 1 if sharding is None else int(sharding.mesh.shape[sharding.spec[0]])
-        unit = n_parts * _UNIT
-        length = -(-min(max(n, _BLOCK), _BLOCK * n_parts) // unit) * unit
-        for start in range(0, n, length):
-            size = min(length, n - start)
-            if sharding is None:
-                own = inputs(np.arange(start, start + size))
-                block: dict[str, Any] = {name: _padded(x, length) for name, x in own.items()}
-            else:
-                block = _split(sharding, length, size, inputs, start)
-            with ending_after():
-                embedded = np.asarray(run(variables, block))
-            yield embedded[:size]
 
 
 def embed_queries(
@@ -163,14 +199,14 @@ def _split(
 
 
 def _compiled(
-    model: RetrievalModel, embed: Callable[[dict[str, Any]], Any], out: NamedSharding | None
+    model: LookupModel, compute: Callable[[dict[str, Any]], Any], out: NamedSharding | None
 ) -> Any:
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
         scope = keras.StatelessScope(list(zip(model.variables, variables, strict=True)))
         # A GPU would multiply in TF32 by default, and its embeddings would differ from other
         # machines'.
         with scope, jax.default_matmul_precision("float32"):
-            return embed(block)
+            return compute(block)
 
     return jax.jit(run, out_shardings=out)
 

@@ -70,6 +70,9 @@ BUILT_INS = {
         "item_knn": "recsys.tasks.retrieval.judging.baselines:ItemKnn",
         "popularity": "recsys.tasks.retrieval.judging.baselines:Popularity",
         "recent_popularity": "recsys.tasks.retrieval.judging.baselines:RecentPopularity",
+        "constant": "recsys.tasks.ranking.judging.baselines:Constant",
+        "item_mean": "recsys.tasks.ranking.judging.baselines:ItemMean",
+        "logistic_regression": "recsys.tasks.ranking.judging.baselines:LogisticRegression",
     },
     "feature": {
         "category": "recsys.data.features:CategoryFeature",

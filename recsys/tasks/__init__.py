@@ -13,6 +13,7 @@ ranking           models that predict labels of pairs of a query and an item
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from recsys import registry
@@ -31,6 +32,11 @@ class Task(Strict):
         model: Name of the model of a config that names only the task; None: it must name one.
         loss: Name of the loss of a config without `train.loss`; None: the default of that key,
             which a model may ignore.
+        metrics: Names of the metrics of a config without `evaluate.metrics`; None: the default of
+            that key.
+        baselines: Names of the baselines of a config without `evaluate.baselines`; None: the
+            default of that key.
+        bless: Values of the keys of `bless` that a config doesn't set, other than their defaults.
     """
 
     training: ClassVar[str]
@@ -38,6 +44,9 @@ class Task(Strict):
     serving: ClassVar[str]
     model: ClassVar[str | None] = None
     loss: ClassVar[str | None] = None
+    metrics: ClassVar[tuple[str, ...] | None] = None
+    baselines: ClassVar[tuple[str, ...] | None] = None
+    bless: ClassVar[Mapping[str, Any]] = {}
 
 
 def side_of(config: Any, name: Literal["training", "judging", "serving"]) -> Any:

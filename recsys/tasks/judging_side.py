@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from recsys.data.catalogue import FeatureBags
 from recsys.metrics import Statistics, Values
 from recsys.strict import Strict
 
@@ -31,24 +32,28 @@ class LeftOutError(Exception):
 
 
 class Baseline(Strict):
-    """A recommender that is fitted in seconds; a subclass is registered under a name.
+    """A model that is fitted in seconds; a subclass is registered under a name.
 
     Its fields are its options in a config.
     """
 
     title: ClassVar[str]
     """Name in the report and the verdict."""
+    task: ClassVar[str] = "retrieval"
+    """Name of the task whose models it is compared with."""
 
     def fit(self, data: Any) -> Any:
         """Learns from training events.
 
         Args:
             data: The training data from the judging side of the task; for retrieval, a
-                `recsys.tasks.retrieval.judging.baselines.BaselineData`.
+                `recsys.tasks.retrieval.judging.baselines.BaselineData`, for ranking a
+                `recsys.tasks.ranking.judging.baselines.TrainingRows`.
 
         Returns:
             An object for the judging side to measure; for retrieval, one whose `scorer(queries)`
-            returns a scorer of the items, and reads only the queries' `seen`.
+            returns a scorer of the items, and reads only the queries' `seen`; for ranking, one
+            whose `predict(rows)` returns the predictions `[n]` of each label by name.
 
         Raises:
             LeftOutError: It can't be fitted to these data; the text is the reason.
@@ -103,6 +108,26 @@ class Slice:
     which: np.ndarray
     note: str = ""
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+_MOST_VALUES = 12
+
+
+def slices_of_feature(feature: FeatureBags, rows: np.ndarray, of: str) -> Iterator[Slice]:
+    """Yields a slice for each of the most frequent tokens of a feature.
+
+    Args:
+        feature: The feature.
+        rows: Row of the item or user of each thing in `of` `[n]`.
+        of: What the slices select from.
+    """
+    bags = np.asarray(feature.bags[rows])
+    tokens, counts = np.unique(bags[bags > 0], return_counts=True)
+    chosen = tokens[np.argsort(-counts, kind="stable")][:_MOST_VALUES]
+    for token in chosen.tolist():
+        name = f"value {token}" if feature.tokens is None else feature.tokens[token]
+        which = (bags == token).any(axis=1)
+        yield Slice(feature.name, f"{feature.name}: {name}", of, which)
 
 
 SystemT = TypeVar("SystemT")

@@ -1,12 +1,14 @@
-"""The loss of a config is one of its model's task."""
+"""Defaults of a task in a config: its loss, metrics, baselines and thresholds."""
 
+import json
 from typing import ClassVar
 
 import pytest
 from pydantic import ValidationError
 
 import recsys
-from recsys.config import TrainConfig, TrainStage
+from recsys.config import Config, EvaluateStage, TrainConfig, TrainStage
+from recsys.config import stage_of as part_of
 from recsys.losses import SampledSoftmax
 from recsys.tasks import Task
 
@@ -72,3 +74,51 @@ def test_a_loss_of_another_task_is_refused_with_those_that_fit(model, loss, expe
 def test_the_trainer_takes_a_config_of_another_task(tmp_path):
     trainer = recsys.Trainer(TrainConfig(loss=Scale()), tmp_path)
     assert trainer.stage.train.loss == Scale()
+
+
+RANKING = {
+    "root": "r",
+    "name": "n",
+    "task": "ranking",
+    "data": {
+        "interactions": {
+            "files": "events.csv",
+            "columns": {"user": "u", "item": "i", "timestamp": "t"},
+            "labels": {"like": {"column": "rating", "at_least": 4}},
+        }
+    },
+}
+
+
+def ranking(**more):
+    return Config.model_validate_json(json.dumps({**RANKING, **more}))
+
+
+def test_an_evaluation_has_the_defaults_of_the_task():
+    config = ranking(bless={"over_blessed": 0.95})
+    assert config.bless.metric == "roc_auc"
+    assert (config.bless.over, config.bless.over_blessed) == ({"item_mean": 1.0}, 0.95)
+    assert [rule.sure_loss for rule in config.bless.rules] == ["refuse"]
+    assert config.evaluate.baseline_names == ["constant", "item_mean", "logistic_regression"]
+    # A stage's file has them, and the rule of a metric that isn't computed is left out.
+    assert EvaluateStage.model_validate_json(part_of(config, EvaluateStage).model_dump_json())
+    assert not ranking(evaluate={"metrics": ["roc_auc", "gauc"]}).bless.rules
+    retrieval = EvaluateStage()
+    assert retrieval.of_task("retrieval") == retrieval
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            {"evaluate": {"metrics": ["recall"]}},
+            "metrics must be .* roc_auc, .*'recall'",
+        ),
+        ({"evaluate": {"baselines": ["ials"]}}, "baselines must be .* constant, item_mean, .*ials"),
+        ({"bless": {"metric": "recall@10"}}, "one of roc_auc, gauc, .*; received 'recall@10'"),
+        ({"bless": {"over": {"popularity": 1.0}}}, "bless.over must name baselines"),
+    ],
+)
+def test_what_another_task_judges_by_is_refused_with_what_fits(more, expected):
+    with pytest.raises(ValidationError, match=expected):
+        ranking(**more)

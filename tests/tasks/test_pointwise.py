@@ -34,13 +34,13 @@ JUDGED = {
     "plugins": ["pointwise_plugin"],
     "evaluate": {
         "metrics": ["pair_log_loss", "pair_auc"],
-        "baselines": ["constant", "item_mean"],
+        "baselines": ["pair_constant", "pair_item_mean"],
         "resamples": 200,
     },
     "bless": {
         "metric": "pair_log_loss",
-        "over": {"constant": 1.0, "item_mean": 1.0},
-        "rules": [{"metric": "pair_auc", "at_least": 0.6, "over": {"constant": 1.0}}],
+        "over": {"pair_constant": 1.0, "pair_item_mean": 1.0},
+        "rules": [{"metric": "pair_auc", "at_least": 0.6, "over": {"pair_constant": 1.0}}],
     },
 }
 
@@ -100,17 +100,17 @@ def test_it_is_trained_on_positives_and_sampled_negatives(world):
 def test_it_is_judged_by_its_metrics_beside_its_baselines(world):
     content = json.loads((world.folder / "evaluation" / "evaluation.json").read_text())
     metrics, baselines = content["metrics"], content["baselines"]
-    assert baselines["constant"]["pair_log_loss"] == pytest.approx(np.log(2))
-    assert baselines["constant"]["pair_auc"] == pytest.approx(0.5)
+    assert baselines["pair_constant"]["pair_log_loss"] == pytest.approx(np.log(2))
+    assert baselines["pair_constant"]["pair_auc"] == pytest.approx(0.5)
     # A negative is drawn from all items, half of which the user likes: AUC is 3/4 at the most.
     assert 0.65 < metrics["pair_auc"] < 0.8
-    assert metrics["pair_log_loss"] < baselines["item_mean"]["pair_log_loss"]
+    assert metrics["pair_log_loss"] < baselines["pair_item_mean"]["pair_log_loss"]
     low, high = content["intervals"]["pair_auc"]
     assert low < metrics["pair_auc"] < high
     assert content["verdict"]["blessed"]
     against = [(rule["metric"], rule["against"]) for rule in content["verdict"]["rules"]]
     strongest = min(baselines, key=lambda name: baselines[name]["pair_log_loss"])
-    assert against[:2] == [("pair_log_loss", "constant"), ("pair_log_loss", "item_mean")]
+    assert against[:2] == [("pair_log_loss", "pair_constant"), ("pair_log_loss", "pair_item_mean")]
     assert against[-1] == ("pair_log_loss", strongest)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from recsys.registry import register_task
 from recsys.tasks import Task
@@ -17,3 +18,19 @@ class Ranking(Task):
     serving: ClassVar[str] = "recsys.tasks.ranking.serving.side:RankingServing"
     model: ClassVar[str | None] = "dcn_v2"
     loss: ClassVar[str | None] = "binary"
+    metrics: ClassVar[tuple[str, ...] | None] = (
+        "roc_auc",
+        "gauc",
+        "log_loss",
+        "normalized_entropy",
+        "calibration_error",
+        "list_ndcg",
+        "squared_error",
+        "absolute_error",
+    )
+    baselines: ClassVar[tuple[str, ...] | None] = ("constant", "item_mean", "logistic_regression")
+    bless: ClassVar[Mapping[str, Any]] = {
+        "metric": "roc_auc",
+        "over": {"item_mean": 1.0},
+        "rules": [{"metric": "calibration_error", "sure_loss": "refuse"}],
+    }

@@ -164,17 +164,19 @@ class PairAuc(RocAuc):
     task: ClassVar[str] = "pointwise"
 
 
-@recsys.register_baseline("constant")
+@recsys.register_baseline("pair_constant")
 class Constant(recsys.Baseline):
     title: ClassVar[str] = "Constant"
+    task: ClassVar[str] = "pointwise"
 
     def fit(self, data):
         return np.full(data.spec.item_rows, 0.5)
 
 
-@recsys.register_baseline("item_mean")
+@recsys.register_baseline("pair_item_mean")
 class ItemMean(recsys.Baseline):
     title: ClassVar[str] = "Mean of the item"
+    task: ClassVar[str] = "pointwise"
 
     def fit(self, data):
         n, n_items = np.asarray(data.items.row_counts, float), data.catalogue.is_item.sum()

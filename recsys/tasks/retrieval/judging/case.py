@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from recsys.metrics import (
 )
 from recsys.ragged import RaggedRows
 from recsys.tasks import judging_side
-from recsys.tasks.judging_side import Progress, Slice
+from recsys.tasks.judging_side import Progress, Slice, slices_of_feature
 from recsys.tasks.retrieval.judging.queries import Queries, Repeats
 from recsys.tasks.retrieval.judging.ranking import rank, rank_sampled
 from recsys.tasks.retrieval.judging.scores import Scorer
@@ -184,7 +184,6 @@ _RECENCY = {
     30 * _DAY_S: "back after more than 30 days",
 }
 """Names of slices by the shortest time since the user's last event [s]."""
-_MOST_VALUES = 12
 
 
 def make_slices(
@@ -223,10 +222,10 @@ def make_slices(
     for name in names:
         for feature in catalogue.features:
             if feature.name == name and not feature.floats:
-                parts += _values(feature, rows, "positives")
+                parts += slices_of_feature(feature, rows, "positives")
         for feature in user_features:
             if feature.name == name and not feature.floats:
-                parts += _values(feature, queries.user_row, "queries")
+                parts += slices_of_feature(feature, queries.user_row, "queries")
     return [part for part in parts if part.which.any()]
 
 
@@ -272,15 +271,3 @@ def _range(counts: np.ndarray) -> str:
         return ""
     items = counted(len(counts), "item", "items")
     return f"{items} with {counts.min():,} to {counts.max():,} training events"
-
-
-def _values(
-    feature: FeatureBags, rows: np.ndarray, of: Literal["queries", "positives"]
-) -> Iterator[Slice]:
-    bags = np.asarray(feature.bags[rows])
-    tokens, counts = np.unique(bags[bags > 0], return_counts=True)
-    chosen = tokens[np.argsort(-counts, kind="stable")][:_MOST_VALUES]
-    for token in chosen.tolist():
-        name = f"value {token}" if feature.tokens is None else feature.tokens[token]
-        which = (bags == token).any(axis=1)
-        yield Slice(feature.name, f"{feature.name}: {name}", of, which)

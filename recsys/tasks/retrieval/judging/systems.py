@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data import event_features
-from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data
-from recsys.data.event_examples import example_values
 from recsys.data.event_features import LearnedFeature, load_event_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.distributed.coordination import from_primary, is_primary, meet
 from recsys.errors import RecsysError
-from recsys.formats import moment
 from recsys.models.inference import Inference
 from recsys.models.inputs import Given, ModelInputs
 from recsys.tasks.model_folder import load_model
+from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
 from recsys.tasks.retrieval.judging.bundle_process import BundleProcess
 from recsys.tasks.retrieval.judging.queries import Queries
 from recsys.tasks.retrieval.judging.ranking_devices import ShardedCandidates, embedded_catalogue
@@ -250,33 +248,13 @@ class System:
         self.inputs = embeddings.inputs
         """Names of its inputs that come from events: context, attributes and times."""
         its, ours = embeddings.items, data.items
-        if its.split != ours.split or its.cut > data.store.cut:
-            raise RecsysError(
-                "R411",
-                f"{name} must have been trained on data that were split as those that it is"
-                " measured on are, up to the cut of these, else it may have seen the answers.",
-                "Measure it on the data folder that it was trained on, or on a later one; a"
-                " pipeline whose split changed or whose cut moved back goes on with --set"
-                " bless.over_blessed=0.",
-                f"trained on {its.split.text} up to {moment(its.cut)},"
-                f" measured on {ours.split.text} from {moment(data.store.cut)} on",
-            )
-        self._own_row = _translation(data.items, embeddings.items)
-        self._own_tokens = _own_tokens(data.event_features, embeddings.event_features)
+        check_split(name, its, data)
+        self._own_row = own_rows(ours, its)
+        self._own_tokens = own_tokens(data.event_features, embeddings.event_features)
         known = its.is_current()
         known = known if self._own_row is None else known[self._own_row]
         self.is_candidate = known & ours.is_current()
-        if not self.is_candidate.any():
-            ids, of_data = (items.own_ids.drop_null() for items in (its, ours))
-            examples = [repr(a[0].as_py()) if len(a) else "none" for a in (ids, of_data)]
-            raise RecsysError(
-                "R403",
-                f"{name} must share items with the data: of its {len(ids):,} items,"
-                f" {examples[0]} among them, none is one of the {len(of_data):,} of the data, such"
-                f" as {examples[1]}.",
-                "Measure it on the data folder that it was trained on, or on a later one of the"
-                " same catalogue; if only the ids are written in another way, correct the ids.",
-            )
+        check_shared(name, its, ours, self.is_candidate)
         self.candidates = _in_rows(embeddings.candidates, self._own_row, self.is_candidate)
         self._width = embeddings.width
 
@@ -324,27 +302,6 @@ class System:
         return embedded
 
 
-def _own_tokens(
-    ours: Sequence[LearnedFeature], its: Sequence[LearnedFeature]
-) -> dict[str, np.ndarray]:
-    """Returns a system's token row for each of the data `[rows]` int32, by input.
-
-    Inputs without an entry have the same rows, or numbers.
-    """
-    of_system, own = {one.name: one for one in its}, {}
-    for one in ours:
-        other = of_system.get(one.name)
-        if other is None or one.is_same(other) or not one.rows:
-            continue
-        rows = np.zeros(one.rows, np.int32)
-        if one.feature.value == other.feature.value and other.rows:
-            values = example_values(one)
-            rows[one.encode(values)[:, 0]] = other.encode(values)[:, 0]
-            rows[0] = 0
-        own[one.name] = own[of_history(one.name)] = rows
-    return own
-
-
 def _in_rows(
     candidates: Candidates, rows: np.ndarray | None, is_candidate: np.ndarray
 ) -> Candidates:
@@ -361,13 +318,3 @@ def _in_rows(
     in_memory = candidates if rows is None else candidates[rows]
     in_memory[~is_candidate] = 0.0
     return in_memory
-
-
-def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:
-    """Returns their row for each of our rows `[our rows]` int32; None if rows are the same.
-
-    Rows without an id map to row 0.
-    """
-    if ours.fingerprint() == theirs.fingerprint():
-        return None
-    return theirs.rows(ours.ids_of_rows)

@@ -1,0 +1,179 @@
+"""The systems that an evaluation compares: models that predict the labels of rows of the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsys.data.dataset import Data
+from recsys.errors import RecsysError
+from recsys.models.calibration import Isotonic, Temperature
+from recsys.models.inference import ScoreInference
+from recsys.models.inputs import ModelInputs
+from recsys.tasks.judging_side import Progress
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
+from recsys.tasks.ranking.judging.baselines import Predictions
+from recsys.tasks.ranking.judging.labelled_rows import LabelledRows
+from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs
+
+if TYPE_CHECKING:
+    from keras.distribution import DeviceMesh
+
+    from recsys.models.ranking_model import RankingModel
+
+Calibration = Mapping[str, Temperature | Isotonic]
+ReadRows = Callable[[np.ndarray], Read]
+"""Reads rows at indices `[b]`, in the rows of a system, as `Rows.read` returns them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model that predicts labels, in its own rows.
+
+    Attributes:
+        inputs: Its vocabularies and features.
+        config: Its config, a `RankingConfig`.
+        labels: Names of its labels, the first one first.
+        blocks: Yields the predictions `[b, labels]` of consecutive rows, given a function that
+            reads rows at indices, and their number.
+    """
+
+    inputs: ModelInputs
+    config: Any
+    labels: tuple[str, ...]
+    blocks: Callable[[ReadRows, int], Iterator[np.ndarray]]
+
+
+def open_folder(folder: Path, mesh: DeviceMesh | None = None) -> Predictor:
+    """Reads a model folder.
+
+    Args:
+        folder: A model folder.
+        mesh: Devices to split tables over; None: this process holds them whole.
+
+    Raises:
+        RecsysError: It is damaged (R310).
+    """
+    trained = load_model(folder, mesh=mesh)
+    return of_model(trained.model, trained.inputs, {})
+
+
+def open_object(model: Any, data: Data) -> Predictor:
+    """Returns the predictor of a `TrainedModel`, or of a built model of `data`."""
+    if not hasattr(model, "joint_scores"):
+        return of_model(model.model, model.inputs, {})
+    # A training result knows the trained rows: validation may hold back all rows of a user.
+    trained = getattr(model, "training_result", None)
+    return of_model(model, ModelInputs.of_data(data) if trained is None else trained.inputs, {})
+
+
+def open_bundle(bundle: Path) -> Predictor:
+    """Raises `RecsysError`: a bundle has no inputs that are encoded already (R409)."""
+    raise RecsysError(
+        "R409",
+        "A ranking model is measured by its model folder, not by its bundle.",
+        "Name the model folder that the bundle was exported from.",
+        str(bundle),
+    )
+
+
+def of_model(model: RankingModel, inputs: ModelInputs, calibration: Calibration) -> Predictor:
+    """Returns the predictor of a model in memory.
+
+    Args:
+        model: The model.
+        inputs: Vocabularies and features of users, items and events.
+        calibration: Calibration of labels; the others have the model's own probabilities.
+    """
+    inference, config, labels = ScoreInference(model), model.spec.config, model.spec.labels
+
+    def blocks(read: ReadRows, n: int) -> Iterator[np.ndarray]:
+        def of_rows(which: np.ndarray) -> dict[str, Any]:
+            return model_inputs(read(which), inputs, config)
+
+        for scores in inference.blocks(of_rows, n):
+            predicted = scores.astype(np.float64)
+            for number, name in enumerate(model.label_names):
+                if not labels[name].is_amount:
+                    by_default = Temperature()
+                    own = calibration.get(name, by_default)
+                    predicted[:, number] = own.apply(scores[:, number])
+            yield predicted
+
+    return Predictor(inputs, config, model.label_names, blocks)
+
+
+class System:
+    """A model to measure, on rows of a data folder.
+
+    Users, items and the tokens of events are translated, as in `recsys.tasks.own_rows`.
+
+    Args:
+        name: Display name.
+        predictor: The model.
+        data: The data folder.
+
+    Raises:
+        RecsysError: It shares no item with the data (R403), or was trained on events that
+            are held out in the data (R411).
+    """
+
+    def __init__(self, name: str, predictor: Predictor, data: Data) -> None:
+        self.name, self._data, self._predictor = name, data, predictor
+        self.labels = predictor.labels
+        """Names of the labels that it predicts, the first one first."""
+        its, ours = predictor.inputs.items, data.items
+        check_split(name, its, data)
+        self._item_rows = own_rows(ours, its)
+        known = its.is_current()
+        known = known if self._item_rows is None else known[self._item_rows]
+        check_shared(name, its, ours, known & ours.is_current())
+        self._has_users = data.users.fingerprint() == predictor.inputs.users.fingerprint()
+        self._tokens = own_tokens(data.event_features, predictor.inputs.event_features)
+
+    def predict(self, rows: LabelledRows, progress: Progress | None = None) -> Predictions:
+        """Returns the predictions for rows of the data, by label.
+
+        Args:
+            rows: The rows.
+            progress: Called with the number of finished rows and the total.
+        """
+        part = dataclasses.replace(rows.rows, config=self._predictor.config)
+
+        def read(which: np.ndarray) -> Read:
+            found = part.read(rows.numbers[which])
+            if rows.is_drawn[which].any():
+                found = part.of_items(found, rows.item_row[which])
+            return self._own(found, rows.user[which])
+
+        predicted, done = np.empty((len(rows), len(self.labels))), 0
+        for block in self._predictor.blocks(read, len(rows)):
+            predicted[done : done + len(block)] = block
+            done += len(block)
+            if progress is not None:
+                progress(done, len(rows))
+        return {name: predicted[:, number] for number, name in enumerate(self.labels)}
+
+    def _own(self, read: Read, user: np.ndarray) -> Read:
+        """Returns rows that were read from the data in the system's own rows."""
+        inputs = self._predictor.inputs
+        own = {
+            name: self._tokens[name][x] if name in self._tokens else x for name, x in read.items()
+        }
+        if self._item_rows is not None:
+            own |= {name: self._item_rows[read[name]] for name in ("item_row", "history")}
+        if not self._has_users:
+            own["user_row"] = inputs.users.rows(self._data.store.eval_users.ids.take(user))
+        for event in inputs.event_inputs(self._predictor.config):
+            if event.name not in own:
+                own[event.name] = event.missing_for(read["history"])
+        for one in filter(is_row_feature, inputs.event_features):
+            if one.name not in own:
+                shape = (len(user), one.feature.floats or one.feature.width)
+                own[one.name] = np.zeros(shape, "float32" if one.feature.floats else "int32")
+        return own
