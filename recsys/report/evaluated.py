@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
+from recsys.metrics import metric_name
 from recsys.report.runs import Artifacts, MissingError
 from recsys.tasks.judging_side import BLESSED, MODEL
 
@@ -65,7 +66,8 @@ class Evaluated:
     @classmethod
     def of(cls, artifacts: Artifacts) -> Evaluated:
         """Returns the figures on all queries."""
-        return cls(artifacts.evaluated, artifacts.bless().get("metric"))
+        decided = (artifacts.evaluated.get("verdict") or {}).get("metric")
+        return cls(artifacts.evaluated, decided or artifacts.bless().get("metric"))
 
     @property
     def systems(self) -> list[str]:
@@ -126,7 +128,7 @@ class Evaluated:
 
     def description(self, metric: str) -> dict[str, Any]:
         """Returns `title`, `meaning` and `better` of a metric, with or without a cut-off."""
-        return metric_description(metric.partition("@")[0], self.part)
+        return metric_description(metric_name(metric), self.part)
 
     def title(self, metric: str) -> str:
         """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
@@ -189,8 +191,10 @@ def system_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
 
 def metric_title(metric: str, evaluation: Mapping[str, Any] | None = None) -> str:
     """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
-    family, at, k = metric.partition("@")
-    return f"{metric_description(family, evaluation)['title']}{at}{k}"
+    key, dot, label = metric.partition(".")
+    _, at, k = key.partition("@")
+    title = metric_description(metric_name(key), evaluation)["title"]
+    return f"{title}{at}{k}" + (f" of {label}" if dot else "")
 
 
 def cut_offs(metrics: Collection[str]) -> list[int]:

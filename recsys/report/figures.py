@@ -83,7 +83,16 @@ _PROTOCOLS = {
         "at the cut",
         "one query per user, from the events before the split; all later events count",
     ),
+    "cut": (
+        "as of the cut",
+        "histories and statistics are those at the cut, as with a nightly run",
+    ),
+    "live": (
+        "live",
+        "histories and statistics hold all events before each row, as in a live system",
+    ),
 }
+_OTHER = {"each_moment": "at_cut", "at_cut": "each_moment", "cut": "live", "live": "cut"}
 _ONCE = ("once per user", "one query per user, from the user's training events")
 
 
@@ -92,12 +101,13 @@ def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
     evaluated = Evaluated.of(artifacts)
     deciding, metrics = evaluated.deciding, evaluated.metrics
     k = deciding.partition("@")[2] or "10"
-    tiles = dict.fromkeys([deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
+    usual = (f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}", "gauc", "log_loss")
+    tiles = dict.fromkeys([deciding, *usual, "calibration_error"])
     beyond = [name for name in metrics if evaluated.is_beyond(name)]
     if order := list((evaluated.part.get("descriptions") or {}).get("metrics") or ()):
         beyond.sort(key=lambda name: order.index(name.partition("@")[0]))
     return {
-        **_measured(evaluated, evaluated.part.get("query")),
+        **_measured(evaluated, _protocol(evaluated.part)),
         "decides": deciding,
         "tiles": [name for name in tiles if name in metrics][:4],
         "beyond": _at_cut_off(beyond, deciding),
@@ -111,14 +121,20 @@ def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
     then.
     """
     evaluation = artifacts.evaluated
-    chosen = evaluation.get("query")
+    chosen = _protocol(evaluation)
     if chosen is None or _split(evaluation) != "time":
         return None
-    other = "at_cut" if chosen == "each_moment" else "each_moment"
+    other = _OTHER[chosen]
     if not evaluation.get(other):
         raise MissingError("The evaluation has only one protocol.")
     shared = {name: evaluation.get(name) for name in ("confidence", "descriptions")}
     return _measured(Evaluated(shared | evaluation[other], artifacts.bless().get("metric")), other)
+
+
+def _protocol(evaluation: Mapping[str, Any]) -> str | None:
+    """Returns the protocol of the queries, or the state of a ranker's rows."""
+    chosen = evaluation.get("query") or evaluation.get("state")
+    return None if chosen is None else str(chosen)
 
 
 def _measured(evaluated: Evaluated, protocol: str | None) -> dict[str, Any]:
@@ -216,9 +232,14 @@ def _picture(difference: RelativeDifference, scale: Scale, against: str, is_lowe
 _DRAWN = ("recall", "ndcg")
 
 
-def read_over_k(evaluated: Evaluated) -> dict[str, Any]:
-    """Returns the charts of the metrics over their cut-off, with their legend."""
+def read_over_k(evaluated: Evaluated) -> dict[str, Any] | None:
+    """Returns the charts of the metrics over their cut-off, with their legend.
+
+    None for a task whose metrics have no cut-offs.
+    """
     ks = cut_offs(evaluated.metrics)
+    if not ks and "labels" in evaluated.part:
+        return None
     drawn = [
         family
         for family in _DRAWN
@@ -286,9 +307,11 @@ def plot_metrics(result: EvaluationResult) -> Plot:
         The charts, which a notebook shows; `save(path)` writes them as a page.
 
     Raises:
-        MissingError: The metrics have a single cut-off.
+        MissingError: The metrics have a single cut-off, or none.
     """
     drawn = read_over_k(Evaluated(result.content, result.content["verdict"]["metric"]))
+    if drawn is None:
+        raise MissingError("The metrics have no cut-offs, so there is no plot over k.")
     macros: Any = templates().get_template("macros.jinja").module
     return Plot(str(macros.charts(drawn["charts"], drawn["legend"])))
 

@@ -285,9 +285,14 @@ _CANDIDATES = 60
 """Number of popular items from which `_POPULAR_ITEMS` are chosen."""
 
 
-def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]]:
-    """Returns popular items, unlike each other, with their nearest items."""
+def read_neighbours(artifacts: Artifacts) -> list[dict[str, Any]] | None:
+    """Returns popular items, unlike each other, with their nearest items.
+
+    None for a task without item embeddings.
+    """
     folder = artifacts.model
+    if artifacts.has_labels:
+        return None
     embeddings = read_array(folder / "candidates.npy", "The file of item embeddings")
     vocabulary = read_table(folder / "vocabulary" / "items.parquet", "The item vocabulary")
     titles = read_table(folder / "catalogue" / "titles.parquet", "The catalogue")

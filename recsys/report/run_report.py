@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from recsys.fingerprint import version_text
 from recsys.formats import is_number
-from recsys.report import figures, run_figures
+from recsys.report import figures, label_figures, run_figures
 from recsys.report.evaluated import Evaluated
 from recsys.report.page import Part, read_part, render, templates
 from recsys.report.runs import INDEX, Artifacts, read_json
@@ -24,6 +24,7 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "over_k": lambda artifacts: figures.read_over_k(Evaluated.of(artifacts)),
     "other": figures.read_other_protocol,
     "slices": figures.read_slices,
+    "labels": label_figures.read_labels,
     "exposure": figures.read_exposure,
     "users": figures.read_users,
     "neighbours": run_figures.read_neighbours,
@@ -42,6 +43,7 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
 _SECTIONS = {
     "metrics": ("Metrics", ""),
     "slices": ("Slices", ""),
+    "labels": ("Labels", ""),
     "exposure": ("Popularity", ""),
     "users": ("Users", ""),
     "neighbours": ("Neighbours", "neighbours"),

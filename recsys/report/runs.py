@@ -75,6 +75,14 @@ class Artifacts:
         """The content of `evaluation.json`."""
         return read_json(self.evaluation / "evaluation.json", "The evaluation")
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the evaluation is of labels; False if it is missing."""
+        try:
+            return "labels" in self.evaluated
+        except MissingError:
+            return False
+
     @functools.cached_property
     def training(self) -> dict[str, Any]:
         """The content of `training.json`."""

@@ -153,7 +153,7 @@ def _cached(folder: Path) -> set[str]:
 
 
 def _protocol(result: Mapping[str, Any]) -> str:
-    parts = [str(result.get("query") or "")]
+    parts = [str(result.get("query") or result.get("state") or "")]
     split = (result.get("split") or {}).get("split", "time")
     parts += [] if split == "time" else [f"split: {split}"]
     if is_number(n_sampled := result.get("sampled_negatives")):
@@ -196,7 +196,8 @@ def _history(newest: RecordedRun, runs: Sequence[RecordedRun]) -> dict[str, Any]
     alike = [r for r in runs if r.name == newest.name and (r.value is None or r.is_like(newest))]
     shown = alike[:_MOST_RUNS][::-1]
     k = newest.metric.partition("@")[2] or "10"
-    names = dict.fromkeys([newest.metric, f"ndcg@{k}", "mrr", f"coverage@{k}"])
+    usual = (f"ndcg@{k}", "mrr", f"coverage@{k}", "log_loss", "calibration_error")
+    names = dict.fromkeys([newest.metric, *usual])
     drawn = [name for name in _DRAWN if _values(name, newest.metric, shown)]
     return {
         "name": newest.name,
