@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -84,6 +85,8 @@ class LabelHeads(InputDtypeLayer):
 class FieldRanker(RankingModel, makes_layers=False):
     """A ranker that reads every feature; a subclass makes a state of them with `interact`.
 
+    The vector of an item joins its row and its features; the history has such vectors, too.
+
     Attributes:
         heads: Layer from the state `[rows, in]` to scores `[rows, labels]`.
     """
@@ -92,20 +95,95 @@ class FieldRanker(RankingModel, makes_layers=False):
 
     def __init__(self, spec: ModelSpec, **kwargs: Any) -> None:
         super().__init__(spec, **kwargs)
-        config, seed = self.config, self.seed
         self.of_events = EventVectors(name="events") if spec.attributes else None
-        self.attention: TargetAttention | None = None
-        if config.pooling == "target":
-            self.attention = TargetAttention(
-                config.attention_widths, dropout=config.dropout, seed=seed + 1000, name="attention"
-            )
-        self.heads = LabelHeads(len(self.label_names), config, seed + 2000, name="heads")
+        self.attention = self.make_attention()
+        self.heads: Any = self.make_heads()
+
+    def make_attention(self) -> TargetAttention | None:
+        """Returns the layer that weights a history for each candidate, if there is one."""
+        config = self.config
+        if config.pooling != "target" or not config.history:
+            return None
+        return TargetAttention(
+            config.attention_widths,
+            dropout=config.dropout,
+            seed=self.seed + 1000,
+            name="attention",
+        )
+
+    def make_heads(self) -> LabelHeads | None:
+        """Returns the layer `heads`."""
+        return LabelHeads(len(self.label_names), self.config, self.seed + 2000, name="heads")
+
+    # --- the features of rows
+
+    @property
+    def field_names(self) -> list[str]:
+        """Names of the features of users, context, items and rows."""
+        spec, user = self.spec, ["user_row"] if self.config.user_id else []
+        of_query = [f.name for f in (*spec.of_side("user"), *spec.context)]
+        of_row = [f.name for f in (*spec.of_side("item"), *spec.of_side("row"))]
+        return [*user, *of_query, "id_row", *of_row]
+
+    @property
+    def item_width(self) -> int:
+        """Width of an item's vector, which is that of an event and of a pooled history."""
+        widths = {f.name: f.dim for f in self.spec.of_side("item")}
+        return self.config.dim + sum(widths[name] for name in self._item_features)
+
+    @property
+    def _item_features(self) -> list[str]:
+        """Names of the items' features that their vectors have."""
+        return [f.name for f in self.spec.of_side("item") if self.config.history_features]
+
+    def joined(self, parts: Sequence[keras.KerasTensor], training: bool) -> keras.KerasTensor:
+        """Returns the concatenation of features, in the dtype to compute in."""
+        dtype = self.compute_dtype_of_training if training else "float32"
+        return ops.cast(ops.concatenate(parts, axis=-1), dtype)
+
+    def item_vector(self, features: Tensors, training: bool) -> keras.KerasTensor:
+        """Returns the vectors of the rows' items `[rows, item_width]`."""
+        return self.joined([features[n] for n in ("id_row", *self._item_features)], training)
+
+    def flat(self, features: Tensors, training: bool) -> keras.KerasTensor:
+        """Returns all features and the pooled history of each row as one vector `[rows, width]`."""
+        own = self.joined([features[name] for name in self.field_names], training)
+        if not self.config.history:
+            return own
+        return ops.concatenate([own, self.pooled(features, training)], axis=-1)
+
+    # --- the history
+
+    def encode_query(self, features: Tensors, training: bool = False) -> Tensors:
+        """Returns the features with the vectors of the history's events, or their mean."""
+        if not self.config.history:
+            return features
+        items = [features[name] for name in ("history", *map(of_history, self._item_features))]
+        events = self.joined(items, training)
+        if self.of_events is not None:
+            own = [features[of_history(f.name)] for f in self.spec.attributes]
+            events = self.of_events(events, self.joined(own, training))
+        rest = {name: x for name, x in features.items() if name.partition(".")[0] != "history"}
+        if self.config.pooling == "target":
+            return {**rest, EVENTS: events}
+        mask = ops.cast(features["history_rows"] > 0, events.dtype)[..., None]
+        n = ops.maximum(ops.sum(mask, axis=1), 1.0)
+        return {**rest, POOLED: ops.sum(events * mask, axis=1) / n}
+
+    def pooled(self, features: Tensors, training: bool) -> keras.KerasTensor:
+        """Returns the history of each row as one vector `[rows, item_width]`."""
+        if self.attention is None:
+            return features[POOLED]
+        item, mask = self.item_vector(features, training), features["history_rows"] > 0
+        return self.attention(item, features[EVENTS], mask, training=training)
+
+    # --- scores
 
     def interact(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        """Returns the state of each row `[rows, width]`, in the dtype of the features.
+        """Returns the state of each row `[rows, width]`.
 
         Args:
-            features: The features of rows, and what `encode_query` returned.
+            features: The features of rows, and what `encode_query` made of the history.
             training: Whether the model is trained.
         """
         raise NotImplementedError
@@ -113,48 +191,3 @@ class FieldRanker(RankingModel, makes_layers=False):
     def score(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
         """Returns scores `[rows, labels]` float32; see `RankingModel.score`."""
         return self.heads(self.interact(features, training), training=training)
-
-    def encode_query(self, features: Tensors, training: bool = False) -> Tensors:
-        """Returns the features with the vectors of the history's events, or their mean."""
-        items = [features[name] for name in ("history", *map(of_history, self._item_features))]
-        vectors = self._joined(items, training)
-        if self.of_events is not None:
-            own = [features[of_history(f.name)] for f in self.spec.attributes]
-            vectors = self.of_events(vectors, self._joined(own, training))
-        rest = {name: x for name, x in features.items() if name.partition(".")[0] != "history"}
-        if self.attention is not None:
-            return {**rest, EVENTS: vectors}
-        mask = ops.cast(features["history_rows"] > 0, vectors.dtype)[..., None]
-        n = ops.maximum(ops.sum(mask, axis=1), 1.0)
-        return {**rest, POOLED: ops.sum(vectors * mask, axis=1) / n}
-
-    @property
-    def _item_features(self) -> list[str]:
-        """Names of the items' features that the vector of an item has."""
-        return [f.name for f in self.spec.of_side("item") if self.config.history_features]
-
-    def _joined(self, parts: list[keras.KerasTensor], training: bool) -> keras.KerasTensor:
-        """Returns the concatenation of features, in the dtype to compute in."""
-        dtype = self.compute_dtype_of_training if training else "float32"
-        return ops.cast(ops.concatenate(parts, axis=-1), dtype)
-
-    def pooled(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        """Returns the history of each row as one vector `[rows, width]`."""
-        if self.attention is None:
-            return features[POOLED]
-        item = self._joined([features[n] for n in ("id_row", *self._item_features)], training)
-        mask = features["history_rows"] > 0
-        return self.attention(item, features[EVENTS], mask, training=training)
-
-    @property
-    def _field_names(self) -> list[str]:
-        """Names of the features of users, context, items and rows, tokens and numbers."""
-        spec, user = self.spec, ["user_row"] if self.config.user_id else []
-        of_query = [f.name for f in (*spec.of_side("user"), *spec.context)]
-        of_row = [f.name for f in (*spec.of_side("item"), *spec.of_side("row"))]
-        return [*user, *of_query, "id_row", *of_row]
-
-    def flat(self, features: Tensors, training: bool) -> keras.KerasTensor:
-        """Returns all features and the pooled history of each row as one vector `[rows, width]`."""
-        own = self._joined([features[name] for name in self._field_names], training)
-        return ops.concatenate([own, self.pooled(features, training)], axis=-1)

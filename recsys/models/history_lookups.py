@@ -51,7 +51,7 @@ class HistoryLookups(LookupModel):
         """The inputs of the query, then of the item."""
         config = self.spec.config
         own = super().inputs_of_sides
-        history = InputSpec("history", "user", (config.history,))
+        history = [InputSpec("history", "user", (config.history,))] if config.history else []
         events = [
             InputSpec(
                 x.name, "user", (config.history, *x.shape) if x.of_history else x.shape, x.dtype
@@ -61,9 +61,9 @@ class HistoryLookups(LookupModel):
         user = [x for x in own if x.side == "user" and (config.user_id or x.name != "user_row")]
         of_items = [
             InputSpec(of_history(f.name), "user", (config.history, *f.entry[0]), f.entry[1])
-            for f in (self.spec.of_side("item") if config.history_features else ())
+            for f in self._features_of_history
         ]
-        return (history, *events, *user, *of_items, *(x for x in own if x.side == "item"))
+        return (*history, *events, *user, *of_items, *(x for x in own if x.side == "item"))
 
     @property
     def lookups(self) -> dict[str, Lookup]:
@@ -72,9 +72,10 @@ class HistoryLookups(LookupModel):
         user_row = own.pop("user_row")
         users = {"user_row": user_row} if config.user_id else {}
         context = {f.name: f for f in self.spec.context if not f.floats}
+        history: Lookup = ("items", (None,))  # Single ids `[batch * history]`.
         return {
             **users,
-            "history": ("items", (None,)),  # Single ids `[batch * history]`.
+            **({"history": history} if config.history else {}),
             **own,
             **{name: (f.name, (None, f.width)) for name, f in context.items()},
             **{name: (f.name, (None, f.width)) for name, f in self._item_bags.items()},
@@ -84,8 +85,13 @@ class HistoryLookups(LookupModel):
     @property
     def _item_bags(self) -> dict[str, FeatureSpec]:
         """The tokens of the items of histories that the model reads, by input."""
-        read = self.spec.of_side("item") if self.spec.config.history_features else ()
-        return {of_history(f.name): f for f in read if not f.floats}
+        return {of_history(f.name): f for f in self._features_of_history if not f.floats}
+
+    @property
+    def _features_of_history(self) -> tuple[FeatureSpec, ...]:
+        """The features of the items of histories that the model reads."""
+        config = self.spec.config
+        return self.spec.of_side("item") if config.history and config.history_features else ()
 
     @property
     def _attributes(self) -> dict[str, FeatureSpec]:
@@ -158,7 +164,7 @@ class HistoryLookups(LookupModel):
             "history": config.dim,
             **{of_history(f.name): f.dim for f in (*spec.of_side("item"), *spec.attributes)},
         }
-        is_averaged = len(self.lookups["history"][1]) == 2
+        is_averaged = self.lookups.get("history", ("", ()))[1] == (None, config.history)
         per_event = () if is_averaged else (config.history,)
         for name in self.names_of_side(side):
             if name in of_entry:
@@ -167,7 +173,7 @@ class HistoryLookups(LookupModel):
                 features[name] = ops.full((1, config.history), UNKNOWN, "int32")
             elif name != ASKED_AT:
                 features[name] = ops.full((1, widths.get(name, config.dim)), SMALL)
-        if side == "user":
+        if side == "user" and config.history:
             features["history_rows"] = ops.zeros((1, config.history), "int32")
         return features
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from recsys.data.label_config import LabelConfig
 from recsys.models.config import Dropout, QueryConfig
 
 Widths = tuple[PositiveInt, ...]
+SomeWidths = Annotated[Widths, Field(min_length=1)]
 
 
 class RankingConfig(QueryConfig):
@@ -31,6 +32,9 @@ class RankingConfig(QueryConfig):
     """Width of the id tables [floats]."""
     feature_dim: PositiveInt = 16
     """Width of the feature tables of items, users, events and rows [floats]."""
+    history: NonNegativeInt = 20
+    """Maximum length of a history: the newest events of a user are kept; 0: the model reads no
+    history [items]."""
     history_features: bool = True
     """Whether the model reads the features of the history's items."""
     labels: tuple[str, ...] = ()
@@ -38,6 +42,11 @@ class RankingConfig(QueryConfig):
     of them, in alphabetical order. A label stands after the one that it is `given`."""
     label_weights: dict[str, NonNegativeFloat] = Field(default={})
     """Weights of labels in the loss, 1 for the others: `{buy: 5}`."""
+
+    @property
+    def reads_attributes(self) -> bool:
+        """Whether the model reads the attributes of a history's events."""
+        return self.history > 0
 
     def learned(self, labels: Mapping[str, LabelConfig]) -> tuple[str, ...]:
         """Returns the names of the labels that the model learns, each after its `given`.
@@ -95,32 +104,86 @@ class FieldRankerConfig(RankingConfig):
     pooling: Literal["mean", "target"] = "mean"
     """What the model reads of a history: `mean`, the mean of its events; `target`, a sum that
     attention weights for each candidate."""
-    attention_widths: Annotated[Widths, Field(min_length=1)] = (64, 32)
+    attention_widths: SomeWidths = (64, 32)
     """Hidden widths of target attention [floats]."""
-    widths: Widths = (128, 64)
-    """Hidden widths of the layers above the features [floats]."""
+    widths: SomeWidths = (128, 64)
+    """Widths of the layers above the features [floats]."""
     activation: Literal["silu", "relu", "gelu", "tanh"] = "relu"
     """Activation of the hidden layers."""
     dropout: Dropout = 0.1
     """Dropout rate of the activations [0..1)."""
     heads: Literal["shared", "mmoe", "ple"] = "shared"
     """What the labels share: `shared`, all layers but their towers; `mmoe`, experts that each label
-    mixes; `ple`, experts for all labels and for each."""
+    mixes; `ple`, some experts, while each label has others of its own."""
     experts: PositiveInt = 4
-    """Number of experts of `mmoe`; of `ple`, of each label and of all labels, half of it, at least
-    one."""
-    expert_widths: Annotated[Widths, Field(min_length=1)] = (64,)
+    """Number of experts of `mmoe`. `ple` has half as many, at least one, that labels share, and as
+    many of each label, at each of two levels."""
+    expert_widths: SomeWidths = (64,)
     """Widths of the layers of an expert [floats]."""
     tower_widths: Widths = ()
     """Hidden widths of a label's own layers [floats]."""
+
+
+class DlrmConfig(FieldRankerConfig):
+    """Dot products of all pairs of features (DLRM: Naumov et al., 2019)."""
+
+    bottom_widths: Widths = (64,)
+    """Hidden widths of the layers of the numbers, whose last layer has `model.dim` [floats]."""
 
 
 class DcnV2Config(FieldRankerConfig):
     """Crosses of features, and layers (DCN-v2: Wang et al., WWW 2021)."""
 
     crosses: PositiveInt = 2
-    """Number of cross layers: products of up to this many features, plus one."""
+    """Number of cross layers: n make products of up to n + 1 features."""
     rank: PositiveInt | None = None
     """Rank of the matrices of the cross layers; `null`: full matrices."""
     structure: Literal["parallel", "stacked"] = "parallel"
-    """Whether the layers of `widths` read the features, beside the crosses, or the crosses."""
+    """What the layers of `widths` read: `parallel`, the features; `stacked`, the crosses."""
+
+
+class FinalMlpConfig(FieldRankerConfig):
+    """Two streams of layers, and a bilinear fusion (FinalMLP: Mao et al., AAAI 2023)."""
+
+    gate_widths: Widths = ()
+    """Hidden widths of the gates of the streams [floats]."""
+    fusion_heads: PositiveInt = 1
+    """Number of heads of the fusion; must divide the last of `widths`."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.widths[-1] % self.fusion_heads:
+            raise ValueError(
+                f"fusion_heads must divide the last of widths; received {self.fusion_heads} and"
+                f" {self.widths[-1]}"
+            )
+        return self
+
+
+class DinConfig(FieldRankerConfig):
+    """Attention of the candidate over the history (DIN: Zhou et al., KDD 2018)."""
+
+    history: PositiveInt = 20
+    """Maximum length of a history: the newest events of a user are kept [items]."""
+    pooling: Literal["target"] = "target"
+    """What the model reads of a history: a sum that attention weights for each candidate."""
+
+
+class CandidateTransformerConfig(DinConfig):
+    """Blocks of attention over the history and a candidate (M-FALCON: Zhai et al., ICML 2024)."""
+
+    blocks: PositiveInt = 2
+    """Number of blocks, each of attention and a feed-forward layer."""
+    block_dim: PositiveInt = 32
+    """Width of an event and of the candidate in the blocks [floats]."""
+    block_heads: PositiveInt = 2
+    """Number of attention heads; must divide `block_dim`."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.block_dim % self.block_heads:
+            raise ValueError(
+                f"block_heads must divide block_dim; received {self.block_heads} and"
+                f" {self.block_dim}"
+            )
+        return self

@@ -129,17 +129,26 @@ class CandidateBlock(AttentionBlock):
             mask: Whether an entry of the history is an event `[batch, length]` bool.
             training: Whether to apply dropout.
         """
-        normed, past = self.norm(candidates), self.norm(history)
-        attended = self._attended_by_candidates(normed, past, mask, training)
-        candidates = self._fed(candidates, attended, training)
-        column = ops.arange(history.shape[1])
-        causal = ops.logical_and(mask[:, None], column[:, None] <= column)
-        of_history = self._attended(past, past, causal, training)
-        return self._fed(history, of_history, training), candidates
+        seen = self.of_candidates(history, candidates, mask, training)
+        return self.of_history(history, mask, training), seen
 
-    def _attended_by_candidates(
-        self, x: keras.KerasTensor, past: keras.KerasTensor, mask: keras.KerasTensor, training: bool
+    def of_history(
+        self, history: keras.KerasTensor, mask: keras.KerasTensor, training: bool = False
     ) -> keras.KerasTensor:
+        """Returns the new states of the history, which depend on no candidate; see `call`."""
+        past, column = self.norm(history), ops.arange(history.shape[1])
+        causal = ops.logical_and(mask[:, None], column[:, None] <= column)
+        return self._fed(history, self._attended(past, past, causal, training), training)
+
+    def of_candidates(
+        self,
+        history: keras.KerasTensor,
+        candidates: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        training: bool = False,
+    ) -> keras.KerasTensor:
+        """Returns the new states of the candidates; see `call`."""
+        x, past = self.norm(candidates), self.norm(history)
         query, key, value = (
             self._in_heads(layer(x)) for layer in (self.query, self.key, self.value)
         )
@@ -152,4 +161,5 @@ class CandidateBlock(AttentionBlock):
         weights = ops.cast(weights, x.dtype)
         attended = ops.einsum("bhnl,blhd->bnhd", weights[..., 1:], past_value)
         attended = attended + ops.transpose(weights[..., :1], (0, 2, 1, 3)) * value
-        return ops.reshape(attended, (-1, ops.shape(x)[1], self.dim))
+        attended = ops.reshape(attended, (-1, ops.shape(x)[1], self.dim))
+        return self._fed(candidates, attended, training)

@@ -13,7 +13,14 @@ BUILT_INS = {
     "model": {
         "auto": "recsys.tasks.retrieval.training.auto:AutoModel AutoConfig",
         "two_tower": "recsys.models.two_tower:TwoTower TwoTowerConfig",
+        "dlrm": "recsys.models.dlrm:Dlrm recsys.models.ranking_config:DlrmConfig",
         "dcn_v2": "recsys.models.dcn:DcnV2 recsys.models.ranking_config:DcnV2Config",
+        "final_mlp": "recsys.models.final_mlp:FinalMlp recsys.models.ranking_config:FinalMlpConfig",
+        "din": "recsys.models.din:Din recsys.models.ranking_config:DinConfig",
+        "candidate_transformer": (
+            "recsys.models.candidate_transformer:CandidateTransformer"
+            " recsys.models.ranking_config:CandidateTransformerConfig"
+        ),
     },
     "encoder": {
         "mean": "recsys.models.encoders:PositionWeights MeanConfig",
