@@ -36,6 +36,8 @@ def _lines(report: Inspection, name: str, folder: Path) -> Iterator[str]:
     yield "# All keys and their defaults: docs/config.md."
     yield f"name: {_value(name)}"
     yield f"root: {_value(f'runs/{name}')}  # Everything that a run writes."
+    if report.config.labels and report.config.has_impressions:
+        yield "task: ranking  # Probabilities of the labels; without this key, items to recommend."
     yield ""
     yield "data:"
     if split != "time":

@@ -57,6 +57,7 @@ def test_impressions_of_mind_are_read(capsys):
     assert events["shown_at"].to_pylist()[:6] == [0, 1, 2, 3, 4, 0]
     assert events["impression"].to_pylist()[:6] == ["0"] * 5 + ["1"]
     assert any("c4 holds lists" in sentence for sentence in result["remarks"])
+    assert load_config("out.yaml").model.task == "ranking"
 
 
 def test_a_list_of_items_beside_a_list_of_labels_is_read(capsys):
@@ -94,6 +95,7 @@ def test_rows_shown_keep_their_impression_and_position(here, capsys):
     assert np.bincount(stored["feature.device"][:, 0]).tolist() == [0, 600, 400]
     found(capsys, "f.csv", "--map", "label=none")
     assert written().interactions.columns.impression is None
+    assert load_config("out.yaml").model.task == "retrieval"
 
 
 def test_lists_of_as_many_numbers_are_vectors(capsys):
