@@ -108,7 +108,7 @@ def check_answers(bundle: Path, answers: str, needed: str) -> None:
 def wrong_answers(bundle: Path, answers: str, needed: str) -> UsageError:
     """Returns the error for a bundle of scores where lists are needed, or the reverse."""
     cure = {
-        "lists": "Use score or rank of recsys.load_bundle, or the signature 'score'.",
+        "lists": "Use recsys rank, score or rank of recsys.load_bundle, or the model's signatures.",
         "scores": "Use recommend of recsys.load_bundle, or recsys recommend.",
     }[needed]
     return UsageError("R545", f"The bundle {str(bundle)!r} must answer {needed}.", cure, answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
@@ -23,11 +24,13 @@ _Id = Id | int
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of the context; raises ValueError for an object, or too deep a list."""
+    """Returns a value of the context; raises ValueError for objects, deep lists, and NaN."""
     values = value if isinstance(value, list) else [value]
     parts = [part for one in values for part in (one if isinstance(one, list) else [one])]
     if any(isinstance(part, list | dict) for part in parts):
         raise ValueError("must be a value, or a list of one value for each item")
+    if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
+        raise ValueError("must have finite numbers")
     return value
 
 
