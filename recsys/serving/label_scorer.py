@@ -9,7 +9,7 @@ context has one value per query, or one per item. The outputs are one array `[b,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,8 @@ class LabelScorer(ServedModel):
             UsageError: A list has another length than the items (R549).
         """
         column = self.events.context.get(name)
-        is_list = isinstance(value, list | tuple | np.ndarray) and not _is_vector(column, value)
+        is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+        is_list = is_list and not _is_vector(column, value)
         if is_list and len(value) != n:
             rule = f"{name} must have one value, or a list of one value for each of the {n} items."
             raise UsageError("R549", rule, 'Write "" for an unknown value.', f"{len(value)} values")

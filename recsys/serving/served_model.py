@@ -466,12 +466,13 @@ def events_of(
 
 
 def text_of(value: Any) -> str:
-    """Returns a raw value as the text that a client sends; empty for None."""
+    """Returns a raw value as the text that a client sends; empty for None and NaN."""
     if isinstance(value, list | tuple | np.ndarray):  # A vector.
         return " ".join(map(str, value))
     if isinstance(value, bool | np.bool_):
         return str(value).lower()  # As in JSON.
-    return "" if value is None else str(value)
+    is_missing = value is None or (isinstance(value, float | np.floating) and np.isnan(value))
+    return "" if is_missing else str(value)
 
 
 def check_k(k: Any, most: int | None = None) -> None:

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -180,6 +181,17 @@ def test_what_predicts_no_labels_cannot_rank(loaded):
         loaded.score(user_id=["u1"], item_id=["i1"])
     with pytest.raises(UsageError, match="R549"):
         loaded.rank("u1", ["i1"], price=1)
+
+
+def test_columns_of_a_table_are_context_and_nan_is_missing(loaded):
+    table = pd.DataFrame({"item": ["i1", "i2"], "price": [2.0, np.nan]})
+    found = loaded.rank("u1", table["item"], context={"price": table["price"]})
+    right = expected("u1", ["i2", "i1"], "", [0.0, 2.0])["click"]
+    assert [item.score for item in found] == pytest.approx(right.tolist())
+    assert found.missing == {"device": 1, "price": 1}
+
+
+def test_what_answers_lists_cannot_rank():
     with Running(versions=(1,), kind=FakeRecommender) as running:
         answer = running.predict(BODY, "/v1/models/m:rank")
         assert (answer.status_code, "R545" in answer.json()["error"]) == (400, True)
