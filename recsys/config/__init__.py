@@ -228,7 +228,7 @@ class Config(TrainStage, EvaluateStage, ExportStage):
                 " at_cut"
             )
         self.model.check_order(order)
-        self.model.check_labels(self.data.interactions.labels)
+        self.model.learned(self.data.interactions.labels)
         judged = self.of_task(self.model.task)
         self.__dict__.update(evaluate=judged.evaluate, bless=judged.bless)  # It is frozen.
         if unknown:

@@ -149,8 +149,16 @@ class ModelConfig(Strict):
     def check_order(self, order: Order) -> None:
         """Raises `ValueError` if the model can't be trained on events in this order."""
 
-    def check_labels(self, labels: Mapping[str, LabelConfig]) -> None:
-        """Raises `ValueError` if the model can't learn from the labels of the data."""
+    def learned(self, labels: Mapping[str, LabelConfig]) -> tuple[str, ...]:
+        """Returns the names of the labels that the model learns, each after its `given`.
+
+        Args:
+            labels: Labels of the data by name, each after its `given`.
+
+        Raises:
+            ValueError: The model can't learn from them.
+        """
+        return ()
 
     def architecture(self) -> dict[str, Any]:
         """Returns the JSON-serializable options that weights depend on, by key."""

@@ -76,6 +76,14 @@ class LabelHeads(InputDtypeLayer):
             labels, config.tower_widths, config.activation, config.dropout, seed, name="towers"
         )
 
+    @property
+    def by_label(self) -> list[Any]:
+        """The weights, if each has an axis of labels, its first, or doesn't depend on them."""
+        if self.experts is None:
+            return self.towers.weights
+        is_mixed = isinstance(self.experts, ProgressiveExtraction)
+        return [] if is_mixed else [*self.towers.weights, *self.experts.gate.weights]
+
     def call(self, x: keras.KerasTensor, training: bool = False) -> keras.KerasTensor:
         """Returns scores `[batch, labels]` float32 of states `[batch, in]`."""
         states = x if self.experts is None else self.experts(x, training=training)
@@ -92,6 +100,8 @@ class FieldRanker(RankingModel, makes_layers=False):
     """
 
     Config: ClassVar[type[RankingConfig]] = FieldRankerConfig
+    only_heads_score: ClassVar[bool] = True
+    """Whether no other weights than those of `heads` depend on the labels."""
 
     def __init__(self, spec: ModelSpec, **kwargs: Any) -> None:
         super().__init__(spec, **kwargs)
@@ -114,6 +124,13 @@ class FieldRanker(RankingModel, makes_layers=False):
     def make_heads(self) -> LabelHeads | None:
         """Returns the layer `heads`."""
         return LabelHeads(len(self.label_names), self.config, self.seed + 2000, name="heads")
+
+    def build_layers(self) -> None:
+        """Creates the variables of the layers, and names those with an axis of labels."""
+        super().build_layers()
+        weights = self.heads.by_label if self.only_heads_score else ()
+        own: Any = {w.path.partition("/")[2]: ("labels", 0) for w in weights}
+        self.weights_by_row = {**self.weights_by_row, **own}
 
     # --- the features of rows
 

@@ -25,6 +25,7 @@ class FinalMlp(FieldRanker):
     """
 
     Config: ClassVar[type[RankingConfig]] = FinalMlpConfig
+    only_heads_score: ClassVar[bool] = False
 
     def __init__(self, spec: ModelSpec, **kwargs: Any) -> None:
         super().__init__(spec, **kwargs)

@@ -174,7 +174,7 @@ class ModelSpec(Strict):
                 or labels that the model can't learn (R378).
         """
         try:
-            self.config.check_labels(self.labels)
+            self.config.learned(self.labels)
         except ValueError as error:
             raise UsageError(
                 "R378",

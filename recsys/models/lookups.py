@@ -101,10 +101,11 @@ class LookupModel(SparseModel):
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
     tables_can_grow = False  # They have the rows of the data; a warm start adds some.
-    weights_by_row: ClassVar[Mapping[str, tuple[Literal["users", "items"], int]]] = {}
-    """Weights with an entry for each row of users or items, which a warm start copies by id. Maps
-    the path without the model's name to `users` or `items` and the axis, such as `{"head/kernel":
-    ("items", 1)}`. Entries of new ids keep their initial values."""
+    weights_by_row: Mapping[str, tuple[Literal["users", "items", "labels"], int]] = {}
+    """Weights with an entry for each row of users or items, or for each label that the model
+    learns, which a warm start copies by id or name. Maps the path without the model's name to
+    `users`, `items` or `labels` and the axis, such as `{"head/kernel": ("items", 1)}`. Entries of
+    new ids keep their initial values."""
 
     def __init__(
         self,

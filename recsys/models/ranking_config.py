@@ -26,7 +26,7 @@ class RankingConfig(QueryConfig):
         "A ranking model: from a user with history and features, the context, and an item with its"
         " features, it predicts the labels of their event."
     )
-    FREE: ClassVar[frozenset[str]] = QueryConfig.FREE | {"label_weights"}
+    FREE: ClassVar[frozenset[str]] = QueryConfig.FREE | {"labels", "label_weights"}
 
     dim: PositiveInt = 16
     """Width of the id tables [floats]."""
@@ -90,10 +90,6 @@ class RankingConfig(QueryConfig):
             rest = [name for name in names if name not in ordered]
             ordered.append(next(n for n in rest if labels[n].given in (*ordered, None)))
         return tuple(ordered)
-
-    def check_labels(self, labels: Mapping[str, LabelConfig]) -> None:
-        """Raises `ValueError` if the model can't learn from the labels of the data."""
-        self.learned(labels)
 
 
 class FieldRankerConfig(RankingConfig):

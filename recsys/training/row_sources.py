@@ -115,6 +115,12 @@ def sources_of_ids(old: Vocabulary, new: Vocabulary) -> RowSources:
     return RowSources.of(source, old.has_id(), new.has_id(), shared)
 
 
+def sources_of_labels(before: Sequence[str], now: Sequence[str]) -> RowSources:
+    """Returns the sources of labels, in the order in which a model learns them."""
+    source = np.array([before.index(x) if x in before else NOWHERE for x in now], np.int64)
+    return RowSources.of(source, np.ones(len(before), bool), np.ones(len(now), bool), 0)
+
+
 def _bools(mask: pa.Array) -> np.ndarray:
     """Returns an Arrow mask `[n]`, with nulls as false."""
     bools: np.ndarray = pc.fill_null(mask, False).to_numpy(zero_copy_only=False).copy()

@@ -24,6 +24,7 @@ from recsys.training.row_sources import (
     RowSources,
     sources_of_event_tokens,
     sources_of_ids,
+    sources_of_labels,
     sources_of_tokens,
 )
 from recsys.training.training_result import report_progress
@@ -65,6 +66,7 @@ def transfer_state(
         for today in (feature for feature in inputs.features(side) if not feature.floats):
             own = sources_of_tokens(then[today.name], today, sources[side].source)
             sources[today.name] = own
+    sources["labels"] = sources_of_labels(*(_labels(one) for one in (base, model)))
     of_events = {one.name: one for one in before.event_features}
     for one in inputs.event_features:
         if one.rows:
@@ -92,6 +94,9 @@ def transfer_state(
 def _check_variables(base: EarlierModel, model: LookupModel) -> None:
     """Checks that the code creates the same variables as before, which the config doesn't show."""
     changes = []
+    labels = [_labels(one) for one in (base, model)]
+    if labels[0] != labels[1] and "labels" not in dict(model.weights_by_row.values()):
+        changes.append(f"labels: {', '.join(labels[0])} → {', '.join(labels[1])}")
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
     adapted = {variable.path for variable in model.adapted}
     for path in dict.fromkeys([*ours, *base.weights]):
@@ -107,8 +112,14 @@ def _check_variables(base: EarlierModel, model: LookupModel) -> None:
         raise refused(base.folder, changes)
 
 
+def _labels(model: EarlierModel | LookupModel) -> tuple[str, ...]:
+    """Returns the labels that a model learns."""
+    labels: tuple[str, ...] = model.spec.config.learned(model.spec.labels)
+    return labels
+
+
 def _rows_of(model: LookupModel, path: str) -> tuple[str, int] | None:
-    """Returns the side and the axis of a weight with a row for each id; None if it has none."""
+    """Returns what the rows of a weight are, and their axis; None if it has no rows."""
     return model.weights_by_row.get(path.partition("/")[2])
 
 

@@ -15,6 +15,7 @@ from recsys.embedding import SGD, activate, device_mesh, table_layout
 from recsys.errors import UsageError
 from recsys.models.inputs import ModelSpec
 from recsys.models.ranking_config import DcnV2Config
+from recsys.training.row_sources import sources_of_labels
 
 YES = LabelConfig(column="rating", at_least=4)
 
@@ -205,6 +206,29 @@ def test_eight_devices_learn_what_one_does_in_a_proven_step(kind):
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
     for path, weight in found[0][1].items():
         np.testing.assert_allclose(found[1][1][path], weight, atol=1e-5, err_msg=path)
+
+
+def test_a_warm_start_carries_the_heads_of_labels_by_name():
+    """Each weight whose shape depends on the labels says on which axis it has them."""
+    for options in ({}, {"heads": "mmoe", "tower_widths": (3,)}):
+        few, more = (
+            build(spec_of(labels={n: LABELS[n] for n in names}, type="dcn_v2", **options))
+            for names in (("click",), ("click", "watch", "buy"))
+        )
+        shapes = {v.path.partition("/")[2]: v.shape for v in few.weights}
+        differ = {
+            v.path.partition("/")[2]: v.shape
+            for v in more.weights
+            if shapes.get(v.path.partition("/")[2]) != v.shape
+        }
+        assert differ.pop("amounts") == (2, 3)
+        assert differ
+        for path, shape in differ.items():
+            assert more.weights_by_row[path] == ("labels", 0)
+            assert (shape[0], shapes[path][0]) == (3, 1)
+            assert shape[1:] == shapes[path][1:]
+    sources = sources_of_labels(("click", "like"), ("buy", "like", "click"))
+    assert sources.source.tolist() == [-1, 1, 0]
 
 
 # --- what doesn't fit
