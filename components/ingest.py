@@ -34,6 +34,7 @@ from recsys.data.ingest.entity_rows import SPLIT, Transformed, ingest_entities, 
 from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.examples import SPLITS
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.statistics import write_statistics
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import BY_TIME, SplitRule
 
@@ -227,4 +228,5 @@ def InteractionEncoder(
     }
     catalogue = None if items is None else Path(items.uri)
     write_entities(folder, sources.items, sources.users, catalogue, tokens)
+    write_statistics(folder, sources.label_after_s)
     seal_inputs(folder)

@@ -210,6 +210,19 @@ class DataConfig(Strict):
             check_crosses(side.features, f"{what}.features")
         return self
 
+    @model_validator(mode="after")
+    def _statistics_are_of_tokens(self) -> Self:
+        of_items = self.items.features if self.items else ()
+        with_tokens = [feature.name for feature in of_items if not feature.floats]
+        for feature in self.interactions.features:
+            name = getattr(feature, "item_feature", None)
+            if name is not None and name not in with_tokens:
+                raise ValueError(
+                    f"feature {feature.name} must be by a feature of items.features that has tokens"
+                    f" ({', '.join(with_tokens) or 'there are none'}); received {name!r}"
+                )
+        return self
+
 
 class ShuffleConfig(Strict):
     """Order of the training positives within an epoch."""

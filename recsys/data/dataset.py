@@ -5,6 +5,7 @@
     catalogue/       titles and features of items     `recsys.data.catalogue`
     user_features/   features of users, if there are any
     event_features/  what features of events learned, if there are any
+    statistics/      statistics of all events, if there are any  `recsys.data.statistics`
     graphs/          transform graphs of the features, for export
     inputs.json      size and CRC-32 of each file, except for store and graphs
     ingest.json      statistics of the ingest
@@ -31,6 +32,7 @@ from recsys.data.event_features import LearnedFeature, labels_of, load_event_fea
 from recsys.data.event_log import EventLog
 from recsys.data.label_config import LabelConfig
 from recsys.data.split import SplitRule
+from recsys.data.statistics import FOLDER as STATISTICS
 from recsys.data.store import InteractionStore, verify_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -38,7 +40,7 @@ from recsys.formats import counted, html_facts, moment
 from recsys.system import manifest
 from recsys.system.files import DAMAGE, read_json
 
-PARTS = ("vocabulary", "catalogue", "user_features", EVENT_FEATURES)
+PARTS = ("vocabulary", "catalogue", "user_features", EVENT_FEATURES, STATISTICS)
 """Folders of the vocabularies and features of users, items and events."""
 
 CANDIDATES = "candidates.npy"
@@ -349,7 +351,8 @@ class Data:
         }
         if log.weight is not None:
             columns["weight"] = np.asarray(log.weight)
-        for one in self.event_features:
+        of_events = (one for one in self.event_features if one.feature.side == "event")
+        for one in of_events:
             columns[one.name] = _shown(one, np.asarray(log.features[one.name]))
         return pa.table(columns)
 

@@ -154,7 +154,9 @@ def parse_interactions(
     shown, bad_shown = _shown(batch, columns, config)
     features, bad_features = type_features(raw_columns, config)
     columns |= label_columns(labels, positive, config) | shown | features
-    if config.history_events:
+    if config.history_events == "all":
+        columns[HISTORY.name] = pa.repeat(pa.scalar(1, pa.int8()), len(user))
+    elif config.history_events:
         columns[HISTORY.name] = _is_kind(columns["event"], config.history_events).cast(pa.int8())
     columns[POSITION.name] = positions(file_index, batch.position)
     rules += [*bad_labels, *bad_shown, *bad_features]

@@ -106,9 +106,10 @@ class InteractionsConfig(EventSource):
     """Lowest rating of a positive; `null`: ratings are not used to select positives."""
     positive_events: tuple[str, ...] = ()
     """Kinds of event that are positives; empty: the kind is not used to select positives."""
-    history_events: tuple[str, ...] = ()
-    """Kinds of event that histories hold besides positives, such as `view`. They are never
-    examples, and leave no item out of a recommendation."""
+    history_events: Literal["all"] | tuple[str, ...] = ()
+    """Kinds of event that histories hold besides positives, such as `view`; `all`: histories hold
+    all good rows. For retrieval they are never examples, and leave no item out of a
+    recommendation."""
     labels: dict[Name, LabelConfig] = Field(default={})
     """Labels by name. With labels, all good rows are kept, not only positives."""
     positive: Name | None = None
@@ -144,9 +145,10 @@ class InteractionsConfig(EventSource):
             raise ValueError("positive_at_least needs columns.rating")
         if self.positive_events and columns.event is None:
             raise ValueError("positive_events needs columns.event")
-        if self.history_events and columns.event is None:
+        kinds = set() if self.history_events == "all" else set(self.history_events)
+        if kinds and columns.event is None:
             raise ValueError("history_events needs columns.event")
-        if self.history_events and set(self.history_events) <= set(self.positive_events):
+        if kinds and kinds <= set(self.positive_events):
             raise ValueError(
                 "history_events must name a kind that is not in positive_events: positives are in"
                 " histories anyway"
@@ -219,7 +221,9 @@ class InteractionsConfig(EventSource):
         if self.columns.rating is not None:
             outcomes.setdefault(self.columns.rating, "the rating")
         for feature in self.features:
-            if feature.value in ("gap", "time") and self.columns.timestamp is None:
+            if feature.value == "statistic":
+                self._check_statistic(feature)
+            if feature.value in ("gap", "time", "statistic") and self.columns.timestamp is None:
                 raise ValueError(f"feature {feature.name} ({feature.kind}) needs columns.timestamp")
             if feature.column in outcomes and not feature.outcome:
                 raise ValueError(
@@ -227,6 +231,19 @@ class InteractionsConfig(EventSource):
                     " is not known when the model is asked: set outcome: true"
                 )
         return self
+
+    def _check_statistic(self, feature: Any) -> None:
+        if not self.labels:
+            raise ValueError(
+                f"feature {feature.name} ({feature.kind}) needs labels, with which all rows are"
+                " kept: write labels: {NAME: {column: …}}"
+            )
+        if feature.label is not None and feature.label not in self.labels:
+            names = ", ".join(sorted(self.labels))
+            raise ValueError(
+                f"feature {feature.name} must have a label of interactions.labels ({names});"
+                f" received {feature.label!r}"
+            )
 
     @model_validator(mode="after")
     def _lists_are_read(self) -> Self:

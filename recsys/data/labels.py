@@ -38,7 +38,7 @@ RATE = pa.field("rate", pa.float32())
 IMPRESSION = pa.field("impression", pa.string())
 """Id of what was shown at once."""
 HISTORY = pa.field("history", pa.int8())
-"""Whether the kind of an event is one of `data.interactions.history_events`."""
+"""Whether `data.interactions.history_events` puts an event into histories."""
 SHOWN_AT = pa.field("shown_at", pa.int32())
 """Position in what was shown, from 0 on."""
 

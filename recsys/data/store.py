@@ -24,7 +24,7 @@ import functools
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -364,6 +364,23 @@ def write_manifest(
         fields["parts"][part] = [{"name": shard.name, **one} for shard, one in named]
     folder.mkdir(parents=True, exist_ok=True)
     manifest.write_manifest(folder / MANIFEST, fields, files)
+
+
+def add_row_features(folder: Path, name: str, columns: Iterable[np.ndarray]) -> None:
+    """Adds a feature of the rows of all shards to a store and its manifest.
+
+    Args:
+        folder: Folder of the store.
+        name: Name of the feature.
+        columns: The feature of each shard's rows `[rows, …]`, training shards first.
+    """
+    facts = manifest.read_manifest(folder / MANIFEST)
+    shards = [f"{part}/{shard['name']}" for part in PARTS for shard in facts["parts"][part]]
+    added = [f"{shard}/rows/feature.{name}.npy" for shard in shards]
+    for file, column in zip(added, columns, strict=True):
+        np.save(folder / file, column)
+    files = facts.pop("files") | manifest.checksums(folder, added)
+    manifest.write_manifest(folder / MANIFEST, facts, files)
 
 
 def commit_shard(

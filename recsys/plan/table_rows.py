@@ -128,7 +128,7 @@ def _features(data: DataConfig) -> tuple[FeatureTable, ...]:
         for feature in config.features
     )
     of_events = (
-        FeatureTable(f.name, "event", 0, f.width, f.floats, f.is_context, f.is_attribute)
+        FeatureTable(f.name, f.side, 0, f.width, f.floats, f.is_context, f.is_attribute)
         for f in data.interactions.features
     )
     return (*of_sides, *of_events)

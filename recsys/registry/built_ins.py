@@ -100,6 +100,9 @@ BUILT_INS = {
         "hour": "recsys.data.event_features.times:Hour",
         "weekday": "recsys.data.event_features.times:Weekday",
         "month": "recsys.data.event_features.times:Month",
+        "mean": "recsys.data.event_features.statistics:Mean",
+        "count": "recsys.data.event_features.statistics:Count",
+        "last": "recsys.data.event_features.statistics:Last",
     },
     "source": {
         "csv": "recsys.data.sources.csv_source:CsvSource",

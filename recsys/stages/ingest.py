@@ -34,6 +34,7 @@ from recsys.data.ingest.entity_rows import (
 from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.ingestion import Ingestion, InteractionSource
 from recsys.data.ingest.read_rows import read_sources
+from recsys.data.ingest.statistics import write_statistics
 from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.ingest.tasks import with_local_runner
 from recsys.errors import RecsysError, UsageError
@@ -160,6 +161,7 @@ class _FolderIngestion:
             data.interactions.label_after_s,
         )
         write_entities(self._folder, data.items, data.users, entities.get("items"), tokens)
+        write_statistics(self._folder, data.interactions.label_after_s)
         seal_inputs(self._folder)
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
         shutil.rmtree(self._work)

@@ -88,7 +88,8 @@ def own_tokens(
     of_system, own = {one.name: one for one in its}, {}
     for one in ours:
         other = of_system.get(one.name)
-        if other is None or one.is_same(other) or not one.rows:
+        is_of_events = one.feature.side == "event"
+        if other is None or one.is_same(other) or not (one.rows and is_of_events):
             continue
         rows = np.zeros(one.rows, np.int32)
         if one.feature.value == other.feature.value and other.rows:

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from recsys.data.dataset import PARTS
 from recsys.data.store import MANIFEST
 from recsys.errors import BusyError, RecsysError
 from recsys.fingerprint import code_fingerprint
@@ -32,7 +33,6 @@ from recsys.tasks.config import TrainStage
 _KEPT_OTHERS = 2
 _TAKE_OVER_S = 10.0
 _IDENTITY = "identity.json"
-_DATA_PARTS = ("vocabulary", "catalogue", "user_features", "event_features")
 # The result doesn't depend on the arrangement of the devices.
 _CHANGES_NOTHING = ("mesh", "layout")
 
@@ -205,7 +205,7 @@ def _data_fingerprint(data: Path) -> str:
     The store's manifest holds the sha256 of each of its files.
     """
     files = [data / "store" / MANIFEST]
-    for part in _DATA_PARTS:
+    for part in PARTS:
         files += [file for file in (data / part).rglob("*") if file.is_file()]
     try:
         return digest_of_files(data, files)

@@ -1,6 +1,7 @@
 """Features of events: context of a query, and attributes of the events of a history."""
 
 from recsys.data.event_features.feature import FOLDER as FOLDER
+from recsys.data.event_features.feature import NOT_STORED as NOT_STORED
 from recsys.data.event_features.feature import TIME_COLUMN as TIME_COLUMN
 from recsys.data.event_features.feature import Encoded as Encoded
 from recsys.data.event_features.feature import EventFeature as EventFeature

@@ -45,9 +45,12 @@ from recsys.errors import RecsysError
 from recsys.strict import Name, Strict
 from recsys.system.files import DAMAGE, read_json
 
-Value = Literal["text", "number", "time", "vector", "gap", "tokens"]
+Value = Literal["text", "number", "time", "vector", "gap", "tokens", "statistic"]
 """Type of the values of a feature: text; float32; int64 [seconds since 1970, UTC]; lists of
-float32; int64 time since the user's event before [s]; or the tokens of other features."""
+float32; int64 time since the user's event before [s]; the tokens of other features; or statistics
+of earlier events."""
+NOT_STORED: tuple[Value, ...] = ("gap", "tokens", "statistic")
+"""Types of values that are no column of the raw events."""
 Encoded = np.ndarray
 """Token rows `[n, width]` int32, 0 is missing; or numbers `[n, floats]` float32."""
 Graph = Callable[[Any], Any]
@@ -90,7 +93,7 @@ class EventFeature(Strict, abc.ABC):
                 f"{self.name} can't be context and outcome: an outcome isn't known when the model"
                 " is asked"
             )
-        needs_column = self.value not in ("gap", "tokens")
+        needs_column = self.value not in NOT_STORED
         if needs_column != (self.column is not None):
             raise ValueError(f"{self.name} {'needs' if needs_column else 'has no'} column")
         return self

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from recsys.data.config import InteractionsConfig
 from recsys.data.event_features import (
+    NOT_STORED,
     EventFeature,
     LearnedFeature,
     load_event_features,
@@ -45,6 +46,9 @@ def learn_event_features(
     before = {one.name: one for one in load_event_features(previous)} if previous else {}
     learned = []
     for feature in config.features:
+        if feature.value == "statistic":  # They learn once the store is written.
+            learned.append(LearnedFeature(feature, pa.table({})))
+            continue
         earlier = before.get(feature.name)
         is_alike = earlier is not None and earlier.feature.kind == feature.kind
         table = earlier.learned if earlier and is_alike and earlier.learned.num_columns else None
@@ -54,7 +58,7 @@ def learn_event_features(
 
 def _counted(parts: Sequence[SegmentPart], feature: EventFeature) -> pa.Table:
     """Returns the unique values of a feature, ascending, with their counts; see `learn`."""
-    is_stored = feature.value not in ("gap", "tokens")
+    is_stored = feature.value not in NOT_STORED
     if not is_stored or type(feature).learn is EventFeature.learn:
         return pa.table({"value": pa.nulls(0), "count": pa.array([], pa.int64())})
     if feature.value == "text":

@@ -22,12 +22,13 @@ import pyarrow.parquet as pq
 
 from recsys.data.config import VocabulariesConfig
 from recsys.data.entities import LEAST_JOIN
-from recsys.data.event_features import LearnedFeature
+from recsys.data.event_features import NOT_STORED, LearnedFeature
 from recsys.data.event_log import OPTIONAL, EventShard
 from recsys.data.example_files import example_files, read_split
 from recsys.data.ingest.event_values import as_arrow, encoder, smallest
 from recsys.data.ingest.growth import Growth
 from recsys.data.ingest.id_places import IdRows
+from recsys.data.ingest.late_labels import save_late_labels
 from recsys.data.ingest.moments import Moments, TrainedTimes, newest_time, numbered
 from recsys.data.ingest.segment_parts import (
     ITEMS,
@@ -171,6 +172,8 @@ def build_store(
     infos: dict[str, list[ShardInfo]] = {}
     trained: TrainedTimes | None = None
     store.mkdir(parents=True, exist_ok=True)
+    of_events = [one for one in features if one.feature.side == "event"]
+    keeps_late = label_after_s > 0 and len(of_events) < len(features)
     with tempfile.TemporaryDirectory(prefix=".join-", dir=store) as name_of_work:
         work = Path(name_of_work)
         known = {name: IdRows(vocabularies / name, work / name) for name in (USERS, ITEMS)}
@@ -178,12 +181,11 @@ def build_store(
             parts = read_parts(examples, name)
             end = cut if name == "train" else newest_time(parts)
             users = UserOrder(parts, known[USERS], name == "train", most, work)
-            sources = in_threads(lambda part: _Source(part, known[ITEMS], features, work), parts)
-            writer = _PartWriter(
-                store, name, users, sources, features, end - label_after_s, trained
-            )
+            sources = in_threads(lambda part: _Source(part, known[ITEMS], of_events, work), parts)
+            until = end - label_after_s
+            writer = _PartWriter(store, name, users, sources, of_events, until, trained, keeps_late)
             infos[name] = in_threads(writer.write_shard, range(users.n_shards))
-            if any(one.feature.value == "gap" for one in features):
+            if any(one.feature.value == "gap" for one in of_events):
                 trained = TrainedTimes(store / name, infos[name], work / f"times-{name}")
             text = f"{name} events written"
             emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
@@ -201,6 +203,7 @@ class _PartWriter:
         features: Features of the events.
         labels_until: Time of the newest event whose labels are known [seconds since 1970, UTC].
         trained: Times of the training events, of which the part's users have some; None: unused.
+        keeps_late: Whether to write the labels of training rows that are unknown at the cut, too.
     """
 
     def __init__(
@@ -212,22 +215,28 @@ class _PartWriter:
         features: Sequence[LearnedFeature],
         labels_until: int,
         trained: TrainedTimes | None,
+        keeps_late: bool,
     ) -> None:
         self._store, self._name, self._features = store, name, features
         self._users, self._sources = users, sources
         self._labels_until, self._trained = labels_until, trained
+        self._keeps_late = keeps_late and name == "train"
 
     def write_shard(self, index: int) -> ShardInfo:
         """Writes a shard."""
         users, offsets, columns = self._gather(self._users.users(index))
         pa.default_memory_pool().release_unused()
-        shard, rows = self._shard(users, offsets, columns, self._users.n_written[index])
+        shard, rows, labels = self._shard(users, offsets, columns, self._users.n_written[index])
+        if self._keeps_late:
+            save_late_labels(self._store, index, labels)
         return commit_shard(self._store, self._name, index, shard, users, rows)
 
     def _shard(
         self, users: pa.Table, offsets: np.ndarray, columns: dict[str, np.ndarray], n_written: int
-    ) -> tuple[EventShard, RowShard | None]:
-        """Returns the log, and all rows if there are labels.
+    ) -> tuple[EventShard, RowShard | None, dict[str, np.ndarray]]:
+        """Returns the log, all rows if there are labels, and their labels by name.
+
+        These are also the labels that the rows don't have yet.
 
         Args:
             users: The users.
@@ -244,19 +253,23 @@ class _PartWriter:
         item_row = item_row[order]
         columns = {name: column[order] for name, column in columns.items()}
         is_positive = columns.pop("positive", None)
-        has_labels = any(name.startswith("label.") for name in columns)
-        inside: Any = columns.pop("history", is_positive if has_labels else None)
+        labels = {
+            name.removeprefix("label."): column
+            for name, column in columns.items()
+            if name.startswith("label.")
+        }
+        inside: Any = columns.pop("history", is_positive if labels else None)
         features = self._encoded(columns, Moments(user, time, inside), users)
         optional: dict[str, Any] = {name: columns[name] for name in OPTIONAL if name in columns}
         log = EventShard(
             user_row[user], item_row, time, tied, offsets, features=features, **optional
         )
         if is_positive is None:
-            return log, None
+            return log, None, labels
         inside = np.ones(len(user), bool) if inside is None else inside
         log = positives_of(log, is_positive, None if inside is is_positive else inside)
-        if not has_labels:
-            return log, None
+        if not labels:
+            return log, None, labels
         before = np.arange(len(user)) - tied
         n_before = np.concatenate([[0], np.cumsum(inside)])
         rows = RowShard(
@@ -264,14 +277,14 @@ class _PartWriter:
             time,
             n_written + n_before[before],
             offsets,
-            labels=_labels(columns, time <= self._labels_until),
+            labels=_known(labels, time <= self._labels_until),
             rate=columns.get("rate"),
             impression=numbered(user, columns["impression"]) if "impression" in columns else None,
             position=columns.get("position"),
             **optional,
             features=features,
         )
-        return log, rows
+        return log, rows, labels
 
     def _gather(self, lines: pa.Table) -> tuple[pa.Table, np.ndarray, dict[str, np.ndarray]]:
         """Returns the users of lines, the offsets of their events, and the stored columns.
@@ -341,7 +354,7 @@ class _Source:
         self._encoders = {
             f"feature.{one.name}": encoder(part, one)
             for one in features
-            if one.feature.value not in ("gap", "tokens")
+            if one.feature.value not in NOT_STORED
         }
         stems = [file.stem for file in sorted(part.folder.glob("*.npy"))]
         columns = [stem for stem in stems if stem != "offsets" and not stem.startswith("feature.")]
@@ -356,10 +369,9 @@ class _Source:
         return map_array(self._item_rows)[values] if name == "item" else values
 
 
-def _labels(columns: Mapping[str, np.ndarray], is_known: np.ndarray) -> dict[str, np.ndarray]:
+def _known(labels: Mapping[str, np.ndarray], is_known: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the labels by name, unknown except for the rows `is_known` `[n]` bool."""
     return {
-        name.removeprefix("label."): np.where(is_known, c, c.dtype.type(MISSING[c.dtype.type]))
-        for name, c in columns.items()
-        if name.startswith("label.")
+        name: np.where(is_known, column, column.dtype.type(MISSING[column.dtype.type]))
+        for name, column in labels.items()
     }

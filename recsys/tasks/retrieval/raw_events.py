@@ -154,6 +154,7 @@ def _encoded(
 ) -> dict[str, np.ndarray]:
     """Returns the tokens or numbers `[n, …]` of events by feature, from flattened arrays."""
     values, flat = {}, gaps.ravel()
+    features = [one for one in features if one.feature.side == "event"]
     for one in features:
         value = one.feature.value
         if value == "gap":

@@ -133,7 +133,7 @@ def _queries_at_cut(
         idle_s = np.where(ends > starts, now - newest, -1)
     asked = store.eval_users.find(pa.array(ids, pa.large_string()))
     first = np.where(asked >= 0, store.eval.offsets[asked], 0)
-    for one in data.event_features:
+    for one in (x for x in data.event_features if x.feature.side == "event"):
         if len(past):
             attribute = RaggedRows(past.features[one.name][places], offsets)
             of_history[history_input(one.name)] = attribute

@@ -1,0 +1,164 @@
+"""The states of statistics at two moments, and the statistics that follow from them.
+
+    statistics/cut/       states at the cut: of the training rows alone
+    statistics/newest/    states at the newest row
+        <name>.key.npy    int64 [keys], ascending: row of the user or item, and the token
+        <name>.npy        float64 [keys, n_states], see `recsys.data.event_features.statistics`
+
+A user or an item without a row of its own has no state. `recsys.data.ingest.statistics` writes the
+folder, and `recsys.savedmodel.statistics` does the same in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self, cast
+
+import numpy as np
+
+from recsys.data.catalogue import Catalogue
+from recsys.data.event_features import FOLDER as EVENT_FEATURES
+from recsys.data.event_features import Encoded, LearnedFeature, load_event_features
+from recsys.data.event_features.statistics import Statistic, prior_mean
+from recsys.data.store import map_array
+from recsys.errors import RecsysError
+from recsys.system.files import DAMAGE
+
+FOLDER = "statistics"
+Moment = Literal["cut", "newest"]
+"""A moment whose states are stored: the end of the training data, or the newest row."""
+MOMENTS: tuple[Moment, ...] = ("cut", "newest")
+TOKEN_BITS = 32
+"""Number of low bits of a key that hold the token, 0 without one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class States:
+    """The states of a statistic.
+
+    Attributes:
+        keys: Keys `[n]` int64, ascending; see `keys_of`.
+        values: Their states `[n, n_states]` float64.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+
+    def find(self, keys: np.ndarray, empty: float) -> np.ndarray:
+        """Returns the states `[…, n_states]` of `keys` `[…]`, `empty` for unknown keys."""
+        if not len(self.keys):
+            return np.full((*keys.shape, self.values.shape[1]), empty)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where((self.keys[at] == keys)[..., None], self.values[at], empty)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self], n_states: int) -> Self:
+        """Returns the states of several parts that have no key in common."""
+        keys = np.concatenate([np.zeros(0, np.int64), *(part.keys for part in parts)])
+        values = np.concatenate([np.zeros((0, n_states)), *(part.values for part in parts)])
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order], values[order])
+
+    def save(self, folder: Path, name: str) -> None:
+        """Writes the states of the statistic `name` into `folder`."""
+        np.save(folder / f"{name}.key.npy", self.keys)
+        np.save(folder / f"{name}.npy", self.values)
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> Self:
+        """Maps the states of the statistic `name` into memory."""
+        return cls(*(np.asarray(map_array(folder / f"{name}{x}.npy")) for x in (".key", "")))
+
+
+def keys_of(rows: np.ndarray, tokens: np.ndarray | None = None) -> np.ndarray:
+    """Returns the keys of rows `[…]`, or of each of their tokens `[…, width]`, int64."""
+    keys = np.asarray(rows, np.int64) << TOKEN_BITS
+    return keys if tokens is None else keys[..., None] | tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class StatisticsState:
+    """The states of all statistics at a moment.
+
+    Attributes:
+        statistics: The statistics, with what they learned.
+        states: Their states by name.
+    """
+
+    statistics: tuple[LearnedFeature, ...]
+    states: Mapping[str, States]
+
+    @classmethod
+    def open(cls, folder: Path, which: Moment) -> Self:
+        """Maps the states of a data folder or a model folder into memory.
+
+        Args:
+            folder: The folder.
+            which: The moment.
+
+        Raises:
+            RecsysError: A file is missing or damaged (R230).
+        """
+        features = load_event_features(folder / EVENT_FEATURES)
+        own = tuple(one for one in features if isinstance(one.feature, Statistic))
+        try:
+            at = folder / FOLDER / which
+            return cls(own, {one.name: States.load(at, one.name) for one in own})
+        except (*DAMAGE, EOFError) as error:
+            raise RecsysError(
+                "R230",
+                f"{str(folder / FOLDER)!r} must hold the states of the statistics.",
+                "Name the folder that the InteractionEncoder wrote, or run again.",
+                f"{type(error).__name__}: {error}",
+            ) from None
+
+    def features(
+        self, user_row: np.ndarray, item_row: np.ndarray, catalogue: Catalogue
+    ) -> dict[str, Encoded]:
+        """Returns the statistics of pairs of a user and an item, as a model reads them.
+
+        Args:
+            user_row: User rows `[n]`.
+            item_row: Item rows `[n]`.
+            catalogue: Features of the items.
+
+        Returns:
+            Token rows `[n, width]` int32, or numbers `[n, floats]` float32, by name.
+        """
+        found, bags = {}, {feature.name: feature.bags for feature in catalogue.features}
+        for one in self.statistics:
+            statistic, states = cast(Statistic, one.feature), self.states[one.name]
+            if statistic.item_feature is None:
+                rows = user_row if statistic.is_of_users else item_row
+                state = states.find(keys_of(rows), statistic.empty)
+            else:
+                keys = keys_of(user_row, np.asarray(bags[statistic.item_feature][item_row]))
+                state = states.find(keys, statistic.empty).sum(axis=1)
+            mean = prior_mean(one.learned)
+            found[one.name] = one.encode(numbers_of(statistic, state, mean))
+        return found
+
+    def without_users(self, rows: np.ndarray) -> dict[str, States]:
+        """Returns the changed states by name, after the states of user rows `[n]` are removed."""
+        changed = {}
+        for one in self.statistics:
+            if cast(Statistic, one.feature).is_of_users:
+                states = self.states[one.name]
+                is_kept = ~np.isin(states.keys >> TOKEN_BITS, rows)
+                if not is_kept.all():
+                    changed[one.name] = States(states.keys[is_kept], states.values[is_kept])
+        return changed
+
+
+def numbers_of(statistic: Statistic, state: np.ndarray, mean: float) -> np.ndarray:
+    """Returns the numbers `[n, n_values]` float32 of states `[n, n_states]`.
+
+    Args:
+        statistic: The statistic.
+        state: The states.
+        mean: Mean label of the training rows.
+    """
+    numbers: np.ndarray = statistic.values(state, mean).astype(np.float32)
+    return numbers
