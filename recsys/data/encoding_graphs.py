@@ -24,6 +24,16 @@ def encode_number(options: NumberOptions, x: tf.Tensor, learned: Mapping[str, An
     return _with_known(z[:, None], x)
 
 
+def encode_columns(options: NumberOptions, x: tf.Tensor, learned: Mapping[str, Any]) -> tf.Tensor:
+    """Returns columns of numbers `[n, k]` as token rows `[n, k]` int64, or numbers float32."""
+    columns = tf.unstack(x, axis=1)
+    parts = [encode_number(options, column, learned) for column in columns]
+    if options.as_ != "buckets":
+        return tf.concat(parts, axis=1)
+    parts = [tf.where(p > 0, p + options.buckets * n, 0) for n, p in enumerate(parts)]
+    return tf.stack(parts, axis=1)
+
+
 def buckets(x: tf.Tensor, bounds: Any) -> tf.Tensor:
     """Returns the bucket of each number `[n]` int64, from 1 on; 0 for NaN."""
     row = 1 + tf.searchsorted(bounds, x, side="right", out_type=tf.int64)

@@ -75,6 +75,17 @@ def encode_number(options: NumberOptions, x: np.ndarray, learned: Learned) -> np
     return _with_known(z[:, None], x)
 
 
+def encode_columns(options: NumberOptions, x: np.ndarray, learned: Learned) -> np.ndarray:
+    """Returns columns of numbers `[n, k]`, each by `encode_number`, one beside the other.
+
+    The buckets of a column are numbered after those of the column before.
+    """
+    parts = [encode_number(options, column, learned) for column in x.T]
+    if options.as_ == "buckets":
+        parts = [np.where(p > 0, p + options.buckets * n, 0) for n, p in enumerate(parts)]
+    return np.concatenate(parts, axis=1)
+
+
 def buckets(x: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Returns the bucket of each number `[n, 1]` int32, from 1 on; 0 for NaN."""
     rows = 1 + np.searchsorted(bounds, x, side="right")

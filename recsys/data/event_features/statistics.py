@@ -23,7 +23,7 @@ import pyarrow as pa
 from pydantic import Field, PositiveInt, model_validator
 
 from recsys import registry
-from recsys.data.encodings import encode_number, learn_number
+from recsys.data.encodings import encode_columns, learn_number
 from recsys.data.event_features.feature import Encoded, EventFeature, Graph, Side, Value
 from recsys.data.feature_options import NumberOptions
 from recsys.strict import Name
@@ -136,29 +136,14 @@ class Statistic(NumberOptions, EventFeature, abc.ABC):
             values: Numbers `[n, n_values]` float32; NaN is missing.
             learned: The result of `learn`, with the prior mean.
         """
-        arrays = learned_arrays(learned)
-        parts = [encode_number(self, column, arrays) for column in values.T]
-        if not self.floats:
-            parts = [np.where(x > 0, x + self.buckets * n, 0) for n, x in enumerate(parts)]
-        return np.concatenate(parts, axis=1)
+        return encode_columns(self, values, learned_arrays(learned))
 
     def graph(self, learned: pa.Table) -> Graph:
         """Returns the function of numbers `[n, n_values]` float32."""
-        import tensorflow as tf
-
         from recsys.data import encoding_graphs
 
         arrays = learned_arrays(learned)
-
-        def encode(values: tf.Tensor) -> tf.Tensor:
-            columns = tf.unstack(values, self.n_values, axis=1)
-            parts = [encoding_graphs.encode_number(self, column, arrays) for column in columns]
-            if self.floats:
-                return tf.concat(parts, axis=1)
-            parts = [tf.where(x > 0, x + self.buckets * n, 0) for n, x in enumerate(parts)]
-            return tf.stack(parts, axis=1)
-
-        return encode
+        return lambda values: encoding_graphs.encode_columns(self, values, arrays)
 
     def token_names(self, learned: pa.Table) -> list[str] | None:
         """Returns the numbers of the buckets, such as `bucket 1 of 10`; None without buckets."""

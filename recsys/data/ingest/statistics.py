@@ -118,7 +118,8 @@ class _Rows:
 
     def __init__(self, folder: Path) -> None:
         self._store = store = InteractionStore.open(folder / "store")
-        self._folder, self._logs = folder, [store.train_rows, store.eval_rows]
+        self._folder = folder
+        self._logs = [log for log in (store.train_rows, store.eval_rows) if log is not None]
         self.item_row = _joined(log.item_row for log in self._logs)
         self.time = _joined(log.timestamp for log in self._logs)
         self.n_trained = len(self._logs[0])
@@ -302,14 +303,15 @@ class _Writer:
             sums = [np.bincount(grouped.place, column, len(row)) for column in state.T]
             state = np.stack(sums, axis=1)
         self._numbers[row] = numbers_of(self.statistic, state, self._mean)
-        newest = self._rows.newest + 1 - self._delay_s
-        moments = (self._until(np.int64(self._rows.cut)), of_trained), (newest, of_all)
+        at_cut = int(self._until(np.array(self._rows.cut)))
+        at_newest = self._rows.newest + 1 - self._delay_s
         group = np.arange(len(grouped.starts))
-        for which, (until, read) in zip(MOMENTS, moments, strict=True):
-            ends = grouped.ends(group, np.full(len(group), until))
-            has_row = grouped.keys >= 0
-            states = read(grouped.starts, ends)
-            self._states[which].append(States(grouped.keys[has_row], states[has_row]))
+        moments = (at_cut, of_trained), (at_newest, of_all)
+        for which, (moment, read) in zip(MOMENTS, moments, strict=True):
+            ends = grouped.ends(group, np.full(len(group), moment))
+            is_kept = (grouped.keys >= 0) & (ends > grouped.starts)
+            states = read(grouped.starts[is_kept], ends[is_kept])
+            self._states[which].append(States(grouped.keys[is_kept], states))
 
     def _until(self, time: np.ndarray) -> np.ndarray:
         """Returns the end of the rows that are seen at times [s], exclusive."""
