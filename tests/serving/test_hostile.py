@@ -63,7 +63,7 @@ def test_no_name_of_a_field_or_an_input_is_more_than_a_name(server, name):
 _DEEP = b"[" * 100_000
 
 
-@pytest.mark.parametrize("path", [_PREDICT, "/api/recommend"])
+@pytest.mark.parametrize("path", [_PREDICT, "/v1/models/m:rank", "/api/recommend"])
 @pytest.mark.parametrize(
     "body",
     [
