@@ -167,18 +167,18 @@ class Server:
         self, folder: Path, process: subprocess.Popen[str], port: int, n_users: int, case: str
     ) -> None:
         self.folder, self._process, self._case = folder, process, case
-        self._port, self._n_users = port, n_users
+        self.port, self._n_users = port, n_users
         self._pool = ThreadPoolExecutor()
 
-    def print(self, name: str, values: list[float], unit: str) -> None:
+    def print(self, name: str, values: list[float], unit: str, bench: str = "serve") -> None:
         """Prints a line, with the most memory of the server."""
-        print_line("serve", f"{name} {self._case}", values, unit, self.rss_mib("VmHWM"))
+        print_line(bench, f"{name} {self._case}", values, unit, self.rss_mib("VmHWM"))
 
     def wait_for(self, version: int) -> None:
         """Waits until a version is served."""
         end = time.monotonic() + _START_S
         while True:
-            health = httpx.get(f"http://127.0.0.1:{self._port}/healthz", timeout=60)
+            health = httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=60)
             if health.is_success and int(health.json()["version"]) == version:
                 return
             if time.monotonic() > end or self._process.poll() is not None:
@@ -191,7 +191,7 @@ class Server:
 
     def start(self, **load: float) -> Future[dict[str, Any]]:
         """Starts a client, which returns the result of `ask_server`."""
-        case = {"port": self._port, "n_users": self._n_users, **load}
+        case = {"port": self.port, "n_users": self._n_users, **load}
         return self._pool.submit(lambda: dict(call(ask_server, **case).result))
 
     def ask(self, **load: float) -> dict[str, Any]:

@@ -173,6 +173,7 @@ def _routes(predictor: Predictor, metrics: ServerMetrics, lifespan: Lifespan | N
     app.add_exception_handler(RecsysError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
+    # Of several routes of a path, the first says which methods it has.
     for router in (m.router for m in (rank_api, tf_serving, open_inference, page_api)):
         app.include_router(router(predictor))
     folder = resources.files(__package__) / "static"
