@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +39,7 @@ from recsys.data.ingest.tasks import with_local_runner
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
+from recsys.system.files import scratch_folder
 from recsys.system.installation import install_extra
 
 if TYPE_CHECKING:
@@ -91,22 +91,28 @@ def ingest(
             sorted(path.name for path in final.iterdir())[:5],
         )
     final.parent.mkdir(parents=True, exist_ok=True)
-    temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
-    replaced = temporary.with_name(f"{temporary.name}-replaced")
+    replaced = final.with_name(f".{final.name}-replaced")
+    _restore(replaced, final)
     previous = previous.folder if isinstance(previous, Data) else previous
-    ingestion = _FolderIngestion(data, temporary, beam_args)
-    try:
+    with scratch_folder(final.parent, f".{final.name}-") as scratch:
+        made = scratch / final.name
+        ingestion = _FolderIngestion(data, made, beam_args)
         with _shown(progress):
             ingestion.run(*(None if path is None else Path(path) for path in (previous, cache)))
-        if final.exists():
-            final.rename(replaced)
-        temporary.rename(final)
-    finally:
-        if replaced.exists() and not final.exists():
-            replaced.rename(final)
-        for folder in (temporary, replaced):
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if final.exists():
+                final.rename(replaced)
+            made.rename(final)
+        finally:
+            _restore(replaced, final)
     return Data(final)
+
+
+def _restore(replaced: Path, final: Path) -> None:
+    """Restores the earlier result if the new one isn't there, as after a kill; else removes it."""
+    if replaced.exists() and not final.exists():
+        replaced.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 class _FolderIngestion:

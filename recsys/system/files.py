@@ -149,11 +149,16 @@ PREFIX = "recsys-run-"
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Yields a temporary folder; first removes temporary folders of killed programs."""
-    parent = Path(tempfile.gettempdir())
-    sweep(parent)
-    name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
+def scratch_folder(parent: Path | None = None, prefix: str = PREFIX) -> Iterator[Path]:
+    """Yields a temporary folder; first removes such folders of killed programs.
+
+    Args:
+        parent: Where to make it; None: the system's folder of temporary files.
+        prefix: Start of its name, before 12 hex digits.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    sweep(parent, prefix)
+    name = f"{prefix}{uuid.uuid4().hex[:12]}"
     # Renamed once it is locked, so that no other program removes it as abandoned.
     hidden = parent / f".{name}"
     hidden.mkdir(mode=0o700)
@@ -185,14 +190,15 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
             os.environ["TMPDIR"] = before[0]
 
 
-def sweep(parent: Path) -> list[Path]:
-    """Removes the temporary folders under `parent` that no live process holds.
+def sweep(parent: Path, prefix: str = PREFIX) -> list[Path]:
+    """Removes the folders of `scratch_folder` under `parent` that no live process holds.
 
     Returns:
         The removed folders.
     """
-    swept = []
-    for path in parent.glob(f"{PREFIX}*"):
+    swept: list[Path] = []
+    name = re.compile(f"{re.escape(prefix)}[0-9a-f]{{12}}")
+    for path in [path for path in parent.iterdir() if name.fullmatch(path.name)]:
         with suppress(OSError):
             # Skip folders of other users, and don't follow links.
             held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

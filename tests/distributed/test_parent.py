@@ -126,7 +126,8 @@ def test_what_a_killed_program_left_is_removed_and_what_a_living_one_has_stays(
     living, held = leave(tmp_path, "input()")
     killed, left = leave(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
     killed.communicate()
-    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "other")
+    link = tmp_path / f"{PREFIX}{'0' * 12}"
+    link.symlink_to(tmp_path / "other")
     (tmp_path / "other").mkdir()
     assert left.is_dir()
     monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
@@ -136,7 +137,7 @@ def test_what_a_killed_program_left_is_removed_and_what_a_living_one_has_stays(
         assert mine.parent == tmp_path
         assert sweep(tmp_path) == []
     living.communicate("\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", f"{PREFIX}link"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", link.name]
 
 
 def test_temporary_files_go_to_the_given_folder_and_back(tmp_path):

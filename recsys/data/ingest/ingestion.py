@@ -7,6 +7,7 @@ result, which is the same as without a cache.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
@@ -160,37 +161,40 @@ class Ingestion:
         """Folder for temporary files, such as the rows that are shuffled."""
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
-        if source.interactions.query is not None:
-            from recsys.data.ingest.bigquery import stage_query
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, self.work, ignore_errors=True)
+            if source.interactions.query is not None:
+                from recsys.data.ingest.bigquery import stage_query
 
-            # Next to the dead letters, which refer to rows of these files.
-            files = stage_query(source.interactions.query, letters / "query", beam_pipeline)
-            self._source = source.with_files(files)
-        self._config = self._source.interactions
-        self._is_window = has_spans(self._config)
-        self._cache = ContentCache(self.work / "cache", is_temporary=True)
-        if cache is not None and self._is_window:
-            self._cache = ContentCache(cache)
-        self._cache.remove_unfinished()
-        self._forgotten = None if source.forget is None else Forgotten.load(source.forget)
-        free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
-        settings = [code, canonical_json(self._config.model_copy(update=free))]
-        forgotten = [] if self._forgotten is None else [self._forgotten.digest()]
-        self._settings = [*settings, *([] if with_examples else ["bare"]), *forgotten]
-        self._now = int(time.time())
-        self._remarks: list[str] = []
-        self._spans = find_spans(self._config, self._settings, self._cache, self._now)
-        for name in self._cache.damaged:
-            emit("note", step=STEP, text=f"{name} was damaged, and is made again")
-        self._unread = [span for span in self._spans if span.pieces and span.broken is None]
-        self._begun = [self._cache.begin(span.folder_name) for span in self._unread]
+                # Next to the dead letters, which refer to rows of these files.
+                files = stage_query(source.interactions.query, letters / "query", beam_pipeline)
+                self._source = source.with_files(files)
+            self._config = self._source.interactions
+            self._is_window = has_spans(self._config)
+            self._cache = ContentCache(self.work / "cache", is_temporary=True)
+            if cache is not None and self._is_window:
+                self._cache = ContentCache(cache)
+            undo.callback(self._cache.remove_unfinished)
+            self._cache.remove_unfinished()
+            self._forgotten = None if source.forget is None else Forgotten.load(source.forget)
+            free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
+            settings = [code, canonical_json(self._config.model_copy(update=free))]
+            forgotten = [] if self._forgotten is None else [self._forgotten.digest()]
+            self._settings = [*settings, *([] if with_examples else ["bare"]), *forgotten]
+            self._now = int(time.time())
+            self._remarks: list[str] = []
+            self._spans = find_spans(self._config, self._settings, self._cache, self._now)
+            for name in self._cache.damaged:
+                emit("note", step=STEP, text=f"{name} was damaged, and is made again")
+            self._unread = [span for span in self._spans if span.pieces and span.broken is None]
+            self._begun = [self._cache.begin(span.folder_name) for span in self._unread]
+            self._undo = undo.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cache.remove_unfinished()
-        shutil.rmtree(self.work, ignore_errors=True)
+        self._undo.close()
 
     @property
     def plans(self) -> list[ReadPlan]:

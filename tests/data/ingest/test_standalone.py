@@ -135,7 +135,15 @@ def test_features_of_events_are_in_the_data_and_their_tokens_keep_rows(raw):
 
 def test_an_earlier_result_is_replaced_and_nothing_else(raw):
     ingest(config(raw), raw / "out", progress=False)
+    (raw / "out").rename(raw / ".out-replaced")  # As after a kill.
+    for name in (f".out-{'0' * 12}", ".out-backup"):
+        (raw / name).mkdir()
+    with pytest.raises(RecsysError, match="missing"):
+        ingest(config(raw).model_copy(update={"forget": "missing"}), raw / "out", progress=False)
+    open_data(raw / "out")
     ingest(config(raw), raw / "out", progress=False)
+    left = sorted(path.name for path in raw.iterdir())
+    assert left == [".out-backup", "events.csv", "items.csv", "out"]
     with pytest.raises(UsageError, match=r"R223.*events\.csv"):
         ingest(config(raw), raw, progress=False)
 
