@@ -12,10 +12,11 @@ A bundle has `catalogue/items.parquet` instead: ids, titles and named features o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.vocabulary import GROUP_ROWS, Vocabulary, as_texts
+from recsys.data.vocabulary import GROUP_ROWS, Vocabulary, VocabularyFile, as_texts
 from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE, read_json
 
@@ -249,10 +250,6 @@ def _damaged(folder: Path, received: str) -> RecsysError:
     )
 
 
-TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
-"""Ids `[n]`, and the token rows `[n, width]` or numbers `[n, floats]` of each feature."""
-
-
 class FeatureSize(NamedTuple):
     """Size of a feature.
 
@@ -266,8 +263,15 @@ class FeatureSize(NamedTuple):
     width: int
     floats: int = 0
 
+    @property
+    def dtype(self) -> type[np.generic]:
+        """Type of its values."""
+        return np.float32 if self.floats else np.int32
 
-def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) -> None:
+
+def write_titles(
+    folder: Path, items: Vocabulary | VocabularyFile, titles: Iterable[pa.Table | None]
+) -> None:
     """Writes the id and the title of each item row from 1 on; the title defaults to the id.
 
     An item that has left the data gets an empty id, so it is never a candidate.
@@ -275,45 +279,44 @@ def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) ->
     Args:
         folder: Folder of the catalogue; made if missing.
         items: Vocabulary of the items.
-        titles: Columns `item_id` and `title`, in any order; the title may be null.
+        titles: For each `GROUP_ROWS` item rows in turn, `row` and `title` of some of them; None or
+            the end: no titles.
     """
-    names = items.ids_of_rows.fill_null("")
-    place, texts = np.arange(items.n_rows), [names]
-    n_texts = items.n_rows
-    for table in titles:
-        known = table.filter(table["title"].is_valid())
-        rows = items.rows(known["item_id"])
-        is_own = rows >= items.first_own_row
-        place[rows[is_own]] = n_texts + np.flatnonzero(is_own)
-        texts.append(as_texts(known["title"]))
-        n_texts += len(known)
-    is_item, both = items.is_current(), pa.chunked_array(texts)
     folder.mkdir(parents=True, exist_ok=True)
     schema = pa.schema({"id": pa.string(), "title": pa.string()})
+    groups = itertools.chain(titles, itertools.repeat(None))
     with pq.ParquetWriter(folder / TITLES, schema) as writer:
-        for first in range(1, max(2, items.n_rows), GROUP_ROWS):
-            lines = slice(first, first + GROUP_ROWS)
-            ids = pc.if_else(pa.array(is_item[lines]), names[lines], "")
-            columns = [ids, both.take(pa.array(place[lines])).combine_chunks()]
-            writer.write_table(pa.table([c.cast(pa.string()) for c in columns], schema))
+        for number, (lines, titled) in enumerate(zip(items.lines(), groups, strict=False)):
+            ids, seen = as_texts(lines["id"]), pc.greater_equal(lines["last_seen"], items.cut)
+            is_current = pc.and_(ids.is_valid(), pc.or_(pc.greater(lines["count"], 0), seen))
+            names = ids.fill_null("")
+            columns = [pc.if_else(is_current, names, ""), names]
+            if titled is not None:
+                place, last = np.arange(len(ids)), len(ids) + np.arange(len(titled))
+                place[titled["row"].to_numpy() - number * GROUP_ROWS] = last
+                both = pa.chunked_array([names, as_texts(titled["title"])])
+                columns[1] = both.take(pa.array(place))
+            texts = [column.cast(pa.string()) for column in columns]
+            writer.write_table(pa.table(texts, schema).slice(number == 0))
 
 
 def write_features(
     folder: Path,
-    vocabulary: Vocabulary,
+    n_rows: int,
     sizes: Mapping[str, FeatureSize],
-    batches: Iterable[TokenRows],
+    groups: Iterable[pa.Table | None],
     names: Mapping[str, Sequence[str] | None] | None = None,
 ) -> None:
-    """Writes the features of a vocabulary's rows; those of a row without values are 0.
+    """Writes the features of items or users by row; those of a row without values are 0.
 
-    Only one batch is held in memory.
+    Only one group is held in memory.
 
     Args:
         folder: Folder of the catalogue, or of the users' features; made if missing.
-        vocabulary: Vocabulary of the ids in the batches.
+        n_rows: Number of rows.
         sizes: Size of each feature.
-        batches: The token rows and numbers, each id at most once.
+        groups: For each `GROUP_ROWS` rows in turn, `row` and a list of the token rows, or of the
+            numbers, of each feature, for some of them; None or the end: no values.
         names: Names of each table's rows, by feature; None for rows without names.
 
     Raises:
@@ -328,22 +331,22 @@ def write_features(
                 raise _misfit(name, f"{len(texts)} names of {sizes[name].rows} rows")
             table = pa.table({"token": pa.array(list(texts), pa.string())})
             pq.write_table(table, folder / f"{name}.tokens.parquet")
-    bags = {
-        name: _new_column(folder / f"{name}.npy", vocabulary.n_rows, size)
-        for name, size in sizes.items()
-    }
-    for ids, tokens in batches:
-        rows = vocabulary.rows(ids)
-        is_own = rows >= vocabulary.first_own_row
-        for name, bag in bags.items():
-            used, size = tokens[name], sizes[name]
-            if size.floats and not np.isfinite(used).all():
-                raise _misfit(name, "numbers that aren't finite")
-            if not size.floats and used.size and not 0 <= used.min() <= used.max() < size.rows:
-                raise _misfit(name, f"rows {used.min()} … {used.max()} of {size.rows}")
-            bag[rows[is_own]] = used[is_own]
-    for bag in bags.values():
-        bag.flush()
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in sizes}
+        for name, size in sizes.items():
+            like = np.zeros((0, size.floats or size.width), size.dtype)
+            header = np.lib.format.header_data_from_array_1_0(like)
+            shape = {"shape": (n_rows, *like.shape[1:])}
+            np.lib.format.write_array_header_1_0(files[name], header | shape)
+        every = itertools.chain(groups, itertools.repeat(None))
+        for first, group in zip(range(0, n_rows, GROUP_ROWS), every, strict=False):
+            for name, size in sizes.items():
+                n_lines = min(GROUP_ROWS, n_rows - first)
+                lines = np.zeros((n_lines, size.floats or size.width), size.dtype)
+                if group is not None:
+                    values = _values(name, size, group[name].combine_chunks())
+                    lines[group["row"].to_numpy() - first] = values
+                files[name].write(lines.data)
     features: list[dict[str, Any]] = []
     for name, size in sizes.items():
         floats = {"floats": size.floats} if size.floats else {}
@@ -351,15 +354,14 @@ def write_features(
     (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
 
 
-def _new_column(path: Path, n_rows: int, size: FeatureSize) -> np.memmap:
-    """Returns a new memory-mapped column of zeros, with its disk space allocated."""
-    dtype = np.float32 if size.floats else np.int32
-    shape = (n_rows, size.floats or size.width)
-    column = np.lib.format.open_memmap(path, "w+", dtype, shape)
-    with path.open("r+b") as file:
-        # A full disk is an error here; in a memory map it would kill the process.
-        os.posix_fallocate(file.fileno(), 0, max(1, path.stat().st_size))
-    return column
+def _values(name: str, size: FeatureSize, lists: pa.Array) -> np.ndarray:
+    """Returns the token rows `[n, width]`, or numbers `[n, floats]`, of lists of them."""
+    values: np.ndarray = lists.flatten().to_numpy().reshape(len(lists), -1)
+    if size.floats and not np.isfinite(values).all():
+        raise _misfit(name, "numbers that aren't finite")
+    if not size.floats and values.size and not 0 <= values.min() <= values.max() < size.rows:
+        raise _misfit(name, f"rows {values.min()} … {values.max()} of {size.rows}")
+    return values
 
 
 def _misfit(feature: str, received: str) -> RecsysError:

@@ -162,8 +162,8 @@ class Vocabulary:
         digest.update(np.ascontiguousarray(data[offsets[0] : offsets[-1]]).data)
         return digest.hexdigest()
 
-    def save(self, path: Path) -> None:
-        """Writes the vocabulary to the Parquet file `path`."""
+    def lines(self) -> Iterator[pa.Table]:
+        """Yields the lines of the file that `save` writes, by row group."""
         unused = np.zeros(self.first_own_row, np.int64)
         columns = [
             self.ids_of_rows,
@@ -173,7 +173,12 @@ class Vocabulary:
         ]
         schema = vocabulary_schema(self.cut, self.config, self.split)
         table = pa.Table.from_arrays([pa.array(c) for c in columns], schema=schema)
-        pq.write_table(table, path, row_group_size=GROUP_ROWS)
+        for first in range(0, self.n_rows, GROUP_ROWS):
+            yield table.slice(first, GROUP_ROWS)
+
+    def save(self, path: Path) -> None:
+        """Writes the vocabulary to the Parquet file `path`."""
+        pq.write_table(pa.concat_tables(self.lines()), path, row_group_size=GROUP_ROWS)
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:

@@ -50,9 +50,8 @@ def folder(tmp_path):
     items = Vocabulary(pa.array(["a", "b"]), np.array([2, 1]))
     write_titles(tmp_path / "catalogue", items, ())
     tables = {"genres": FeatureSize(4, 2), "hashed": FeatureSize(3, 1)}
-    bags = {"genres": np.array([[3, 1], [2, 0]]), "hashed": np.array([[1], [2]])}
-    batches = [(pa.array(["b", "a"]), bags)]
-    write_features(tmp_path / "catalogue", items, tables, batches, {"genres": _GENRES})
+    bags = pa.table({"row": [2, 1], "genres": [[3, 1], [2, 0]], "hashed": [[1], [2]]})
+    write_features(tmp_path / "catalogue", 3, tables, [bags], {"genres": _GENRES})
     return tmp_path / "catalogue"
 
 
@@ -83,6 +82,5 @@ def test_names_of_another_table_are_refused(tmp_path):
 
 
 def test_a_table_needs_a_name_for_each_row(tmp_path):
-    items = Vocabulary(pa.array(["a"]), np.array([2]))
     with pytest.raises(RecsysError, match=r"R261.*'genres'.*3 names of 4"):
-        write_features(tmp_path, items, {"genres": FeatureSize(4, 2)}, (), {"genres": _GENRES[:3]})
+        write_features(tmp_path, 2, {"genres": FeatureSize(4, 2)}, (), {"genres": _GENRES[:3]})

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import shutil
+import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from recsys.data.catalogue import FeatureSize, write_features, write_titles
@@ -22,11 +24,13 @@ from recsys.data.dead_letters import Tally, refuse_empty, write_summary
 from recsys.data.entities import EntityConfig, id_column, keep_latest, parse_entities, raw_columns
 from recsys.data.example_files import read_split, write_examples
 from recsys.data.forgotten import Forgotten
+from recsys.data.ingest.buckets import Buckets, regroup
+from recsys.data.ingest.id_places import IdRows
 from recsys.data.ingest.read_rows import ReadPlan, count_buckets, cut_files, read_sources
 from recsys.data.sources.pieces import remark_on_skipped
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.source_files import match_files
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import GROUP_ROWS, open_vocabulary
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}
 """Name of the pipeline step that reads each side."""
+_JOINED_ROWS = 1 << 16
 
 
 def ingest_entities(
@@ -177,25 +182,51 @@ def write_entities(
         catalogue: Examples of the catalogue.
         tokens: Output of Transform for `items` and `users`, if they have features.
     """
-    known = {
-        what: Vocabulary.load(folder / "vocabulary" / f"{what}.parquet")
-        for what in ("items", *(["users"] if "users" in tokens else []))
-    }
-    titles: Iterable[pa.Table] = ()
-    if catalogue is not None and items is not None and items.columns.title is not None:
-        titles = read_split(catalogue / f"Split-{SPLIT}", ["item_id", "title"])
-    write_titles(folder / "catalogue", known["items"], titles)
-    _write_features(folder / "catalogue", known["items"], items, tokens.get("items"))
-    if "users" in known:
-        _write_features(folder / "user_features", known["users"], users, tokens["users"])
+    vocabularies = folder / "vocabulary"
+    with tempfile.TemporaryDirectory(prefix=".join-", dir=folder) as name_of_work:
+        work = Path(name_of_work)
+        ids = {
+            what: IdRows(vocabularies / f"{what}.parquet", work / what)
+            for what in ("users", "items")
+            if what in tokens or (what == "items" and catalogue is not None)
+        }
+        titles: Iterable[pa.Table | None] = ()
+        if catalogue is not None and items is not None and items.columns.title is not None:
+            tables = read_split(catalogue / f"Split-{SPLIT}", ["item_id", "title"])
+            known = (
+                one.filter(one["title"].is_valid()).rename_columns(["id", "title"])
+                for one in tables
+            )
+            titles = _by_row(known, ids["items"], work / "titles")
+        write_titles(folder / "catalogue", open_vocabulary(vocabularies / "items.parquet"), titles)
+        if items is None or "items" not in tokens:
+            write_features(folder / "catalogue", 0, {}, ())
+        else:
+            _write_features(folder / "catalogue", ids["items"], items, tokens["items"], work)
+        if users is not None and "users" in tokens:
+            _write_features(folder / "user_features", ids["users"], users, tokens["users"], work)
+
+
+def _by_row(tables: Iterable[pa.Table], ids: IdRows, work: Path) -> Iterator[pa.Table | None]:
+    """Yields tables of ids by `GROUP_ROWS` rows, with `row` instead of `id`.
+
+    Ids without a row of their own are left out.
+    """
+    work.mkdir()
+    groups = Buckets(work, -(-ids.n_rows // GROUP_ROWS))
+    for table in regroup(tables, _JOINED_ROWS):
+        rows = ids.rows(table["id"])
+        found = table.drop_columns("id").append_column("row", pa.array(rows))
+        found = found.filter(pa.array(rows >= ids.first_own_row))
+        groups.add(found["row"].to_numpy() // GROUP_ROWS, found)
+    for group in range(groups.n):
+        read = groups.read(group)
+        yield pa.concat_tables(read) if read else None
 
 
 def _write_features(
-    folder: Path, vocabulary: Vocabulary, source: EntityConfig | None, tokens: Transformed | None
+    folder: Path, ids: IdRows, source: EntityConfig, tokens: Transformed, work: Path
 ) -> None:
-    if source is None or tokens is None:
-        write_features(folder, vocabulary, {}, ())
-        return
     # Imported late: TensorFlow takes seconds to start, and isn't needed without features.
     from recsys.data.ingest.transform import read_token_rows, read_vocabularies
 
@@ -207,4 +238,13 @@ def _write_features(
     names = {f.name: f.token_names(known[f.name]) for f in source.features}
     folder_of_tokens = tokens.examples / f"Split-{SPLIT}"
     batches = read_token_rows(folder_of_tokens, id_column(source), source.features)
-    write_features(folder, vocabulary, sizes, batches, names)
+    tables = (
+        pa.table({"id": of_ids, **{name: _lists(values) for name, values in columns.items()}})
+        for of_ids, columns in batches
+    )
+    groups = _by_row(tables, ids, work / folder.name)
+    write_features(folder, ids.n_rows, sizes, groups, names)
+
+
+def _lists(values: np.ndarray) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
