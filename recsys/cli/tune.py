@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -120,6 +121,7 @@ class TuneView:
     ) -> None:
         self._console, self._bar = console, bar
         self._metric, self._best = tuning.metric, tuning.best_ended()
+        self._sign = tuning.sign
         done = round(tuning.seconds)
         self._whole = bar.add_task("budget", total=60 * minutes, completed=done, text="")
         self._trial = bar.add_task("trial", total=None, text="")
@@ -132,8 +134,9 @@ class TuneView:
             return
         self._bar.advance(self._whole, record["seconds"])
         value = record["value"]
-        mark = "★" if value is not None and value > self._best else " "
-        self._best = max(self._best, -1.0 if value is None else value)
+        rank = -math.inf if value is None else self._sign * value
+        mark = "★" if rank > self._best else " "
+        self._best = max(self._best, rank)
         measured = "" if value is None else f"{self._metric} {figure(value)} "
         outcome = "" if state == "complete" else f"({record['error'] or state}) "
         self._console.write_line(

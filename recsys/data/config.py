@@ -235,6 +235,9 @@ class ShuffleConfig(Strict):
     of some users."""
 
 
+_MONITORED = r"^((recall|ndcg)@[1-9][0-9]*|mrr|roc_auc|gauc|log_loss|squared_error)$"
+
+
 class ValidationConfig(Strict):
     """Validation during training, on training positives that are held back."""
 
@@ -250,15 +253,21 @@ class ValidationConfig(Strict):
     popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
     """Exponent of an item's training positives in the probability of its events, for `popular`; 0
     equals `random`. `null`: estimated from the marked validation part."""
-    metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
-    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`."""
+    metric: Annotated[str, Field(pattern=_MONITORED)] = "recall@10"
+    """Metric to monitor: `recall@k`, `ndcg@k` or `mrr`; for ranking `roc_auc`, its default, `gauc`,
+    `log_loss` or, if the first label is an amount, `squared_error`."""
     every_epochs: PositiveInt = 1
     """Number of epochs between two evaluations."""
     patience: PositiveInt | None = 3
     """Number of evaluations without improvement after which training stops; `null`: never. The
     best model is kept in any case."""
     max_queries: PositiveInt = 5_000
-    """Highest number of queries per evaluation."""
+    """Highest number of queries per evaluation; for ranking, of rows, by default 200,000."""
+
+    @property
+    def sign(self) -> int:
+        """1 if higher values of the metric are better, else -1."""
+        return -1 if self.metric in ("log_loss", "squared_error") else 1
 
     @model_validator(mode="after")
     def _draw_is_whole(self) -> Self:

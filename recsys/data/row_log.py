@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -70,6 +71,9 @@ class RowLog(UserLog[RowShard]):
         history_end, labels, rate, impression, position, weight, valid: Columns of the shards,
             concatenated; see `RowShard`.
     """
+
+    has_others: ClassVar[bool] = False
+    """Rows hold no histories of their own."""
 
     def __init__(self, shards: Sequence[RowShard]) -> None:
         super().__init__(shards)

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 
 from recsys.data.label_config import LabelConfig
 from recsys.models.config import Dropout, QueryConfig
+from recsys.strict import Name
 
 Widths = tuple[PositiveInt, ...]
 SomeWidths = Annotated[Widths, Field(min_length=1)]
@@ -42,6 +43,10 @@ class RankingConfig(QueryConfig):
     of them, in alphabetical order. A label stands after the one that it is `given`."""
     label_weights: dict[str, NonNegativeFloat] = Field(default={})
     """Weights of labels in the loss, 1 for the others: `{buy: 5}`."""
+    position_feature: Name | None = None
+    """Context feature of the position in an impression. Training reads it; validation, judging and
+    serving give each row the value of the first position, so that a score doesn't depend on where
+    the item is shown. `null`: none."""
 
     @property
     def reads_attributes(self) -> bool:

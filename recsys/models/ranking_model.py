@@ -16,7 +16,7 @@ from recsys.losses.batch import check_scalar, described
 from recsys.losses.loss import TrainOptions
 from recsys.losses.score_loss import ScoreLoss
 from recsys.models.history_lookups import HistoryLookups
-from recsys.models.inputs import ModelSpec
+from recsys.models.inputs import FeatureSpec, ModelSpec
 from recsys.models.lookups import InputSpec, Tables
 from recsys.models.ranking_config import RankingConfig
 from recsys.models.terms import Tensors
@@ -83,6 +83,7 @@ class RankingModel(HistoryLookups, makes_layers=False):
         self.label_names: tuple[str, ...] = spec.config.learned(spec.labels)
         self.regularisation: dict[str, float] = {}
         self.amounts: Any = None
+        self.position: Any = None
 
     @classmethod
     def options_of(cls, train: Any) -> dict[str, Any]:
@@ -167,6 +168,36 @@ class RankingModel(HistoryLookups, makes_layers=False):
                 ),
                 trainable=False,
             )
+        if self.config.position_feature is not None:
+            shape, dtype = self._position_feature.entry
+            self.position = self.add_weight(
+                name="position", shape=shape, dtype=dtype, initializer="zeros", trainable=False
+            )
+
+    @property
+    def _position_feature(self) -> FeatureSpec:
+        name = self.config.position_feature
+        for feature in self.spec.context:
+            if feature.name == name:
+                return feature
+        raise UsageError(
+            "R345",
+            "model.position_feature must be a context feature of the data:"
+            f" {', '.join(f.name for f in self.spec.context) or 'there are none'}.",
+            "Add it to data.interactions.features, or set the key to null.",
+            name,
+        )
+
+    def set_position(self, entry: np.ndarray) -> None:
+        """Sets the encoded `config.position_feature` of the first position `[width]`."""
+        self.position.assign(entry)
+
+    def _at_first_position(self, inputs: Tensors) -> Tensors:
+        """Returns inputs with `config.position_feature` of the first position."""
+        name = self.config.position_feature
+        if name is None or name not in inputs:
+            return inputs
+        return {**inputs, name: ops.broadcast_to(self.position, ops.shape(inputs[name]))}
 
     def set_amounts(self, labels: Mapping[str, np.ndarray]) -> None:
         """Sets the units of amounts from the training data: mean and standard deviation.
@@ -188,10 +219,11 @@ class RankingModel(HistoryLookups, makes_layers=False):
     @property
     def adapted(self) -> list[Any]:
         """Weights that are set from the data; neither training nor a warm start changes them."""
-        return [*super().adapted, *([] if self.amounts is None else [self.amounts])]
+        return [*super().adapted, *(x for x in (self.amounts, self.position) if x is not None)]
 
     def call(self, inputs: Tensors, training: bool = False) -> Scores:
         """Returns the scores `[rows]` float32 by label, as `score` describes them."""
+        inputs = inputs if training else self._at_first_position(inputs)
         features = self.look_up(inputs, [x.name for x in self.inputs_of_sides])
         if training and self.regularisation:
             rows = {table: features[self._read_by_id[table]] for table in self.regularisation}
@@ -213,7 +245,8 @@ class RankingModel(HistoryLookups, makes_layers=False):
             place: Index of each row's query `[rows]` int32.
         """
         sides = []
-        for inputs in (query_inputs, row_inputs):
+        for given in (query_inputs, row_inputs):
+            inputs = self._at_first_position(given)
             names = [x.name for x in self.inputs_of_sides if x.name in inputs]
             sides.append(self.without_terms(self.look_up(inputs, names))[0])
         query = self._encoded(sides[0], training=False)

@@ -37,6 +37,7 @@ class Task(Strict):
         baselines: Names of the baselines of a config without `evaluate.baselines`; None: the
             default of that key.
         bless: Values of the keys of `bless` that a config doesn't set, other than their defaults.
+        train: Defaults of other keys of `train`, by key.
     """
 
     training: ClassVar[str]
@@ -47,6 +48,7 @@ class Task(Strict):
     metrics: ClassVar[tuple[str, ...] | None] = None
     baselines: ClassVar[tuple[str, ...] | None] = None
     bless: ClassVar[Mapping[str, Any]] = {}
+    train: ClassVar[Mapping[str, Any]] = {}
 
 
 def side_of(config: Any, name: Literal["training", "judging", "serving"]) -> Any:

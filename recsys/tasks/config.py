@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -106,6 +107,15 @@ class TrainConfig(Strict):
     half_life: PositiveFloat | None = None
     """Share of newer training events at which the weight of an example halves; `null`: all ages
     have equal weight. Requires events with times."""
+    negatives_per_row: PositiveInt = 4
+    """Ranking: number of items that are drawn from the catalogue for each row, as its negatives, if
+    no row of the data has label 0."""
+    negative_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Ranking: share of the rows with label 0, of the first label, that an epoch takes, drawn anew
+    each time. Scores are corrected for it (0..1]."""
+    calibration: Literal["temperature", "isotonic"] | None = None
+    """Ranking: map from scores to probabilities, fitted on the rows of `validation` after the
+    training: `temperature` is logistic, `isotonic` non-decreasing; `null`: none."""
     epochs: PositiveInt = 12
     """Number of passes over the training positives."""
     shuffle: ShuffleConfig = ShuffleConfig()
@@ -160,23 +170,28 @@ class TrainConfig(Strict):
             raise ValueError("shuffle.buffer must be at least batch_size")
         if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
             raise ValueError("hard_negatives.after_epochs must be less than epochs")
+        if self.negative_share < 1 and getattr(self.loss, "reads_group", False):
+            raise ValueError(
+                "negative_share must be 1 for a loss that compares the rows of an impression, which"
+                f" are never thinned; received {self.negative_share:g}"
+            )
         return self
 
 
 def of_task(train: TrainConfig, task: str) -> TrainConfig:
-    """Returns `train` with the default loss of the task, if it sets none.
+    """Returns `train` with the defaults of the task for keys that it doesn't set.
 
     A task for which no loss is registered has models that ignore `train.loss`.
 
     Raises:
         ValueError: Its loss belongs to another task.
     """
+    own = registry.get("task", task)
+    defaults: dict[str, Any] = {**getattr(own, "train", {})}
+    if (loss := getattr(own, "loss", None)) is not None:
+        defaults["loss"] = loss
+    train = _with_defaults(train, defaults)
     if train.loss.task == task:
-        return train
-    default = getattr(registry.get("task", task), "loss", None)
-    if default is not None and "loss" not in train.model_fields_set:
-        train = train.model_copy()  # `update` would count the loss as set.
-        train.__dict__["loss"] = Choice("loss").read(default)  # It is frozen.
         return train
     known = {name: registry.get("loss", name) for name in registry.names("loss")}
     losses = [name for name, loss in known.items() if getattr(loss, "task", None) == task]
@@ -185,6 +200,24 @@ def of_task(train: TrainConfig, task: str) -> TrainConfig:
             f"train.loss must be a loss of the model's task, {task}: {', '.join(losses)};"
             f" received {registry.name_of('loss', train.loss)}, of {train.loss.task}"
         )
+    return train
+
+
+def _with_defaults(train: TrainConfig, defaults: Mapping[str, Any]) -> TrainConfig:
+    """Returns `train` with other defaults for the keys that it, and its `validation`, don't set."""
+    values = TrainConfig.model_validate(defaults, strict=False)
+    keys = {key: getattr(values, key) for key in defaults if key not in train.model_fields_set}
+    if train.validation is not None and values.validation is not None:
+        keys["validation"] = train.validation.model_copy(
+            update={
+                key: getattr(values.validation, key)
+                for key in values.validation.model_fields_set - train.validation.model_fields_set
+            }
+        )
+    if not keys:
+        return train
+    train = train.model_copy()  # `update` would count the keys as set.
+    train.__dict__.update(keys)  # It is frozen.
     return train
 
 

@@ -164,6 +164,10 @@ class TrainingSide:
         """Returns the events that training sees."""
         return training_events(self.store.train, train, self.store.split)
 
+    def trained_inputs(self, events: KeptEvents) -> ModelInputs:
+        """Returns the inputs of users and items for a model that trained on `events`."""
+        return trained_inputs(self.inputs, events)
+
     def check(self, events: KeptEvents, train: TrainConfig, n_parts: int) -> list[str]:
         """Checks the data before the first step, and returns remarks on them.
 
@@ -227,6 +231,11 @@ def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
     """
     if not len(events.held):
         return inputs
+    return counted_inputs(inputs, events)
+
+
+def counted_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
+    """Returns the inputs with the counts of `events` in place of those of the ingest."""
     users, items = copy.copy(inputs.users), copy.copy(inputs.items)
     users.row_counts = events.user_counts(users.n_rows)
     items.row_counts = events.item_counts(items.n_rows)

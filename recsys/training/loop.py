@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import keras
 
+from recsys.data.config import ValidationConfig
 from recsys.distributed.coordination import (
     StepWatch,
     StopRequest,
@@ -216,7 +217,7 @@ class TrainingRun(keras.callbacks.Callback):
     def _end_epoch(self, epochs: int, is_last: bool) -> None:
         validation, metrics = self._config.validation, {}
         if validation is not None and (is_last or epochs % validation.every_epochs == 0):
-            metrics = self._validate(validation.metric)
+            metrics = self._validate(validation)
             self._log.record_validation(metrics)
         self._epoch_logs = self._progress.end_epoch(epochs - 1, metrics)
         self._callbacks.on_epoch_end(epochs - 1, self._epoch_logs)
@@ -235,17 +236,17 @@ class TrainingRun(keras.callbacks.Callback):
 
     # --- validation and checkpoints
 
-    def _validate(self, metric: str) -> dict[str, float]:
-        """Returns the validation's metrics; saves the model if its `metric` is the best so far."""
-        progress = self._progress
+    def _validate(self, config: ValidationConfig) -> dict[str, float]:
+        """Returns the validation's metrics; saves the model if its metric is the best so far."""
+        progress, metric, sign = self._progress, config.metric, config.sign
         with averaged(self.model):
             # Use process 0's metrics: they may differ in the last bit between processes, and
             # all must agree on the best step.
             own = self._work.validate()
             metrics: dict[str, float] = agreed(lambda: own)
-            earlier = [look[metric] for look in progress.validations]
+            earlier = [sign * look[metric] for look in progress.validations]
             progress.validations.append({"step": progress.step, **metrics})
-            if not earlier or metrics[metric] > max(earlier):
+            if not earlier or sign * metrics[metric] > max(earlier):
                 progress.best_step = progress.step
                 arrays = self._finite(weights_of(self.model))
                 self._best.save(progress.step, arrays, {})

@@ -25,7 +25,7 @@ from recsys.models.lookups import model_class
 from recsys.strict import Repeats
 from recsys.tasks import side_of
 from recsys.tasks.config import TrainConfig, TrainStage, WarmStartConfig, of_task
-from recsys.tasks.training_side import trained_inputs, unknown_share
+from recsys.tasks.training_side import unknown_share
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows, steps_in
 from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import (
@@ -195,7 +195,7 @@ class _Fit:
         if error := side.uneven(train, n_parts):
             raise error
         remarks = side.check(self._events, train, n_parts)
-        self._inputs = trained_inputs(side.inputs, self._events)
+        self._inputs = side.trained_inputs(self._events)
         self._unknown_share = unknown_share(self._events, self._inputs)
         part = part_of_process(self._mesh)
         self._source = side.source(self._events, batch_settings(train, base), n_parts, part)

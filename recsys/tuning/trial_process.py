@@ -82,7 +82,10 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
     progress = trainer.fit(model, dataset).progress
     return {
         "state": "pruned" if progress.is_stopped else "complete",
-        "value": max(look[validation.metric] for look in progress.validations),
+        "value": max(
+            (look[validation.metric] for look in progress.validations),
+            key=lambda value: validation.sign * value,
+        ),
         "best_step": progress.best_step,
         "steps": progress.step,
         "seconds": round(progress.seconds, 3),

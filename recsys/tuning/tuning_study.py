@@ -59,19 +59,21 @@ def storage_url(folder: Path) -> str:
     return f"sqlite:///{folder / _FILE}"
 
 
-def open_study(folder: Path, pruner: Pruner | None = None) -> optuna.Study:
+def open_study(folder: Path, pruner: Pruner | None = None, sign: int = 1) -> optuna.Study:
     """Returns the study of a folder, created if missing.
 
     Args:
         folder: The folder.
         pruner: Pruner of a new study; an existing one keeps its own.
+        sign: 1 if a new study maximises its metric, -1 if it minimises it.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(
         storage_url(folder), engine_kwargs={"connect_args": {"timeout": _WAIT_S}}
     )
+    direction = "maximize" if sign > 0 else "minimize"
     study = optuna.create_study(
-        study_name=_NAME, storage=storage, direction="maximize", load_if_exists=True
+        study_name=_NAME, storage=storage, direction=direction, load_if_exists=True
     )
     if PRUNER not in study.user_attrs:
         study.set_user_attr(PRUNER, pruner or "median")
@@ -173,8 +175,9 @@ class TuningStudy:
         self._data, self.folder, self._options = data.absolute(), folder, options
         validation = self.config.train.validation
         self.metric = "" if validation is None else validation.metric
+        self.sign = 1 if validation is None else validation.sign
         folder.mkdir(parents=True, exist_ok=True)
-        self._study = open_study(folder, options.pruner)
+        self._study = open_study(folder, options.pruner, self.sign)
         self._check_identity(dict(written or default_space(self.config)))
         self._clear_ended()
 
@@ -220,13 +223,16 @@ class TuningStudy:
         """Returns the record of the best finished trial, else of the best; None without trials."""
         records = [record for record in self.records() if record["value"] is not None]
         ended = [record for record in records if record["state"] == "complete"]
-        return max(ended or records, key=lambda record: record["value"], default=None)
+        return max(ended or records, key=self._rank, default=None)
 
     def best_ended(self) -> float:
-        """Returns the best value of the finished trials, -inf if there are none."""
+        """Returns the best value of the finished trials times `sign`, -inf if there are none."""
         records = (record for record in self.records() if record["state"] != "running")
-        values = (record["value"] for record in records if record["value"] is not None)
+        values = (self._rank(record) for record in records if record["value"] is not None)
         return max(values, default=float("-inf"))
+
+    def _rank(self, record: dict[str, Any]) -> float:
+        return float(self.sign * record["value"])
 
     # --- trials
 
@@ -303,7 +309,7 @@ class TuningStudy:
         return {
             "number": trial.number,
             "state": _STATES.get(trial.state, "running"),
-            "value": max(values, default=trial.value),
+            "value": max(values, key=lambda value: self.sign * value, default=trial.value),
             "parameters": self._parameters(trial.number),
             "seconds": round(float(trial.user_attrs.get(SECONDS, 0.0)), 1),
             "looks": [{"epoch": epoch, "value": value} for epoch, value in looks],

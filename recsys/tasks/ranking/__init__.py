@@ -34,3 +34,8 @@ class Ranking(Task):
         "over": {"item_mean": 1.0},
         "rules": [{"metric": "calibration_error", "sure_loss": "refuse"}],
     }
+    train: ClassVar[Mapping[str, Any]] = {
+        "batch_size": 512,
+        "epochs": 20,
+        "validation": {"share": 0.1, "metric": "roc_auc", "max_queries": 200_000},
+    }

@@ -211,15 +211,17 @@ class Rows:
         return found
 
     def of_items(self, read: Read, item_row: np.ndarray) -> Read:
-        """Returns rows with other items `[n]` int32: the labels and statistics of the pairs.
+        """Returns rows with other items `[n]` int32.
 
-        Such a pair has no statistics of its own but those of the cut, if there are some.
+        Without statistics as of the cut they have no features of rows: those of a pair that isn't
+        in the data are unknown.
         """
         read = {**read, "item_row": item_row}
-        if self.statistics is None:
-            return read
-        at_cut = self.statistics.features(read["user_row"], item_row, self.inputs.catalogue)
-        return read | {name: x.astype(input_dtype(x.dtype)) for name, x in at_cut.items()}
+        if self.statistics is not None:
+            of_pairs = self.statistics.features(read["user_row"], item_row, self.inputs.catalogue)
+            return read | {n: x.astype(input_dtype(x.dtype)) for n, x in of_pairs.items()}
+        names = [one.name for one in self.inputs.event_features if is_row_feature(one)]
+        return read | {name: np.zeros_like(read[name]) for name in names}
 
     def _histories(self, user: np.ndarray, end: np.ndarray) -> _Histories:
         """Returns the slices of `pasts` that are the histories of rows.
@@ -298,14 +300,15 @@ def known(label: np.ndarray) -> np.ndarray:
 def model_inputs(read: Read, inputs: ModelInputs, config: Any) -> Read:
     """Returns the inputs of a model for rows that `Rows.read` returned."""
     features = inputs.catalogue.features
+    of_histories = features if config.history and config.history_features else ()
     names = [x.name for x in inputs.event_inputs(config)]
     names += [one.name for one in inputs.event_features if is_row_feature(one)]
     return {
         **({"user_row": trained_rows(read["user_row"], inputs.users)} if config.user_id else {}),
-        "history": trained_rows(read["history"], inputs.items),
+        **({"history": trained_rows(read["history"], inputs.items)} if config.history else {}),
         **{name: read[name] for name in names},
         **bags_of(inputs.user_features, read["user_row"]),
-        **bags_of_histories(features if config.history_features else (), read["history"]),
+        **bags_of_histories(of_histories, read["history"]),
         "id_row": trained_rows(read["item_row"], inputs.items),
         **bags_of(features, read["item_row"]),
     }

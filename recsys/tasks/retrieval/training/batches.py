@@ -281,15 +281,15 @@ class BatchSource:
         shown = {name: examples[name] for name in self.context}
         if shown and share:
             is_hidden = part.uniform(examples["user_row"].shape, random) < share
-            shown = {name: _hidden(x, is_hidden) for name, x in shown.items()}
+            shown = {name: hidden(x, is_hidden) for name, x in shown.items()}
         attributes = {of_history(name): examples[of_history(name)] for name in self.attributes}
         times = {name: examples[name] for name in (AGES, ASKED) if name in examples}
         is_missing = history == UNKNOWN_ROW
         if share and (attributes or times):
             is_hidden = part.uniform(history.shape[:1], random) < share
             is_missing |= is_hidden[:, None]
-            times = {name: _hidden(x, is_hidden, UNKNOWN) for name, x in times.items()}
-        attributes = {name: _hidden(x, is_missing) for name, x in attributes.items()}
+            times = {name: hidden(x, is_hidden, UNKNOWN) for name, x in times.items()}
+        attributes = {name: hidden(x, is_missing) for name, x in attributes.items()}
         return {**shown, **attributes, **times}
 
     @functools.cached_property
@@ -355,7 +355,7 @@ def drop_rows(
     return np.where(part.uniform(rows.shape, random) < share, np.int32(UNKNOWN_ROW), rows)
 
 
-def _hidden(x: np.ndarray, is_hidden: np.ndarray, missing: int = 0) -> np.ndarray:
+def hidden(x: np.ndarray, is_hidden: np.ndarray, missing: int = 0) -> np.ndarray:
     """Returns `x` `[…, …]` with the entries at `is_hidden` `[…]` replaced by `missing`."""
     mask = is_hidden.reshape(*is_hidden.shape, *[1] * (x.ndim - is_hidden.ndim))
     return np.where(mask, x.dtype.type(missing), x)

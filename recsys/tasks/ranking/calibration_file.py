@@ -1,0 +1,52 @@
+"""`calibration.json` of a model folder: the map of each label from log odds to probabilities.
+
+    {"click": {"kind": "temperature", "scale": 0.91, "bias": -0.02}}
+
+Labels without a map, and models without the file, have the logistic function of their log odds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from recsys.errors import RecsysError
+from recsys.models.calibration import Isotonic, Temperature
+
+FILE = "calibration.json"
+Calibration = Temperature | Isotonic
+KINDS: dict[str, type[Temperature] | type[Isotonic]] = {
+    "temperature": Temperature,
+    "isotonic": Isotonic,
+}
+_Read = TypeAdapter(dict[str, Annotated[Calibration, Field(discriminator="kind")]])
+
+
+def save_calibration(folder: Path, maps: Mapping[str, Calibration]) -> None:
+    """Writes the maps by label into a model folder."""
+    text = json.dumps({name: one.model_dump(mode="json") for name, one in maps.items()}, indent=1)
+    (folder / FILE).write_text(text + "\n")
+
+
+def load_calibration(folder: Path) -> dict[str, Calibration]:
+    """Returns the maps by label; none without the file.
+
+    Raises:
+        RecsysError: The file is damaged (R396).
+    """
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        return _Read.validate_json(path.read_bytes(), strict=False)
+    except (OSError, ValidationError) as error:
+        raise RecsysError(
+            "R396",
+            f"{str(path)!r} must hold the calibration that the training wrote.",
+            "Train again; without the file, probabilities are not calibrated.",
+            str(error),
+        ) from None

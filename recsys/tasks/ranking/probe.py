@@ -1,0 +1,115 @@
+"""`rank_probe.npz` of a ranking model's folder: rows with the scores that training computed.
+
+Judging and export must compute the same scores. The arrays are
+
+    user_row, item_row   [n] int32        rows of the vocabularies, 0 for unknown ids
+    history              [n, history]     item rows, the newest first, padded with 0
+    <input>              [n, …]           context, attributes and features of rows, encoded
+    raw.…                                 raw values of context and attributes, see `RawEvents`
+    score.<label>        [n] float32      log odds given nothing, or amount, uncalibrated
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsys.data.event_features import FOLDER, time_column_of
+from recsys.data.row_log import RowLog
+from recsys.data.store import InteractionStore
+from recsys.distributed.coordination import agreed
+from recsys.models.inference import ScoreInference
+from recsys.models.inputs import ModelInputs
+from recsys.models.summary import damaged
+from recsys.tasks.ranking.rows import Read, Rows, is_row_feature, model_inputs
+from recsys.tasks.retrieval.raw_events import MISSING, RAW, RawEvents
+
+PROBE = "rank_probe.npz"
+_SCORE = "score."
+_ROWS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class RankProbe:
+    """Rows with the scores that were computed in training.
+
+    Attributes:
+        rows: `user_row` and `item_row` `[n]` int32, `history` `[n, history]`, and context,
+            attributes and features of rows by input, as `Rows.read` returns them.
+        scores: Log odds given nothing, or amount, uncalibrated, `[n]` float32 by label.
+        raw: Raw values of context and attributes.
+    """
+
+    rows: Read
+    scores: dict[str, np.ndarray]
+    raw: RawEvents | None
+
+
+def save_probe(
+    folder: Path, inference: ScoreInference, store: InteractionStore, inputs: ModelInputs
+) -> None:
+    """Writes the probe: rows of the training data, with drawn raw values of events.
+
+    Every process calls it.
+
+    Args:
+        folder: The model folder.
+        inference: Computes scores of the model.
+        store: The store that it trained on.
+        inputs: Vocabularies and features, with the counts of its training rows.
+    """
+    model, config = inference.model, inference.model.spec.config
+    rows = Rows.of(store, "train", inputs, config)
+    n_rows = len(rows.log)
+    numbers = np.linspace(0, n_rows - 1, min(_ROWS, n_rows)).astype(np.int64)
+    read = rows.read(numbers)
+    # Includes a user without a row, an empty history, and an item without a row.
+    read["user_row"][:1], read["history"][1:2], read["item_row"][2:3] = 0, 0, 0
+    times = _times(rows.log, numbers, store.train.history, config.history + 1)
+    times[1:2] = MISSING
+    features, column = inputs.event_features, time_column_of(folder / FOLDER)
+    of_events = [one for one in features if not is_row_feature(one)]
+    raw = RawEvents.drawn(of_events, column, np.array(read["timestamp"]), times)
+    read |= raw.given(of_events, column, [x.name for x in inputs.event_inputs(config)])
+    names = ["user_row", "item_row", "history"]
+    names += [x.name for x in inputs.event_inputs(config)]
+    names += [one.name for one in features if is_row_feature(one)]
+    read = {name: read[name] for name in names}
+
+    def of_rows(at: np.ndarray) -> Read:
+        return model_inputs({name: x[at] for name, x in read.items()}, inputs, config)
+
+    scores = np.concatenate([*inference.blocks(of_rows, len(numbers))])
+    of_labels = {f"{_SCORE}{name}": scores[:, n] for n, name in enumerate(model.label_names)}
+    arrays: dict[str, Any] = {**read, **raw.arrays(), **of_labels}
+    agreed(lambda: np.savez(folder / PROBE, **arrays))
+
+
+def _times(log: RowLog, numbers: np.ndarray, past: Any, length: int) -> np.ndarray:
+    """Returns the times of the events before rows `[n, length]`, padded with `MISSING`."""
+    first = past.offsets[log.user_index(numbers)]
+    places = log.history_end[numbers][:, None] - 1 - np.arange(length)
+    is_there = places >= first[:, None]
+    times = past.timestamp[np.where(is_there, places, 0)] if len(past) else np.zeros_like(places)
+    return np.where(is_there, times, MISSING)
+
+
+def read_probe(folder: Path) -> RankProbe:
+    """Reads `rank_probe.npz` of a model folder.
+
+    Raises:
+        RecsysError: The file is missing or damaged.
+    """
+    try:
+        with (folder / PROBE).open("rb") as file, np.load(file, allow_pickle=False) as probe:
+            arrays = {name: probe[name] for name in probe}
+            raw = RawEvents.of(arrays)
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise damaged(folder, str(error)) from None
+    scores = {n.removeprefix(_SCORE): x for n, x in arrays.items() if n.startswith(_SCORE)}
+    rows = {n: x for n, x in arrays.items() if not n.startswith((RAW, _SCORE))}
+    return RankProbe(rows, scores, raw)
