@@ -18,6 +18,8 @@ from recsys.data.ingest.tasks import in_threads
 
 _MOST_RUNS = 64
 """Number of files that are merged at once; of more parts, some are merged before."""
+_USER_EVENTS = 2
+"""Number of events that take as much memory as a user, while a shard is written."""
 _NUMBERS = ("order", "user_row", "start", "end", "in_history", "part")
 _SCHEMA = pa.schema([("id", pa.large_string()), *((name, pa.int32()) for name in _NUMBERS)])
 
@@ -29,7 +31,8 @@ class UserOrder:
         parts: The part's events.
         known: Rows of users.
         by_row: Whether users are sorted by (row, id), as in `train`, or by id.
-        most: Approximate number of events per shard; more if a single user has more.
+        most: Approximate number of events per shard, fewer if it has many users; more if a single
+            user has more.
         work: Folder of temporary files.
     """
 
@@ -44,12 +47,12 @@ class UserOrder:
             starts = range(0, len(parts), width)
             self._runs = in_threads(lambda at: self._merged(self._runs[at : at + width]), starts)
             self._run_of_part //= width
-        n_events = sum(n for _, n in made)
+        size = sum(n for _, n in made)
         self.n_shards, self.n_written = 0, [0]
         """Number of shards, and number of events of histories before each."""
         self._borders = [np.zeros(len(self._runs), np.int64)]
-        if n_events:
-            self._divide(n_events, max(1, -(-n_events // most)))
+        if size:
+            self._divide(size, max(1, -(-size // most)))
             self.n_shards = len(self._borders) - 1
 
     def users(self, shard: int) -> pa.Table:
@@ -65,7 +68,7 @@ class UserOrder:
         return table.drop_columns(["order", "in_history"])
 
     def _run(self, numbered: tuple[int, SegmentPart]) -> tuple[Run, int]:
-        """Returns the users of a part, and the number of its events."""
+        """Returns the users of a part, and the size of its events and users [events]."""
         number, part = numbered
         part = dataclasses.replace(part)  # Its maps are closed afterwards.
         users, (starts, ends) = part.users, part.bounds
@@ -85,19 +88,19 @@ class UserOrder:
         # A part has fewer than 2³¹ events.
         table = {name: column[sorting].astype(np.int32) for name, column in columns.items()}
         users_of_part = pa.table({"id": ids.take(pa.array(sorting)), **table}, _SCHEMA)
-        return Run(self._work, _SCHEMA, [users_of_part]), int((end - start).sum())
+        return Run(self._work, _SCHEMA, [users_of_part]), int((_USER_EVENTS + end - start).sum())
 
     def _merged(self, runs: Sequence[Run]) -> Run:
         return Run(self._work, _SCHEMA, merge_runs(runs))
 
-    def _divide(self, n_events: int, n: int) -> None:
-        """Divides the users into `n` shards of about the same number of events."""
-        shares = np.arange(1, n) * (n_events / n)
+    def _divide(self, size: int, n: int) -> None:
+        """Divides the users into `n` shards of about the same size."""
+        shares = np.arange(1, n) * (size / n)
         n_seen, n_in_history, at = 0, 0, self._borders[0]
         for rows in merge_runs(self._runs) if n > 1 else ():
             starts = np.flatnonzero(first_rows(rows))
             run = self._run_of_part[rows["part"].to_numpy()]
-            length = rows["end"].to_numpy() - rows["start"].to_numpy()
+            length = _USER_EVENTS + rows["end"].to_numpy() - rows["start"].to_numpy()
             ends = n_seen + np.cumsum(np.add.reduceat(length, starts, dtype=np.int64))
             inside = shares[(shares > n_seen) & (shares <= ends[-1])]
             upto = np.append(starts, len(rows))
