@@ -64,6 +64,9 @@ def test_rows_are_split_by_time_and_all_are_accounted_for(tmp_path):
 
 def test_what_only_the_work_needed_is_gone(tmp_path):
     write(tmp_path / "in", "a.csv", [f"u,i,{START + n * DAY}" for n in range(3)])
+    with pytest.raises(RecsysError):
+        run(source(tmp_path / "in" / "none.csv"), tmp_path)
+    assert list((tmp_path / "letters").iterdir()) == []
     run(source(tmp_path / "in" / "a.csv"), tmp_path)
     assert sorted(path.name for path in (tmp_path / "letters").iterdir()) == [
         "dead_letters",
