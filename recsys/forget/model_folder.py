@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.dataset import seal_inputs
+from recsys.data.statistics import FOLDER as STATISTICS
+from recsys.data.statistics import MOMENTS, StatisticsState
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.forget.files import Names, fresh, replacing
 from recsys.models.summary import SUMMARY, read_summary, summary_text
@@ -86,6 +88,7 @@ def forget_in_model(folder: Path, names: Names) -> int:
         rows = free_rows(copy / "vocabulary", names)
         for bags in sorted((copy / "user_features").glob("*.npy")):
             _overwrite(bags, rows)
+        _drop_states(copy, rows)
         summary, state = read_summary(copy), copy / _STATE / "state.json"
         _overwrite_variables(copy / "weights", summary, summary["spec"], rows)
         fresh(copy / SUMMARY).write_text(summary_text(summary))
@@ -96,6 +99,16 @@ def forget_in_model(folder: Path, names: Names) -> int:
         _drop_probes(copy)
         _seal(copy)
     return len(rows)
+
+
+def _drop_states(folder: Path, rows: np.ndarray) -> None:
+    """Rewrites the statistics of earlier events without the states of user rows."""
+    for which in MOMENTS if (folder / STATISTICS).exists() else ():
+        changed = StatisticsState.open(folder, which).without_users(rows)
+        for name, states in changed.items():
+            for file in (f"{name}.npy", f"{name}.key.npy"):
+                fresh(folder / STATISTICS / which / file)
+            states.save(folder / STATISTICS / which, name)
 
 
 def _overwrite(path: Path, rows: np.ndarray) -> None:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
+from recsys.data.statistics import TOKEN_BITS
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.savedmodel.inputs import IdTable, hash_rows, places_of
@@ -176,6 +177,21 @@ class StoredIds:
             changes[self.key("_users/_times")] = dict.fromkeys(events, 0) | last
         for name in self._children("_of_user_rows"):
             changes[self.key(f"_of_user_rows/{name}")] = dict.fromkeys(rows, 0)
+        return changes | self._without_states(rows)
+
+    def _without_states(self, rows: Sequence[int]) -> Rows:
+        """Returns the changes of the states in a `StoredStatistics`, if there is one."""
+        changes: Rows = {}
+        if "_statistics" not in [child.local_name for child in self._nodes[0].children]:
+            return changes
+        for name in self._children("_statistics/_user_keys"):
+            paths = [f"_statistics/_user_{kind}/{name}" for kind in ("keys", "values")]
+            keys, values = map(self._get, paths)
+            is_left = ~np.isin(keys >> TOKEN_BITS, rows)
+            left, removed = np.flatnonzero(is_left), np.flatnonzero(~is_left)
+            following = dict(zip(removed, left[np.searchsorted(left, removed)], strict=True))
+            for path, column in zip(paths, (keys, values), strict=True):
+                changes[self.key(path)] = {at: column[other] for at, other in following.items()}
         return changes
 
     def key(self, path: str) -> str:
