@@ -119,7 +119,7 @@ def _statistics(report: Inspection) -> list[dict[str, Any]]:
     with_tokens = [feature.name for feature in of_items if feature.kind in _CATEGORIES]
     by: dict[str, Any] = {"user": "user", "item": "item"}
     by |= {f"user_{name}": ["user", name] for name in with_tokens[:1]}
-    taken = {feature.name for feature in (*report.features, *of_items)}
+    taken = {one.name for one in report.features} | {one.name for one in of_items}
     made = [
         {"name": plain_name(f"{of}_{what}", taken), "kind": kind, "label": label, "by": keys}
         for of, keys in by.items()
