@@ -9,6 +9,7 @@ from scipy.sparse import hstack
 from sklearn import metrics as sklearn
 from sklearn.linear_model import LogisticRegression as Regression
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from training_runs import train_here
 
 import recsys
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
@@ -16,12 +17,15 @@ from recsys.data.statistics import StatisticsState
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluator import Evaluator
 from recsys.evaluation.result import EvaluationResult
-from recsys.models import ModelInputs, model_class
+from recsys.models import ModelInputs
 from recsys.models.ranking_config import DcnV2Config
 from recsys.report.run_report import write_report
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.judging.labelled_rows import NEGATIVES
 from recsys.tasks.ranking.judging.side import RankingJudging
 from recsys.tasks.ranking.judging.systems import Predictor, System
+from recsys.tasks.ranking.probe import PROBE
 from recsys.tasks.ranking.rows import read_rows
 
 CONFIG = DcnV2Config(history=50)
@@ -207,24 +211,31 @@ def test_a_system_of_other_rows_and_tokens_reads_its_own(world, tmp_path):
         assert content["metrics"][key] == pytest.approx(value, abs=1e-9)
 
 
-def test_a_built_model_is_judged_by_its_calibrated_predictions(world):
-    data, inputs = world.data, ModelInputs.of_data(world.data)
-    model = model_class(CONFIG)(inputs.spec(CONFIG))
-    model.build()
-    result = recsys.evaluate(model, data, baselines=["constant"], progress=False)
-    n = np.arange(len(data.store.eval_rows))
-    statistics = StatisticsState.open(data.folder, "cut")
-    read = read_rows(data.store, "eval", n, inputs, CONFIG, "cut", statistics)
-    names = {x.name for x in model.inputs_of_sides}
-    found = model.predict_labels({name: x for name, x in read.items() if name in names})
-    value = sklearn.log_loss(
-        read["label.click"], np.asarray(found["click"]), sample_weight=1 / read["rate"]
-    )
-    assert result.metrics["log_loss"] == pytest.approx(value, abs=1e-5)
+def test_a_trained_model_is_judged_by_its_calibrated_predictions(world, tmp_path):
+    folder, data = tmp_path / "model", world.data
+    train = {"batch_size": 64, "epochs": 2, "validation": {}, "calibration": "temperature"}
+    train_here({"model": {"type": "dcn_v2", "dim": 4}, "train": train}, data.folder, folder)
+    trained, maps = load_model(folder), load_calibration(folder)
+    config = trained.model.spec.config
+    n, statistics = np.arange(len(data.store.eval_rows)), StatisticsState.open(data.folder, "cut")
+    read = read_rows(data.store, "eval", n, trained.inputs, config, "cut", statistics)
+    inputs = {x.name: read[x.name] for x in trained.model.inputs_of_sides}
+    scores = trained.model.joint_scores(trained.model(inputs))
+    predicted = maps["click"].apply(np.asarray(scores["click"]))
+    value = sklearn.log_loss(read["label.click"], predicted, sample_weight=1 / read["rate"])
+    for model in (folder, trained):
+        result = recsys.evaluate(model, data, baselines=["constant"], progress=False)
+        assert result.metrics["log_loss"] == pytest.approx(value, abs=1e-5)
     assert result.content["verdict"]["metric"] == "roc_auc"
     assert "rows of" in repr(result)
-    comparison = recsys.compare(model, model, data, progress=False)
-    assert "are the same" in comparison.sentence
+    comparison = recsys.compare(trained, trained.model, data, k=[1], progress=False)
+    roc_auc = comparison.metrics["roc_auc"]  # That the calibration doesn't change.
+    assert roc_auc["a"] == pytest.approx(roc_auc["b"])
+    with np.load(folder / PROBE) as file:
+        probe = dict(file)
+    np.savez(folder / PROBE, **{**probe, "score.click": probe["score.click"] + 1})
+    with pytest.raises(RecsysError, match="R311"):
+        recsys.evaluate(folder, data, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:scipy.optimize")
