@@ -43,10 +43,11 @@ def test_stored_states_and_given_histories_have_the_statistics_of_numpy(tmp_path
         numbers = []
         for user, at in asked:
             # The newest event comes first, and has the highest time.
-            world.rows, world.cut = [
+            world.rows = [
                 Row("u", names[item], length - n, *(values[x][user, n] for x in values))
-                for n, item in enumerate(events[user]) if given["is_there"][user, n]
-            ][::-1], length + 2  # fmt: skip
+                for n, item in reversed([*enumerate(events[user])])
+                if given["is_there"][user, n]
+            ]
             numbers.append(world.numbers(one, "u", names[item_row[user, at]], length + 1, False))
         own_history = one.encode(np.array(numbers, np.float64).astype(np.float32))
         own_history = own_history.reshape(by_user.shape)

@@ -12,6 +12,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.dataset import Data
 from recsys.data.event_features import load_event_features
 from recsys.data.event_features.statistics import prior_mean
+from recsys.data.example_files import read_split
 from recsys.data.ingest.event_values import learn_event_features
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.statistics import write_statistics
@@ -66,7 +67,7 @@ class World:
         self.rows = sorted(rows, key=lambda row: row.time)
         self.tags = {f"i{n}": chance.sample([1, 2, 3], chance.randrange(4)) for n in range(items)}
 
-    def write(self, folder, features, most=40):
+    def write(self, folder, features, split="time", most=40):
         """Writes the data folder, in shards and ranges of about `most` rows, and opens it."""
         lines = [
             (x.user, x.item, x.time, "" if x.like is None else 5 * x.like,
@@ -81,11 +82,12 @@ class World:
             "label_after": f"{self.delay_s}s" if self.delay_s else None,
         }
         config = InteractionsConfig.model_validate(options, strict=False)
-        source, data = InteractionSource(interactions=config, eval_share=0.3), folder / "data"
+        source = InteractionSource(interactions=config, eval_share=0.3, split=split)
+        data = folder / "data"
         examples, vocabulary = folder / "examples", data / "vocabulary"
         vocabulary.mkdir(parents=True)
         cut = ingest_interactions(source, examples, folder / "letters")["cut"]
-        make_vocabularies(examples, cut, {}, None, vocabulary, FEW)
+        make_vocabularies(examples, cut, {}, None, vocabulary, FEW, source.rule)
         names = Vocabulary.load(vocabulary / "items.parquet").names_of_rows()
         bags = np.array([(self.tags.get(x, []) + [0] * 3)[:3] for x in names], np.int32)
         catalogue = Catalogue(names, names, (FeatureBags("tags", 4, bags),))
@@ -98,7 +100,10 @@ class World:
         )
         write_statistics(data, self.delay_s, most)
         opened = Data(data, verify=True)
-        self.cut, self.known = cut, {*opened.items.ids_of_rows.drop_null().to_pylist()}
+        ids = ["user_id", "item_id", "timestamp"]
+        tables = read_split(examples / "Split-train", ids)
+        self.trained = {x for t in tables for x in zip(*t.to_pydict().values(), strict=True)}
+        self.known = {*opened.items.ids_of_rows.drop_null().to_pylist()}
         return opened
 
     def numbers(self, one, user, item, now, only_trained, is_end=False):
@@ -121,7 +126,7 @@ class World:
                 has_token = row.item in self.known and token in self.tags[row.item]
                 is_before = row.time < now or (is_end and row.time == now)
                 is_known = value is not None and row.time + delay <= now
-                is_known &= row.time < self.cut or not only_trained
+                is_known &= row[:3] in self.trained or not only_trained
                 if is_own and (token is None or has_token) and is_before and is_known:
                     seen.append(value)
         if statistic.kind == "count":

@@ -14,7 +14,7 @@ import itertools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -112,6 +112,7 @@ class _Rows:
         item_row, time: Columns of the rows.
         n_trained: Number of training rows.
         cut, newest: End of the training data, and newest time [seconds since 1970, UTC].
+        is_split_by_time: Whether all held-out rows are after the training rows.
         features: Features of the items, by name.
         user_rows: Own row of each user number, -1 without one `[users]`; users of training rows
             are numbered first.
@@ -124,7 +125,7 @@ class _Rows:
         self.item_row = _joined(log.item_row for log in self._logs)
         self.time = _joined(log.timestamp for log in self._logs)
         self.n_trained = len(self._logs[0])
-        self.cut = store.cut
+        self.cut, self.is_split_by_time = store.cut, store.split.split == "time"
         self.newest = max((int(times.max()) for times in self.time.shards if len(times)), default=0)
         self.features = {one.name: one for one in Catalogue.open(folder / "catalogue").features}
         users, items = (
@@ -245,6 +246,17 @@ class _Grouped:
         """Which entries are of training rows `[m]` bool."""
         return self.of_entries(self.part.row < self.n_trained)
 
+    def ends_seen(self, delay_s: int) -> np.ndarray:
+        """Returns the index after the last entry that each entry sees in its group `[m]`."""
+        if delay_s not in self._ends_seen:
+            until = _end_seen(self.of_entries(self.part.time), delay_s)
+            self._ends_seen[delay_s] = self.ends(self.group, until)
+        return self._ends_seen[delay_s]
+
+    @functools.cached_property
+    def _ends_seen(self) -> dict[int, np.ndarray]:
+        return {}
+
     def ends(self, group: np.ndarray, until: np.ndarray) -> np.ndarray:
         """Returns the index after the last entry of groups `[k]` before times `[k]`."""
         return np.searchsorted(self._ordinals, self._ordinal(group, until))
@@ -294,17 +306,17 @@ class _Writer:
         row, is_trained = grouped.part.row, grouped.is_trained
         labels = np.ones(len(row)) if self._labels is None else _numbers(self._labels[row])
         labels = grouped.of_entries(labels)
-        of_trained = self.statistic.reader(labels, is_trained)
-        of_all = self.statistic.reader(labels, np.ones(len(labels), bool))
-        starts = grouped.starts[grouped.group]
-        until = self._until(grouped.of_entries(grouped.part.time))
-        ends = grouped.ends(grouped.group, until)
-        state = np.where(is_trained[:, None], of_trained(starts, ends), of_all(starts, ends))
+        starts, ends = grouped.starts[grouped.group], grouped.ends_seen(self._delay_s)
+        of_trained = of_all = self.statistic.reader(labels, np.ones(len(labels), bool))
+        state = of_all(starts, ends)
+        if not self._rows.is_split_by_time:
+            of_trained = self.statistic.reader(labels, is_trained)
+            state = np.where(is_trained[:, None], of_trained(starts, ends), state)
         if grouped.place is not None:
             sums = [np.bincount(grouped.place, column, len(row)) for column in state.T]
             state = np.stack(sums, axis=1)
         self._numbers[row] = numbers_of(self.statistic, state, self._mean)
-        at_cut = int(self._until(np.array(self._rows.cut)))
+        at_cut = _end_seen(self._rows.cut, self._delay_s)
         at_newest = self._rows.newest + 1 - self._delay_s
         group = np.arange(len(grouped.starts))
         moments = (at_cut, of_trained), (at_newest, of_all)
@@ -313,10 +325,6 @@ class _Writer:
             is_kept = (grouped.keys >= 0) & (ends > grouped.starts)
             states = read(grouped.starts[is_kept], ends[is_kept])
             self._states[which].append(States(grouped.keys[is_kept], states))
-
-    def _until(self, time: np.ndarray) -> np.ndarray:
-        """Returns the end of the rows that are seen at times [s], exclusive."""
-        return np.minimum(time, time + 1 - self._delay_s)
 
     def finish(self, folder: Path) -> LearnedFeature:
         """Writes the statistic into a data folder; returns it with what it learned."""
@@ -337,6 +345,16 @@ class _Writer:
         blocks = slices(len(numbers), _BLOCK) or [slice(0)]
         parts = (one.encode(np.asarray(numbers[block])) for block in blocks)
         return np.concatenate([smallest(part, one.rows) for part in parts])
+
+
+def _end_seen(time: Any, delay_s: int) -> Any:
+    """Returns the end, exclusive, of the times of the rows that are seen at times [s].
+
+    Args:
+        time: A time, or several `[…]`.
+        delay_s: Age from which labels are known.
+    """
+    return time - max(delay_s - 1, 0)
 
 
 def _numbers(labels: np.ndarray) -> np.ndarray:

@@ -29,20 +29,26 @@ def encoded(world, one, pairs, **moment):
 
 
 @settings(max_examples=6)
-@given(seed=st.integers(0, 2**20), delay=st.sampled_from([0, 1, DAY]), options=st.sampled_from(AS))
+@given(
+    seed=st.integers(0, 2**20),
+    rule=st.sampled_from([("time", 0), ("time", 1), ("time", DAY), ("random", 0)]),
+    options=st.sampled_from(AS),
+)
 def test_rows_and_states_are_what_earlier_rows_with_known_labels_say(
-    tmp_path_factory, seed, delay, options
+    tmp_path_factory, seed, rule, options
 ):
+    split, delay = rule
     world = World(seed, delay_s=delay)
-    data = world.write(tmp_path_factory.mktemp("world"), statistics(**options))
+    data = world.write(tmp_path_factory.mktemp("world"), statistics(**options), split)
     store, (user_ids, item_ids) = data.store, (
         x.ids_of_rows.to_pylist() for x in (data.users, data.items)
     )  # fmt: skip
-    likes = [x.like for x in world.rows if x.time < store.cut and x.time + delay <= store.cut]
+    trained = [row for row in world.rows if row[:3] in world.trained]
+    likes = [x.like for x in trained if x.time + delay <= store.cut]
     known = [like for like in likes if like is not None]
     assert prior_mean(data.event_features[1].learned) == pytest.approx(sum(known) / len(known))
-    trained, held_out = (store.train_rows, store.train_users), (store.eval_rows, store.eval_users)
-    for log, users in (trained, held_out):
+    parts = (store.train_rows, store.train_users), (store.eval_rows, store.eval_users)
+    for log, users in parts:
         user = users.ids.take(pa.array(log.user_index(np.arange(len(log))))).to_pylist()
         item, time = (item_ids[row] for row in log.item_row[:]), log.timestamp[:].tolist()
         pairs = [(*x, log is store.train_rows) for x in zip(user, item, time, strict=True)]
