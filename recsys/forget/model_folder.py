@@ -21,6 +21,7 @@ from recsys.system import manifest as manifests
 from recsys.system.files import read_json
 
 USERS = "users.parquet"
+_PROBES = ("probe.npz", "rank_probe.npz")
 _DIFF = "diff.json"
 _STATE = "training_state"
 _OF_ITEMS = ("items", "item_bias")
@@ -82,13 +83,19 @@ def forget_in_model(folder: Path, names: Names) -> int:
     """
     if not (folder / SUMMARY).is_file():
         return 0
-    if not _has_trace(folder / "vocabulary", names) and _read_probes(folder)[1].all():
+    is_clean = all(_read_probes(folder, name)[1].all() for name in _PROBES)
+    if is_clean and not _has_trace(folder / "vocabulary", names):
         return 0
     with replacing(folder) as copy:
         rows = free_rows(copy / "vocabulary", names)
         for bags in sorted((copy / "user_features").glob("*.npy")):
             _overwrite(bags, rows)
-        _drop_states(copy, rows)
+        for moment in MOMENTS if (copy / STATISTICS).is_dir() else ():
+            at = copy / STATISTICS / moment
+            for name, states in StatisticsState.open(copy, moment).without_users(rows).items():
+                for file in at.glob(f"{name}.*"):
+                    fresh(file)
+                states.save(at, name)
         summary, state = read_summary(copy), copy / _STATE / "state.json"
         _overwrite_variables(copy / "weights", summary, summary["spec"], rows)
         fresh(copy / SUMMARY).write_text(summary_text(summary))
@@ -96,19 +103,10 @@ def forget_in_model(folder: Path, names: Names) -> int:
             described = read_json(state)
             _overwrite_variables(copy / _STATE, described, summary["spec"], rows)
             fresh(state).write_text(json.dumps(described) + "\n")
-        _drop_probes(copy)
+        for name in _PROBES:
+            _drop_probes(copy, name)
         _seal(copy)
     return len(rows)
-
-
-def _drop_states(folder: Path, rows: np.ndarray) -> None:
-    """Rewrites the statistics of earlier events without the states of user rows."""
-    for which in MOMENTS if (folder / STATISTICS).exists() else ():
-        changed = StatisticsState.open(folder, which).without_users(rows)
-        for name, states in changed.items():
-            for file in (f"{name}.npy", f"{name}.key.npy"):
-                fresh(folder / STATISTICS / which / file)
-            states.save(folder / STATISTICS / which, name)
 
 
 def _overwrite(path: Path, rows: np.ndarray) -> None:
@@ -150,25 +148,25 @@ def _part(name: str) -> int:
     return int(name.rpartition("shard-")[2].partition("-")[0]) if "shard-" in name else 0
 
 
-def _read_probes(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the arrays of the probes, and a mask of the probes of known users `[n]` bool.
+def _read_probes(folder: Path, name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the arrays of a file of probes, and a mask of those of known users `[n]` bool.
 
     The folder doesn't name the users of the other histories.
     """
-    if not (folder / "probe.npz").is_file():
+    if not (folder / name).is_file():
         return {}, np.zeros(0, bool)
     users = Vocabulary.load(folder / "vocabulary" / USERS)
-    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
+    with np.load(folder / name, allow_pickle=False) as probe:
         arrays = {name: probe[name] for name in probe.files}
     row = arrays["user_row"]
     return arrays, (row >= users.first_own_row) & (users.row_counts[row] > 0)
 
 
-def _drop_probes(folder: Path) -> None:
+def _drop_probes(folder: Path, name: str) -> None:
     """Keeps the probes of known users, without freed rows."""
-    arrays, is_known = _read_probes(folder)
+    arrays, is_known = _read_probes(folder, name)
     if not is_known.all():
-        with fresh(folder / "probe.npz").open("wb") as file:
+        with fresh(folder / name).open("wb") as file:
             kept: dict[str, Any] = {name: values[is_known] for name, values in arrays.items()}
             np.savez(file, **kept)
 

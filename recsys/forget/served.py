@@ -44,7 +44,7 @@ from recsys.forget.model_folder import free_rows
 from recsys.savedmodel import variables
 from recsys.savedmodel.event_columns import EventColumns
 from recsys.savedmodel.parity import difference
-from recsys.savedmodel.signatures import WARMUP_FILE, input_names, write_warmup
+from recsys.savedmodel.signatures import RANK, WARMUP_FILE, input_names, write_warmup
 from recsys.system.files import retire
 from recsys.tasks.serving.requests import warm_up_requests
 from recsys.tasks.serving.stored_users import StoredIds
@@ -53,7 +53,8 @@ _PROBES = 64
 _STRANGER = "?"
 _NOW = "2020-01-01"
 """Query time of the comparison: the default is the newest event, which may be removed."""
-_COMPARED = {"prepare_query": "embedding", "recommend": "scores"}
+_COMPARED = ("prepare_query", "recommend", RANK)
+"""Signatures whose numbers must be the same as before."""
 INSTEAD_OF = "instead_of"
 """Field of a manifest with the digest of the bundle that this one was made from."""
 
@@ -83,9 +84,9 @@ def take_out(bundle: Path, names: Names, before: Path) -> None:
         c.input for c in EventColumns.of_manifest(manifest).context.values() if c.type == "time"
     ]
     then, now = _answers(before, asked, times), _answers(bundle, asked, times)
-    for name in _COMPARED.values():
-        if name in then:
-            difference("R530", name, now[name][:n], then[name][:n])
+    for name, values in then.items():
+        if values.dtype.kind == "f":
+            difference("R530", name, now[name][:n], values[:n])
     if now["known"][n:].any():
         rule = f"The bundle {str(bundle)!r} must not know the users that were taken out."
         raise RecsysError("R933", rule, "Report this as a bug, with the command's output.")
@@ -131,16 +132,17 @@ def knows(bundle: Path, ids: Sequence[str]) -> bool:
     """Returns whether the SavedModel or another file of a bundle contains any of the users.
 
     Raises:
-        RecsysError: The bundle is damaged (R501), or answers scores (R545).
+        RecsysError: The bundle is damaged (R501), or is of a task from a plugin (R545).
     """
     answers = answers_of(read_manifest(bundle))
-    if answers != "lists":
-        rule = f"Users can be taken out of bundles that answer lists; {str(bundle)!r} doesn't."
+    stored = StoredIds(bundle, ids)
+    if not stored.is_there:
+        rule = f"Users can be taken out of bundles of built-in tasks; {str(bundle)!r} is none."
         cure = "Delete it, and train and push a model without the users: recsys run."
         raise RecsysError("R545", rule, cure, answers)
     users = Vocabulary.load(bundle / "vocabulary" / "users.parquet")
     in_vocabulary = np.isin(ids, users.own_ids.drop_null().to_pylist())
-    return bool(in_vocabulary.any() or StoredIds(bundle, ids).numbers)
+    return bool(in_vocabulary.any() or stored.numbers)
 
 
 @dataclasses.dataclass

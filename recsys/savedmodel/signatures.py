@@ -25,6 +25,8 @@ NO_SCORE = float(np.finfo(np.float32).min)
 DEFAULT_SIGNATURE = "serving_default"
 SCORE = "score"
 """Name of the signature of a bundle that answers scores, and of its output `[n]` float32."""
+RANK = "rank"
+"""Name of the signature that predicts labels of items, `[batch, items]` float32 each."""
 ENCODED = "embed_encoded"
 """Name of the signature that embeds queries whose features of events are encoded."""
 POPULAR = "popular"
@@ -227,7 +229,8 @@ class SavedModelGraph:
             outputs = self._module.signatures[signature](**tensors)
         # A signature doesn't describe the content of its inputs, such as tf.Examples.
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
-            raise _unreadable(signature, error.message[:_SHOWN_BYTES]) from None
+            said = error.message.rpartition("assertion failed: ")[2]
+            raise _unreadable(signature, said[:_SHOWN_BYTES]) from None
         except UnicodeDecodeError as error:  # TensorFlow quotes bytes that are not text.
             raise _unreadable(signature, error.object[:_SHOWN_BYTES]) from None
         except tf.errors.ResourceExhaustedError:

@@ -127,6 +127,15 @@ def _without_events(users: Vocabulary, histories: ServingHistories) -> tuple[pa.
     return users.own_ids.filter(is_silent), users.first_own_row + places
 
 
+def _following(gone: Sequence[int] | np.ndarray, n: int) -> dict[int, int]:
+    """Returns which of `n` sorted entries replaces each of those that are removed: the next one.
+
+    Searches find the first of equal entries.
+    """
+    left = np.setdiff1d(np.arange(n), gone)
+    return {int(place): int(left[np.searchsorted(left, place)]) for place in gone}
+
+
 class StoredIds:
     """The numbers of users in a bundle's SavedModel.
 
@@ -135,6 +144,7 @@ class StoredIds:
         ids: Users to look up.
 
     Attributes:
+        is_there: Whether the SavedModel has users; one of a plugin's task may have none.
         numbers: Numbers of the `ids` that the SavedModel knows.
     """
 
@@ -142,6 +152,9 @@ class StoredIds:
         self._reader = tf.train.load_checkpoint(str(bundle / "variables" / "variables"))
         graph = self._reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
         self._nodes = TrackableObjectGraph.FromString(graph).nodes
+        self.is_there, self.numbers = "_users" in self._children(""), dict[str, int]()
+        if not self.is_there:
+            return
         first, second, numbers = self._table = [
             self._get(f"_users/_table/{name}") for name in ("_first", "_second", "_numbers")
         ]
@@ -156,9 +169,7 @@ class StoredIds:
             rows: The users' own rows.
         """
         changes: Rows = {}
-        # An entry is replaced by a copy of the next one: searches find the first of equal ones.
-        left = np.setdiff1d(np.arange(len(self._table[0])), [*self._places.values()])
-        following = {place: left[np.searchsorted(left, place)] for place in self._places.values()}
+        following = _following([*self._places.values()], len(self._table[0]))
         for name, values in zip(("_first", "_second", "_numbers"), self._table, strict=True):
             key = self.key(f"_users/_table/{name}")
             changes[key] = {place: values[other] for place, other in following.items()}
@@ -177,21 +188,15 @@ class StoredIds:
             changes[self.key("_users/_times")] = dict.fromkeys(events, 0) | last
         for name in self._children("_of_user_rows"):
             changes[self.key(f"_of_user_rows/{name}")] = dict.fromkeys(rows, 0)
-        return changes | self._without_states(rows)
-
-    def _without_states(self, rows: Sequence[int]) -> Rows:
-        """Returns the changes of the states in a `StoredStatistics`, if there is one."""
-        changes: Rows = {}
-        if "_statistics" not in [child.local_name for child in self._nodes[0].children]:
-            return changes
         for name in self._children("_statistics/_user_keys"):
-            paths = [f"_statistics/_user_{kind}/{name}" for kind in ("keys", "values")]
-            keys, values = map(self._get, paths)
-            is_left = ~np.isin(keys >> TOKEN_BITS, rows)
-            left, removed = np.flatnonzero(is_left), np.flatnonzero(~is_left)
-            following = dict(zip(removed, left[np.searchsorted(left, removed)], strict=True))
-            for path, column in zip(paths, (keys, values), strict=True):
-                changes[self.key(path)] = {at: column[other] for at, other in following.items()}
+            of = [f"_statistics/_user_{part}/{name}" for part in ("keys", "values")]
+            arrays = [self._get(path) for path in of]
+            gone = np.flatnonzero(np.isin(arrays[0] >> TOKEN_BITS, rows))
+            following = _following(gone, len(arrays[0]))
+            for path, values in zip(of, arrays, strict=True):
+                changes[self.key(path)] = {
+                    place: values[other] for place, other in following.items()
+                }
         return changes
 
     def key(self, path: str) -> str:
@@ -203,12 +208,12 @@ class StoredIds:
 
     def _children(self, path: str) -> list[str]:
         parent, _, name = path.rpartition("/")
-        if parent and name not in self._children(parent):
+        if path and name not in self._children(parent):
             return []
         return [child.local_name for child in self._node(path).children]
 
     def _node(self, path: str) -> Any:
         node = self._nodes[0]
-        for name in path.split("/"):
+        for name in filter(None, path.split("/")):
             node = self._nodes[{c.local_name: c.node_id for c in node.children}[name]]
         return node
