@@ -28,6 +28,7 @@ from recsys.registry.file_option import IN_FOLDER, read_in_folder
 from recsys.savedmodel import variables
 from recsys.savedmodel.signatures import (
     DEFAULT_SIGNATURE,
+    RANK,
     SCORE,
     input_names,
     warmup_messages,
@@ -151,7 +152,7 @@ def _save_module(folder: Path, name: str, side: ServingSide) -> None:
 def _signatures(module: Any, answers: Answers) -> dict[str, Any]:
     """Returns the signatures to save; `score` is also the default one."""
     signatures = dict(module.signatures())
-    if answers == "scores":
+    if answers == "scores" and RANK not in signatures:
         outputs = signatures[SCORE].structured_outputs if SCORE in signatures else {}
         if {*outputs} != {SCORE}:
             rule = "A module that answers scores must have the signature 'score' with one output,"

@@ -12,7 +12,7 @@ folder, and `recsys.savedmodel.statistics` does the same in TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -22,6 +22,7 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.event_features import FOLDER as EVENT_FEATURES
 from recsys.data.event_features import Encoded, LearnedFeature, load_event_features
 from recsys.data.event_features.statistics import Statistic, prior_mean
+from recsys.data.label_config import LabelConfig
 from recsys.data.store import map_array
 from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE
@@ -150,6 +151,23 @@ class StatisticsState:
                 if not is_kept.all():
                     changed[one.name] = States(states.keys[is_kept], states.values[is_kept])
         return changed
+
+
+def labels_of_users(
+    features: Iterable[LearnedFeature], labels: Mapping[str, LabelConfig]
+) -> dict[str, LabelConfig]:
+    """Returns the labels that statistics of users are of, and those that they are `given`.
+
+    Args:
+        features: Features of events, some of which are statistics.
+        labels: Labels of the data by name, each after its `given`.
+    """
+    statistics = [one.feature for one in features if isinstance(one.feature, Statistic)]
+    names = {one.label for one in statistics if one.is_of_users}
+    for name, label in reversed([*labels.items()]):
+        if name in names:
+            names.add(label.given)
+    return {name: label for name, label in labels.items() if name in names}
 
 
 def numbers_of(statistic: Statistic, state: np.ndarray, mean: float) -> np.ndarray:

@@ -122,8 +122,12 @@ class VocabularyRows(tf.Module):
 
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows `[...]` int32 of `ids` `[...]` text; 0 for the empty id."""
+        return self.rows_and_known(ids)[0]
+
+    def rows_and_known(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns rows `[...]` int32, and which ids have a row of their own `[...]` bool."""
         rows = self._table.lookup(ids)
-        return tf.where(rows > 0, rows, hash_rows(ids, self._n_hash_rows))
+        return tf.where(rows > 0, rows, hash_rows(ids, self._n_hash_rows)), rows > 0
 
     def known(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns which of `ids` `[...]` have a row of their own `[...]` bool."""

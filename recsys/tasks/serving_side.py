@@ -70,7 +70,8 @@ class ServingSide(abc.ABC):
         """Returns a `tf.Module` to save.
 
         Its method `signatures` returns concrete functions by name. With `answers = "scores"`, the
-        function `score` has the output `score` `[n]` float32. Variables of
+        function `score` has the output `score` `[n]` float32; or the function `rank` predicts
+        labels of items, as `recsys.tasks.ranking.serving.graph` does. Variables of
         `recsys.savedmodel.variables.filled_later` get their rows after the SavedModel is written.
         """
 

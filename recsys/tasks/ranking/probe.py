@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from recsys.data.event_features import FOLDER, time_column_of
+from recsys.data.event_log import input_dtype
 from recsys.data.row_log import RowLog
+from recsys.data.statistics import StatisticsState, labels_of_users
 from recsys.data.store import InteractionStore
 from recsys.distributed.coordination import agreed
-from recsys.errors import RecsysError
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.models.summary import damaged
@@ -32,9 +33,6 @@ from recsys.tasks.retrieval.raw_events import MISSING, RAW, RawEvents
 PROBE = "rank_probe.npz"
 _SCORE = "score."
 _ROWS = 1000
-PROBE_TOLERANCE = 1e-4
-"""Highest difference between a score computed in training and here, relative to the largest score
-if that is above 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +56,8 @@ def save_probe(
 ) -> None:
     """Writes the probe: rows of the training data, with drawn raw values of events.
 
+    Statistics are those of all rows, as in a bundle.
+
     Every process calls it.
 
     Args:
@@ -78,6 +78,7 @@ def save_probe(
     features, column = inputs.event_features, time_column_of(folder / FOLDER)
     of_events = [one for one in features if not is_row_feature(one)]
     raw = RawEvents.drawn(of_events, column, np.array(read["timestamp"]), times)
+    read |= _newest_statistics(folder, raw, read, inputs)
     read |= raw.given(of_events, column, [x.name for x in inputs.event_inputs(config)])
     names = ["user_row", "item_row", "history"]
     names += [x.name for x in inputs.event_inputs(config)]
@@ -91,6 +92,22 @@ def save_probe(
     of_labels = {f"{_SCORE}{name}": scores[:, n] for n, name in enumerate(model.label_names)}
     arrays: dict[str, Any] = {**read, **raw.arrays(), **of_labels}
     agreed(lambda: np.savez(folder / PROBE, **arrays))
+
+
+def _newest_statistics(folder: Path, raw: RawEvents, read: Read, inputs: ModelInputs) -> Read:
+    """Returns the statistics that a bundle has, and takes labels out of the raw histories.
+
+    Labels of a history would replace the statistics of its user.
+    """
+    statistics = [one for one in inputs.event_features if is_row_feature(one)]
+    if not statistics:
+        return {}
+    for label in labels_of_users(statistics, inputs.labels).values():
+        if label.column in raw.history:
+            raw.history[label.column][:] = ""
+    state = StatisticsState.open(folder, "newest")
+    found = state.features(read["user_row"], read["item_row"], inputs.catalogue)
+    return {name: x.astype(input_dtype(x.dtype)) for name, x in found.items()}
 
 
 def _times(log: RowLog, numbers: np.ndarray, past: Any, length: int) -> np.ndarray:
@@ -117,39 +134,3 @@ def read_probe(folder: Path) -> RankProbe:
     scores = {n.removeprefix(_SCORE): x for n, x in arrays.items() if n.startswith(_SCORE)}
     rows = {n: x for n, x in arrays.items() if not n.startswith((RAW, _SCORE))}
     return RankProbe(rows, scores, raw)
-
-
-def check_probe(folder: Path, inference: ScoreInference, inputs: ModelInputs) -> None:
-    """Checks that a model computes the same scores as in training.
-
-    Weights fit any code with variables of the same names, so a layer whose code has changed would
-    silently compute other numbers.
-
-    Args:
-        folder: The model folder.
-        inference: Computes scores of its model.
-        inputs: Vocabularies and features of the folder.
-
-    Raises:
-        RecsysError: The scores differ from those in training (R311), or the probe is damaged.
-    """
-    probe, model = read_probe(folder), inference.model
-
-    def of_rows(at: np.ndarray) -> Read:
-        read = {name: x[at] for name, x in probe.rows.items()}
-        return model_inputs(read, inputs, model.spec.config)
-
-    n = len(probe.rows["item_row"])
-    scores = np.concatenate([*inference.blocks(of_rows, n)]) if n else np.zeros((0, 1))
-    trained = np.stack([probe.scores[name] for name in model.label_names], axis=1)
-    largest = np.abs(trained).max(initial=1.0)
-    difference = float(np.abs(trained - scores).max(initial=0.0) / largest)
-    if not difference <= PROBE_TOLERANCE:
-        raise RecsysError(
-            "R311",
-            f"The model in {str(folder)!r} must compute what it did when it was trained,"
-            f" within {PROBE_TOLERANCE:g}.",
-            "The code of its layers has changed since: train again (recsys run); if this is the"
-            " last blessed model, run once with --set bless.over_blessed=0.",
-            difference,
-        )

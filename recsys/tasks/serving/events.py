@@ -17,6 +17,8 @@ from recsys.data.catalogue import of_history
 from recsys.data.event_features import LearnedFeature
 from recsys.data.event_graphs import MISSING, EventEncoder
 from recsys.data.event_log import AGES, ASKED_AT, OLDEST, UNKNOWN
+from recsys.data.label_config import LabelConfig
+from recsys.data.statistics import labels_of_users
 from recsys.models.inputs import EventInput
 from recsys.savedmodel.event_columns import ATTRIBUTE, CONTEXT, Column, EventColumns, Type
 from recsys.savedmodel.inputs import minutes_of, typed
@@ -34,15 +36,21 @@ class EventReads:
     Attributes:
         inputs: The model's inputs that come from events.
         features: The features of the events of the data.
+        labels: Labels of events that its statistics of users are of, each after its `given`.
     """
 
     inputs: tuple[EventInput, ...]
     features: tuple[LearnedFeature, ...] = ()
+    labels: Mapping[str, LabelConfig] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, saved: TrainedModel) -> EventReads:
         """Returns what a trained model reads."""
-        return cls(saved.inputs.event_inputs(saved.model.spec.config), saved.inputs.event_features)
+        inputs, spec = saved.inputs, saved.model.spec
+        read = {feature.name for feature in spec.of_side("row")}
+        statistics = [one for one in inputs.event_features if one.name in read]
+        labels = labels_of_users(statistics, inputs.labels)
+        return cls(inputs.event_inputs(spec.config), inputs.event_features, labels)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,26 +107,35 @@ class EventReads:
         needs_now = self.needs_times or self.now
         return EventColumns(
             _columns(self.context_parts, CONTEXT, time_column, needs_now),
-            _columns(self.attribute_parts, ATTRIBUTE, time_column, self.needs_times),
+            _columns(self.attribute_parts, ATTRIBUTE, time_column, self.needs_times, self.labels),
         )
 
 
 def _columns(
-    features: Sequence[LearnedFeature], prefix: str, time_column: str, needs_time: bool
+    features: Sequence[LearnedFeature],
+    prefix: str,
+    time_column: str,
+    needs_time: bool,
+    labels: Mapping[str, LabelConfig] | None = None,
 ) -> dict[str, Column]:
-    """Returns the columns of features by name, and the column of times if it is needed."""
+    """Returns the columns of features and labels by name, and that of times if it is needed."""
     readers: dict[str, list[LearnedFeature]] = {time_column: []} if needs_time else {}
+    types = {x.column: "text" if x.values else "number" for x in (labels or {}).values()}
+    readers |= {column: [] for column in types}
     for one in features:
         if one.feature.value != "tokens":
             readers.setdefault(one.feature.column or time_column, []).append(one)
     return {
-        name: Column(input_, _type(readers[name]), tuple(one.name for one in readers[name]))
+        name: Column(
+            input_, _type(readers[name], types.get(name)), tuple(one.name for one in readers[name])
+        )
         for input_, name in event_inputs(readers, prefix).items()
     }
 
 
-def _type(features: Sequence[LearnedFeature]) -> Type:
-    values = {"time" if one.feature.value == "gap" else one.feature.value for one in features}
+def _type(features: Sequence[LearnedFeature], of_label: str | None) -> Type:
+    values: set[str | None] = {of_label}
+    values |= {"time" if one.feature.value == "gap" else one.feature.value for one in features}
     types: tuple[Type, ...] = ("time", "vector", "number", "text")
     return next((type_ for type_ in types if type_ in values), "time")
 
@@ -160,12 +177,12 @@ class ServedEvents(tf.Module):
         if not reads.inputs:
             return inputs, {}
         context = {
-            name: _padded(texts[column.input], n_values)
+            name: padded(texts[column.input], n_values)
             for name, column in self.columns.context.items()
         }
         # One event more than the history, for the gap of the oldest.
         history = {
-            name: _padded(texts[column.input], length + 1)
+            name: padded(texts[column.input], length + 1)
             for name, column in self.columns.history.items()
         }
         times = self._times(ATTRIBUTE, history)
@@ -258,7 +275,7 @@ def _gaps_to(times: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     return tf.where(is_known, times - before, MISSING)
 
 
-def _padded(texts: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
+def padded(texts: tf.Tensor, length: int | tf.Tensor) -> tf.Tensor:
     """Returns the first texts `[b, length]` of `[b, any]`, padded with empty ones."""
     missing = tf.maximum(0, length - tf.shape(texts)[1])
     padded = tf.pad(texts[:, :length], [[0, 0], [0, missing]], constant_values="")

@@ -137,6 +137,7 @@ class Queries(tf.Module):
 
     Attributes:
         reads: What the model reads of events.
+        event_columns: Raw columns of events.
         rows: The stored features by row.
         users: The users of the data.
         items: Rows of item ids.
@@ -154,6 +155,7 @@ class Queries(tf.Module):
         self.users, self.items = StoredUsers(saved.users, histories), VocabularyRows(saved.items)
         self._raw_users, self._length = raw_users, saved.model.spec.config.history
         self._events = ServedEvents(self.reads, self._length, time_column)
+        self.event_columns = self._events.columns
 
     @property
     def columns(self) -> tuple[str, ...]:

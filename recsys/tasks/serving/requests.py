@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from recsys.data.vocabulary import Vocabulary, stand_ins
-from recsys.savedmodel.signatures import ENCODED, Arrays
+from recsys.savedmodel.signatures import ENCODED, RANK, Arrays
 
 
 def raw_probes(
@@ -43,17 +43,20 @@ def raw_probes(
 def warm_up_requests(names: Mapping[str, Iterable[str]], probes: Arrays) -> dict[str, Arrays]:
     """Returns inputs by signature, a row for each probe; other inputs are padding.
 
+    Items to rank are those of the histories.
+
     Args:
         names: Names of the inputs by signature.
         probes: Texts of queries by input, including `user_id` `[n]` and `history` `[n, length]`.
     """
     users, histories = probes["user_id"], probes["history"]
-    n = len(users)
+    n, ranks = len(users), RANK in names
+    items = [{"item_id": items} if ranks else None for items in histories]
     known = {
         **probes,
-        "item_id": histories[:, 0],
+        "item_id": histories if ranks else histories[:, 0],
         "exclude_seen": np.ones(n, bool),
-        "examples": np.array(list(map(example, users, histories))),
+        "examples": np.array(list(map(example, users, histories, items))),
     }
     padding = np.full((n, 1), "", object)
     return {

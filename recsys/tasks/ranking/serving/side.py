@@ -1,0 +1,128 @@
+"""The contents of a ranking bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsys.data import event_features
+from recsys.data.event_features import time_column_of
+from recsys.data.statistics import StatisticsState
+from recsys.data.vocabulary import stand_ins
+from recsys.models.calibration import Temperature
+from recsys.models.summary import damaged
+from recsys.savedmodel.parity import TOLERANCE
+from recsys.savedmodel.signatures import Arrays
+from recsys.savedmodel.variables import without_rows
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.ranking.calibration_file import load_calibration
+from recsys.tasks.ranking.probe import read_probe
+from recsys.tasks.ranking.serving.graph import Rank
+from recsys.tasks.ranking.serving.parity import Bounds, RankingReference
+from recsys.tasks.serving.events import EventReads
+from recsys.tasks.serving.folders import checked_histories, copy_catalogue, raw_features
+from recsys.tasks.serving.requests import raw_probes, warm_up_requests
+from recsys.tasks.serving_side import ServingSide, Sources
+
+
+class RankingServing(ServingSide):
+    """Bundles whose SavedModel predicts the labels of given items.
+
+    No table of the model is in memory: `saved` has tables without rows.
+
+    Raises:
+        RecsysError: An input is damaged, or doesn't fit the others.
+    """
+
+    answers = "scores"
+    card = "recsys.tasks.ranking.serving:model_card.jinja"
+
+    def __init__(self, stage: Any, sources: Sources) -> None:
+        super().__init__(stage, sources)
+        self.saved = load_model(sources.model, without_rows)
+        self._reads = EventReads.of(self.saved)
+        self._time_column = time_column_of(sources.model / event_features.FOLDER)
+        self.histories = checked_histories(sources.data, self.saved, self._reads)
+        self.users = raw_features(sources.user_transform, sources.data, "user", self.saved)
+        self.calibration = load_calibration(sources.model)
+        has_statistics = bool(self.saved.model.spec.of_side("row"))
+        self.statistics = StatisticsState.open(sources.model, "newest") if has_statistics else None
+        self._reference = self._make_reference()
+
+    def module(self) -> Rank:
+        """Returns the module with the signatures."""
+        return Rank(
+            self.saved,
+            self.histories,
+            self.users,
+            self.calibration,
+            self._time_column,
+            self.statistics,
+        )
+
+    def write_files(self, folder: Path) -> dict[str, Any]:
+        """Writes vocabularies, titles and the catalogue."""
+        copy_catalogue(self.sources.model, folder, self.saved.catalogue)
+        n_items = int(self.saved.catalogue.is_item.sum())
+        return {
+            **self._labels(),
+            "user_columns": self.users.columns if self.users else (),
+            **self._reads.columns(self._time_column).to_json(),
+            "counts": {"users": len(self.histories.ids), "items": n_items},
+        }
+
+    def reference(self) -> RankingReference:
+        """Returns the predictions in training."""
+        return self._reference
+
+    def warm_up(self, names: Mapping[str, Sequence[str]]) -> Mapping[str, Arrays]:
+        """Returns requests for the probes."""
+        return warm_up_requests(names, self._reference.probes)
+
+    def card_fields(self) -> dict[str, Any]:
+        """Returns the ranking fields of the model card."""
+        return {
+            "tags": ["recommendation", "ranking", "keras"],
+            "hub_task": {"type": "ranking", "name": "Ranking"},
+            "loss": self.saved.stage.train.loss.title,
+            "given": {name: label.given for name, label in self.saved.model.spec.labels.items()},
+            "has_statistics": self.statistics is not None,
+        }
+
+    def _labels(self) -> dict[str, Any]:
+        """Returns the manifest's fields of the labels."""
+        model: Any = self.saved.model
+        is_amount = {name: model.spec.labels[name].is_amount for name in model.label_names}
+        return {
+            "labels": model.label_names,
+            "outputs": {n: "amount" if is_ else "probability" for n, is_ in is_amount.items()},
+            "calibration": {name: map_.kind for name, map_ in self.calibration.items()},
+        }
+
+    def _make_reference(self) -> RankingReference:
+        probe, saved = read_probe(self.sources.model), self.saved
+        if probe.raw is None:
+            raise damaged(self.sources.model, "probes without raw values")
+        user_row, item_row, history = (probe.rows[n] for n in ("user_row", "item_row", "history"))
+        user_id, histories = raw_probes(saved.users, saved.items, user_row, history)
+        item_id = stand_ins(saved.items, item_row)[item_row]
+        # Without labels, so that the statistics are those of all rows.
+        of_labels = self._reads.columns(self._time_column).history
+        labels = {of_labels[x.column].input for x in self._reads.labels.values()}
+        columns = dataclasses.replace(self._reads, labels={}).columns(self._time_column)
+        events = probe.raw.texts(columns, self._time_column)
+        events |= {name: np.full((len(user_row), 1), "", object) for name in labels - {*events}}
+        texts = {"user_id": user_id, "history": histories, "item_id": item_id, **events}
+        return RankingReference(texts, {n: self._bounds(n, x) for n, x in probe.scores.items()})
+
+    def _bounds(self, label: str, score: np.ndarray) -> Bounds:
+        """Returns the predictions of the log odds or amounts in training `[n]`."""
+        error = TOLERANCE * max(1.0, float(np.abs(score).max(initial=0)))
+        near = [score.astype(np.float64) + x for x in (-error, 0.0, error)]
+        if not self.saved.model.spec.labels[label].is_amount:
+            near = [self.calibration.get(label, Temperature()).apply(x) for x in near]
+        return Bounds(*(x.astype(np.float32) for x in near))
