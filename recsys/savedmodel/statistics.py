@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.data.event_features.statistics import Last, Statistic, prior_mean
+from recsys.data.label_config import LabelConfig, dependencies_first
 from recsys.data.statistics import TOKEN_BITS, StatisticsState
 from recsys.savedmodel.variables import constant
 
@@ -25,7 +26,7 @@ class LabelledHistory(NamedTuple):
     Attributes:
         is_there: Which events are there `[b, h]` bool; the rest is padding. If a user has none, the
             stored states are used.
-        labels: Their labels by name `[b, h]` float, NaN is unknown.
+        labels: Their labels by name `[b, h]` float, NaN is unknown; see `labels_of_texts`.
         tokens: Tokens of their items by feature `[b, h, width]`.
     """
 
@@ -166,3 +167,32 @@ def _sum_by_token(events: tf.Tensor, theirs: tf.Tensor, own: tf.Tensor) -> tf.Te
     sums = tf.math.unsorted_segment_sum(each, tf.reshape(first + theirs, [-1]), n_users * n_tokens)
     found = tf.where((own > 0)[..., None], tf.gather(sums, first + own), 0.0)
     return tf.reduce_sum(found, axis=2)
+
+
+def labels_of_texts(
+    labels: Mapping[str, LabelConfig], texts: Mapping[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """Returns the labels `[…]` float64 of events by name, NaN if unknown.
+
+    Args:
+        labels: The labels by name.
+        texts: Raw values `[…]` by column, empty if unknown; numbers must be numbers.
+    """
+    found: dict[str, tf.Tensor] = {}
+    for name in dependencies_first(labels):
+        label, column = labels[name], tf.strings.strip(texts[labels[name].column])
+        is_known = column != ""
+        if label.values:
+            is_yes = tf.reduce_any(column[..., None] == tf.constant(label.values), axis=-1)
+            value = tf.cast(is_yes, tf.float64)
+        else:
+            number = tf.strings.to_number(tf.where(is_known, column, "nan"), tf.float32)
+            is_known &= ~tf.math.is_nan(number)
+            # In the precision of the ingest: float32(4.1) is greater than float64(4.1).
+            is_amount = label.at_least is None
+            value = number if is_amount else number >= np.float32(label.at_least)
+            value = tf.cast(value, tf.float64)
+        if label.given is not None:
+            is_known &= found[label.given] == 1.0
+        found[name] = tf.where(is_known, value, np.nan)
+    return found

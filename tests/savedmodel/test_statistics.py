@@ -19,10 +19,11 @@ def test_stored_states_and_given_histories_have_the_statistics_of_numpy(tmp_path
     item_row = rng.integers(0, n_items, (n_users, 5))
     events = rng.integers(1, n_items, (n_users, length))
     like = rng.choice([0.0, 1.0, np.nan], events.shape)
+    seconds = rng.choice([0.5, 30.0, np.nan], events.shape)
     given = {
         "is_there": np.arange(length) < (user_row % (length + 1))[:, None],
-        "like": like,
-        "seconds": np.where(like == 1, rng.choice([0.5, 30.0, np.nan], events.shape), np.nan),
+        "rating": np.where(np.isnan(like), " ", np.where(like == 1, "4", "3.5")),
+        "seconds": np.where(np.isnan(seconds), "", seconds.astype(str)),
     }
     tags = np.asarray(data.catalogue.features[0].bags)
     more = {"tags": tags[item_row], "history_tags": tags[events]}
@@ -34,9 +35,8 @@ def test_stored_states_and_given_histories_have_the_statistics_of_numpy(tmp_path
     pairs = np.repeat(user_row, item_row.shape[1]), item_row.ravel()
     expected = state.features(*pairs, data.catalogue)
     asked = np.argwhere(item_row >= 0)
-    values = {
-        name: np.where(np.isnan(given[name]), None, given[name]) for name in ("like", "seconds")
-    }
+    labels = {"like": like, "seconds": np.where(like == 1, seconds, np.nan)}
+    values = {name: np.where(np.isnan(x), None, x) for name, x in labels.items()}
     for one in data.event_features:
         by_user = expected[one.name].reshape(*item_row.shape, -1)
         np.testing.assert_allclose(stored[one.name], by_user, rtol=1e-6)
