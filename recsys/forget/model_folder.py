@@ -90,12 +90,7 @@ def forget_in_model(folder: Path, names: Names) -> int:
         rows = free_rows(copy / "vocabulary", names)
         for bags in sorted((copy / "user_features").glob("*.npy")):
             _overwrite(bags, rows)
-        for moment in MOMENTS if (copy / STATISTICS).is_dir() else ():
-            at = copy / STATISTICS / moment
-            for name, states in StatisticsState.open(copy, moment).without_users(rows).items():
-                for file in at.glob(f"{name}.*"):
-                    fresh(file)
-                states.save(at, name)
+        _drop_states(copy, rows)
         summary, state = read_summary(copy), copy / _STATE / "state.json"
         _overwrite_variables(copy / "weights", summary, summary["spec"], rows)
         fresh(copy / SUMMARY).write_text(summary_text(summary))
@@ -107,6 +102,16 @@ def forget_in_model(folder: Path, names: Names) -> int:
             _drop_probes(copy, name)
         _seal(copy)
     return len(rows)
+
+
+def _drop_states(folder: Path, rows: np.ndarray) -> None:
+    """Rewrites the statistics of earlier events without the states of user rows."""
+    for which in MOMENTS if (folder / STATISTICS).exists() else ():
+        changed = StatisticsState.open(folder, which).without_users(rows)
+        for name, states in changed.items():
+            for file in (f"{name}.npy", f"{name}.key.npy"):
+                fresh(folder / STATISTICS / which / file)
+            states.save(folder / STATISTICS / which, name)
 
 
 def _overwrite(path: Path, rows: np.ndarray) -> None:

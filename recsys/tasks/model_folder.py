@@ -70,11 +70,13 @@ class TrainedModel:
         model: The model with its weights.
         inputs: Vocabularies, features and histories of users and items.
         stage: Config of its training.
+        folder: The folder; None if unknown.
     """
 
     model: LookupModel
     inputs: ModelInputs
     stage: TrainStage
+    folder: Path | None = None
 
     @property
     def users(self) -> Vocabulary:
@@ -192,7 +194,7 @@ def load_model(
             variable.assign(weights if mesh is None else replicate([weights], mesh)[0])
     if layout is not None:
         verify_placement(model, layout)
-    return TrainedModel(model, inputs, stage)
+    return TrainedModel(model, inputs, stage, folder)
 
 
 def _give_rows(table: Table, variable: Any, weights: np.ndarray | SavedRows) -> None:

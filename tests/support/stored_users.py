@@ -7,19 +7,28 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from recsys.data.config import read_event_feature
+from recsys.data.event_features import LearnedFeature
+from recsys.data.event_features.statistics import with_prior_mean
+from recsys.data.statistics import TOKEN_BITS, States, StatisticsState, keys_of
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.savedmodel import variables
+from recsys.savedmodel.statistics import StoredStatistics
 from recsys.tasks.serving.stored_users import StoredIds, StoredUsers
 
 N = 50
 
 
+NOTHING = pa.table({"value": pa.array([], pa.float32()), "count": pa.array([], pa.int64())})
+
+
 class Bundle(tf.Module):
     """The part of a bundle that knows users."""
 
-    def __init__(self, users, histories):
+    def __init__(self, users, histories, state):
         super().__init__()
+        self._statistics = StoredStatistics(state)
         self._users = StoredUsers(users, histories)
         self._of_user_rows = [tf.Variable(np.arange(2.0 * users.n_rows).reshape(-1, 2) + 1)]
 
@@ -41,12 +50,17 @@ def make(folder):
         times=rng.permutation(n).astype(np.int64) + 100,
         features={"device": rng.integers(1, 9, (n, 2)).astype(np.uint8)},
     )
-    tf.saved_model.save(Bundle(users, histories), str(folder))
-    return ids + own[-5:], users, histories
+    statistic = read_event_feature({"name": "n", "kind": "count", "by": ["user", "tags"]})
+    learned = with_prior_mean(statistic.learn(NOTHING, None), 0.0)
+    keys = np.unique(keys_of(rng.integers(0, users.n_rows, (90, 1)), rng.integers(1, 4, (90, 1))))
+    states = {"n": States(keys, rng.random((len(keys), 1)))}
+    state = StatisticsState((LearnedFeature(statistic, learned),), states)
+    tf.saved_model.save(Bundle(users, histories, state), str(folder))
+    return ids + own[-5:], users, histories, state
 
 
 def main(folder):
-    ids, users, histories = make(folder)
+    ids, users, histories, state = make(folder)
     rng = np.random.default_rng(5)
     newest = int(np.argmax(histories.times))
     owner = int(np.searchsorted(histories.offsets, newest, "right")) - 1
@@ -80,6 +94,13 @@ def main(folder):
     table = np.arange(2.0 * users.n_rows).reshape(-1, 2) + 1
     table[rows] = 0
     np.testing.assert_array_equal(read("_of_user_rows/0"), table)
+    left = States(*(read(f"_statistics/_user_{kind}/n") for kind in ("keys", "values")))
+    asked = keys_of(np.arange(users.n_rows), np.tile([1, 2, 3], (users.n_rows, 1)))
+    expected = state.states["n"].find(asked, 0.0)
+    assert expected[rows].any()
+    expected[rows] = 0
+    np.testing.assert_array_equal(left.find(asked, 0.0), expected)
+    assert not np.isin(left.keys >> TOKEN_BITS, rows).any()
 
 
 main(Path(sys.argv[1]) / "saved")

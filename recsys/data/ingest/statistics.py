@@ -59,6 +59,7 @@ def write_statistics(folder: Path, label_after_s: int = 0, most: int = ROWS_AT_O
     features = load_event_features(folder / FOLDER)
     if not any(isinstance(one.feature, Statistic) for one in features):
         return
+    shutil.rmtree(folder / STATISTICS, ignore_errors=True)  # Of an attempt that was interrupted.
     rows, work = _Rows(folder), folder / STATISTICS / "work"
     work.mkdir(parents=True)
     writers = {

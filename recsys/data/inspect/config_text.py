@@ -10,11 +10,15 @@ from typing import Any
 
 from recsys.data.config import InteractionsConfig
 from recsys.data.entities import EntityConfig
+from recsys.data.inspect.labels import plain_name
 from recsys.data.inspect.proposal import Inspection
 from recsys.data.inspect.roles import RULES
 from recsys.data.inspect.sides import ROLE
 from recsys.data.sources.source_files import is_remote, patterns
 from recsys.errors import shown
+
+_CATEGORIES = ("category", "categories")
+"""Kinds of features of items whose tokens say what a user likes."""
 
 
 def config_text(report: Inspection, name: str, folder: Path) -> str:
@@ -36,7 +40,7 @@ def _lines(report: Inspection, name: str, folder: Path) -> Iterator[str]:
     yield "# All keys and their defaults: docs/config.md."
     yield f"name: {_value(name)}"
     yield f"root: {_value(f'runs/{name}')}  # Everything that a run writes."
-    if report.config.labels and report.config.has_impressions:
+    if _is_for_ranking(report):
         yield "task: ranking  # Probabilities of the labels; without this key, items to recommend."
     yield ""
     yield "data:"
@@ -72,7 +76,13 @@ def _comments(report: Inspection) -> dict[str, str]:
 
 
 def _more(report: Inspection) -> Iterator[str]:
-    """Yields commented keys that the user may want."""
+    """Yields statistics of earlier events, and commented keys that the user may want."""
+    statistics = [_value(one) for one in _statistics(report)]
+    if statistics and _is_for_ranking(report):
+        yield from () if report.features else ("    features:",)
+        yield "      # Statistics of earlier events: docs/features.md#statistics."
+        yield from (f"      - {one}" for one in statistics)
+        statistics = []
     event, rating = (report.roles.decided.get(role) for role in ("event", "rating"))
     kinds = report.profiles[event.column].values if event else {}
     if kinds and not report.labels.labels:
@@ -85,10 +95,38 @@ def _more(report: Inspection) -> Iterator[str]:
     if rating and report.labels.labels == {}:
         options = {"name": "given_rating", "column": rating.column, "kind": "number"}
         features.append({**options, "outcome": True})
-    if features and not report.features:
+    if features and not (report.features or _is_for_ranking(report)):
         yield "    # Models can also read these (docs/features.md). Hours are UTC unless zone says:"
         yield "    # features:"
     yield from (f"    #   - {_value(one)}" for one in features)
+    if statistics:
+        yield "    # With task: ranking, models read statistics of earlier events, too:"
+    yield from (f"    #   - {one}" for one in statistics)
+
+
+def _is_for_ranking(report: Inspection) -> bool:
+    """Returns whether the data have labels and impressions."""
+    config = report.config
+    return config is not None and bool(config.labels) and config.has_impressions
+
+
+def _statistics(report: Inspection) -> list[dict[str, Any]]:
+    """Returns the options of statistics of the label of positives, for data with times."""
+    label = report.labels.positive
+    if label is None or "timestamp" not in report.roles.decided:
+        return []
+    of_items = report.sides["items"].features if "items" in report.sides else ()
+    with_tokens = [feature.name for feature in of_items if feature.kind in _CATEGORIES]
+    by: dict[str, Any] = {"user": "user", "item": "item"}
+    by |= {f"user_{name}": ["user", name] for name in with_tokens[:1]}
+    taken = {one.name for one in report.features} | {one.name for one in of_items}
+    made = [
+        {"name": plain_name(f"{of}_{what}", taken), "kind": kind, "label": label, "by": keys}
+        for of, keys in by.items()
+        for what, kind in ((f"{label}_rate", "mean"), (f"{label}_rows", "count"))
+    ]
+    last = {"name": plain_name(f"last_{label}", taken), "kind": "last", "label": label}
+    return [*made, last]
 
 
 def _source(

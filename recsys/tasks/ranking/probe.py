@@ -24,6 +24,7 @@ from recsys.data.row_log import RowLog
 from recsys.data.statistics import StatisticsState, labels_of_users
 from recsys.data.store import InteractionStore
 from recsys.distributed.coordination import agreed
+from recsys.errors import RecsysError
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.models.summary import damaged
@@ -33,6 +34,9 @@ from recsys.tasks.retrieval.raw_events import MISSING, RAW, RawEvents
 PROBE = "rank_probe.npz"
 _SCORE = "score."
 _ROWS = 1000
+PROBE_TOLERANCE = 1e-4
+"""Highest difference between a score computed in training and here, relative to the largest score
+if that is above 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,3 +138,39 @@ def read_probe(folder: Path) -> RankProbe:
     scores = {n.removeprefix(_SCORE): x for n, x in arrays.items() if n.startswith(_SCORE)}
     rows = {n: x for n, x in arrays.items() if not n.startswith((RAW, _SCORE))}
     return RankProbe(rows, scores, raw)
+
+
+def check_probe(folder: Path, inference: ScoreInference, inputs: ModelInputs) -> None:
+    """Checks that a model computes the same scores as in training.
+
+    Weights fit any code with variables of the same names, so a layer whose code has changed would
+    silently compute other numbers.
+
+    Args:
+        folder: The model folder.
+        inference: Computes scores of its model.
+        inputs: Vocabularies and features of the folder.
+
+    Raises:
+        RecsysError: The scores differ from those in training (R311), or the probe is damaged.
+    """
+    probe, model = read_probe(folder), inference.model
+
+    def of_rows(at: np.ndarray) -> Read:
+        read = {name: x[at] for name, x in probe.rows.items()}
+        return model_inputs(read, inputs, model.spec.config)
+
+    n = len(probe.rows["item_row"])
+    scores = np.concatenate([*inference.blocks(of_rows, n)]) if n else np.zeros((0, 1))
+    trained = np.stack([probe.scores[name] for name in model.label_names], axis=1)
+    largest = np.abs(trained).max(initial=1.0)
+    difference = float(np.abs(trained - scores).max(initial=0.0) / largest)
+    if not difference <= PROBE_TOLERANCE:
+        raise RecsysError(
+            "R311",
+            f"The model in {str(folder)!r} must compute what it did when it was trained,"
+            f" within {PROBE_TOLERANCE:g}.",
+            "The code of its layers has changed since: train again (recsys run); if this is the"
+            " last blessed model, run once with --set bless.over_blessed=0.",
+            difference,
+        )

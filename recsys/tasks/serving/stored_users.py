@@ -188,15 +188,18 @@ class StoredIds:
             changes[self.key("_users/_times")] = dict.fromkeys(events, 0) | last
         for name in self._children("_of_user_rows"):
             changes[self.key(f"_of_user_rows/{name}")] = dict.fromkeys(rows, 0)
+        return changes | self._without_states(rows)
+
+    def _without_states(self, rows: Sequence[int]) -> Rows:
+        """Returns the changes of the states in a `StoredStatistics`, if there is one."""
+        changes: Rows = {}
         for name in self._children("_statistics/_user_keys"):
-            of = [f"_statistics/_user_{part}/{name}" for part in ("keys", "values")]
-            arrays = [self._get(path) for path in of]
-            gone = np.flatnonzero(np.isin(arrays[0] >> TOKEN_BITS, rows))
-            following = _following(gone, len(arrays[0]))
-            for path, values in zip(of, arrays, strict=True):
-                changes[self.key(path)] = {
-                    place: values[other] for place, other in following.items()
-                }
+            paths = [f"_statistics/_user_{kind}/{name}" for kind in ("keys", "values")]
+            keys, values = map(self._get, paths)
+            gone = np.flatnonzero(np.isin(keys >> TOKEN_BITS, rows))
+            following = _following(gone, len(keys))
+            for path, column in zip(paths, (keys, values), strict=True):
+                changes[self.key(path)] = {at: column[other] for at, other in following.items()}
         return changes
 
     def key(self, path: str) -> str:

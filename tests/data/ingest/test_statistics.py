@@ -65,6 +65,12 @@ def test_rows_and_states_are_what_earlier_rows_with_known_labels_say(
         for one in data.event_features:
             expected = encoded(world, one, pairs, is_end=which == "newest")
             np.testing.assert_array_equal(found[one.name], expected)
+        changed = state.without_users(np.arange(1, 3))
+        left = StatisticsState(state.statistics, {**state.states, **changed})
+        of_unknown = state.features(np.zeros_like(user_row), item_row, data.catalogue)
+        for name, values in left.features(user_row, item_row, data.catalogue).items():
+            expected = np.where(user_row[:, None] <= 2, of_unknown[name], found[name])
+            np.testing.assert_array_equal(values, expected)
 
 
 def config(files):

@@ -57,7 +57,10 @@ def test_impressions_of_mind_are_read(capsys):
     assert events["shown_at"].to_pylist()[:6] == [0, 1, 2, 3, 4, 0]
     assert events["impression"].to_pylist()[:6] == ["0"] * 5 + ["1"]
     assert any("c4 holds lists" in sentence for sentence in result["remarks"])
-    assert load_config("out.yaml").model.task == "ranking"
+    proposed = load_config("out.yaml")
+    assert proposed.model.task == "ranking"
+    kinds = [(one.kind, one.by) for one in proposed.data.interactions.features]
+    assert {("mean", "user"), ("mean", "item"), ("last", "user")} < {*kinds}
 
 
 def test_a_list_of_items_beside_a_list_of_labels_is_read(capsys):

@@ -12,6 +12,7 @@ import numpy as np
 
 from recsys.data.hold_out import newest_events
 from recsys.data.label_config import LabelConfig
+from recsys.data.statistics import StatisticsState
 from recsys.distributed.coordination import agreed, from_primary
 from recsys.errors import RecsysError
 from recsys.metrics import Values
@@ -34,7 +35,7 @@ from recsys.tasks.ranking.judging.labelled_rows import (
 )
 from recsys.tasks.ranking.judging.report_figures import calibration, coverage, rates
 from recsys.tasks.ranking.judging.systems import System, open_bundle, open_folder, open_object
-from recsys.tasks.ranking.rows import Part, Rows, State, Statistics, no_labels
+from recsys.tasks.ranking.rows import Part, Rows, State, is_row_feature, no_labels
 from recsys.tasks.retrieval.judging.queries import has_cut, of_some_users
 
 if TYPE_CHECKING:
@@ -188,8 +189,14 @@ class RankingJudging(JudgingSide[System, Case, Measured]):
         return self._rows("train", "live").log.item_row.counts(self.data.catalogue.n_rows)
 
     def _rows(self, part: Part, state: State) -> Rows:
-        statistics: Statistics | None = None
+        has_statistics = any(map(is_row_feature, self._inputs.event_features))
+        is_cut = part == "eval" and state == "cut"
+        statistics = self._statistics if has_statistics and is_cut else None
         return Rows.of(self.data.store, part, self._inputs, PairColumns(), state, statistics)
+
+    @functools.cached_property
+    def _statistics(self) -> StatisticsState:
+        return StatisticsState.open(self.data.folder, "cut")
 
     def _labels(self, names: Sequence[str]) -> dict[str, LabelConfig]:
         """Returns the labels of a model that the data have, in its order."""

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsys.data.dataset import Data
+from recsys.distributed.coordination import meet
 from recsys.errors import RecsysError
-from recsys.models.calibration import Isotonic, Temperature
+from recsys.models.calibration import Temperature
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.tasks.judging_side import Progress
 from recsys.tasks.model_folder import load_model
 from recsys.tasks.own_rows import check_shared, check_split, own_rows, own_tokens
+from recsys.tasks.ranking.calibration_file import Calibration, load_calibration
 from recsys.tasks.ranking.judging.baselines import Predictions
 from recsys.tasks.ranking.judging.labelled_rows import LabelledRows
+from recsys.tasks.ranking.probe import check_probe
 from recsys.tasks.ranking.rows import Read, is_row_feature, model_inputs
 
 if TYPE_CHECKING:
     from keras.distribution import DeviceMesh
 
-    from recsys.models.ranking_model import RankingModel
-
-Calibration = Mapping[str, Temperature | Isotonic]
 ReadRows = Callable[[np.ndarray], Read]
 """Reads rows at indices `[b]`, in the rows of a system, as `Rows.read` returns them."""
 
@@ -57,19 +57,24 @@ def open_folder(folder: Path, mesh: DeviceMesh | None = None) -> Predictor:
         mesh: Devices to split tables over; None: this process holds them whole.
 
     Raises:
-        RecsysError: It is damaged (R310).
+        RecsysError: It is damaged (R310, R396), or computes other numbers than in training (R311).
     """
     trained = load_model(folder, mesh=mesh)
-    return of_model(trained.model, trained.inputs, {})
+    meet()  # The processes may read at different speeds.
+    inference = ScoreInference(trained.model)
+    check_probe(folder, inference, trained.inputs)
+    return of_model(inference, trained.inputs, load_calibration(folder))
 
 
 def open_object(model: Any, data: Data) -> Predictor:
     """Returns the predictor of a `TrainedModel`, or of a built model of `data`."""
     if not hasattr(model, "joint_scores"):
-        return of_model(model.model, model.inputs, {})
+        calibration = {} if model.folder is None else load_calibration(model.folder)
+        return of_model(ScoreInference(model.model), model.inputs, calibration)
     # A training result knows the trained rows: validation may hold back all rows of a user.
     trained = getattr(model, "training_result", None)
-    return of_model(model, ModelInputs.of_data(data) if trained is None else trained.inputs, {})
+    inputs = ModelInputs.of_data(data) if trained is None else trained.inputs
+    return of_model(ScoreInference(model), inputs, {})
 
 
 def open_bundle(bundle: Path) -> Predictor:
@@ -82,15 +87,18 @@ def open_bundle(bundle: Path) -> Predictor:
     )
 
 
-def of_model(model: RankingModel, inputs: ModelInputs, calibration: Calibration) -> Predictor:
+def of_model(
+    inference: ScoreInference, inputs: ModelInputs, calibration: Mapping[str, Calibration]
+) -> Predictor:
     """Returns the predictor of a model in memory.
 
     Args:
-        model: The model.
+        inference: Inference with the model.
         inputs: Vocabularies and features of users, items and events.
         calibration: Calibration of labels; the others have the model's own probabilities.
     """
-    inference, config, labels = ScoreInference(model), model.spec.config, model.spec.labels
+    model, by_default = inference.model, Temperature()
+    config, labels = model.spec.config, model.spec.labels
 
     def blocks(read: ReadRows, n: int) -> Iterator[np.ndarray]:
         def of_rows(which: np.ndarray) -> dict[str, Any]:
@@ -100,7 +108,6 @@ def of_model(model: RankingModel, inputs: ModelInputs, calibration: Calibration)
             predicted = scores.astype(np.float64)
             for number, name in enumerate(model.label_names):
                 if not labels[name].is_amount:
-                    by_default = Temperature()
                     own = calibration.get(name, by_default)
                     predicted[:, number] = own.apply(scores[:, number])
             yield predicted

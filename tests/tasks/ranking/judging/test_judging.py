@@ -5,22 +5,35 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from row_worlds import DAY, START, ingested, shown
+from scipy.sparse import hstack
 from sklearn import metrics as sklearn
 from sklearn.linear_model import LogisticRegression as Regression
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from training_runs import train_here
 
 import recsys
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
+from recsys.data.statistics import StatisticsState
 from recsys.errors import RecsysError
 from recsys.evaluation.evaluator import Evaluator
-from recsys.models import ModelInputs, model_class
+from recsys.evaluation.result import EvaluationResult
+from recsys.models import ModelInputs
 from recsys.models.ranking_config import DcnV2Config
+from recsys.report.run_report import write_report
+from recsys.tasks.model_folder import load_model
+from recsys.tasks.ranking.calibration_file import load_calibration
 from recsys.tasks.ranking.judging.labelled_rows import NEGATIVES
 from recsys.tasks.ranking.judging.side import RankingJudging
 from recsys.tasks.ranking.judging.systems import Predictor, System
+from recsys.tasks.ranking.probe import PROBE
 from recsys.tasks.ranking.rows import read_rows
 
 CONFIG = DcnV2Config(history=50)
+FEATURES = [
+    {"name": "device", "column": "device", "kind": "category"},
+    {"name": "item_rate", "kind": "mean", "label": "click", "by": "item", "as": "dense"},
+    {"name": "user_rows", "kind": "count", "by": "user"},
+]
 NEW_USERS, COLD = ("u0", "u1", "u2"), "i7"
 RESAMPLES = 100
 
@@ -34,7 +47,7 @@ def world(tmp_path_factory):
     """Rows of which some users and an item appear only after the cut; and their data folder."""
     rows = shown(n_users=60, n=8)
     rows = [r for r in rows if not (is_early(r) and (r.user in NEW_USERS or r.item == COLD))]
-    data = ingested(tmp_path_factory.mktemp("rows"), rows)
+    data = ingested(tmp_path_factory.mktemp("rows"), rows, features=FEATURES)
     held_out = [r for r in rows if r.time >= data.store.cut]
     assert {*NEW_USERS, COLD} & {x for r in held_out for x in (r.user, r.item)}
     train = [r for r in rows if r.time < data.store.cut]
@@ -67,7 +80,7 @@ def system_of(data, predict=probability, inputs=None, power=1.0, name="the model
     """A system that reads what a model would, and predicts `click` and `buy`."""
     inputs = inputs or ModelInputs.of_data(data)
     ids = np.array([number_of(x) if x else 0 for x in inputs.items.names_of_rows()])
-    device = inputs.event_features[0]
+    device = next(one for one in inputs.event_features if one.name == "device")
     tv = device.feature.token_names(device.learned).index("tv")
 
     def blocks(read, n):
@@ -150,6 +163,17 @@ def test_figures_of_the_report_add_up(world):
     assert shares["user"] == pytest.approx(n_known / len(world.held_out))
 
 
+def test_the_report_has_the_labels_and_no_lists(world, tmp_path):
+    EvaluationResult(judged(world, {"model": system_of(world.data)}, stage())).save(tmp_path)
+    folders = dict.fromkeys(("model", "evaluation"), tmp_path)
+    more = {"config": {}, "dead_letters": {}, "bundle": None, "pushed": None}
+    page = write_report(tmp_path, data=world.data.folder, **folders, **more).read_text()
+    for words in ("Calibration of buy", "Mean of click", "Coverage of inputs", "as of the cut"):
+        assert words in page
+    for words in ("be shown", "By length of the list", "Neighbours", "Popularity"):
+        assert words not in page
+
+
 @pytest.mark.parametrize("is_worse", [True, False])
 def test_a_worse_calibration_than_the_last_blessed_one_is_refused(world, is_worse):
     """Both systems order rows alike; only the probabilities of one are those of the world."""
@@ -177,7 +201,8 @@ def oracle(world):
 
 def test_a_system_of_other_rows_and_tokens_reads_its_own(world, tmp_path):
     """It knows the same items and devices in another order, and one device less."""
-    other = ingested(tmp_path, [r for r in world.train if r.item in world.known][::-2])
+    rows = [r for r in world.train if r.item in world.known][::-2]
+    other = ingested(tmp_path, rows, features=FEATURES)
     inputs = ModelInputs.of_data(other)
     assert inputs.items.fingerprint() != world.data.items.fingerprint()
     system = system_of(world.data, inputs=inputs)
@@ -186,61 +211,77 @@ def test_a_system_of_other_rows_and_tokens_reads_its_own(world, tmp_path):
         assert content["metrics"][key] == pytest.approx(value, abs=1e-9)
 
 
-def test_a_built_model_is_judged_by_its_calibrated_predictions(world):
-    data, inputs = world.data, ModelInputs.of_data(world.data)
-    model = model_class(CONFIG)(inputs.spec(CONFIG))
-    model.build()
-    result = recsys.evaluate(model, data, baselines=["constant"], progress=False)
-    n = np.arange(len(data.store.eval_rows))
-    read = read_rows(data.store, "eval", n, inputs, CONFIG, "cut")
-    names = {x.name for x in model.inputs_of_sides}
-    found = model.predict_labels({name: x for name, x in read.items() if name in names})
-    value = sklearn.log_loss(
-        read["label.click"], np.asarray(found["click"]), sample_weight=1 / read["rate"]
-    )
-    assert result.metrics["log_loss"] == pytest.approx(value, abs=1e-5)
+def test_a_trained_model_is_judged_by_its_calibrated_predictions(world, tmp_path):
+    folder, data = tmp_path / "model", world.data
+    train = {"batch_size": 64, "epochs": 2, "validation": {}, "calibration": "temperature"}
+    train_here({"model": {"type": "dcn_v2", "dim": 4}, "train": train}, data.folder, folder)
+    trained, maps = load_model(folder), load_calibration(folder)
+    config = trained.model.spec.config
+    n, statistics = np.arange(len(data.store.eval_rows)), StatisticsState.open(data.folder, "cut")
+    read = read_rows(data.store, "eval", n, trained.inputs, config, "cut", statistics)
+    inputs = {x.name: read[x.name] for x in trained.model.inputs_of_sides}
+    scores = trained.model.joint_scores(trained.model(inputs))
+    predicted = maps["click"].apply(np.asarray(scores["click"]))
+    value = sklearn.log_loss(read["label.click"], predicted, sample_weight=1 / read["rate"])
+    for model in (folder, trained):
+        result = recsys.evaluate(model, data, baselines=["constant"], progress=False)
+        assert result.metrics["log_loss"] == pytest.approx(value, abs=1e-5)
     assert result.content["verdict"]["metric"] == "roc_auc"
     assert "rows of" in repr(result)
-    comparison = recsys.compare(model, model, data, progress=False)
-    assert "are the same" in comparison.sentence
+    comparison = recsys.compare(trained, trained.model, data, k=[1], progress=False)
+    roc_auc = comparison.metrics["roc_auc"]  # That the calibration doesn't change.
+    assert roc_auc["a"] == pytest.approx(roc_auc["b"])
+    with np.load(folder / PROBE) as file:
+        probe = dict(file)
+    np.savez(folder / PROBE, **{**probe, "score.click": probe["score.click"] + 1})
+    with pytest.raises(RecsysError, match="R311"):
+        recsys.evaluate(folder, data, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore:scipy.optimize")
 def test_baselines_learn_from_the_training_rows(world):
     baselines = ("constant", {"type": "item_mean", "prior": 5.0}, "logistic_regression")
     content = judged(world, {"model": system_of(world.data)}, stage(baselines=baselines))
-    label, weight = (np.array([f(r) for r in world.train]) for f in (clicked, weighed))
-    mean = np.average(label, weights=weight)
+    label = np.array([r.click for r in world.train])
+    weight = np.where(label == 0, 2.0, 1.0)
     held_out, _, weights = expected(world, "cut")
 
     def of_item(item):
         own = np.array([r.item == item for r in world.train])
         return (weight[own] @ label[own] + 5 * mean) / (weight[own].sum() + 5)
 
-    predicted = {
-        "constant": np.full(len(held_out), mean),
-        "item_mean": np.array([of_item(r.item) for r in world.held_out]),
-        "logistic_regression": regression(world, label, weight),
+    mean = np.average(label, weights=weight)
+    found = {
+        "constant": (held_out, np.full(len(held_out), mean), weights),
+        "item_mean": (held_out, np.array([of_item(r.item) for r in world.held_out]), weights),
+        "logistic_regression": regression(world.data),
     }
-    for name, own in predicted.items():
-        for key, value in figures(held_out, own, weights).items():
+    for name, own in found.items():
+        for key, value in figures(*own).items():
             assert content["baselines"][name][key] == pytest.approx(value, abs=2e-4), (name, key)
 
 
-def clicked(row):
-    return row.click
+def regression(data):
+    """Labels, predictions and weights of held-out rows by scikit-learn's one-hots and scaler."""
+    store, parts = data.store, []
+    at_cut = StatisticsState.open(data.folder, "cut").features
+    for log, users in ((store.train_rows, store.train_users), (store.eval_rows, store.eval_users)):
+        user, item = log.user_index(np.arange(len(log))), np.asarray(log.item_row)
+        is_train = log is store.train_rows
+        own = log.features if is_train else at_cut(users.rows[user], item, data.catalogue)
+        rows, rates = own["user_rows"], np.asarray(own["item_rate"])
+        tokens = [users.rows[user], item, np.ravel(log.features["device"]), np.ravel(rows)]
+        label = np.asarray(log.labels["click"])
+        parts.append((np.stack(tokens, axis=1), rates, label, 1 / np.asarray(log.rate)))
+    (tokens, rates, label, weight), (*held_out, labels, weights) = parts
+    encoder = OneHotEncoder(handle_unknown="ignore").fit(tokens)
+    scaler = StandardScaler().fit(rates)
 
+    def columns(tokens, rates):
+        return hstack([encoder.transform(tokens), scaler.transform(rates)])
 
-def weighed(row):
-    return 1.0 if row.click else 2.0
-
-
-def regression(world, label, weight):
-    encoder = OneHotEncoder(handle_unknown="ignore")
-    columns = [[r.user, r.item, r.device] for r in world.train]
-    model = Regression(max_iter=500).fit(encoder.fit_transform(columns), label, weight)
-    held_out = encoder.transform([[r.user, r.item, r.device] for r in world.held_out])
-    return model.predict_proba(held_out)[:, 1]
+    model = Regression(max_iter=500).fit(columns(tokens, rates), label, weight)
+    return labels, model.predict_proba(columns(*held_out))[:, 1], weights
 
 
 def test_positives_alone_are_judged_against_drawn_items(tmp_path):
