@@ -20,7 +20,7 @@ from recsys.bundles.bundle import answers_of, check_answers, verify
 from recsys.data.event_features import FOLDER, load_event_features
 from recsys.errors import UsageError
 from recsys.savedmodel.event_columns import Column, EventColumns
-from recsys.savedmodel.signatures import Arrays, SavedModelGraph
+from recsys.savedmodel.signatures import RANK, Arrays, SavedModelGraph
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.served_model import (
     ITEM,
@@ -32,8 +32,8 @@ from recsys.serving.served_model import (
     text_of,
 )
 
-RANK, LABELS = "rank", "labels"
-"""Name of the signature, and of the manifest's field of the labels."""
+LABELS = "labels"
+"""The manifest's field of the names of the labels."""
 HISTORY, KNOWN, KNOWN_ITEMS = "history", "known", "known_items"
 
 

@@ -22,8 +22,13 @@ from recsys.tasks.ranking.rows import read_rows
 from recsys.training.stage import write_model
 
 pytest.importorskip("tensorflow")
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+import requesting
+from serving import Running
+
 from recsys.forget.served import forget_in_versions
 from recsys.savedmodel.signatures import SavedModelGraph, load_saved_model
+from recsys.serving.opening import open_bundle
 from recsys.tasks.ranking.serving.parity import Bounds, RankingReference
 from recsys.tasks.serving.requests import example
 from recsys.tasks.serving.stored_users import StoredIds
@@ -255,3 +260,34 @@ def test_a_forgotten_user_is_in_no_variable_of_the_bundle(world, tmp_path):
     assert row not in keys >> 32
     assert row in StoredIds(world.bundle, [])._get("_statistics/_user_keys/user_clicks") >> 32
     assert not forget_in_versions(tmp_path, Names({gone.user}), 1, lambda *_: None).changed
+
+
+def test_the_server_and_python_rank_as_the_signature_predicts(world):
+    items, devices = [f"i{n}" for n in (3, 0, 7, 5)], ["phone", "tv", "radio", ""]
+    history = [{"item": "i1", "device": "tv", "click": 1}, {"item": "i2"}]
+    texts = {
+        "user_id": ["u3"],
+        "item_id": [items],
+        "history": [["i1", "i2"]],
+        "history_device": [["tv", ""]],
+        "history_click": [["1", ""]],
+        "history_buy": [["", ""]],
+        "context_device": [devices],
+    }
+    asked = {name: np.array(x, object) for name, x in texts.items()}
+    predicted = {name: x[0] for name, x in world.graph.ask("rank", asked).items()}
+    order = np.argsort(-predicted["click"], kind="stable")[:3]
+    query = {"user": "u3", "context": {"device": devices}, "history": history, "k": 3}
+    found = recsys.load_bundle(world.bundle).rank(items=items, **query)
+    assert [item.id for item in found] == [items[place] for place in order]
+    assert (found.known, found.missing, found.unknown) == (True, {"device": 1}, {"device": 1})
+    with Running(versions=(1,), kind=lambda _: open_bundle(world.bundle)) as server:
+        answer = server.predict({**query, "items": items}, "/v1/models/m:rank").json()
+        wish = {"user": "u3", "candidates": items, "k": 2}
+        shown_on_page = requesting.post(f"{server.url}/api/recommend", json=wish).json()
+    assert len(shown_on_page["items"]) == 2
+    for label in ("click", "buy", "depth"):
+        right = predicted[label][order]
+        np.testing.assert_allclose([item.scores[label] for item in found], right, atol=2e-5)
+        scores = [item["scores"][label] for item in answer["items"]]
+        np.testing.assert_allclose(scores, right, atol=2e-5)
