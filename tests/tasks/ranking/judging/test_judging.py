@@ -240,7 +240,11 @@ def test_a_trained_model_is_judged_by_its_calibrated_predictions(world, tmp_path
 
 @pytest.mark.filterwarnings("ignore:scipy.optimize")
 def test_baselines_learn_from_the_training_rows(world):
-    baselines = ("constant", {"type": "item_mean", "prior": 5.0}, "logistic_regression")
+    baselines = (
+        "constant",
+        {"type": "item_mean", "prior": 5.0},
+        {"type": "logistic_regression", "strength": 2.0},
+    )
     content = judged(world, {"model": system_of(world.data)}, stage(baselines=baselines))
     label = np.array([r.click for r in world.train])
     weight = np.where(label == 0, 2.0, 1.0)
@@ -280,7 +284,7 @@ def regression(data):
     def columns(tokens, rates):
         return hstack([encoder.transform(tokens), scaler.transform(rates)])
 
-    model = Regression(max_iter=500).fit(columns(tokens, rates), label, weight)
+    model = Regression(C=0.5, max_iter=500).fit(columns(tokens, rates), label, weight)
     return labels, model.predict_proba(columns(*held_out))[:, 1], weights
 
 
