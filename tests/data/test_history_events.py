@@ -166,6 +166,16 @@ def test_views_are_in_histories_and_nowhere_else(tmp_path, positives):
         assert train.history_end[at].tolist() == ends.tolist()
 
 
+def test_all_good_rows_are_in_histories(tmp_path):
+    store = ingested(tmp_path, sessions(40, n=4), **LABELS, history_events="all")
+    for log, rows in ((store.train, store.train_rows), (store.eval, store.eval_rows)):
+        assert log.history.item_row[:].tolist() == rows.item_row[:].tolist()
+        assert log.history.is_positive.tolist() == (rows.labels["buy"][:] == 1).tolist()
+        keys = [*zip(rows.user_index(np.arange(len(rows))), rows.timestamp[:], strict=True)]
+        assert rows.history_end[:].tolist() == [keys.index(key) for key in keys]
+    assert not store.train_rows.labels["buy"][:].all()
+
+
 @pytest.mark.pipeline
 @pytest.mark.parametrize("pooling", ["mean", "sasrec"])
 def test_views_that_predict_purchases_are_learned(tmp_path, pooling):
