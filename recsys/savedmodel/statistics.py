@@ -15,6 +15,7 @@ import tensorflow as tf
 from recsys.data.event_features.statistics import Last, Statistic, prior_mean
 from recsys.data.label_config import LabelConfig, dependencies_first
 from recsys.data.statistics import TOKEN_BITS, StatisticsState
+from recsys.savedmodel.inputs import typed
 from recsys.savedmodel.variables import constant
 
 Variables = dict[str, tf.Variable]
@@ -172,22 +173,22 @@ def _sum_by_token(events: tf.Tensor, theirs: tf.Tensor, own: tf.Tensor) -> tf.Te
 def labels_of_texts(
     labels: Mapping[str, LabelConfig], texts: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Returns the labels `[…]` float64 of events by name, NaN if unknown.
+    """Returns the labels `[b, h]` float64 of events by name, NaN if unknown, as the ingest does.
 
     Args:
         labels: The labels by name.
-        texts: Raw values `[…]` by column, empty if unknown; numbers must be numbers.
+        texts: Raw values `[b, h]` by column, empty if unknown; numbers must be numbers.
     """
     found: dict[str, tf.Tensor] = {}
     for name in dependencies_first(labels):
-        label, column = labels[name], tf.strings.strip(texts[labels[name].column])
-        is_known = column != ""
+        label, texts_of = labels[name], texts[labels[name].column]
         if label.values:
-            is_yes = tf.reduce_any(column[..., None] == tf.constant(label.values), axis=-1)
-            value = tf.cast(is_yes, tf.float64)
+            words = typed(label.column, "text", texts_of)
+            is_yes = tf.reduce_any(words[..., None] == tf.constant(label.values), axis=-1)
+            is_known, value = words != "", tf.cast(is_yes, tf.float64)
         else:
-            number = tf.strings.to_number(tf.where(is_known, column, "nan"), tf.float32)
-            is_known &= ~tf.math.is_nan(number)
+            number = typed(label.column, "number", texts_of)
+            is_known = ~tf.math.is_nan(number)
             # In the precision of the ingest: float32(4.1) is greater than float64(4.1).
             is_amount = label.at_least is None
             value = number if is_amount else number >= np.float32(label.at_least)

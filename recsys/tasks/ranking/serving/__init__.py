@@ -3,6 +3,5 @@
 side           the contents of a bundle
 graph          the signatures: raw ids and raw columns in, probabilities and amounts out
 calibration    the maps from log odds to probabilities, inside the graph
-labels         labels of the events of a history in a request
 parity         the predictions in training that a bundle must reproduce
 """

@@ -32,10 +32,9 @@ from recsys.models.calibration import Isotonic, Temperature
 from recsys.savedmodel.event_columns import CONTEXT
 from recsys.savedmodel.inputs import RawFeatures, text_columns
 from recsys.savedmodel.signatures import DEFAULT_SIGNATURE, RANK
-from recsys.savedmodel.statistics import LabelledHistory, StoredStatistics
+from recsys.savedmodel.statistics import LabelledHistory, StoredStatistics, labels_of_texts
 from recsys.tasks.model_folder import TrainedModel
 from recsys.tasks.ranking.serving.calibration import calibrated
-from recsys.tasks.ranking.serving.labels import raw_labels
 from recsys.tasks.serving.events import padded
 from recsys.tasks.serving.queries import Queries, Tensors, traced
 
@@ -126,7 +125,7 @@ class Rank(tf.Module):
         is_given = tf.concat([history[:, :0], *texts.values()], axis=1) != ""
         is_there = (history != "") & tf.reduce_any(is_given, axis=1, keepdims=True)
         tokens = self._rows.item_bags(self._items(history))
-        return LabelledHistory(is_there, raw_labels(labels, texts), tokens)
+        return LabelledHistory(is_there, labels_of_texts(labels, texts), tokens)
 
     def rank_examples(self, examples: tf.Tensor) -> Tensors:
         """Answers serialized tf.Examples `[b]` like `rank`.
