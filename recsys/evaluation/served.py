@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def _read_served(
         rule = "--served must name a log with rows: a folder of serving.log, or one of its files."
         raise UsageError("R906", rule, "Set serving.log in the config of the server.", str(log))
     rows = ServedRows(config)
-    scores = [f"{SCORES}.{name}" for name in config.labels]
+    scores = [f"{SCORES}.{name}" for name in config.labels if name in _served_labels(filled)]
     names = dict(zip(_KEY, (rows.user, rows.item, rows.impression), strict=True))
     columns = [*names.values(), rows.timestamp, VERSION, *scores, *config.raw_names()]
     batches, values = [], []
@@ -176,6 +177,15 @@ def _read_served(
         values.append(pa.RecordBatch.from_pydict(features))
     read = pa.Table.from_batches(values)
     return pa.Table.from_batches(batches), {name: read[name] for name in read.column_names}
+
+
+def _served_labels(files: Sequence[str]) -> set[str]:
+    """Returns the labels of which all files have scores, by their first rows."""
+    labels = []
+    for file in files:
+        with Path(file).open(encoding="utf-8") as rows:
+            labels.append({*json.loads(rows.readline())[SCORES]})
+    return set.intersection(*labels)
 
 
 def _labels(

@@ -433,7 +433,7 @@ def as_texts(texts: Iterable[str]) -> np.ndarray:
     Raises:
         UsageError: One can't be encoded in UTF-8 (R540), such as bytes from a terminal.
     """
-    encoded = [normal_id(text).encode() for text in texts]
+    encoded = [(text if text.isascii() else normal_id(text)).encode() for text in texts]
     array = np.empty(len(encoded), object)
     array[:] = encoded
     return array

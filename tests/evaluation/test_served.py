@@ -77,6 +77,17 @@ def test_served_context_is_compared_as_the_model_reads_it(data, log):
     assert result["metrics"] == {}
 
 
+def test_a_label_that_was_not_served_has_no_metrics(data, log, tmp_path):
+    folder, _, lines = log
+    clicks = [
+        {**line, "served_scores": {"click": line["served_scores"]["click"]}} for line in lines
+    ]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in clicks))
+    config = data_config("x.csv", features=FEATURES).interactions
+    result = compare_served(tmp_path, config, data, labels=[str(folder / "labels.csv")])
+    assert {*result["metrics"]} == {"click"}
+
+
 def test_the_divergence_is_that_of_scipy():
     a, b = np.random.default_rng(0).dirichlet(np.ones(9), 2)
     b[3] = 0.0

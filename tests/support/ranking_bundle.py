@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from recsys.bundles.bundle import write_manifest
-from recsys.data.catalogue import write_titles
 from recsys.data.config import read_event_feature
 from recsys.data.event_features import FOLDER, LearnedFeature, save_event_features
 from recsys.data.vocabulary import Vocabulary
@@ -98,11 +97,10 @@ def write_ranking_bundle(folder):
     items = Vocabulary(pa.array([*ITEMS]), np.array([5, 1, 9, 2]))
     items.save(folder / "vocabulary" / "items.parquet")
     Vocabulary(pa.array([*USERS]), np.ones(2, int)).save(folder / "vocabulary" / "users.parquet")
-    titles = pa.table({"item_id": ["i1", "i2"], "title": ["One", "Two"]})
-    write_titles(folder, items, [titles])
+    named = pa.table({"id": [*ITEMS], "title": ["One", "Two", "i3", "i4"]})
     (folder / "catalogue").mkdir()
-    named = pq.read_table(folder / "titles.parquet")
-    pq.write_table(named, folder / "catalogue" / "items.parquet")
+    for path in ("titles.parquet", "catalogue/items.parquet"):
+        pq.write_table(named, folder / path)
     fields = {"answers": "scores", "labels": [*LABELS], **EVENTS.to_json()}
     write_manifest(folder, {"name": "sums", **json.loads(json.dumps(fields))})
     return Path(folder)
