@@ -28,7 +28,7 @@ from recsys.cli.options import (
 )
 from recsys.cli.processes import followed, options, run_process
 from recsys.cli.show import emit
-from recsys.errors import UsageError
+from recsys.errors import ConfigError, RecsysError, UsageError
 from recsys.formats import change, change_span
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def compare(
         with followed():
             run_process("recsys.stages.evaluate", "jax", stage, words)
         evaluation = EvaluationResult.load(scratch).content
-    comparison = Comparison(evaluation, evaluation["verdict"]["metric"])
+    comparison = Comparison(evaluation, stage.bless.metric)
     comparison.content = {"a": str(a), "b": str(b), "data": str(data), **comparison.content}
     if out is not None:
         comparison.save(out)
@@ -238,18 +238,19 @@ def _evaluation_config(
 ) -> tuple[EvaluateStage, str]:
     """Returns the config of an evaluation, and what to call its thresholds.
 
-    Without a config the defaults apply, as in `recsys.evaluate`, not the thresholds of the shipped
-    config.
+    Without a config the defaults of the model's task apply, as in `recsys.evaluate`, not the
+    thresholds of the shipped config.
 
     Args:
         config: The file of --config; None: `recsys.yaml` in the current folder, if there is one.
         sets: Overrides.
-        model: The model, whose training decides on `repeats` without a config.
+        model: The model, whose task and training decide without a config.
         plugin_folder: Additional folder of plugins for the processes of the stage.
     """
     from recsys.bundles.bundle import repeats_of_folder
     from recsys.config import EvaluateStage
     from recsys.config.load import DEFAULT_NAME, default_stage, load_config
+    from recsys.evaluation.evaluator import task_of
 
     if plugin_folder is not None:
         sys.path.insert(0, str(plugin_folder))
@@ -259,7 +260,16 @@ def _evaluation_config(
         return load_config(config, sets), f"those of {config}"
     known = {"repeats": repeats_of_folder(model)}
     defaults = "the defaults and --set" if sets else "the defaults"
-    return default_stage(EvaluateStage, known, sets), f"{defaults}, as no --config is given"
+    stage = default_stage(EvaluateStage, known, sets)
+    try:
+        task = task_of(model)
+    except RecsysError:  # The stage says what the folder lacks.
+        task = "retrieval"
+    try:
+        stage = stage.of_task(task)
+    except ValueError as error:
+        raise ConfigError("R107", f"{error}.", "Correct --set.") from None
+    return stage, f"{defaults}, as no --config is given"
 
 
 def _report(config: EvaluateStage, data: Path, subject: Path, out: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import SMALL, run_main
 
-from recsys.config import BlessConfig, EvaluateStage
+from recsys.config import BlessConfig, BlessRule, EvaluateStage
 from recsys.config.load import load_stage
 
 CONFIG = SMALL + (
@@ -217,9 +217,7 @@ def test_two_models_are_measured_against_each_other_and_nothing_else(stage, run,
         str(tmp_path / "b"),
     )
     assert stage.config.evaluate.baselines == ()
-    assert [rule.model_dump() for rule in stage.config.bless.all_rules()] == [
-        {"metric": "recall@5", "slice": None, "at_least": 0.0, "over": {}, "over_blessed": 1.0}
-    ]
+    assert stage.config.bless.all_rules() == (BlessRule(metric="recall@5", over_blessed=1.0),)
     assert not Path(stage.given["--out"]).exists()
     assert json.loads((tmp_path / "o" / "comparison.json").read_text()) == out
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["comparison.json"]
