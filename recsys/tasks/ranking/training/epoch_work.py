@@ -86,7 +86,10 @@ class HeldBackRows:
 
     @property
     def weight(self) -> np.ndarray | None:
-        """1 / rate of each row `[n]`: rows that the source thinned; None: it kept all."""
+        """1 / rate of each row `[n]`, if the source thinned them or they are drawn; None: ones."""
+        if isinstance(self._source, SampledNegatives):
+            is_drawn = self.labels[self._source.events.first_label] == 0
+            return np.where(is_drawn, np.exp(-self._log_rate.astype(np.float64)), 1.0)
         rate = self._read.get("rate")
         return None if rate is None else 1.0 / rate.astype(np.float64)
 
@@ -110,7 +113,7 @@ class HeldBackRows:
         return joint
 
     def metrics(self, scores: Scores, config: ValidationConfig) -> dict[str, float]:
-        """Returns the metrics of the first label, of the whole sample.
+        """Returns the metrics of the first label.
 
         Args:
             scores: Result of `scores`.
@@ -120,8 +123,6 @@ class HeldBackRows:
         label, score = self.labels[first], scores[first].astype(np.float64)
         is_amount = self._source.inputs.labels[first].is_amount
         if not is_amount:
-            if isinstance(self._source, SampledNegatives):
-                score = score - self._log_rate  # Log odds among the drawn rows.
             score = 1 / (1 + np.exp(-np.clip(score, -500, 500)))
         is_known = ~np.isnan(label)
         weight = None if self.weight is None else self.weight[is_known]
