@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from recsys.data.label_config import LabelConfig
 from recsys.models.config import Dropout, QueryConfig
@@ -33,6 +40,14 @@ class RankingConfig(QueryConfig):
     """Width of the id tables [floats]."""
     feature_dim: PositiveInt = 16
     """Width of the feature tables of items, users, events and rows [floats]."""
+    init_stddev: PositiveFloat = 0.0001
+    """Standard deviation of the initial values of the tables: so small that an id without training
+    rows has no effect."""
+    id_dropout: Dropout = 0.0
+    """Share of ids that training replaces by the unknown id; at 0 an unknown id has no effect
+    [0..1)."""
+    new_user_share: Dropout = 0.0
+    """Share of training examples that are trained as new users, without id and history [0..1)."""
     history: NonNegativeInt = 20
     """Maximum length of a history: the newest events of a user are kept; 0: the model reads no
     history [items]."""

@@ -115,7 +115,8 @@ class TrainConfig(Strict):
     each time. Scores are corrected for it (0..1]."""
     calibration: Literal["temperature", "isotonic"] | None = None
     """Ranking: map from scores to probabilities, fitted on the rows of `validation` after the
-    training: `temperature` is logistic, `isotonic` non-decreasing; `null`: none."""
+    training: `temperature`, its default, is logistic, `isotonic` non-decreasing; `null`, or without
+    `validation`: none."""
     epochs: PositiveInt = 12
     """Number of passes over the training positives."""
     shuffle: ShuffleConfig = ShuffleConfig()

@@ -37,5 +37,7 @@ class Ranking(Task):
     train: ClassVar[Mapping[str, Any]] = {
         "batch_size": 512,
         "epochs": 20,
+        "table_learning_rate": 0.01,
+        "calibration": "temperature",
         "validation": {"share": 0.1, "metric": "roc_auc", "max_queries": 200_000},
     }

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from recsys.data.dataset import Data
 from recsys.data.row_log import RowLog
 from recsys.data.shuffle import WHOLE, BatchPart
 from recsys.distributed.coordination import agreed
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError
 from recsys.models.inference import ScoreInference
 from recsys.models.inputs import ModelInputs
 from recsys.models.ranking_model import RankingModel
@@ -34,22 +33,6 @@ class RankingTraining(TrainingSide):
     """Trains on rows with labels: what was shown, or positives with drawn negatives."""
 
     epoch_work = RankingEpochWork
-
-    @classmethod
-    def resolved(cls, config: Any, train: TrainConfig, data: Data) -> Any:
-        """Returns the config unchanged.
-
-        Raises:
-            UsageError: The calibration has no rows to be fitted on (R381).
-        """
-        if train.calibration is not None and train.validation is None:
-            raise UsageError(
-                "R381",
-                "train.calibration is fitted on the rows that validation holds back.",
-                "Set train.validation, or train.calibration to null.",
-                train.calibration,
-            )
-        return config
 
     @classmethod
     def batch_shapes(
@@ -152,7 +135,7 @@ class RankingTraining(TrainingSide):
     def write(self, folder: Path, model: RankingModel) -> None:
         """Writes the calibration, and rows with scores that an export must reproduce."""
         train, inference = self.stage.train, ScoreInference(model)
-        if train.calibration is not None:
+        if train.calibration is not None and train.validation is not None:
             events = self.events(train)
             source = self.source(events, train, 1, WHOLE)
             rows = HeldBackRows(source, _MOST_CALIBRATED)
