@@ -40,7 +40,7 @@ from recsys.system.process import stage_environment
 Peer = StrEnum("Peer", ["torchrec", "torch", "tfrs", "keras", "keras_rs", "all"])
 OURS = "ours"
 _MIB = 1024 * 1024
-_WARMUP = 10  # Steps that aren't measured, compilation among them.
+WARMUP = 10  # Steps that aren't measured, compilation among them.
 
 MALLOC = {k: v for k, v in stage_environment("jax").items() if k.startswith("MALLOC_")}
 """Settings of glibc's malloc that our launcher gives to training, and everyone gets here."""
@@ -49,14 +49,19 @@ _ONE: list[int] = [1]
 _NO_PEERS: list[Peer] = []
 
 
-class Place(NamedTuple):
-    """Where a case runs: on the GPU or the CPU, peers in environments of their own or here."""
+class Setup(NamedTuple):
+    """Which workload runs where: on the GPU or the CPU, peers in environments of their own or here.
+
+    `benchmarks/peers/WORKLOAD_ours.py` and `WORKLOAD_PEER.py` have the workload.
+    """
 
     gpu: bool = False
     here: bool = False
+    workload: str = "two_tower"
+    bench: str = "embedding_step"
 
 
-_CPU = Place()
+_CPU = Setup()
 
 
 class Key(NamedTuple):
@@ -95,18 +100,14 @@ def main(
         for n in rows
         for key in (*(Key(OURS, n, d) for d in devices), *(Key(who, n) for who in everyone))
     ]
-    figures = Figures(Place(gpu, here), measure.gpu_name() if gpu else "")
-    with tempfile.TemporaryDirectory() as folder:
-        for n in rows:
-            np.save(f"{folder}/{n}.npy", measure.zipf_batches(_WARMUP + steps, batch, n, seed=0))
-        case = {"dim": dim, "warmup": _WARMUP, "steps": steps, "seconds": seconds}
-        for key in keys * rounds:
-            figures.measure(key, Path(folder) / f"{key.rows}.npy", case)
+    case = {"dim": dim, "warmup": WARMUP, "steps": steps, "seconds": seconds}
+    figures = Figures(Setup(gpu, here), measure.gpu_name() if gpu else "")
+    figures.measure_all(keys * rounds, case, batch)
     figures.print_all()
     sys.exit(int(bool(figures.failed)))
 
 
-def run_case(key: Key, ids: Path, case: dict[str, Any], place: Place = _CPU) -> dict[str, Any]:
+def run_case(key: Key, ids: Path, case: dict[str, Any], setup: Setup = _CPU) -> dict[str, Any]:
     """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
     Returns:
@@ -116,19 +117,19 @@ def run_case(key: Key, ids: Path, case: dict[str, Any], place: Place = _CPU) -> 
         subprocess.CalledProcessError: The process failed.
     """
     arguments = {**case, "ids": str(ids), "rows": key.rows}
-    environment = {**(measure.on_gpu() if place.gpu else measure.simulated(key.devices)), **MALLOC}
+    environment = {**(measure.on_gpu() if setup.gpu else measure.simulated(key.devices)), **MALLOC}
     if key.who == OURS:
-        words = ["benchmarks.peers.two_tower_ours", "measure"]
+        words = [f"benchmarks.peers.{setup.workload}_ours", "measure"]
         options = json.dumps({**arguments, "devices": key.devices})
         command = measure.module("benchmarks.measure", *words, options)
         return measure.watch(command, environment, memory=False).result
     if key.who in ("keras", "keras_rs"):
         arguments["library"] = key.who
     if key.who == "torch":
-        arguments["device"] = "cuda" if place.gpu else "cpu"
-    name = f"two_tower_{key.who.removesuffix('_rs')}"
+        arguments["device"] = "cuda" if setup.gpu else "cpu"
+    name = f"{setup.workload}_{key.who.removesuffix('_rs')}"
     here = measure.module(f"benchmarks.peers.{name}", json.dumps(arguments))
-    command = here if place.here else measure.peer(name, **arguments)
+    command = here if setup.here else measure.peer(name, **arguments)
     return measure.watch(command, environment, memory=False).result
 
 
@@ -136,21 +137,33 @@ class Figures:
     """The measurements of all cases, a list of rounds for each.
 
     Args:
-        place: Where they run.
+        setup: Which workload runs where.
         device: Name of the GPU; empty for the processor.
     """
 
-    def __init__(self, place: Place = _CPU, device: str = "") -> None:
-        self._place, self._device = place, device
+    def __init__(self, setup: Setup = _CPU, device: str = "") -> None:
+        self._setup, self._device = setup, device
         self.rounds: dict[Key, list[dict[str, Any]]] = {}
         self.failed: set[Key] = set()
+
+    def measure_all(
+        self, keys: Sequence[Key], case: dict[str, Any], batch: int, tables: int = 2
+    ) -> None:
+        """Measures cases one after the other, on the same ids for all with equal rows."""
+        n_batches = case["warmup"] + case["steps"]
+        with tempfile.TemporaryDirectory() as folder:
+            for n in {key.rows for key in keys}:
+                ids = measure.zipf_batches(n_batches, batch, n, seed=0, sides=tables)
+                np.save(f"{folder}/{n}.npy", ids)
+            for key in keys:
+                self.measure(key, Path(folder) / f"{key.rows}.npy", case)
 
     def measure(self, key: Key, ids: Path, case: dict[str, Any]) -> None:
         """Adds a round of a case; a peer that has failed once is left out."""
         if key in self.failed:
             return
         try:
-            figures = run_case(key, ids, case, self._place)
+            figures = run_case(key, ids, case, self._setup)
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             if key.who == OURS:
                 raise
@@ -200,7 +213,7 @@ class Figures:
 
     def _line(self, case: str, values: Iterable[float], unit: str, *keys: Key) -> None:
         peak = max(max(self._all(key, "peak_rss_mib")) for key in keys)
-        measure.print_line("embedding_step", case, values, unit, peak, self._device)
+        measure.print_line(self._setup.bench, case, values, unit, peak, self._device)
 
 
 if __name__ == "__main__":

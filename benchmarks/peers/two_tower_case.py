@@ -29,8 +29,8 @@ class StepClock:
     `seconds`, but not before three steps.
 
     Args:
-        ids: Path of a .npy file, int32 `[steps, 2, batch]`: user rows, item rows.
-        rows: Rows of each of the two tables.
+        ids: Path of a .npy file, int32 `[steps, tables, batch]`: rows of each table.
+        rows: Rows of each table.
         dim: Width of their rows [floats].
         warmup: Steps before the measured ones, compilation among them.
         steps: Steps to measure.
@@ -48,7 +48,7 @@ class StepClock:
         self._n_warm: int | None = None
 
     def batches(self) -> Iterator[npt.NDArray[np.int32]]:
-        """Yields `[2, batch]` int32, user rows and item rows, until all is measured."""
+        """Yields `[tables, batch]` int32 until all is measured."""
         step = 0
         while not self.is_done:
             yield self.ids[step % len(self.ids)]
@@ -94,12 +94,12 @@ class StepClock:
         """
         return {
             "step_ms": self.step_ms,
-            "losses": [self._losses[0], self._losses[-1]],
+            "losses": self._losses,
             "state_bytes": state_bytes,
             "peak_rss_mib": peak_rss_mib(),
             "versions": {name: importlib.metadata.version(name) for name in packages},
         }
 
     def adagrad_bytes(self) -> int:
-        """Returns the bytes of two tables and of their Adagrad accumulators."""
-        return 2 * self.rows * self.dim * 2 * 4
+        """Returns the bytes of the tables and of their Adagrad accumulators."""
+        return self.ids.shape[1] * self.rows * self.dim * 2 * 4

@@ -23,16 +23,22 @@ from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, StepClock
 from benchmarks.peers.two_tower_torch import tower
 
 
-def main(**case: Any) -> dict[str, Any]:
-    """Returns the figures of a case, whose fields `StepClock` takes."""
-    clock = StepClock(**case)
+def fused_tables(n: int, clock: StepClock, rate: float) -> Any:
+    """Returns tables with an optimizer in their backward."""
     tables = SplitTableBatchedEmbeddingBagsCodegen(
-        [(clock.rows, clock.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * 2,
+        [(clock.rows, clock.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * n,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=LEARNING_RATE,
+        learning_rate=rate,
         eps=1e-7,
     )
     tables.init_embedding_weights_uniform(-INITIAL, INITIAL)
+    return tables
+
+
+def main(**case: Any) -> dict[str, Any]:
+    """Returns the figures of a case, whose fields `StepClock` takes."""
+    clock = StepClock(**case)
+    tables = fused_tables(2, clock, LEARNING_RATE)
     users, items = tower(clock.dim), tower(clock.dim)
     dense = [*users.parameters(), *items.parameters()]
     optimizer = torch.optim.Adagrad(dense, lr=LEARNING_RATE)
